@@ -1,0 +1,41 @@
+# Everything a user or developer types. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint check-requirements clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+
+setup: $(VENV)/.installed  ## make .venv and install everything that runs on a CPU
+
+# The stamp is older than what it depends on whenever a dependency changed; otherwise nothing runs.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 10) <= v <= (3, 13) and f"error: Python 3.10 to 3.13 is needed, this is {v[0]}.{v[1]}; name another with: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+		echo "error: this Python cannot make virtual environments; install its venv module (Debian: python3-venv)"; \
+		rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quant,dev]'
+	@touch $@
+
+demo: setup  ## fine-tune the embedded Granite on the CPU while S is held at S*
+	$(BIN)/python scripts/train_granite_cuda.py --test-run --config configs/demo.yaml --output-dir $(DEMO) --overwrite
+
+test: setup  ## the tests: CPU, offline, a few minutes
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-slow: setup  ## the tests that take longer
+	$(BIN)/python -m pytest -q -m slow
+
+lint: setup  ## style and types
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+check-requirements: setup  ## what this machine has and lacks
+	$(BIN)/python scripts/train_granite_cuda.py --check-requirements
+
+clean:  ## remove the environment, runs and caches
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""Lightning callbacks. ``scu`` alone joins the module and a controller."""

@@ -1,0 +1,98 @@
+"""The end of a run: score base and adapter on held-out documents, save, summarise."""
+
+import time
+from collections.abc import Iterable
+from itertools import islice
+
+import lightning as L
+from rich.console import Console
+from rich.progress import track
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.callbacks.best import BestAdapter
+from granite_scu.callbacks.scu import ShannonControl
+from granite_scu.callbacks.stopwatch import Stopwatch
+from granite_scu.checkpoint import save_adapter
+from granite_scu.control.metrics import summarise
+from granite_scu.evaluation import Score, score
+from granite_scu.module import GraniteModule
+from granite_scu.run_folder import RunFolder
+
+
+class Finish(L.Callback):
+    """Writes the final adapter, the history as one list, and ``scu_metrics.json``.
+
+    Args:
+        folder: the run folder.
+        control: the callback that ticked.
+        best: the callback that kept the best validated adapter.
+        stopwatch: for the training time.
+        tokenizer: saved beside the adapter.
+        console: for the progress of the scoring.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        control: ShannonControl,
+        best: BestAdapter,
+        stopwatch: Stopwatch,
+        tokenizer: PreTrainedTokenizerBase,
+        console: Console,
+    ) -> None:
+        self.folder, self.control, self.best, self.stopwatch = folder, control, best, stopwatch
+        self.tokenizer, self.console = tokenizer, console
+        self.summary: dict = {}
+        self._started = time.time()
+
+    def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        self.stopwatch.stop()
+        if trainer.is_global_zero:
+            save_adapter(module.model, self.folder.path, module.base.name)
+            self.tokenizer.save_pretrained(self.folder.path)
+        data = trainer.datamodule
+        if self.best.latest_step != trainer.global_step:
+            some = islice(data.val_dataloader(), int(trainer.limit_val_batches))
+            self.best.consider(trainer, module, self._score(trainer, module, some).bits_per_token)
+        adapter = self._score(trainer, module, self._tracked(trainer, data.test_dataloader(), "adapter"))
+        with module.model.disable_adapter():
+            base = self._score(trainer, module, self._tracked(trainer, data.test_dataloader(), "base model"))
+        if trainer.is_global_zero:
+            self.summary = self._summarise(trainer, base, adapter)
+            self.folder.write_json("scu_metrics.json", self.summary)
+
+    def _score(self, trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict]) -> Score:
+        context = trainer.precision_plugin.forward_context()
+        return score(module, batches, model=module, reduce=module.reduced, context=context)
+
+    def _tracked(self, trainer: L.Trainer, loader: DataLoader, what: str) -> Iterable[dict]:
+        hidden = not (trainer.is_global_zero and self.console.is_terminal)
+        return track(loader, f"scoring the {what}", console=self.console, disable=hidden, transient=True)
+
+    def _summarise(self, trainer: L.Trainer, base: Score, adapter: Score) -> dict:
+        history = self.folder.finish_history()
+        last = history[-1] if history else {}
+        final_val = self.best.latest
+        return {
+            "steps": trainer.global_step,
+            "tokens": self.control.tokens,
+            "base_test_bpt": base.bits_per_token,
+            "final_test_bpt": adapter.bits_per_token,
+            "test_tokens": adapter.tokens,
+            "final_val_bpt": final_val,
+            "best_val_bpt": self.best.val_bpt,
+            "best_val_step": self.best.step,
+            "train_bpt": last.get("data_bpt"),
+            "param_bpt": last.get("param_bpt"),
+            "s": last.get("s"),
+            "s_ema": last.get("s_ema"),
+            "s_target": last.get("s_target"),
+            "lambda": last.get("lambda"),
+            "skipped_steps": self.control.skipped,
+            "train_time_s": self.stopwatch.seconds,
+            "wall_time_s": time.time() - self._started,
+            "tokens_per_s": self.control.tokens / self.stopwatch.seconds if self.stopwatch.seconds else None,
+            "peak_gpu_memory_gb": last.get("gpu_memory_gb"),
+            "control": summarise(history),
+        }

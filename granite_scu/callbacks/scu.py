@@ -1,0 +1,121 @@
+"""The one place where the module and a controller meet: measure S, update the law, set lambda, log."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import lightning as L
+import torch
+
+from granite_scu.callbacks.stopwatch import Stopwatch
+from granite_scu.control import Controller, Measurement
+from granite_scu.control.base import Output
+from granite_scu.errors import RunFailed
+from granite_scu.information import information_ratio
+from granite_scu.module import GraniteModule, Window
+
+SKIPPED_IN_A_ROW = 50
+"""Optimizer steps without one finite among them after which the run stops."""
+
+
+class ShannonControl(L.Callback):
+    """Every ``every`` applied optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
+
+    Args:
+        controller: the law.
+        every: applied optimizer steps between ticks.
+        stopwatch: for tokens per second.
+        record: takes each tick's record on rank 0.
+    """
+
+    def __init__(
+        self, controller: Controller, every: int, stopwatch: Stopwatch, record: Callable[[dict], None] = lambda r: None
+    ) -> None:
+        self.controller, self.every, self.stopwatch, self.record = controller, every, stopwatch, record
+        self.state = controller.init()
+        self.reg_strength = controller.initial_strength
+        self.latest: dict = {}
+        self.tokens = self.skipped = self.skipped_in_a_row = 0
+        self._step = self._pending = 0
+
+    def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        module.reg_strength = self.reg_strength
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_) -> None:
+        if trainer.global_step == self._step:  # a micro-batch inside an accumulation window
+            return
+        self._step = trainer.global_step
+        self._pending += 1
+        if self._pending >= self.every:
+            self.tick(trainer, module)
+
+    def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        if self._pending:
+            self.tick(trainer, module)
+
+    def tick(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Measure, update, act and log."""
+        window = module.read_window()
+        self._pending = 0
+        self._count(window)
+        measured = Measurement(
+            s=information_ratio(window.data_bpt, window.param_bpt),
+            data_bpt=window.data_bpt,
+            param_bpt=window.param_bpt,
+        )
+        self.state, output = self.controller.update(self.state, measured)
+        self.reg_strength = module.reg_strength = output.reg_strength
+        self.latest = self._as_record(trainer, window, measured, output)
+        if trainer.is_global_zero:
+            self.record(self.latest)
+        scalars = {f"scu/{name}": value for name, value in self.latest.items() if isinstance(value, float | int)}
+        for logger in trainer.loggers:
+            logger.log_metrics(scalars, step=self._step)
+
+    def _count(self, window: Window) -> None:
+        self.tokens += window.tokens
+        self.skipped += window.skipped
+        self.skipped_in_a_row = 0 if window.applied else self.skipped_in_a_row + window.skipped
+        if self.skipped_in_a_row >= max(SKIPPED_IN_A_ROW, self.every):
+            raise RunFailed(
+                f"step {self._step}: loss or gradient was not finite in {self.skipped_in_a_row} optimizer steps in a "
+                "row; lower --learning-rate, or use --precision fp32 to find the cause"
+            )
+
+    def _as_record(self, trainer: L.Trainer, window: Window, measured: Measurement, output: Output) -> dict:
+        on_gpu = trainer.strategy.root_device.type == "cuda"
+        return {
+            "step": self._step,
+            "tokens": self.tokens,
+            "data_bpt": window.data_bpt,
+            "param_bpt": window.param_bpt,
+            "s": measured.s,
+            "s_ema": output.smoothed,
+            "s_target": self.controller.setpoint,
+            "error": output.error,
+            "lambda": output.reg_strength,
+            "p_term": output.p_term,
+            "i_term": output.i_term,
+            "saturated": output.saturated,
+            "held": output.held,
+            "in_deadband": output.in_deadband,
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "grad_norm": window.grad_norm,
+            "data_grad_norm": window.data_grad_norm,
+            "penalty_grad_norm": window.penalty_grad_norm,
+            "skipped": self.skipped,
+            "tokens_per_s": self.stopwatch.rate(self.tokens),
+            "gpu_memory_gb": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+        }
+
+    def state_dict(self) -> dict:
+        return {
+            "controller": asdict(self.state),
+            "reg_strength": self.reg_strength,
+            "counts": [self.tokens, self.skipped, self.skipped_in_a_row, self._pending],
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.state = self.controller.restore(state["controller"])
+        self.reg_strength = state["reg_strength"]
+        self.tokens, self.skipped, self.skipped_in_a_row, self._pending = state["counts"]

@@ -1,0 +1,44 @@
+"""Time spent training: validation and saving do not count."""
+
+import time
+
+import lightning as L
+
+
+class Stopwatch(L.Callback):
+    """Runs while training, stands still during validation and checkpoints."""
+
+    def __init__(self) -> None:
+        self._elapsed = 0.0
+        self._since: float | None = None
+        self._last = (0, 0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far in this process."""
+        running = time.perf_counter() - self._since if self._since is not None else 0.0
+        return self._elapsed + running
+
+    def rate(self, count: int) -> float:
+        """Units of ``count`` (tokens) a second since the last call."""
+        (before, then), self._last = self._last, (count, self.seconds)
+        passed = self.seconds - then
+        return (count - before) / passed if passed > 0 else 0.0
+
+    def start(self) -> None:
+        """Go on."""
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Stand still."""
+        self._elapsed = self.seconds
+        self._since = None
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.start()
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.stop()
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.start()

@@ -1,0 +1,199 @@
+"""``python -m granite_scu fit|validate|test --config FILE.yaml``: one configuration for every way in.
+
+LightningCLI parses it (defaults < YAML files, layered < flags); ``run`` carries it out. The flags of
+``scripts/train_granite_cuda.py`` arrive here too, translated by ``flags``.
+"""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from typing import Any
+
+# Set before transformers and tokenizers are imported, which read them once.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+# bitsandbytes warns at import that an optional hub kernel is absent; peft imports it even where it is not used.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+import jsonargparse
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from granite_scu import config, flags, guard, hardware, planning
+from granite_scu.callbacks.console import LIVE
+from granite_scu.errors import UserError
+from granite_scu.run import Request, Run
+
+COMMANDS = ("fit", "validate", "test")
+
+
+class GraniteCLI(LightningCLI):
+    """Parses a command into ``request``; builds nothing."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        strict = {"exit_on_error": False}
+        super().__init__(
+            save_config_callback=None,
+            seed_everything_default=config.SEED,
+            parser_kwargs={**strict, **{name: dict(strict) for name in COMMANDS}},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=arguments,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """What there is to do. Lightning's own arguments of these are all ours to set."""
+        ours = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
+        return {name: ours | {"ckpt_path", "verbose", "weights_only"} for name in COMMANDS}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The Trainer and the dataclasses of ``config``."""
+        parser.add_lightning_class_args(L.Trainer, "trainer")
+        parser.set_defaults({f"trainer.{name}": value for name, value in config.TRAINER_DEFAULTS.items()})
+        for group, kind in flags.GROUPS.items():
+            parser.add_class_arguments(kind, group)
+
+    def instantiate_classes(self) -> None:
+        """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
+        parser, given = self._parser(self.subcommand), self.config[self.subcommand]
+        built = parser.instantiate_classes(given)
+        self.request = Request(
+            **{group: built[group] for group in flags.GROUPS},
+            trainer=built["trainer"].as_dict(),
+            seed=given["seed_everything"],
+            yaml=parser.dump(given, skip_none=False),
+        )
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Nothing: the caller runs the request."""
+
+
+def parse(arguments: list[str]) -> GraniteCLI:
+    """Parse a command line of the CLI.
+
+    Raises:
+        UserError: anything wrong with it, in one line.
+    """
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns when both are there
+    try:
+        return GraniteCLI(arguments)
+    except jsonargparse.ArgumentError as error:
+        raise UserError(_in_one_line(str(error))) from error
+    finally:
+        sys.argv = argv
+
+
+def _in_one_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ".join(lines)[:400] + "; see --help for every key" if lines else "wrong arguments; see --help"
+
+
+def quiet(console: Console) -> None:
+    """Our own log lines on the console; of the libraries only warnings, and not those that do not apply here."""
+    handler = RichHandler(
+        console=console, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
+    )
+    handler.addFilter(lambda record: not (console.is_terminal and getattr(record, LIVE, False)))
+    ours = logging.getLogger("granite_scu")
+    ours.setLevel(logging.INFO)
+    ours.handlers[:] = [handler]
+    ours.propagate = False
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "transformers", "httpx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out a command of the CLI; returns the exit code."""
+    cli = parse(arguments)
+    console = Console()
+    quiet(console)
+    if cli.subcommand == "fit":
+        job = Run(cli.request, console)
+        summary = job.fit()
+        if summary:
+            print_summary(summary, job.folder.path, console)
+        return 0
+    job = Run(cli.request, console)
+    split = {"validate": "validation", "test": "test"}[cli.subcommand]
+    console.print_json(data=job.score_saved(split))
+    return 0
+
+
+def dry_run(arguments: list[str], as_json: bool) -> int:
+    """Resolve everything, load the tokenizer and one batch, print the plan."""
+    cli = parse(arguments)
+    console = Console()
+    quiet(Console(stderr=True) if as_json else console)
+    job = Run(cli.request, console)
+    job.folder.check(cli.request.run.overwrite, resuming=cli.request.run.resume is not None)
+    facts = planning.describe(job)
+    print(json.dumps(facts, indent=2)) if as_json else _print_facts("plan (nothing is trained)", facts, console)
+    return 0
+
+
+def check_requirements(arguments: list[str], as_json: bool) -> int:
+    """Say what the described run needs and lacks; 0 when it can start, 1 when not."""
+    request = parse(arguments).request
+    checks = hardware.check_requirements(
+        hardware.Wanted(
+            accelerator=request.trainer["accelerator"],
+            cpu_is_meant=request.trainer["accelerator"] == "cpu",
+            quantize_4bit=request.base.quantize_4bit,
+            attention=request.base.attention,
+            precision=request.trainer["precision"],
+            model=request.base.name,
+            data_path=request.data.path,
+            output_dir=request.run.output_dir,
+            multi_gpu=request.run.multi_gpu,
+        )
+    )
+    hardware.print_requirements(checks, as_json)
+    return 0 if hardware.can_start(checks) else 1
+
+
+def print_summary(summary: dict, folder: Any, console: Console) -> None:
+    """The short table at the end of a run."""
+    gain = summary["base_test_bpt"] - summary["final_test_bpt"]
+    best = f"{summary['best_val_bpt']:.4f} at step {summary['best_val_step']}"
+    facts = {
+        "held-out documents, base": f"{summary['base_test_bpt']:.4f} bits/token",
+        "held-out documents, adapter": f"{summary['final_test_bpt']:.4f} bits/token ({gain:+.4f} saved)",
+        "validation, final": f"{summary['final_val_bpt']:.4f} bits/token (best {best})",
+        "S": "not measured" if summary["s_ema"] is None else f"{summary['s_ema']:.3%}",
+        "S*": "none" if summary["s_target"] is None else f"{summary['s_target']:.3%}",
+        "lambda": f"{summary['lambda']:.4g}",
+        "training": f"{summary['steps']} steps, {summary['tokens']:,} tokens, {summary['train_time_s']:.0f} s, "
+        f"{summary['tokens_per_s']:,.0f} tokens/s",
+        "files": str(folder),
+    }
+    _print_facts("done", facts, console)
+
+
+def _print_facts(title: str, facts: dict[str, Any], console: Console) -> None:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), str(value))
+    console.print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command ``granite-scu``; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    return guard.guarded(lambda: run(arguments), debug)
+
+
+def entry_point() -> None:
+    """The installed command."""
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Controllers of lambda: pure Python, one a file, each a frozen dataclass with a pure ``update``.
+
+A new one is a class in a file of its own and a line in ``CONTROLLERS``.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from granite_scu.control.base import Controller, Measurement, Output
+from granite_scu.control.constant import Fixed, NoControl
+from granite_scu.control.pi import PI
+
+__all__ = ["CONTROLLERS", "PI", "Controller", "Fixed", "Measurement", "NoControl", "Output", "build"]
+
+CONTROLLERS: dict[str, type[Controller[Any]]] = {
+    "pi": PI,
+    "fixed": Fixed,
+    "none": NoControl,
+}
+
+
+def build(name: str, **settings: Any) -> Controller[Any]:
+    """The controller of that name, with those of the settings that are its fields.
+
+    One set of settings serves every controller, so the others are passed over. ``target_s`` means ``setpoint``.
+
+    >>> build("fixed", target_s=0.02, kp=1.0, lambda_init=0.1)
+    Fixed(setpoint=0.02, ema_alpha=0.5, lambda_init=0.1)
+
+    Raises:
+        ValueError: there is no controller of that name, or a setting is out of its range.
+    """
+    if name not in CONTROLLERS:
+        close = difflib.get_close_matches(name, CONTROLLERS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"no controller is called {name!r}; there are {', '.join(CONTROLLERS)}{hint}")
+    if "target_s" in settings:
+        settings["setpoint"] = settings.pop("target_s")
+    constructor: Callable[..., Controller[Any]] = CONTROLLERS[name]
+    known = {field.name for field in fields(CONTROLLERS[name])}
+    return constructor(**{key: value for key, value in settings.items() if key in known})

@@ -1,0 +1,86 @@
+"""What every controller is: a frozen configuration with a pure function from a measurement to lambda."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a tick has seen, reduced over ranks.
+
+    Attributes:
+        s: S = ParamBPT / (DataBPT + ParamBPT), a ratio. Raw: 0 before anything is learned, nan or inf after a failure.
+        data_bpt: loss, in bits per supervised token since the last tick.
+        param_bpt: description length of the adapter's update, in bits per token.
+    """
+
+    s: float
+    data_bpt: float
+    param_bpt: float
+
+    @property
+    def log_s(self) -> float | None:
+        """ln S, or None where it does not exist: S is zero, negative or not finite."""
+        return math.log(self.s) if 0 < self.s < math.inf else None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a tick has decided, and why. Every float is finite; None stands for undefined.
+
+    Attributes:
+        reg_strength: lambda, nats of objective per nat of ParamNPT.
+        smoothed: exp of the filtered ln S; None before the first valid measurement.
+        error: ln(smoothed / setpoint), signed and not clipped; None without either.
+        p_term: proportional part of ln lambda; None where the law has none.
+        i_term: integral part of ln lambda; None where the law has none.
+        saturated: lambda rests on a bound.
+        held: the measurement was unusable, so this repeats the output before it.
+        in_deadband: the error was too small to integrate.
+    """
+
+    reg_strength: float
+    smoothed: float | None = None
+    error: float | None = None
+    p_term: float | None = None
+    i_term: float | None = None
+    saturated: bool = False
+    held: bool = False
+    in_deadband: bool = False
+
+
+class Controller(Protocol[StateT]):
+    """A frozen dataclass: its fields are the configuration, and nothing in it changes.
+
+    What changes is the state, a frozen dataclass of floats, ints, bools and None (or of such dataclasses).
+    ``dataclasses.asdict`` makes it ready for JSON or a checkpoint, and ``restore`` undoes that.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def setpoint(self) -> float | None:
+        """S*, a ratio in (0, 1); None where there is nothing to track."""
+
+    @property
+    def initial_strength(self) -> float:
+        """Lambda before the first tick."""
+
+    def init(self) -> StateT:
+        """The state before the first tick."""
+
+    def update(self, state: StateT, measurement: Measurement) -> tuple[StateT, Output]:
+        """One tick. Pure: equal arguments give equal results, on every rank."""
+
+    def restore(self, mapping: Mapping[str, Any]) -> StateT:
+        """The state that ``dataclasses.asdict`` turned into ``mapping``."""
+
+
+def require(valid: bool, remedy: str) -> None:
+    """Raise ValueError with ``remedy`` unless ``valid``."""
+    if not valid:
+        raise ValueError(remedy)

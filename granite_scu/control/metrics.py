@@ -1,0 +1,99 @@
+"""How well a run was controlled, from its history alone."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+RISEN = 0.9
+"""The ratio of the smoothed S to its setpoint that counts as risen."""
+
+Points = Sequence[tuple[int, float]]
+"""Steps, ascending, each with the ratio of the smoothed S to its setpoint there."""
+
+
+def summarise(history: Sequence[Mapping[str, Any]], band: float = 0.1) -> dict[str, float | None]:
+    """The control metrics of a run, each a finite number or None where it is undefined.
+
+    Of a record it reads ``step``, ``s_ema``, ``s_target``, ``lambda``, ``saturated`` and ``held``; the second and third
+    may be None. In band means: the smoothed S lies within ``band`` of the setpoint, relative to it.
+
+    rise_time             step at which the smoothed S first reached 90 % of the setpoint
+    settling_time         first step from which it stayed in band to the end
+    overshoot             its peak over the setpoint, minus 1, once it has crossed it
+    iae                   |ln(smoothed S / setpoint)|, averaged over the steps since it was first defined
+    in_band               fraction of records in band, from the first that was
+    in_band_second_half   fraction of records in band, of the later half of them all
+    saturated, held       fraction of records so marked
+    actuator_travel       sum of |change of ln lambda|; undefined for a lambda of 0
+    """
+    ratios = [_ratio(record) for record in history]
+    points = [(record["step"], ratio) for record, ratio in zip(history, ratios, strict=True) if ratio is not None]
+    inside = [ratio is not None and in_band(ratio, band) for ratio in ratios]
+    # Counted from the first record in band: from the settling time on, the fraction would be 1 by definition.
+    since_entry = inside[inside.index(True) :] if True in inside else []
+    return {
+        "rise_time": rise_time(points),
+        "settling_time": settling_time(points, band),
+        "overshoot": overshoot(points),
+        "iae": integral_absolute_error(points),
+        "in_band": _fraction(since_entry),
+        "in_band_second_half": _fraction(inside[len(inside) // 2 :]) if points else None,
+        "saturated": _fraction([record["saturated"] for record in history]),
+        "held": _fraction([record["held"] for record in history]),
+        "actuator_travel": actuator_travel([record["lambda"] for record in history]),
+    }
+
+
+def in_band(ratio: float, band: float) -> bool:
+    """Whether a ratio of S to its setpoint lies within ``band`` of 1."""
+    return 1 - band <= ratio <= 1 + band
+
+
+def rise_time(points: Points) -> int | None:
+    """The first step at which S has reached 90 % of the setpoint."""
+    return next((step for step, ratio in points if ratio >= RISEN), None)
+
+
+def settling_time(points: Points, band: float) -> int | None:
+    """The first step from which S stays in band to the end."""
+    settled = None
+    for step, ratio in reversed(points):
+        if not in_band(ratio, band):
+            break
+        settled = step
+    return settled
+
+
+def overshoot(points: Points) -> float | None:
+    """The peak of S over the setpoint, minus 1; None if S never reached the setpoint."""
+    peak = max((ratio for _, ratio in points), default=0.0)
+    return peak - 1 if peak >= 1 else None
+
+
+def integral_absolute_error(points: Points) -> float | None:
+    """The integral of |ln ratio| over steps, by trapezoids, divided by the steps it spans."""
+    if not points or points[0][0] == points[-1][0]:
+        return None
+    area = sum((abs(math.log(a)) + abs(math.log(b))) / 2 * (n - m) for (m, a), (n, b) in pairwise(points))
+    return area / (points[-1][0] - points[0][0])
+
+
+def actuator_travel(strengths: Sequence[float]) -> float | None:
+    """The sum of |change of ln lambda|; None for fewer than two lambdas, or one that has no logarithm."""
+    if len(strengths) < 2 or min(strengths) <= 0:
+        return None
+    return sum(abs(math.log(b / a)) for a, b in pairwise(strengths))
+
+
+def _ratio(record: Mapping[str, Any]) -> float | None:
+    smoothed, setpoint = record["s_ema"], record["s_target"]
+    return smoothed / setpoint if _is_positive(smoothed) and _is_positive(setpoint) else None
+
+
+def _is_positive(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf
+
+
+def _fraction(marks: Sequence[bool]) -> float | None:
+    return sum(marks) / len(marks) if marks else None

@@ -1,0 +1,188 @@
+"""The data of a run, as Lightning wants it: read, split, packed, and served in batches."""
+
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_only
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.config import DataConfig
+from granite_scu.data.packing import Blocks, pack
+from granite_scu.data.sampling import EndlessBatches
+from granite_scu.data.sources import drop_empty, load, load_wikitext
+from granite_scu.data.splits import MIN_BLOCKS, Split, by_block, by_document
+from granite_scu.errors import UserError
+
+_SMALLEST_BLOCK = 8  # the least that DataConfig accepts
+
+
+class TextDataModule(LightningDataModule):
+    """Training, validation and test blocks of one corpus.
+
+    A batch is a dict of ``input_ids`` and ``labels``, both (B, block_size) int64; labels are shifted already.
+    The Trainer needs ``use_distributed_sampler=False``: the loaders share the blocks out between ranks.
+
+    Args:
+        config: the text and how it is cut.
+        seed: of the order of training blocks. The split does not depend on it.
+
+    Attributes:
+        start_batch: micro-batches that each rank has trained on already; training goes on after them.
+    """
+
+    def __init__(self, config: DataConfig, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        self.seed = seed
+        self.start_batch = 0
+        # A rank may be left without a validation block where there are fewer blocks than ranks.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+        self._blocks: Split[Blocks] | None = None
+        self._split_by = ""
+        self._n_empty = 0
+
+    def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Read, split and tokenise the corpus. Once on every rank, before anything else here is used.
+
+        Not Lightning's ``prepare_data``: N, the number of tokens, is wanted before there is a Trainer.
+
+        Raises:
+            UserError: nothing to read, a file that cannot be read, or too little text for the block size.
+        """
+        config = self.config
+        first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+        packed = partial(pack, tokenizer=tokenizer, block_size=config.block_size, show_progress=first_rank)
+        if config.path is None:
+            self._split_by, self._n_empty = "published", 0
+            blocks = load_wikitext().map(packed)
+        else:
+            documents, self._n_empty = drop_empty(load(config.path, config.text_column))
+            split = by_document(documents)
+            self._split_by = "document" if split else "block"
+            blocks = split.map(packed) if split else self._tail_held_out(packed(documents))
+        if blocks.train.n_inputs <= config.block_size:  # each needs the token after it as its label
+            raise UserError(
+                f"--data-dir {config.path}: the training split has {blocks.train.n_inputs} tokens, too few for one "
+                f"block of --block-size {config.block_size}; {_more_text(blocks.train.n_inputs, n_blocks=1)}"
+            )
+        assert all(part.n_supervised for part in (blocks.train, blocks.validation, blocks.test))
+        self._blocks = blocks
+
+    @property
+    def train(self) -> Blocks:
+        return self._prepared.train
+
+    @property
+    def validation(self) -> Blocks:
+        return self._prepared.validation
+
+    @property
+    def test(self) -> Blocks:
+        return self._prepared.test
+
+    @property
+    def n_tokens(self) -> int:
+        """N: supervised tokens of the training split, over all ranks."""
+        return self.train.n_supervised
+
+    def steps_per_epoch(self, global_batch_blocks: int) -> float:
+        """Optimizer steps in a pass over the training blocks, ``global_batch_blocks`` of them in a step."""
+        return self.train.n_blocks / global_batch_blocks
+
+    def summary(self) -> dict[str, Any]:
+        """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
+        blocks = self._prepared
+        parts = {"train": blocks.train, "validation": blocks.validation, "test": blocks.test}
+        return {
+            "path": self.config.path or "wikitext-2-raw-v1",
+            "split_by": self._split_by,
+            "block_size": self.config.block_size,
+            "empty_documents": self._n_empty,
+            "gap_blocks": 2 if self._split_by == "block" else 0,
+            **{
+                name: {
+                    "documents": part.n_documents,
+                    "blocks": part.n_blocks,
+                    "supervised_tokens": part.n_supervised,
+                    "bytes": part.n_bytes,
+                }
+                for name, part in parts.items()
+            },
+        }
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches without end, reshuffled every epoch."""
+        rank, world_size = self._rank_and_world_size()
+        batches = EndlessBatches(
+            len(self.train), self.config.batch_size, self.seed, rank, world_size, start=self.start_batch
+        )
+        return self._loader(self.train, batches)
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
+        return self._loader(self.validation, self._in_order(self.validation))
+
+    def test_dataloader(self) -> DataLoader:
+        """The test blocks in order, shared out as in validation."""
+        return self._loader(self.test, self._in_order(self.test))
+
+    @property
+    def _prepared(self) -> Split[Blocks]:
+        assert self._blocks is not None, "prepare() comes first"
+        return self._blocks
+
+    def _tail_held_out(self, whole: Blocks) -> Split[Blocks]:
+        if len(whole) < MIN_BLOCKS:
+            size = self.config.block_size
+            raise UserError(
+                f"--data-dir {self.config.path}: {whole.n_inputs} tokens are too few to hold some out for validation, "
+                f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
+                f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
+            )
+        return by_block(len(whole)).map(whole.part)
+
+    def _rank_and_world_size(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _in_order(self, blocks: Blocks) -> list[list[int]]:
+        rank, world_size = self._rank_and_world_size()
+        mine = list(range(rank, len(blocks), world_size))
+        size = self.config.eval_batch_size or self.config.batch_size
+        return [mine[i : i + size] for i in range(0, len(mine), size)]
+
+    def _loader(self, blocks: Blocks, batches: EndlessBatches | list[list[int]]) -> DataLoader:
+        workers: dict[str, Any] = {}
+        if self.config.num_workers:
+            workers = {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
+            # Silences a warning that tokenizers print in every forked worker; ours tokenise nothing.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        return DataLoader(
+            blocks,  # type: ignore[arg-type]  # a map-style data set without torch's base class
+            batch_sampler=batches,
+            collate_fn=_collate,
+            num_workers=self.config.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            # Its own, since each iteration draws from it: a validation must not move the run's random numbers.
+            generator=torch.Generator().manual_seed(self.seed),
+            **workers,
+        )
+
+
+def _collate(blocks: list[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> dict[str, Tensor]:
+    inputs, labels = (torch.from_numpy(np.stack(arrays)).long() for arrays in zip(*blocks, strict=True))
+    return {"input_ids": inputs, "labels": labels}
+
+
+def _more_text(n_tokens: int, n_blocks: int) -> str:
+    """What to do about too little text: the largest power of two that makes enough blocks, where there is one."""
+    size = (n_tokens - 1) // n_blocks
+    return (
+        f"give more text, or --block-size {1 << size.bit_length() - 1}" if size >= _SMALLEST_BLOCK else "give more text"
+    )

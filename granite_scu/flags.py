@@ -1,0 +1,288 @@
+"""The flags of ``scripts/train_granite_cuda.py``: a thin translation into the configuration of ``cli``.
+
+Each flag stands for one dotted key; its default is the configuration's own. What is given goes to the CLI
+as ``--key value`` after the YAML files, so flags win. Dotted flags (``--trainer.devices 2``) pass through.
+"""
+
+import argparse
+import difflib
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from granite_scu import config
+from granite_scu.errors import UserError
+
+PRECISIONS = {"auto": "null", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
+GROUPS = {
+    "base": config.BaseConfig,
+    "lora": config.LoraConfig,
+    "optimizer": config.OptimizerConfig,
+    "prior": config.PriorConfig,
+    "data": config.DataConfig,
+    "control": config.ControlConfig,
+    "run": config.RunConfig,
+}
+"""The configuration's groups and the dataclass of each."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of the script.
+
+    Attributes:
+        name: the flag, with hyphens; the same with underscores is accepted.
+        key: the dotted key of the configuration that it sets.
+        kind: type of its value; ``bool`` makes a switch with a ``--no-`` form.
+        help: meaning, and unit where there is one.
+        choices: the values it may take.
+        default: shown in the help where the configuration's own default is written another way.
+    """
+
+    name: str
+    key: str
+    kind: type
+    help: str
+    choices: tuple[str, ...] = ()
+    default: Any = None
+
+
+SECTIONS: dict[str, tuple[Flag, ...]] = {
+    "what": (
+        Flag("--model", "base.name", str, "hub id, local folder, or tiny-granite-h for the embedded model"),
+        Flag("--data-dir", "data.path", str, "file or folder of txt, md or jsonl; stdlib-docs or stdlib-source for "
+             "an embedded corpus", default="wikitext-2 from the hub"),
+        Flag("--text-column", "data.text_column", str, "field of a jsonl line that holds the text"),
+        Flag("--output-dir", "run.output_dir", str, "run folder"),
+        Flag("--overwrite", "run.overwrite", bool, "replace a run folder that is not empty"),
+        Flag("--seed", "seed_everything", int, "seed of everything random", default=config.SEED),
+    ),
+    "length": (
+        Flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
+             default=f"{config.DEFAULT_STEPS}, off when --num-epochs is given alone"),
+        Flag("--num-epochs", "data.num_epochs", float, "passes over the training text"),
+        Flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS"),
+    ),
+    "step": (
+        Flag("--batch-size", "data.batch_size", int, "blocks in a micro-batch on each device"),
+        Flag("--eval-batch-size", "data.eval_batch_size", int, "blocks in an evaluation batch", default="--batch-size"),
+        Flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", int, "micro-batches in a step"),
+        Flag("--block-size", "data.block_size", int, "tokens in a block; also --max-length"),
+        Flag("--learning-rate", "optimizer.learning_rate", float, "peak learning rate"),
+        Flag("--lr-scheduler", "optimizer.schedule", str, "course of the rate", ("cosine", "linear", "constant")),
+        Flag("--warmup-steps", "optimizer.warmup_steps", int, "optimizer steps of warm-up"),
+        Flag("--gradient-clip", "optimizer.gradient_clip", float, "largest gradient norm; 0 does not clip"),
+        Flag("--adam-beta2", "optimizer.beta2", float, "decay of Adam's second moment"),
+        Flag("--lora-r", "lora.rank", int, "rank of the adapters"),
+        Flag("--lora-alpha", "lora.alpha", float, "scale of the adapters, times the rank"),
+        Flag("--lora-dropout", "lora.dropout", float, "probability of dropping an adapter's input"),
+    ),
+    "precision and speed": (
+        Flag("--precision", "trainer.precision", str, "of the products; auto takes what the device does best",
+             tuple(PRECISIONS), default="auto"),
+        Flag("--4bit-quantization", "base.quantize_4bit", bool, "hold the frozen layers in 4 bits (QLoRA)"),
+        Flag("--torch-compile", "base.compile", bool, "compile the model"),
+        Flag("--compile-mode", "base.compile_mode", str, "mode of torch.compile",
+             ("default", "reduce-overhead", "max-autotune")),
+        Flag("--gradient-checkpointing", "base.gradient_checkpointing", bool,
+             "recompute activations in the backward pass: less memory, slower"),
+        Flag("--attn", "base.attention", str, "attention kernel", ("sdpa", "eager", "flash_attention_2", "auto")),
+        Flag("--memory-fraction", "run.memory_fraction", float, "largest share of the GPU's memory to take, 0 to 1",
+             default="what is needed"),
+        Flag("--num-workers", "data.num_workers", int, "loader processes"),
+        Flag("--prefetch-factor", "data.prefetch_factor", int, "batches that each loader process holds ready"),
+        Flag("--deterministic", "trainer.deterministic", bool, "deterministic kernels, slower on a GPU", default=False),
+    ),
+    "machine": (
+        Flag("--accelerator", "trainer.accelerator", str, "device; without a GPU, cpu must be asked for",
+             ("auto", "cpu", "cuda")),
+        Flag("--multi-gpu", "run.multi_gpu", bool, "every visible GPU, or the processes that torchrun or SLURM started"),
+    ),
+    "control": (
+        Flag("--controller", "control.controller", str, "the law that sets lambda: pi, fixed or none"),
+        Flag("--target-s", "control.target_s", float, "setpoint S*, a ratio between 0 and 1"),
+        Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per ln S"),
+        Flag("--ki", "control.ki", float, "integral gain, the same per tick"),
+        Flag("--control-every", "control.every", int, "optimizer steps between ticks"),
+        Flag("--ema-alpha", "control.ema_alpha", float, "weight of the newest measurement in the smoothed S"),
+        Flag("--deadband", "control.deadband", float, "errors |ln(S/S*)| below this leave the integral alone"),
+        Flag("--lambda-init", "control.lambda_init", float, "lambda at the start"),
+        Flag("--lambda-min", "control.lambda_min", float, "lower bound of lambda"),
+        Flag("--lambda-max", "control.lambda_max", float, "upper bound of lambda"),
+        Flag("--prior-sigma", "prior.sigma", float, "standard deviation of the prior on the entries of delta W"),
+        Flag("--n-tokens", "prior.n_tokens", int, "tokens N that the adapter's description is spread over",
+             default="supervised tokens of the training set"),
+    ),
+    "keeping": (
+        Flag("--save-steps", "run.save_steps", int, "optimizer steps between checkpoints"),
+        Flag("--keep", "run.keep", int, "checkpoints kept"),
+        Flag("--resume-from-checkpoint", "run.resume", str, "checkpoint folder, or last; without --output-dir the "
+             "run goes on in the checkpoint's own run folder"),
+        Flag("--eval-steps", "run.eval_steps", int, "optimizer steps between validations"),
+        Flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
+        Flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
+        Flag("--early-stopping", "run.early_stopping", int, "stop after so many validations without improvement "
+             "(3 when no number is given)"),
+    ),
+}  # fmt: skip
+
+
+def defaults() -> dict[str, Any]:
+    """The default of every dotted key that a flag stands for."""
+    found: dict[str, Any] = {f"trainer.{name}": value for name, value in config.TRAINER_DEFAULTS.items()}
+    for group, kind in GROUPS.items():
+        found |= {f"{group}.{field.name}": field.default for field in fields(kind)}
+    return found
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong flag in one line, through ``UserError``."""
+
+    def error(self, message: str) -> None:
+        raise UserError(message.removeprefix("argument "))
+
+
+def build_parser() -> Parser:
+    """The script's argument parser; nothing is set unless it was given."""
+    parser = Parser(
+        prog="train_granite_cuda.py",
+        usage="%(prog)s [--test-run | --dry-run | --check-requirements] [flags] [--dotted.key value]",
+        description="Fine-tune IBM Granite with LoRA while a controller holds S = ParamBPT / (DataBPT + ParamBPT).",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    known = defaults()
+    for title, section in SECTIONS.items():
+        group = parser.add_argument_group(title)
+        for flag in section:
+            default = flag.default if flag.default is not None else known.get(flag.key)
+            shown = "off" if default in (None, False) else default
+            options: dict[str, Any] = {"help": f"{flag.help} (default: {shown})".replace("%", "%%"), "dest": flag.key}
+            if flag.kind is bool:
+                options["action"] = argparse.BooleanOptionalAction
+            else:
+                options |= {"type": flag.kind, "choices": flag.choices or None}
+                options["metavar"] = "|".join(flag.choices) or flag.kind.__name__.upper()
+            if flag.name == "--early-stopping":
+                options |= {"nargs": "?", "const": 3}
+            group.add_argument(flag.name, **options)
+    _add_special(parser)
+    return parser
+
+
+def _add_special(parser: Parser) -> None:
+    """Flags that stand for more or less than one key."""
+    short = parser.add_argument_group("short forms")
+    short.add_argument("--max-length", type=int, metavar="INT", help="the same as --block-size")
+    short.add_argument("--bf16", action="store_true", help="the same as --precision bf16")
+    short.add_argument("--fp16", action="store_true", help="the same as --precision fp16")
+    asking = parser.add_argument_group("asking")
+    asking.add_argument("--config", action="append", metavar="YAML", help="configuration file; several are layered")
+    asking.add_argument("--test-run", action="store_true", help="a complete miniature run on the embedded model and "
+                        "text, on the CPU, in under two minutes; every flag given still counts")  # fmt: skip
+    asking.add_argument("--check-requirements", action="store_true", help="say what is there and what is missing for "
+                        "the run that the other flags describe; exit 0 when it can start, 1 when not")  # fmt: skip
+    asking.add_argument("--dry-run", action="store_true", help="resolve everything, print the plan, train nothing")
+    asking.add_argument("--json", action="store_true", help="print the answer as JSON")
+    asking.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    asking.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML")
+
+
+def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argparse.Namespace]:
+    """The CLI's arguments for the script's, and what was asked besides.
+
+    Args:
+        argv: the script's arguments.
+        test_run_config: the YAML whose values are the defaults under ``--test-run``.
+
+    Raises:
+        UserError: an unknown flag, a value of the wrong type, or flags that contradict each other.
+    """
+    parser = build_parser()
+    known, dotted = parser.parse_known_args([_hyphenated(argument) for argument in argv])
+    given = vars(known)
+    _refuse_unknown(parser, dotted)
+    _resolve_short_forms(given)
+    _resolve_length(given)
+    if "run.resume" in given and given["run.resume"] != "last" and "run.output_dir" not in given:
+        given["run.output_dir"] = str(Path(given["run.resume"]).expanduser().parent)
+    files = [str(test_run_config)] if "test_run" in given else []
+    arguments = ["fit", *(f"--config={name}" for name in files + given.get("config", []))]
+    for section in SECTIONS.values():
+        for flag in section:
+            if flag.key in given:
+                arguments.append(f"--{flag.key}={_as_yaml(flag, given[flag.key])}")
+    if "print_config" in given:
+        arguments.append("--print_config")
+    return arguments + dotted, known
+
+
+def _as_yaml(flag: Flag, value: Any) -> str:
+    if flag.key == "trainer.precision":
+        return PRECISIONS[value]
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _hyphenated(argument: str) -> str:
+    """``--batch_size`` as ``--batch-size``; values and dotted flags stay as they are."""
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") and "." not in name else argument
+
+
+def _refuse_unknown(parser: Parser, rest: list[str]) -> None:
+    """What argparse did not know must be dotted flags, each with its value."""
+    flags = [name for action in parser._actions for name in action.option_strings]
+    previous_takes_value = False
+    for argument in rest:
+        if argument.startswith("--"):
+            name = argument.partition("=")[0]
+            if "." not in name:
+                close = difflib.get_close_matches(name, flags, 1)
+                hint = f"did you mean {close[0]}? " if close else ""
+                raise UserError(f"unknown flag {name}: {hint}see --help for all of them")
+            previous_takes_value = "=" not in argument
+        elif previous_takes_value:
+            previous_takes_value = False
+        else:
+            raise UserError(f"{argument!r} belongs to no flag; see --help")
+
+
+def _resolve_short_forms(given: dict[str, Any]) -> None:
+    named = [name for name in ("bf16", "fp16") if given.get(name)]
+    if "trainer.precision" in given:
+        named.append(given["trainer.precision"])
+    if len(set(named)) > 1:
+        raise UserError(f"--precision: {' and '.join(sorted(set(named)))} exclude each other; choose one")
+    if named:
+        given["trainer.precision"] = named[0]
+    length, block = given.get("max_length"), given.get("data.block_size")
+    if length is not None and block is not None and length != block:
+        raise UserError(f"--block-size {block} and --max-length {length} are the same setting; give one of them")
+    if length is not None:
+        given["data.block_size"] = length
+
+
+def _resolve_length(given: dict[str, Any]) -> None:
+    """Epochs given alone switch the limit on steps off, also one that a YAML file sets."""
+    if "data.num_epochs" in given and "trainer.max_steps" not in given:
+        given["trainer.max_steps"] = -1
+
+
+def main(test_run_config: Path, argv: list[str] | None = None) -> int:
+    """Run the script; returns the exit code."""
+    from granite_scu import guard
+
+    argv = sys.argv[1:] if argv is None else argv
+
+    def run() -> int:
+        arguments, asked = translate(argv, test_run_config)
+        from granite_scu import cli  # late: a wrong flag is refused before torch is imported
+
+        if getattr(asked, "check_requirements", False):
+            return cli.check_requirements(arguments, as_json=getattr(asked, "json", False))
+        if getattr(asked, "dry_run", False):
+            return cli.dry_run(arguments, as_json=getattr(asked, "json", False))
+        return cli.run(arguments)
+
+    return guard.guarded(run, debug="--debug" in argv)

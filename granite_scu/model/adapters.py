@@ -1,0 +1,66 @@
+"""LoRA adapters: where they go, and their factors as `information` wants them."""
+
+import difflib
+
+import peft
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from granite_scu.config import LoraConfig
+from granite_scu.errors import UserError
+from granite_scu.information import LowRankUpdate
+
+ADAPTER = "default"
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every linear layer that an adapter can sit on, by its full name: all but the output head.
+
+    4-bit layers count: bitsandbytes derives them from ``nn.Linear``.
+    """
+    head = model.get_output_embeddings()
+    return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+
+
+def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
+    """Put an adapter on each targeted layer of a frozen model: B = 0, A drawn from torch's generator.
+
+    Raises:
+        UserError: a target name that no layer has.
+    """
+    available = sorted({name.rsplit(".", 1)[-1] for name in linear_layers(model)})
+    targets = available if config.targets is None else config.targets
+    for target in targets:
+        if target not in available:
+            close = difflib.get_close_matches(target, available, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UserError(
+                f"lora.targets {target}: no linear layer has that name; {hint}there are {', '.join(available)}"
+            )
+    lora = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    return peft.get_peft_model(model, lora, adapter_name=ADAPTER)
+
+
+def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
+    """The factors of every adapted layer, by the layer's name in the base model; they share the model's storage."""
+    updates = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer) and ADAPTER in module.lora_A:
+            a, b = module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight
+            updates[name.removeprefix("base_model.model.")] = LowRankUpdate(a, b, module.scaling[ADAPTER])
+    return updates
+
+
+def untrained(updates: dict[str, LowRankUpdate]) -> list[str]:
+    """Layers whose B has no gradient, or one that is zero everywhere: something bypasses them.
+
+    B and not A, because A's gradient is zero as long as B is.
+    """
+    return [name for name, u in updates.items() if u.b.grad is None or not bool(u.b.grad.any())]

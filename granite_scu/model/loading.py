@@ -1,0 +1,107 @@
+"""Find and load the frozen model and its tokenizer: embedded, from a folder, or from the hub."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from granite_scu.config import TINY_MODEL, BaseConfig
+from granite_scu.errors import UserError
+from granite_scu.model import mamba
+
+GRANITE_TYPES = ("granite", "granitemoehybrid")
+"""Model types that are tested: Granite 3.x and 4.0 dense, Granite 4.0 hybrid."""
+
+# Left in full precision under 4 bits: the output head, tied to the embedding, sets the loss directly.
+UNQUANTISED = ["lm_head"]
+
+
+def resolve(name: str) -> str:
+    """Where a model's files are: the embedded folder, a local folder, or the hub id as given.
+
+    Raises:
+        UserError: a local folder that is none or holds no model.
+    """
+    if name == TINY_MODEL:
+        return str(files("granite_scu") / "assets" / TINY_MODEL)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"--model {name}: the folder holds no config.json, so it is not a saved model")
+        return str(path)
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise UserError(f"--model {name}: no such folder, and not a hub id (owner/name) or {TINY_MODEL}")
+    return name
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer. Raises UserError when it cannot be had."""
+    with _HubErrors(name):
+        return AutoTokenizer.from_pretrained(resolve(name))
+
+
+def load_model_config(name: str):
+    """The model's transformers configuration. Raises UserError when it cannot be had."""
+    with _HubErrors(name):
+        return AutoConfig.from_pretrained(resolve(name))
+
+
+def load_model(config: BaseConfig, dtype: torch.dtype) -> nn.Module:
+    """The frozen causal language model in ``dtype``, its Mamba-2 layers ready for training.
+
+    Args:
+        config: what to load and how.
+        dtype: of the weights; of the products with 4-bit weights.
+
+    Raises:
+        UserError: unknown model, or 4 bits without bitsandbytes.
+    """
+    kwargs: dict = {"dtype": dtype, "attn_implementation": _attention(config.attention)}
+    if config.quantize_4bit:
+        if find_spec("bitsandbytes") is None:
+            raise UserError("--4bit-quantization: bitsandbytes is not installed; pip install 'granite-scu[quant]'")
+        kwargs["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+            llm_int8_skip_modules=UNQUANTISED,
+        )
+    transformers_logging.disable_progress_bar()  # ours shows what takes long
+    with _HubErrors(config.name):
+        model = AutoModelForCausalLM.from_pretrained(resolve(config.name), **kwargs)
+    model.requires_grad_(False)
+    mamba.install(model)
+    return model
+
+
+def _attention(requested: str) -> str:
+    available = find_spec("flash_attn") is not None
+    if requested == "flash_attention_2" and not available:
+        raise UserError("--attn flash_attention_2: flash-attn is not installed; use --attn sdpa, or pip install flash-attn")
+    if requested == "auto":
+        return "flash_attention_2" if available else "sdpa"
+    return requested
+
+
+@dataclass
+class _HubErrors:
+    """Turns what transformers raises for a model it cannot find or reach into one line."""
+
+    name: str
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if isinstance(error, (OSError, ValueError)) and not isinstance(error, UserError):
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"--model {self.name}: cannot be loaded ({reason}); check the name and the network, "
+                f"give a local folder, or use the embedded {TINY_MODEL}"
+            ) from error

@@ -1,0 +1,96 @@
+"""Training and scoring through Mamba-2 layers without the library's fused kernel.
+
+With mamba-ssm installed, transformers' layer calls in training one fused function with
+``self.out_proj.weight``, past whatever wraps ``out_proj``: a LoRA adapter there gets no gradient
+and a 4-bit weight is read as if it were a matrix. So the forward pass without a cache is replaced
+here, the one place where granite-scu reaches into a transformers model. It calls ``in_proj`` and
+``out_proj`` as modules. Generation (with a cache) keeps the library's forward.
+"""
+
+import types
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from granite_scu.model.ssd import ssd_scan
+
+_PARAMETERS = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "norm", "out_proj")
+_SIZES = ("num_heads", "head_dim", "n_groups", "ssm_state_size", "intermediate_size", "conv_dim", "time_step_limit")
+
+
+def is_mamba2(module: nn.Module) -> bool:
+    """Whether a module is a Mamba-2 mixer of transformers' family (Granite hybrid, Bamba, Falcon-H1, Mamba-2)."""
+    return all(hasattr(module, name) for name in ("in_proj", "conv1d", "A_log", "out_proj", "ssm_state_size"))
+
+
+def install(model: nn.Module) -> int:
+    """Replace the cache-free forward of every Mamba-2 layer in ``model``; returns how many.
+
+    Raises:
+        RuntimeError: a layer lacks a parameter or size that the forward needs (the library changed).
+    """
+    layers = [(name, module) for name, module in model.named_modules() if is_mamba2(module)]
+    for name, layer in layers:
+        missing = [field for field in _PARAMETERS + _SIZES if not hasattr(layer, field)]
+        if missing:
+            raise RuntimeError(
+                f"{name} ({type(layer).__name__}) has no {', '.join(missing)}: "
+                "this transformers version is not supported; see the range in pyproject.toml"
+            )
+        layer.forward = types.MethodType(_forward(type(layer).forward), layer)
+    return len(layers)
+
+
+def _forward(library_forward):
+    def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+        if cache_params is not None:
+            return library_forward(
+                self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs
+            )
+        return mix(self, hidden_states, attention_mask)
+
+    return forward
+
+
+def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """A Mamba-2 mixer over whole sequences.
+
+    Args:
+        layer: the mixer whose parameters are used.
+        hidden: (batch, time, hidden) inputs.
+        attention_mask: (batch, time), zero where padded; None when nothing before a token is padding.
+
+    Returns:
+        (batch, time, hidden) outputs in the dtype of ``hidden``.
+    """
+    batch, time, _ = hidden.shape
+    groups_state = layer.n_groups * layer.ssm_state_size
+    hidden = _zero_padding(hidden, attention_mask)
+    gate, conv_in, dt = layer.in_proj(hidden).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
+    conv_out = _zero_padding(F.silu(causal_conv(conv_in, layer.conv1d)), attention_mask)
+    x, b, c = conv_out.split([layer.intermediate_size, groups_state, groups_state], -1)
+    dt = F.softplus(dt.float() + layer.dt_bias.float()).clamp(*layer.time_step_limit)
+    y = ssd_scan(
+        x.view(batch, time, layer.num_heads, layer.head_dim),
+        dt,
+        -layer.A_log.float().exp(),
+        b.view(batch, time, layer.n_groups, -1),
+        c.view(batch, time, layer.n_groups, -1),
+        layer.D,
+    )
+    return layer.out_proj(layer.norm(y.view(batch, time, -1), gate).to(hidden.dtype))
+
+
+def causal_conv(inputs: Tensor, conv: nn.Conv1d) -> Tensor:
+    """Depthwise causal convolution along time as shifted products. (batch, time, channels) in and out."""
+    width = conv.kernel_size[0]
+    weight = conv.weight.squeeze(1).to(inputs.dtype)  # (channels, width)
+    padded = F.pad(inputs, (0, 0, width - 1, 0))
+    time = inputs.shape[1]
+    taps = [padded[:, k : k + time] * weight[:, k] for k in range(width)]
+    out = sum(taps[1:], start=taps[0])
+    return out if conv.bias is None else out + conv.bias.to(inputs.dtype)
+
+
+def _zero_padding(states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    return states if attention_mask is None else states * attention_mask[..., None].to(states.dtype)

@@ -1,0 +1,386 @@
+"""A training run from its configuration to its folder: prepare, plan, train, score, write."""
+
+import importlib.metadata
+import logging
+import math
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import peft
+import safetensors.torch
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from rich.console import Console
+
+from granite_scu import checkpoint, control, hardware, model_card
+from granite_scu.callbacks.audit import AdapterAudit
+from granite_scu.callbacks.best import BestAdapter
+from granite_scu.callbacks.checkpoints import Checkpoints
+from granite_scu.callbacks.console import ProgressLine
+from granite_scu.callbacks.finish import Finish
+from granite_scu.callbacks.scu import ShannonControl
+from granite_scu.callbacks.stopwatch import Stopwatch
+from granite_scu.config import (
+    DEFAULT_STEPS,
+    BaseConfig,
+    ControlConfig,
+    DataConfig,
+    LoraConfig,
+    OptimizerConfig,
+    PriorConfig,
+    RunConfig,
+)
+from granite_scu.data.module import TextDataModule
+from granite_scu.errors import UserError
+from granite_scu.evaluation import score
+from granite_scu.model import loading
+from granite_scu.module import DTYPES, GraniteModule
+from granite_scu.run_folder import MARK, RunFolder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that describes a run.
+
+    Attributes:
+        trainer: arguments of Lightning's Trainer as the user gave them.
+        seed: of everything random.
+        yaml: the resolved configuration as YAML, which feeds straight back into the CLI.
+    """
+
+    base: BaseConfig
+    lora: LoraConfig
+    optimizer: OptimizerConfig
+    prior: PriorConfig
+    data: DataConfig
+    control: ControlConfig
+    run: RunConfig
+    trainer: dict[str, Any]
+    seed: int
+    yaml: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the run will run on, resolved.
+
+    Attributes:
+        device: what was found.
+        accelerator: "cpu" or "cuda".
+        precision: one of Lightning's precision strings.
+        devices: processes on this node.
+        nodes: machines.
+        strategy: Lightning's strategy.
+    """
+
+    device: hardware.Device
+    accelerator: str
+    precision: str
+    devices: int
+    nodes: int
+    strategy: str
+
+    @property
+    def world_size(self) -> int:
+        return self.devices * self.nodes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the run will do.
+
+    Attributes:
+        steps: optimizer steps.
+        tokens_per_step: supervised and padded positions of a step, over all devices.
+        n_tokens: N of ParamNPT.
+    """
+
+    steps: int
+    tokens_per_step: int
+    n_tokens: int
+
+
+class Run:
+    """A run that has been asked for. Constructing it refuses what can be refused without loading a model.
+
+    Args:
+        request: what was asked for.
+        console: where progress goes.
+
+    Raises:
+        UserError: the request cannot be met on this machine or its data is wrong.
+    """
+
+    def __init__(self, request: Request, console: Console | None = None) -> None:
+        self.request = request
+        self.console = console or Console()
+        self.controller = build_controller(request.control)
+        self.machine = resolve_machine(request)
+        self.folder = RunFolder(request.run.output_dir)
+        self.tokenizer = loading.load_tokenizer(request.base.name)
+        self.data = TextDataModule(request.data, request.seed)
+        self.data.prepare(self.tokenizer)
+        self.plan = self._plan()
+
+    def _plan(self) -> Plan:
+        data, trainer = self.request.data, self.request.trainer
+        blocks = data.batch_size * trainer["accumulate_grad_batches"] * self.machine.world_size
+        limits = [trainer["max_steps"]] if trainer["max_steps"] > 0 else []
+        if data.num_epochs is not None:
+            # Rounded up, so that the passes asked for are complete.
+            limits.append(math.ceil(data.num_epochs * self.data.steps_per_epoch(blocks)))
+        return Plan(
+            steps=min(limits, default=DEFAULT_STEPS),
+            tokens_per_step=blocks * data.block_size,
+            n_tokens=self.request.prior.n_tokens or self.data.n_tokens,
+        )
+
+    def fit(self) -> dict:
+        """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds."""
+        request, folder = self.request, self.folder
+        resume = checkpoint.find(request.run.resume, request.run.output_dir) if request.run.resume else None
+        main = L.pytorch.utilities.rank_zero_only.rank == 0
+        if main:
+            folder.check(request.run.overwrite, resuming=resume is not None)
+        module = self._module()
+        if request.run.memory_fraction and self.machine.accelerator == "cuda":
+            torch.cuda.set_per_process_memory_fraction(request.run.memory_fraction)
+        self.console.print(f"loading {request.base.name}", highlight=False)
+        module.configure_model()  # before the folder is touched: a model that cannot be loaded loses nothing
+        if main:
+            self._open_folder(resume)
+        finish, trainer = self._trainer(module)
+        if resume:
+            self._rewind(trainer, resume)
+        trainer.fit(module, datamodule=self.data, ckpt_path=resume, weights_only=True)
+        if main and not trainer.interrupted:
+            self._illustrate(finish.summary)
+        return finish.summary
+
+    def score_saved(self, split: str) -> dict:
+        """Bits per token of the base model and of the run folder's final adapter on a whole split.
+
+        Args:
+            split: "validation" or "test".
+        """
+        saved = self.folder.path / "adapter_model.safetensors"
+        if not saved.is_file():
+            raise UserError(f"--run.output_dir {self.folder.path}: holds no adapter_model.safetensors; run fit first")
+        module = self._module()
+        module.configure_model()
+        loaded = peft.set_peft_model_state_dict(module.model, safetensors.torch.load_file(saved))
+        if loaded.unexpected_keys:
+            raise UserError(f"{saved}: does not fit {self.request.base.name} with rank {self.request.lora.rank}")
+        module.to(self.machine.accelerator)
+        loader = {"validation": self.data.val_dataloader, "test": self.data.test_dataloader}[split]
+        autocast = torch.autocast(
+            self.machine.accelerator, DTYPES[self.machine.precision], enabled=self.machine.precision != "32-true"
+        )
+        adapter = score(module, loader(), model=module, context=autocast)
+        with module.model.disable_adapter():
+            base = score(module, loader(), model=module, context=autocast)
+        return {
+            "split": split,
+            "tokens": adapter.tokens,
+            "base_bpt": base.bits_per_token,
+            "adapter_bpt": adapter.bits_per_token,
+        }
+
+    def _module(self) -> GraniteModule:
+        request = self.request
+        return GraniteModule(
+            request.base,
+            request.lora,
+            request.optimizer,
+            request.prior.sigma,
+            self.plan.n_tokens,
+            self.plan.steps,
+            DTYPES[self.machine.precision],
+        )
+
+    def _open_folder(self, resume: Path | None) -> None:
+        if self.request.run.overwrite and not resume:
+            self.folder.clear()
+        (self.folder.path / "logs").mkdir(exist_ok=True)
+        self.folder.write_json(MARK, self._training_config())
+        self.folder.write_text("config.yaml", self.request.yaml)
+        self.folder.write_json("scu_config.json", self._scu_config())
+        handler = logging.FileHandler(self.folder.path / "logs" / "cuda_optimized_training.log", encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("granite_scu").addHandler(handler)
+
+    def _trainer(self, module: GraniteModule) -> tuple[Finish, L.Trainer]:
+        request, folder = self.request, self.folder
+        settings, run = dict(request.trainer), request.run
+        stopwatch = Stopwatch()
+        scu = ShannonControl(self.controller, request.control.every, stopwatch, folder.append_history)
+        best = BestAdapter(folder.path / "best")
+        finish = Finish(folder, scu, best, stopwatch, self.tokenizer, self.console)
+        callbacks = [stopwatch, AdapterAudit(), scu, best]
+        if run.early_stopping:
+            callbacks.append(EarlyStopping("val_bpt", patience=run.early_stopping))
+        callbacks += [
+            Checkpoints(folder, run.save_steps, run.keep, stopwatch),
+            ProgressLine(scu, settings["log_every_n_steps"], self.console),
+            finish,  # last: it scores what the others have left
+        ]
+        io = checkpoint.AdapterCheckpointIO()
+        io.module = module
+        logs = folder.path / "logs"
+        loggers = [TensorBoardLogger(logs, name="tensorboard", version=""), CSVLogger(logs, name="csv", version="")]
+        settings |= {
+            "accelerator": self.machine.accelerator,
+            "devices": self.machine.devices,
+            "num_nodes": self.machine.nodes,
+            "strategy": self.machine.strategy,
+            "precision": self.machine.precision,
+            "max_steps": self.plan.steps,
+            "max_epochs": -1,  # the loader has no end; the steps have
+            "val_check_interval": run.eval_steps * settings["accumulate_grad_batches"],
+            "check_val_every_n_epoch": None,
+            "num_sanity_val_steps": 0,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": False,  # Lightning's own; callbacks.checkpoints does it
+            "use_distributed_sampler": False,  # data.sampling shards
+            "gradient_clip_val": None,  # the module clips, after the penalty
+            "callbacks": callbacks + list(settings.get("callbacks") or []),
+            "logger": loggers + _as_list(settings.get("logger")),
+            "plugins": [io] + _as_list(settings.get("plugins")),
+        }
+        return finish, L.Trainer(**settings)
+
+    def _rewind(self, trainer: L.Trainer, resume: Path) -> None:
+        """Put the data loader and the history where the checkpoint is."""
+        state = torch.load(resume / checkpoint.STATE, map_location="cpu", weights_only=True)
+        self.data.start_batch = state["micro_batches"]
+        if state["global_step"] >= self.plan.steps:
+            raise UserError(
+                f"--resume-from-checkpoint {resume}: it is at step {state['global_step']} and the run ends at "
+                f"{self.plan.steps}; raise --max-steps to go on"
+            )
+        if trainer.is_global_zero:
+            self.folder.rewind_history(state["global_step"])
+
+    def _scu_config(self) -> dict:
+        settings = {k: v for k, v in asdict(self.request.control).items() if k not in ("controller", "every")}
+        return {
+            "controller": self.request.control.controller,
+            **settings,
+            **asdict(self.controller),
+            "control_every": self.request.control.every,
+            "measure": "delta",
+            "actuator": "loss",
+            "prior_sigma": self.request.prior.sigma,
+            "n_tokens": self.plan.n_tokens,
+        }
+
+    def _training_config(self) -> dict:
+        groups = ("base", "lora", "optimizer", "prior", "data", "control", "run")
+        return {
+            **{name: asdict(getattr(self.request, name)) for name in groups},
+            "trainer": {k: v for k, v in self.request.trainer.items() if isinstance(v, str | int | float | None)},
+            "seed": self.request.seed,
+            "plan": asdict(self.plan),
+            "data_summary": self.data.summary(),
+            "machine": asdict(self.machine),
+            "versions": versions(),
+            "git_revision": git_revision(),
+        }
+
+    def _illustrate(self, summary: dict) -> None:
+        """The picture of S and lambda, and the model card."""
+        from viz.control_plot import plot_control, save
+        from viz.run_folder import read_run
+
+        save(plot_control(read_run(self.folder.path)), self.folder.path / "control")
+        request = self.request
+        model_card.write_model_card(
+            self.folder.path,
+            {
+                "base_model": request.base.name,
+                "data": request.data.path or "wikitext-2-raw-v1",
+                "controller": request.control.controller,
+                "target_s": summary["s_target"],
+                "summary": summary,
+                "hyperparameters": {
+                    **asdict(request.lora),
+                    **asdict(request.optimizer),
+                    "block_size": request.data.block_size,
+                    "tokens_per_step": self.plan.tokens_per_step,
+                    "steps": self.plan.steps,
+                    "seed": request.seed,
+                    "precision": self.machine.precision,
+                    "prior_sigma": request.prior.sigma,
+                    "n_tokens": self.plan.n_tokens,
+                },
+                "versions": versions(),
+            },
+        )
+
+
+def build_controller(config: ControlConfig) -> control.Controller:
+    """The controller that the configuration names; its ValueErrors become the user's."""
+    settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
+    try:
+        return control.build(config.controller, **settings)
+    except ValueError as error:
+        raise UserError(f"--controller {config.controller}: {error}") from error
+
+
+def resolve_machine(request: Request) -> Machine:
+    """Devices, processes and precision; refuses what this machine lacks."""
+    asked = request.trainer["accelerator"]
+    accelerator = hardware.resolve_accelerator(asked, cpu_is_meant=asked == "cpu")
+    device = hardware.detect(accelerator)
+    precision = hardware.resolve_precision(request.trainer["precision"], device)
+    if not request.run.multi_gpu:
+        return Machine(device, accelerator, precision, devices=1, nodes=1, strategy="auto")
+    devices, nodes = launched_processes() or (device.count, 1)
+    if accelerator == "cpu" and devices * nodes == 1:
+        raise UserError(
+            "--multi-gpu: there is no GPU and only one CPU process; leave it out, or start several processes with "
+            "torchrun --nproc-per-node 2 scripts/train_granite_cuda.py --multi-gpu --accelerator cpu"
+        )
+    return Machine(device, accelerator, precision, devices, nodes, strategy="ddp")
+
+
+def launched_processes() -> tuple[int, int] | None:
+    """(processes on a node, nodes) that torchrun or SLURM started; None when this process stands alone."""
+    env = os.environ
+    if "LOCAL_WORLD_SIZE" in env and "WORLD_SIZE" in env:
+        local = int(env["LOCAL_WORLD_SIZE"])
+        return local, int(env["WORLD_SIZE"]) // local
+    if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
+        nodes = int(env.get("SLURM_NNODES", 1))
+        return int(env["SLURM_NTASKS"]) // nodes, nodes
+    return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the result depends on."""
+    names = ("granite-scu", "torch", "transformers", "peft", "lightning", "safetensors")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
+
+
+def git_revision() -> str | None:
+    """The commit of the source tree that runs; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _as_list(value: Any) -> list:
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

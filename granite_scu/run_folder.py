@@ -1,0 +1,123 @@
+"""The run folder: who may write into it, and how files get there whole."""
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from granite_scu.errors import UserError
+
+HISTORY = "scu_history.json"
+HISTORY_LINES = "scu_history.jsonl"
+MARK = "training_config.json"
+"""The file that tells a run folder from any other folder; written first."""
+
+
+class RunFolder:
+    """A folder that holds one run.
+
+    Args:
+        path: the folder; it need not exist yet.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+
+    def check(self, overwrite: bool, resuming: bool) -> None:
+        """Refuse a folder that cannot be written or holds something else. Deletes nothing.
+
+        Raises:
+            UserError: not writable, or not empty and neither ``overwrite`` nor ``resuming``.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise UserError(
+                f"--output-dir {self.path}: cannot be written ({error.strerror}); choose another folder"
+            ) from error
+        if not any(self.path.iterdir()) or resuming:
+            return
+        if not overwrite:
+            raise UserError(
+                f"--output-dir {self.path}: is not empty; choose another folder, replace the run with --overwrite, "
+                "or go on with it by --resume-from-checkpoint last"
+            )
+        if not (self.path / MARK).is_file():
+            raise UserError(f"--overwrite: {self.path} is not empty and not a run folder, so it is left alone")
+
+    def clear(self) -> None:
+        """Empty a run folder that is to be replaced."""
+        for entry in self.path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+    def write_json(self, name: str, value: object) -> None:
+        """Write a JSON file whole or not at all; NaN and infinities become null."""
+        text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
+        self.write_text(name, text)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file whole or not at all."""
+        with replacing(self.path / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    def append_history(self, record: dict) -> None:
+        """Add a tick's record as one line, so that a crash loses none of those before."""
+        with (self.path / HISTORY_LINES).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(finite(record), allow_nan=False) + "\n")
+
+    def read_history(self) -> list[dict]:
+        """The records so far; a last line that a crash tore is left out."""
+        path = self.path / HISTORY_LINES
+        if not path.is_file():
+            finished = self.path / HISTORY
+            return json.loads(finished.read_text(encoding="utf-8")) if finished.is_file() else []
+        lines = path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def rewind_history(self, step: int) -> None:
+        """Drop what was recorded after ``step``: a resumed run does those steps again."""
+        kept = [record for record in self.read_history() if record["step"] <= step]
+        self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def finish_history(self) -> list[dict]:
+        """Turn the lines into one JSON list, and return it."""
+        records = self.read_history()
+        self.write_json(HISTORY, records)
+        (self.path / HISTORY_LINES).unlink(missing_ok=True)
+        return records
+
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints, oldest first."""
+        found = [p for p in self.path.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
+        return sorted(found, key=lambda p: int(p.name.removeprefix("checkpoint-")))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; on success it takes the place of ``path``, file or folder, at once."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        if path.is_dir():
+            shutil.rmtree(path)
+        temporary.replace(path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def finite(value: object) -> object:
+    """The same JSON value with null for every number that JSON cannot say."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,49 @@
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from granite_scu.config import ControlConfig
+from granite_scu.control import CONTROLLERS, PI, Fixed, NoControl, build
+
+
+def test_a_controller_is_built_by_name_from_the_settings_it_has():
+    settings = {"target_s": 0.03, "kp": 2.0, "lambda_init": 0.5, "every": 10}
+    assert build("pi", **settings) == PI(setpoint=0.03, kp=2.0, lambda_init=0.5)
+    assert build("fixed", **settings) == Fixed(setpoint=0.03, lambda_init=0.5)
+    assert build("none", **settings) == NoControl(setpoint=0.03)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones_and_the_nearest():
+    with pytest.raises(ValueError, match=r"'fixd'.* pi, fixed, none.*did you mean fixed\?"):
+        build("fixd")
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_a_controller_is_an_immutable_value(name):
+    controller = build(name, target_s=0.02)
+    assert is_dataclass(controller)
+    assert controller == build(name, target_s=0.02)
+    assert hash(controller) == hash(build(name, target_s=0.02))
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_its_defaults_are_those_of_the_flags(name):
+    defaults = {field.name: field.default for field in fields(ControlConfig)}
+    for field in fields(CONTROLLERS[name]):
+        if field.name in defaults:
+            assert field.default == defaults[field.name], field.name
+
+
+def test_importing_it_loads_only_the_standard_library():
+    code = """
+import sys
+before = set(sys.modules)
+import granite_scu.control, granite_scu.control.metrics
+loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+assert loaded <= {*sys.stdlib_module_names, "granite_scu"}, loaded
+ours = {name for name in sys.modules if name.startswith("granite_scu.")}
+assert all(name.startswith("granite_scu.control") for name in ours), ours
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,45 @@
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from granite_scu.control.filter import Ema
+
+VALUES = st.lists(st.floats(-20, 20), min_size=1, max_size=50)
+ALPHA = st.floats(0.01, 1)
+
+
+def average(values: list[float], alpha: float) -> float:
+    ema = Ema()
+    for value in values:
+        ema = ema.update(value, alpha)
+    assert ema.value is not None
+    return ema.value
+
+
+@settings(deadline=None)
+@given(VALUES, ALPHA)
+def test_it_equals_adams_corrected_moment(values, alpha):
+    moment = 0.0
+    for value in values:
+        moment = (1 - alpha) * moment + alpha * value
+    expected = moment / (1 - (1 - alpha) ** len(values))
+    assert math.isclose(average(values, alpha), expected, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@settings(deadline=None)
+@given(VALUES, ALPHA)
+def test_it_stays_between_the_smallest_and_the_largest_value(values, alpha):
+    assert min(values) - 1e-9 <= average(values, alpha) <= max(values) + 1e-9
+
+
+def test_the_first_value_is_taken_whole():
+    assert average([-3.7], alpha=0.1) == -3.7
+
+
+def test_alpha_one_does_not_smooth():
+    assert average([1.0, 5.0, -2.0], alpha=1.0) == -2.0
+
+
+def test_it_has_no_value_before_the_first():
+    assert Ema().value is None

@@ -1,0 +1,184 @@
+import json
+import logging
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from granite_scu.config import DataConfig
+from granite_scu.data.documents import Document
+from granite_scu.data.module import TextDataModule
+from granite_scu.data.packing import IGNORED
+from granite_scu.data.splits import Split
+from granite_scu.errors import UserError
+
+WORDS = "the quick brown fox jumps over the lazy dog\n"
+
+
+@pytest.fixture
+def one_text(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(WORDS * 100)
+    return path
+
+
+@pytest.fixture
+def many_lines(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{i} {WORDS * (1 + i % 5)}"}) + "\n" for i in range(60)))
+    return path
+
+
+def prepared(tokenizer, path, seed: int = 0, **fields) -> TextDataModule:
+    path = None if path is None else str(path)
+    config = DataConfig(**{"path": path, "block_size": 32, "batch_size": 4, **fields})
+    data = TextDataModule(config, seed)
+    data.prepare(tokenizer)
+    return data
+
+
+def on_rank(data: TextDataModule, rank: int, world_size: int) -> TextDataModule:
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
+    return data
+
+
+def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
+    with caplog.at_level(logging.INFO):
+        data = prepared(tokenizer, one_text)
+    assert "1 different documents, fewer than 10: the last blocks are held out instead" in caplog.text
+    text = WORDS * 100  # 4400 bytes and the end of text: 138 blocks of 32, of which the last has 17 tokens
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [110, 13, 13]
+    assert bytes(data.validation[0][0].tolist()) == text[111 * 32 : 112 * 32].encode()
+    assert data.n_tokens == 110 * 32
+    assert data.test.n_supervised == 12 * 32 + 16
+    assert data.summary() == {
+        "path": str(one_text),
+        "split_by": "block",
+        "block_size": 32,
+        "empty_documents": 0,
+        "gap_blocks": 2,
+        "train": {"documents": 1, "blocks": 110, "supervised_tokens": 3520, "bytes": 3520},
+        "validation": {"documents": 1, "blocks": 13, "supervised_tokens": 416, "bytes": 416},
+        "test": {"documents": 1, "blocks": 13, "supervised_tokens": 400, "bytes": 399},
+    }
+
+
+def test_many_lines_are_divided_by_document(tokenizer, many_lines):
+    with many_lines.open("a") as lines:
+        lines.write('{"text": ""}\n')
+    summary = prepared(tokenizer, many_lines).summary()
+    parts = [summary[name] for name in ("train", "validation", "test")]
+    assert (summary["split_by"], summary["empty_documents"], summary["gap_blocks"]) == ("document", 1, 0)
+    assert sum(part["documents"] for part in parts) == 60
+    n_bytes = sum(len(json.loads(line)["text"]) for line in many_lines.read_text().splitlines())
+    assert sum(part["bytes"] for part in parts) == n_bytes - 60  # the first byte of each is not predicted
+    assert sum(part["supervised_tokens"] for part in parts) == n_bytes  # but its end is
+    json.dumps(summary)
+
+
+def test_wikitext_keeps_the_splits_it_was_published_with(tokenizer, monkeypatch):
+    published = Split(*([Document(name, f"{name} {WORDS}")] for name in ("train", "validation", "test")))
+    monkeypatch.setattr("granite_scu.data.module.load_wikitext", lambda: published)
+    data = prepared(tokenizer, None)
+    assert data.config.path is None and data.summary()["split_by"] == "published"
+    for name in ("train", "validation", "test"):
+        start = f"{name} {WORDS}"[:32]
+        assert bytes(getattr(data, name)[0][0].tolist()) == start.encode()
+
+
+def test_the_split_does_not_depend_on_the_runs_seed_but_the_order_does(tokenizer, many_lines):
+    first, second = (prepared(tokenizer, many_lines, seed=seed) for seed in (1, 2))
+    assert first.summary() == second.summary()
+    for name in ("train", "validation", "test"):
+        assert (getattr(first, name).stream.tokens == getattr(second, name).stream.tokens).all()
+    one, other = (next(iter(data.train_dataloader()))["input_ids"] for data in (first, second))
+    assert not torch.equal(one, other)
+
+
+def test_a_batch_is_the_blocks_as_int64(tokenizer, one_text):
+    data = prepared(tokenizer, one_text)
+    batch = next(iter(data.val_dataloader()))
+    assert set(batch) == {"input_ids", "labels"}
+    for name, tensor in batch.items():
+        assert tensor.shape == (4, 32) and tensor.dtype == torch.int64, name
+    assert torch.equal(batch["input_ids"][:, 1:], batch["labels"][:, :-1])
+    assert batch["input_ids"][2].tolist() == data.validation[2][0].tolist()
+
+
+def test_training_starts_where_it_is_told(tokenizer, one_text):
+    data = prepared(tokenizer, one_text)
+    batches = [batch["input_ids"] for batch in islice(data.train_dataloader(), 40)]
+    data.start_batch = 30
+    resumed = [batch["input_ids"] for batch in islice(data.train_dataloader(), 10)]
+    assert all(map(torch.equal, batches[30:], resumed))
+
+
+def test_two_ranks_train_on_what_one_has_in_a_batch_of_both(tokenizer, one_text):
+    alone = prepared(tokenizer, one_text, batch_size=4)
+    shared = prepared(tokenizer, one_text, batch_size=2)
+    ranks = [iter(on_rank(shared, rank, 2).train_dataloader()) for rank in range(2)]
+    for batch in islice(alone.train_dataloader(), 60):
+        assert torch.equal(torch.cat([next(rank)["labels"] for rank in ranks]), batch["labels"])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 20])
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_evaluation_has_each_block_once_over_all_ranks(tokenizer, one_text, world_size, split):
+    data = prepared(tokenizer, one_text, eval_batch_size=3)
+    blocks = data.validation if split == "val" else data.test
+    loaders = [getattr(on_rank(data, rank, world_size), f"{split}_dataloader")() for rank in range(world_size)]
+    for rank, loader in enumerate(loaders):
+        read = [row for batch in loader for row in batch["labels"].tolist()]
+        assert read == [blocks[i][1].tolist() for i in range(rank, len(blocks), world_size)]
+        assert len(loader) == -(-len(read) // 3)
+    total = sum((batch["labels"] != IGNORED).sum().item() for loader in loaders for batch in loader)
+    assert total == blocks.n_supervised
+
+
+def test_a_worker_gives_the_same_batches(tokenizer, one_text):
+    plain, with_worker = (prepared(tokenizer, one_text, num_workers=n) for n in (0, 1))
+    pairs = list(zip(islice(plain.train_dataloader(), 30), with_worker.train_dataloader(), strict=False))
+    pairs += zip(plain.val_dataloader(), with_worker.val_dataloader(), strict=True)
+    assert len(pairs) == 34
+    for one, other in pairs:
+        assert torch.equal(one["input_ids"], other["input_ids"]) and torch.equal(one["labels"], other["labels"])
+
+
+def test_reading_leaves_the_runs_random_numbers_alone(tokenizer, one_text):
+    data = prepared(tokenizer, one_text)
+    before = torch.random.get_rng_state()
+    next(iter(data.train_dataloader()))
+    list(data.val_dataloader())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_steps_per_epoch_is_a_fraction_where_the_batch_straddles(tokenizer, one_text):
+    assert prepared(tokenizer, one_text).steps_per_epoch(16) == 110 / 16
+
+
+def test_a_text_too_short_to_hold_out_names_a_block_size_that_works(tokenizer, one_text):
+    with pytest.raises(UserError) as caught:
+        prepared(tokenizer, one_text, block_size=1024)
+    assert str(caught.value) == (
+        f"--data-dir {one_text}: 4401 tokens are too few to hold some out for validation, which takes 12 blocks of "
+        "--block-size 1024, 12288 tokens; give more text, or --block-size 256"
+    )
+    assert len(prepared(tokenizer, one_text, block_size=256).validation) == 1
+
+
+def test_a_training_split_below_one_block_names_a_block_size_that_works(tokenizer, many_lines):
+    n_train = prepared(tokenizer, many_lines).train.n_inputs
+    with pytest.raises(UserError) as caught:
+        prepared(tokenizer, many_lines, block_size=n_train)
+    assert str(caught.value) == (
+        f"--data-dir {many_lines}: the training split has {n_train} tokens, too few for one block of "
+        f"--block-size {n_train}; give more text, or --block-size 4096"
+    )
+    assert len(prepared(tokenizer, many_lines, block_size=4096).train) == 2
+
+
+def test_text_too_short_for_any_block_size_needs_more_text(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("hello")
+    with pytest.raises(UserError, match=r"6 tokens are too few .*; give more text$"):
+        prepared(tokenizer, tmp_path)

@@ -1,0 +1,256 @@
+"""Pictures of run folders made by hand: finished, unfinished, without a setpoint, damaged, missing."""
+
+import ast
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot
+import numpy as np
+import pytest
+
+import viz
+from viz.control_plot import main, plot_control, save
+from viz.run_folder import read_run
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def record(step: int, **changes) -> dict:
+    fields = {
+        "step": step,
+        "tokens": 4096 * step,
+        "data_bpt": 6.4,
+        "param_bpt": 0.13,
+        "s": 0.02,
+        "s_ema": 0.02,
+        "s_target": 0.02,
+        "error": 0.0,
+        "lambda": 1.0,
+        "p_term": 0.0,
+        "i_term": 0.0,
+        "saturated": False,
+        "held": False,
+        "lr": 1e-4,
+        "grad_norm": 1.0,
+        "tokens_per_s": 2000.0,
+        "gpu_memory_gb": None,
+    }
+    return fields | changes
+
+
+def rising(ticks: int = 40) -> list[dict]:
+    """S rises over two decades into its setpoint while lambda climbs from 0.1 to 10."""
+    return [
+        record(
+            10 * k,
+            s=0.02 * (1 - math.exp(-k / 8)) ** 2,
+            s_ema=0.019 * (1 - math.exp(-k / 8)) ** 2,
+            **{"lambda": 10 ** (2 * k / ticks - 1)},
+        )
+        for k in range(1, ticks + 1)
+    ]
+
+
+@pytest.fixture
+def finished(tmp_path) -> Path:
+    folder = tmp_path / "finished"
+    folder.mkdir()
+    (folder / "scu_history.json").write_text(json.dumps(rising()))
+    (folder / "scu_config.json").write_text(json.dumps({"controller": "pi", "target_s": 0.02}))
+    (folder / "scu_metrics.json").write_text(json.dumps({"steps": 400}))
+    return folder
+
+
+def unfinished(folder: Path, records: list[dict], torn: str = "") -> Path:
+    folder.mkdir()
+    lines = "".join(json.dumps(each) + "\n" for each in records)
+    (folder / "scu_history.jsonl").write_text(lines + torn)
+    return folder
+
+
+def lines(axes) -> dict[str, np.ndarray]:
+    return {line.get_label(): np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()}
+
+
+def axes_of(folder: Path):
+    return plot_control(read_run(folder)).axes
+
+
+# Reading.
+
+
+def test_a_finished_run_is_read_whole(finished):
+    run = read_run(finished)
+    assert run.finished and run.name == "finished" and len(run.history) == 40
+    assert run.config["controller"] == "pi" and run.metrics == {"steps": 400}
+    assert run.column("step").tolist() == list(range(10, 401, 10))
+    assert np.isnan(run.column("gpu_memory_gb")).all(), "null is not measured, not zero"
+
+
+def test_an_unfinished_run_is_read_up_to_its_torn_line(tmp_path):
+    folder = unfinished(tmp_path / "run", [record(10), record(20)], torn='{"step": 30, "s": 0.0')
+    run = read_run(folder)
+    assert not run.finished and run.column("step").tolist() == [10, 20]
+    assert run.config == {} and run.metrics == {}
+
+
+def test_the_finished_history_wins(finished):
+    (finished / "scu_history.jsonl").write_text(json.dumps(record(10)) + "\n")
+    assert len(read_run(finished).history) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("scu_history.json", "[{", "scu_history.json: not JSON"),
+        ("scu_history.json", '{"step": 10}', "not a list of records"),
+        ("scu_history.json", "[]", "no tick is recorded yet"),
+        ("scu_history.jsonl", "", "no tick is recorded yet"),
+        ("scu_history.jsonl", '{"step": 10}\n{"st\n{"step": 30}\n', "scu_history.jsonl:2: not JSON"),
+        ("scu_history.jsonl", "3\n", "not one record with a step in each line"),
+        ("notes.txt", "", "has neither scu_history.json nor scu_history.jsonl"),
+    ],
+)
+def test_what_is_no_run_is_named_in_one_line(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=re.escape(says)) as refused:
+        read_run(tmp_path)
+    message = str(refused.value)
+    assert str(tmp_path) in message and "\n" not in message
+
+
+def test_a_missing_folder_is_named():
+    with pytest.raises(ValueError, match="nowhere: no such folder"):
+        read_run("nowhere")
+
+
+# Drawing.
+
+
+def test_s_is_drawn_against_its_setpoint_over_shared_steps(finished):
+    run = read_run(finished)
+    above, below = plot_control(run).axes
+    drawn = lines(above)
+    assert set(drawn) == {"S at each tick", "S smoothed", "S* = 0.02 ± 10 %"}
+    np.testing.assert_array_equal(drawn["S at each tick"], run.column("s"))
+    np.testing.assert_array_equal(drawn["S smoothed"], run.column("s_ema"))
+    band = above.collections[0].get_datalim(above.transData)
+    assert (band.y0, band.y1) == pytest.approx((0.018, 0.022))
+    assert above.get_xlim() == below.get_xlim() and below.get_xlim()[0] == 0
+    assert "optimizer steps" in below.get_xlabel()
+
+
+def test_lambda_has_a_logarithmic_axis(finished):
+    run = read_run(finished)
+    _, below = plot_control(run).axes
+    assert below.get_yscale() == "log"
+    np.testing.assert_array_equal(lines(below)["λ"], run.column("lambda"))
+
+
+@pytest.mark.parametrize(("least", "scale"), [(0.0001, "log"), (0.005, "linear")])
+def test_s_is_logarithmic_beyond_a_decade(tmp_path, least, scale):
+    folder = unfinished(tmp_path / "run", [record(10, s=least, s_ema=least), record(20)])
+    assert axes_of(folder)[0].get_yscale() == scale
+
+
+def test_saturated_and_held_ticks_are_marked_where_they_are(tmp_path):
+    history = [record(10 * k, saturated=k == 2, held=k == 3, **{"lambda": float(k)}) for k in range(1, 5)]
+    _, below = axes_of(unfinished(tmp_path / "run", history))
+    assert lines(below)["at a bound"].tolist() == [2.0]
+    assert lines(below)["held"].tolist() == [3.0]
+
+
+def test_ticks_without_marks_need_no_legend(finished):
+    _, below = axes_of(finished)
+    assert set(lines(below)) == {"λ"} and below.get_legend() is None
+
+
+def test_a_controller_without_a_setpoint_has_no_band(tmp_path):
+    history = [record(10 * k, s_target=None, error=None) for k in range(1, 5)]
+    above, _ = axes_of(unfinished(tmp_path / "run", history))
+    assert set(lines(above)) == {"S at each tick", "S smoothed"} and not above.collections
+
+
+def test_lambda_of_zero_is_said_in_words(tmp_path):
+    history = [record(10 * k, s_target=None, error=None, **{"lambda": 0.0}) for k in range(1, 5)]
+    _, below = axes_of(unfinished(tmp_path / "run", history))
+    assert below.get_yscale() == "linear" and not below.get_lines()
+    assert "λ = 0" in below.texts[0].get_text()
+
+
+def test_a_measurement_that_failed_leaves_a_gap(tmp_path):
+    history = [record(10), record(20, s=None, data_bpt=None, held=True), record(30)]
+    above, _ = axes_of(unfinished(tmp_path / "run", history))
+    assert np.isnan(lines(above)["S at each tick"]).tolist() == [False, True, False]
+
+
+def test_every_measurement_may_have_failed(tmp_path):
+    history = [record(10, s=None, s_ema=None, s_target=None, **{"lambda": None})]
+    figure = plot_control(read_run(unfinished(tmp_path / "run", history)))
+    save(figure, tmp_path / "gap")
+    assert figure.axes[1].texts[0].get_text() == "λ was not recorded"
+
+
+def test_one_tick_can_be_seen(tmp_path):
+    above, below = axes_of(unfinished(tmp_path / "run", [record(10)]))
+    assert {line.get_marker() for line in (*above.get_lines()[:2], *below.get_lines())} == {"o"}
+
+
+def test_text_is_large_enough_for_half_the_width(finished):
+    figure = plot_control(read_run(finished))
+    figure.canvas.draw()
+    assert figure.get_size_inches()[0] == 8
+    texts = [
+        text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels(), axes.yaxis.label)
+    ]
+    assert min(text.get_fontsize() for text in texts) >= 12
+
+
+def test_no_state_is_left_in_pyplot(finished):
+    plot_control(read_run(finished))
+    assert matplotlib.pyplot.get_fignums() == []
+
+
+# Writing.
+
+
+def test_png_and_svg_are_written_and_the_same_again(finished, tmp_path):
+    written = [path.read_bytes() for path in save(plot_control(read_run(finished)), tmp_path / "v1.0")]
+    assert written[0].startswith(PNG_SIGNATURE) and b"<svg" in written[1]
+    assert sorted(path.name for path in tmp_path.glob("v1.0.*")) == ["v1.0.png", "v1.0.svg"]
+    again = [path.read_bytes() for path in save(plot_control(read_run(finished)), tmp_path / "v1.0")]
+    assert written == again
+
+
+def test_the_command_writes_into_the_run_or_where_it_is_told(finished, tmp_path, capsys):
+    assert main([str(finished)]) == 0
+    assert (finished / "control.png").is_file() and (finished / "control.svg").is_file()
+    assert capsys.readouterr().out.splitlines() == [str(finished / "control.png"), str(finished / "control.svg")]
+    assert main([str(finished), "--out", str(tmp_path / "new" / "pictures")]) == 0
+    assert (tmp_path / "new" / "pictures" / "control.svg").is_file()
+
+
+def test_the_command_says_in_one_line_what_is_wrong(finished, tmp_path, capsys):
+    assert main([str(tmp_path / "missing")]) == 2
+    assert main([str(finished), "--out", str(finished / "scu_config.json")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2 and all(line.startswith("error: ") for line in errors)
+
+
+def test_the_module_runs_as_a_command(finished):
+    root = Path(viz.__file__).parent.parent
+    command = [sys.executable, "-m", "viz.control_plot", str(finished)]
+    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
+    assert (finished / "control.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_viz_reads_files_and_imports_no_training_code():
+    for source in Path(viz.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {name.split(".")[0] for name in names} & {"granite_scu", "torch", "lightning", "transformers"}
