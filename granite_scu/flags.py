@@ -97,7 +97,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     "machine": (
         Flag("--accelerator", "trainer.accelerator", str, "device; without a GPU, cpu must be asked for",
              ("auto", "cpu", "cuda")),
-        Flag("--multi-gpu", "run.multi_gpu", bool, "every visible GPU, or the processes that torchrun or SLURM started"),
+        Flag("--multi-gpu", "run.multi_gpu", bool, "every visible GPU, or what torchrun or SLURM started"),
     ),
     "control": (
         Flag("--controller", "control.controller", str, "the law that sets lambda: pi, fixed or none"),

@@ -98,7 +98,9 @@ class GraniteModule(L.LightningModule):
         if self.base.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
-        self.model = adapters.attach(model, self.lora)
+        # from_pretrained returns evaluation mode, and Lightning leaves modes as it finds them: without this,
+        # neither LoRA's dropout nor gradient checkpointing would act.
+        self.model = adapters.attach(model, self.lora).train()
         self.updates = adapters.low_rank_updates(self.model)
         if self.base.compile:
             self.language_model.base_model.compile(mode=self.base.compile_mode)

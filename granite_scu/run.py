@@ -254,7 +254,7 @@ class Run:
             "gradient_clip_val": None,  # the module clips, after the penalty
             "callbacks": callbacks + list(settings.get("callbacks") or []),
             "logger": loggers + _as_list(settings.get("logger")),
-            "plugins": [io] + _as_list(settings.get("plugins")),
+            "plugins": [io, *_as_list(settings.get("plugins"))],
         }
         return finish, L.Trainer(**settings)
 

@@ -15,6 +15,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
         eos_token="<|end_of_text|>",
         unk_token="<|unk|>",
         pad_token="<|pad|>",
-        additional_special_tokens=[t for t in SPECIAL_TOKENS[3:]],
+        additional_special_tokens=list(SPECIAL_TOKENS[3:]),
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
         model_max_length=131072,
@@ -150,18 +151,21 @@ def batches(documents: list[np.ndarray], length: int, batch: int, seed: int) -> 
 
 
 @torch.no_grad()
-def bits_per_byte(model: nn.Module, documents: list[np.ndarray], n_bytes: int, length: int, autocast) -> float:
-    """Held-out bits per UTF-8 byte over consecutive windows; each token is predicted once."""
+def score_saved(folder: Path, documents: list[np.ndarray], n_bytes: int, length: int) -> float:
+    """Held-out bits per UTF-8 byte of the model as it lies in ``folder``, in fp32, over consecutive windows.
+
+    Every token but the first is predicted once.
+    """
+    model = GraniteMoeHybridForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    mamba.install(model)
     stream = torch.from_numpy(np.concatenate(documents)).long()
-    model.eval()
     nats = 0.0
     for start in range(0, len(stream) - 1, 16 * length):
         ids = stream[start : start + 16 * length + 1]
         pad = -(len(ids) - 1) % length
         inputs = F.pad(ids[:-1], (0, pad)).view(-1, length)
         labels = F.pad(ids[1:], (0, pad), value=-100).view(-1, length)
-        nats += summed_loss(model, inputs, labels, autocast).item()
-    model.train()
+        nats += summed_loss(model, inputs, labels, nullcontext()).item()
     return nats / math.log(2) / n_bytes
 
 
@@ -233,21 +237,27 @@ def main() -> None:
             running = bits if running is None else 0.98 * running + 0.02 * bits
             progress.update(task, advance=1, description=f"step {step + 1}  {running:.3f} bits/token")
             if (step + 1) % args.eval_steps == 0 or step + 1 == args.steps:
-                score = bits_per_byte(model, test, held_out_bytes, args.length, autocast)
+                save(model, tokenizer, args.output_dir)
+                score = score_saved(args.output_dir, test, held_out_bytes, args.length)
                 minutes = (time.perf_counter() - started) / 60
                 progress.print(f"step {step + 1}  held out {score:.4f} bits/byte  {minutes:.1f} min")
-                save(model, tokenizer, args, score, step + 1, minutes)
+                write_record(model, args, score, step + 1, minutes)
 
 
-def save(model, tokenizer, args: argparse.Namespace, score: float, step: int, minutes: float) -> None:
-    """Weights in bf16 and a record of how they came about."""
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    copy.deepcopy(model).bfloat16().save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
+def save(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """The model in bf16, and its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_record(model: nn.Module, args: argparse.Namespace, score: float, step: int, minutes: float) -> None:
+    """How the saved model came about, and what it scores."""
     record = {
         "held_out_bits_per_byte": round(score, 4),
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": step,
+        "of_steps": args.steps,
         "tokens_per_step": args.batch_size * args.length,
         "learning_rate": args.learning_rate,
         "precision": args.precision,

@@ -42,7 +42,7 @@ def by_document(documents: list[Document]) -> Split[list[Document]] | None:
     """Divide 80/10/10 by characters, each document as a whole; each part keeps the corpus's order.
 
     Equal texts count as one, so all copies fall on one side. Texts are taken in the order of a seeded hash;
-    one that fits into what validation or test still lack goes there, any other to training. A text's place
+    one that fits into what the part that lacks most still lacks goes there, any other to training. A text's place
     thus hangs on the texts and not on their order or names.
 
     Returns:
@@ -56,7 +56,8 @@ def by_document(documents: list[Document]) -> Split[list[Document]] | None:
     lacking = {"validation": total // 10, "test": total // 10}
     side: dict[str, str] = {}
     for text in sorted(sizes, key=_shuffle_key):
-        side[text] = next((name for name, room in lacking.items() if sizes[text] <= room), "train")
+        neediest = max(lacking, key=lambda name: lacking[name])
+        side[text] = neediest if sizes[text] <= lacking[neediest] else "train"
         if side[text] != "train":
             lacking[side[text]] -= sizes[text]
     if len(sizes) < MIN_DOCUMENTS:

@@ -75,6 +75,11 @@ def load_model(config: BaseConfig, dtype: torch.dtype) -> nn.Module:
     transformers_logging.disable_progress_bar()  # ours shows what takes long
     with _HubErrors(config.name):
         model = AutoModelForCausalLM.from_pretrained(resolve(config.name), **kwargs)
+    for module in model.modules():
+        # bitsandbytes on a CPU with AVX512-BF16 would repack the weights in place in the first evaluation, and
+        # asserts there that a layer's outputs are a multiple of 32; those of Granite's Mamba in_proj are not.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     model.requires_grad_(False)
     mamba.install(model)
     return model
@@ -83,7 +88,9 @@ def load_model(config: BaseConfig, dtype: torch.dtype) -> nn.Module:
 def _attention(requested: str) -> str:
     available = find_spec("flash_attn") is not None
     if requested == "flash_attention_2" and not available:
-        raise UserError("--attn flash_attention_2: flash-attn is not installed; use --attn sdpa, or pip install flash-attn")
+        raise UserError(
+            "--attn flash_attention_2: flash-attn is not installed; use --attn sdpa, or pip install flash-attn"
+        )
     if requested == "auto":
         return "flash_attention_2" if available else "sdpa"
     return requested

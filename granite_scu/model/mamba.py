@@ -78,7 +78,7 @@ def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None) 
         c.view(batch, time, layer.n_groups, -1),
         layer.D,
     )
-    return layer.out_proj(layer.norm(y.view(batch, time, -1), gate).to(hidden.dtype))
+    return layer.out_proj(layer.norm(y.flatten(2), gate).to(hidden.dtype))
 
 
 def causal_conv(inputs: Tensor, conv: nn.Conv1d) -> Tensor:
