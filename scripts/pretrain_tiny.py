@@ -188,14 +188,16 @@ def optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Warm up over 2 %, hold, then fall linearly over the last half. A fraction of the peak rate."""
-    return min(1.0, (step + 1) / (0.02 * steps), (steps - step) / (0.5 * steps))
+    """Warm up over 2 %, hold, then fall linearly over the last 40 %. A fraction of the peak rate."""
+    return min(1.0, (step + 1) / (0.02 * steps), (steps - step) / (0.4 * steps))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4500, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=3400, help="optimizer steps")
+    parser.add_argument("--go-on", action="store_true", help="from the model in --output-dir and the step its "
+                        "pretraining.json names; the optimizers' moments and the data's order start anew")  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=16, help="windows a step")
     parser.add_argument("--length", type=int, default=256, help="tokens a window")
     parser.add_argument("--learning-rate", type=float, default=1.2e-2, help="peak rate of both optimizers")
@@ -211,19 +213,24 @@ def main() -> None:
     corpus, held_out = pretraining_source(), load_embedded("stdlib-source")
     held_out_bytes = sum(len(document.text.encode()) for document in held_out)
     tokenizer = train_tokenizer(corpus)
-    model = build_model(tokenizer)
+    model, first = build_model(tokenizer), 0
+    if args.go_on:
+        record = json.loads((args.output_dir / "pretraining.json").read_text())
+        first = record["steps"]
+        saved = GraniteMoeHybridForCausalLM.from_pretrained(args.output_dir, dtype=torch.float32)
+        model.load_state_dict(saved.state_dict())
     train, test = encode(tokenizer, corpus), encode(tokenizer, held_out)
     n_train = sum(map(len, train))
     print(f"{len(train)} documents, {n_train:,} tokens; held out: {len(test)} documents, {held_out_bytes:,} bytes")
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.precision == "bf16")
     opts = optimizers(model, args.learning_rate)
-    stream = batches(train, args.length, args.batch_size, args.seed)
+    stream = batches(train, args.length, args.batch_size, args.seed + first)
     model.train()
     started, running = time.perf_counter(), None
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress:
-        task = progress.add_task("pretraining", total=args.steps)
-        for step in range(args.steps):
+        task = progress.add_task("pretraining", total=args.steps, completed=first)
+        for step in range(first, args.steps):
             ids = next(stream)
             loss = summed_loss(model, ids[:, :-1], ids[:, 1:], autocast) / ids[:, 1:].numel()
             loss.backward()
@@ -241,7 +248,7 @@ def main() -> None:
                 score = score_saved(args.output_dir, test, held_out_bytes, args.length)
                 minutes = (time.perf_counter() - started) / 60
                 progress.print(f"step {step + 1}  held out {score:.4f} bits/byte  {minutes:.1f} min")
-                write_record(model, args, score, step + 1, minutes)
+                write_record(model, args, score, first, step + 1, minutes)
 
 
 def save(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -251,13 +258,16 @@ def save(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> 
     tokenizer.save_pretrained(folder)
 
 
-def write_record(model: nn.Module, args: argparse.Namespace, score: float, step: int, minutes: float) -> None:
+def write_record(
+    model: nn.Module, args: argparse.Namespace, score: float, first: int, step: int, minutes: float
+) -> None:
     """How the saved model came about, and what it scores."""
     record = {
         "held_out_bits_per_byte": round(score, 4),
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": step,
         "of_steps": args.steps,
+        "went_on_from_step": first,
         "tokens_per_step": args.batch_size * args.length,
         "learning_rate": args.learning_rate,
         "precision": args.precision,
