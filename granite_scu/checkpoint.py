@@ -5,6 +5,7 @@
 The base model is never in them.
 """
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,41 @@ class AdapterCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with replacing(Path(path)) as folder:
             save_adapter(self.module.model, folder, self.module.base.name)
-            torch.save(checkpoint, folder / STATE)
+            torch.save(checkpoint | {"random": _random_state()}, folder / STATE)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict:
-        return torch.load(Path(path) / STATE, map_location="cpu", weights_only=True)
+        """The checkpoint; torch's generators are put where they were when it was saved, which dropout needs."""
+        checkpoint = load_state(Path(path))
+        _restore_random_state(checkpoint["random"])
+        return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
         raise NotImplementedError("checkpoints are removed by callbacks.checkpoints")
+
+
+def _random_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_random_state(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """What a checkpoint folder holds beside the adapter.
+
+    Raises:
+        UserError: the file is damaged, or not a checkpoint of ours.
+    """
+    try:
+        return torch.load(path / STATE, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f"--resume-from-checkpoint {path}: {STATE} is damaged; go on from another") from error
 
 
 def find(resume: str, output_dir: str | Path) -> Path:

@@ -21,6 +21,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 import jsonargparse
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
@@ -31,6 +32,8 @@ from granite_scu.errors import UserError
 from granite_scu.run import Request, Run
 
 COMMANDS = ("fit", "validate", "test")
+PIPE_WIDTH = 120
+"""Columns where the output is no terminal, which has no width of its own."""
 
 
 class GraniteCLI(LightningCLI):
@@ -60,13 +63,20 @@ class GraniteCLI(LightningCLI):
         for group, kind in flags.GROUPS.items():
             parser.add_class_arguments(kind, group)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        """Lightning's, and a check of the seed, which it would use at once."""
+        super().parse_arguments(parser, args)
+        seed = self.config[self.config["subcommand"]]["seed_everything"]
+        if seed is not True and not 0 <= seed < 2**32:  # true draws one
+            raise UserError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
+
     def instantiate_classes(self) -> None:
         """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
         parser, given = self._parser(self.subcommand), self.config[self.subcommand]
         built = parser.instantiate_classes(given)
         self.request = Request(
             **{group: built[group] for group in flags.GROUPS},
-            trainer=built["trainer"].as_dict(),
+            trainer=_with_whole_counts(built["trainer"].as_dict()),
             seed=given["seed_everything"],
             yaml=parser.dump(given, skip_none=False),
         )
@@ -91,9 +101,30 @@ def parse(arguments: list[str]) -> GraniteCLI:
         sys.argv = argv
 
 
+def _with_whole_counts(trainer: dict[str, Any]) -> dict[str, Any]:
+    """Trainer settings with 10 for 10.0, which Lightning would take for a fraction.
+
+    Which of the two jsonargparse makes of "10" hangs on the order of imports: typing caches ``int | float`` and
+    ``float | int`` as one. Only the limit on validation is never a fraction, so that 1.0 means 1 there alone.
+    """
+
+    def whole(name: str, value: Any) -> bool:
+        return isinstance(value, float) and value.is_integer() and (value > 1 or name == "limit_val_batches")
+
+    return {name: int(value) if whole(name, value) else value for name, value in trainer.items()}
+
+
 def _in_one_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return " ".join(lines)[:400] + "; see --help for every key" if lines else "wrong arguments; see --help"
+
+
+def make_console(stderr: bool = False) -> Console:
+    """Where a run speaks; of several processes only the first does."""
+    console = Console(stderr=stderr, quiet=rank_zero_only.rank != 0)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def quiet(console: Console) -> None:
@@ -115,15 +146,14 @@ def quiet(console: Console) -> None:
 def run(arguments: list[str]) -> int:
     """Carry out a command of the CLI; returns the exit code."""
     cli = parse(arguments)
-    console = Console()
+    console = make_console()
     quiet(console)
+    job = Run(cli.request, console)
     if cli.subcommand == "fit":
-        job = Run(cli.request, console)
         summary = job.fit()
         if summary:
             print_summary(summary, job.folder.path, console)
         return 0
-    job = Run(cli.request, console)
     split = {"validate": "validation", "test": "test"}[cli.subcommand]
     console.print_json(data=job.score_saved(split))
     return 0
@@ -132,10 +162,13 @@ def run(arguments: list[str]) -> int:
 def dry_run(arguments: list[str], as_json: bool) -> int:
     """Resolve everything, load the tokenizer and one batch, print the plan."""
     cli = parse(arguments)
-    console = Console()
-    quiet(Console(stderr=True) if as_json else console)
+    console = make_console()
+    quiet(make_console(stderr=True) if as_json else console)
     job = Run(cli.request, console)
-    job.folder.check(cli.request.run.overwrite, resuming=cli.request.run.resume is not None)
+    existed = job.folder.path.exists()
+    job.check_folder()
+    if not existed:  # checking made it
+        job.folder.path.rmdir()
     facts = planning.describe(job)
     print(json.dumps(facts, indent=2)) if as_json else _print_facts("plan (nothing is trained)", facts, console)
     return 0

@@ -1,7 +1,7 @@
 """The flags of ``scripts/train_granite_cuda.py``: a thin translation into the configuration of ``cli``.
 
 Each flag stands for one dotted key; its default is the configuration's own. What is given goes to the CLI
-as ``--key value`` after the YAML files, so flags win. Dotted flags (``--trainer.devices 2``) pass through.
+as ``--key value`` after the YAML files, so flags win. Dotted flags (``--lora.targets [in_proj]``) pass through.
 """
 
 import argparse
@@ -157,7 +157,7 @@ def build_parser() -> Parser:
         group = parser.add_argument_group(title)
         for flag in section:
             default = flag.default if flag.default is not None else known.get(flag.key)
-            shown = "off" if default in (None, False) else default
+            shown = "off" if default is None or default is False else default
             options: dict[str, Any] = {"help": f"{flag.help} (default: {shown})".replace("%", "%%"), "dest": flag.key}
             if flag.kind is bool:
                 options["action"] = argparse.BooleanOptionalAction

@@ -2,12 +2,13 @@
 
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 
 from granite_scu.errors import RunFailed, UserError
 
-WRONG_REQUEST, FAILED, INTERRUPTED = 2, 1, 130
+WRONG_REQUEST, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 
 
 def guarded(run: Callable[[], int], debug: bool) -> int:
@@ -23,13 +24,15 @@ def guarded(run: Callable[[], int], debug: bool) -> int:
     except RunFailed as error:
         return _report(error, str(error), FAILED, debug)
     except KeyboardInterrupt as error:
-        return _report(error, "interrupted; go on with --resume-from-checkpoint last", INTERRUPTED, debug)
+        return _report(
+            error, "interrupted; --resume-from-checkpoint last goes on from the newest checkpoint", INTERRUPTED, debug
+        )
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
         # The boundary of the program: whatever got here is a defect of ours or of the machine.
-        words = " ".join(str(error).split()) or "no message"
+        words = textwrap.shorten(str(error), 400, placeholder=" ...") or "no message"
         return _report(error, f"{type(error).__name__}: {words}; --debug shows where", FAILED, debug)
 
 

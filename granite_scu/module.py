@@ -253,7 +253,7 @@ class GraniteModule(L.LightningModule):
                 "resume with the same --model, --lora-r and targets"
             )
         self.micro_batches = checkpoint["micro_batches"]
-        self._since_read.copy_(torch.tensor(checkpoint["counters"]))
+        self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
 
 
 def schedule(step: int, config: OptimizerConfig, total_steps: int) -> float:

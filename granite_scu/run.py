@@ -1,6 +1,7 @@
 """A training run from its configuration to its folder: prepare, plan, train, score, write."""
 
 import importlib.metadata
+import inspect
 import logging
 import math
 import os
@@ -14,11 +15,12 @@ import lightning as L
 import peft
 import safetensors.torch
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from granite_scu import checkpoint, control, hardware, model_card
+from granite_scu import checkpoint, control, guard, hardware, model_card
 from granite_scu.callbacks.audit import AdapterAudit
 from granite_scu.callbacks.best import BestAdapter
 from granite_scu.callbacks.checkpoints import Checkpoints
@@ -28,6 +30,7 @@ from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.config import (
     DEFAULT_STEPS,
+    TRAINER_DEFAULTS,
     BaseConfig,
     ControlConfig,
     DataConfig,
@@ -44,6 +47,18 @@ from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.run_folder import MARK, RunFolder
 
 log = logging.getLogger(__name__)
+
+SET_BY_THE_RUN = {
+    "devices": "--multi-gpu",
+    "num_nodes": "--multi-gpu under torchrun or SLURM",
+    "strategy": "--multi-gpu",
+    "max_epochs": "--num-epochs",
+    "val_check_interval": "--eval-steps",
+    "check_val_every_n_epoch": "--eval-steps",
+    "enable_checkpointing": "--save-steps",
+    "gradient_clip_val": "--gradient-clip",
+}
+"""Arguments of Lightning's Trainer that follow from other settings, and which those are."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +137,7 @@ class Run:
     def __init__(self, request: Request, console: Console | None = None) -> None:
         self.request = request
         self.console = console or Console()
+        check_trainer(request.trainer)
         self.controller = build_controller(request.control)
         self.machine = resolve_machine(request)
         self.folder = RunFolder(request.run.output_dir)
@@ -145,25 +161,46 @@ class Run:
 
     def fit(self) -> dict:
         """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds."""
-        request, folder = self.request, self.folder
-        resume = checkpoint.find(request.run.resume, request.run.output_dir) if request.run.resume else None
+        request = self.request
         main = L.pytorch.utilities.rank_zero_only.rank == 0
-        if main:
-            folder.check(request.run.overwrite, resuming=resume is not None)
+        resume = self.check_folder() if main else self._checkpoint()
         module = self._module()
         if request.run.memory_fraction and self.machine.accelerator == "cuda":
             torch.cuda.set_per_process_memory_fraction(request.run.memory_fraction)
         self.console.print(f"loading {request.base.name}", highlight=False)
-        module.configure_model()  # before the folder is touched: a model that cannot be loaded loses nothing
-        if main:
-            self._open_folder(resume)
-        finish, trainer = self._trainer(module)
+        module.configure_model()
+        finish, trainer = self._trainer(module, resume)
         if resume:
-            self._rewind(trainer, resume)
-        trainer.fit(module, datamodule=self.data, ckpt_path=resume, weights_only=True)
-        if main and not trainer.interrupted:
+            self._go_on(module, resume)
+        if main:  # only now is the folder touched: a request that is refused loses nothing
+            self._open_folder(resume)
+        self._train(trainer, module, resume)
+        if main:
             self._illustrate(finish.summary)
         return finish.summary
+
+    def check_folder(self) -> Path | None:
+        """Refuse a run folder that must not be written to; returns the checkpoint to go on from, if there is one."""
+        resume = self._checkpoint()
+        self.folder.check(self.request.run.overwrite, resuming=self._continues(resume))
+        return resume
+
+    def _checkpoint(self) -> Path | None:
+        run = self.request.run
+        return checkpoint.find(run.resume, run.output_dir) if run.resume else None
+
+    def _continues(self, resume: Path | None) -> bool:
+        """Whether the run goes on in the folder that its checkpoint lies in, and not in a new one."""
+        return resume is not None and self.folder.path.resolve() in resume.resolve().parents
+
+    def _train(self, trainer: L.Trainer, module: GraniteModule, resume: Path | None) -> None:
+        try:
+            trainer.fit(module, datamodule=self.data, ckpt_path=resume, weights_only=True)
+        except SystemExit as stop:  # Lightning's answer to a signal: code 1 for Ctrl-C, and 0 for SIGTERM
+            if trainer.received_sigterm:
+                log.warning("stopped by SIGTERM at step %d", trainer.global_step)
+                raise SystemExit(guard.TERMINATED) from stop
+            raise KeyboardInterrupt from stop
 
     def score_saved(self, split: str) -> dict:
         """Bits per token of the base model and of the run folder's final adapter on a whole split.
@@ -176,8 +213,11 @@ class Run:
             raise UserError(f"--run.output_dir {self.folder.path}: holds no adapter_model.safetensors; run fit first")
         module = self._module()
         module.configure_model()
-        loaded = peft.set_peft_model_state_dict(module.model, safetensors.torch.load_file(saved))
-        if loaded.unexpected_keys:
+        try:
+            fits = not peft.set_peft_model_state_dict(module.model, safetensors.torch.load_file(saved)).unexpected_keys
+        except RuntimeError:  # a tensor has another size
+            fits = False
+        if not fits:
             raise UserError(f"{saved}: does not fit {self.request.base.name} with rank {self.request.lora.rank}")
         module.to(self.machine.accelerator)
         loader = {"validation": self.data.val_dataloader, "test": self.data.test_dataloader}[split]
@@ -207,7 +247,7 @@ class Run:
         )
 
     def _open_folder(self, resume: Path | None) -> None:
-        if self.request.run.overwrite and not resume:
+        if self.request.run.overwrite and not self._continues(resume):
             self.folder.clear()
         (self.folder.path / "logs").mkdir(exist_ok=True)
         self.folder.write_json(MARK, self._training_config())
@@ -216,8 +256,10 @@ class Run:
         handler = logging.FileHandler(self.folder.path / "logs" / "cuda_optimized_training.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("granite_scu").addHandler(handler)
+        if resume:
+            self._rewind_history(resume)
 
-    def _trainer(self, module: GraniteModule) -> tuple[Finish, L.Trainer]:
+    def _trainer(self, module: GraniteModule, resume: Path | None) -> tuple[Finish, L.Trainer]:
         request, folder = self.request, self.folder
         settings, run = dict(request.trainer), request.run
         stopwatch = Stopwatch()
@@ -235,7 +277,9 @@ class Run:
         io = checkpoint.AdapterCheckpointIO()
         io.module = module
         logs = folder.path / "logs"
-        loggers = [TensorBoardLogger(logs, name="tensorboard", version=""), CSVLogger(logs, name="csv", version="")]
+        # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
+        leg = f"from-{resume.name}" if resume else ""
+        loggers = [TensorBoardLogger(logs, name="tensorboard", version=""), CSVLogger(logs, name="csv", version=leg)]
         settings |= {
             "accelerator": self.machine.accelerator,
             "devices": self.machine.devices,
@@ -256,19 +300,28 @@ class Run:
             "logger": loggers + _as_list(settings.get("logger")),
             "plugins": [io, *_as_list(settings.get("plugins"))],
         }
-        return finish, L.Trainer(**settings)
+        try:
+            return finish, L.Trainer(**settings)
+        except (MisconfigurationException, ValueError) as error:
+            raise UserError(f"--trainer: {error}") from error
 
-    def _rewind(self, trainer: L.Trainer, resume: Path) -> None:
-        """Put the data loader and the history where the checkpoint is."""
-        state = torch.load(resume / checkpoint.STATE, map_location="cpu", weights_only=True)
+    def _go_on(self, module: GraniteModule, resume: Path) -> None:
+        """Put the data loader where the checkpoint is. Refuses a checkpoint of another model, or past the end."""
+        state = checkpoint.load_state(resume)
+        module.on_load_checkpoint(state)
         self.data.start_batch = state["micro_batches"]
         if state["global_step"] >= self.plan.steps:
             raise UserError(
                 f"--resume-from-checkpoint {resume}: it is at step {state['global_step']} and the run ends at "
                 f"{self.plan.steps}; raise --max-steps to go on"
             )
-        if trainer.is_global_zero:
-            self.folder.rewind_history(state["global_step"])
+
+    def _rewind_history(self, resume: Path) -> None:
+        """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own."""
+        if not self._continues(resume):
+            for record in RunFolder(resume.parent).read_history():
+                self.folder.append_history(record)
+        self.folder.rewind_history(checkpoint.load_state(resume)["global_step"])
 
     def _scu_config(self) -> dict:
         settings = {k: v for k, v in asdict(self.request.control).items() if k not in ("controller", "every")}
@@ -313,6 +366,7 @@ class Run:
                 "summary": summary,
                 "hyperparameters": {
                     **asdict(request.lora),
+                    "targets": request.lora.targets or "every linear layer",
                     **asdict(request.optimizer),
                     "block_size": request.data.block_size,
                     "tokens_per_step": self.plan.tokens_per_step,
@@ -334,6 +388,28 @@ def build_controller(config: ControlConfig) -> control.Controller:
         return control.build(config.controller, **settings)
     except ValueError as error:
         raise UserError(f"--controller {config.controller}: {error}") from error
+
+
+def check_trainer(settings: dict[str, Any]) -> None:
+    """Refuse settings of Lightning's Trainer that it would refuse late, or that the run would pass over."""
+    usual = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
+    for name, instead in SET_BY_THE_RUN.items():
+        if settings[name] != (usual | TRAINER_DEFAULTS)[name]:
+            raise UserError(f"--trainer.{name} {settings[name]}: follows from other settings; use {instead}")
+    counts = {
+        "accumulate_grad_batches": "--gradient-accumulation-steps",
+        "limit_val_batches": "--eval-iters",
+        "log_every_n_steps": "--logging-steps",
+    }
+    for name, flag in counts.items():
+        if not (type(settings[name]) is int and settings[name] >= 1):
+            raise UserError(f"{flag} {settings[name]}: must be a whole number, at least 1")
+    if settings["max_steps"] < 1 and settings["max_steps"] != -1:
+        raise UserError(f"--max-steps {settings['max_steps']}: must be at least 1")
+    try:
+        Timer(settings["max_time"])
+    except MisconfigurationException as error:
+        raise UserError(f"--max-time {settings['max_time']}: must have the form DD:HH:MM:SS, as 00:01:30:00") from error
 
 
 def resolve_machine(request: Request) -> Machine:

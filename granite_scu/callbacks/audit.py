@@ -20,8 +20,9 @@ class AdapterAudit(L.Callback):
     def on_before_optimizer_step(self, trainer: L.Trainer, module: GraniteModule, optimizer) -> None:
         if self.passed:
             return
-        gradients = [u.b.grad for u in module.updates.values() if u.b.grad is not None]
-        if gradients and not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
+        gradients = [u.b.grad for u in module.updates.values()]
+        complete = all(gradient is not None for gradient in gradients)
+        if complete and not bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
             return  # this step will be skipped; look at the next
         missing = untrained(module.updates)
         if missing:

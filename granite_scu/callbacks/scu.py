@@ -18,11 +18,14 @@ SKIPPED_IN_A_ROW = 50
 
 
 class ShannonControl(L.Callback):
-    """Every ``every`` applied optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
+    """Every ``every`` optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
+
+    Skipped steps count as steps here: to know of them at once would take a synchronisation with the device at
+    every step. A tick measures the applied ones, and without any the controller holds.
 
     Args:
         controller: the law.
-        every: applied optimizer steps between ticks.
+        every: optimizer steps between ticks.
         stopwatch: for tokens per second.
         record: takes each tick's record on rank 0.
     """
@@ -36,10 +39,15 @@ class ShannonControl(L.Callback):
         self.latest: dict = {}
         self.tokens = self.skipped = self.skipped_in_a_row = 0
         self._step = self._pending = 0
+        self._learning_rate: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         module.reg_strength = self.reg_strength
         self._step = trainer.global_step
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, module: GraniteModule, optimizer) -> None:
+        # Taken here, because at the end of the batch the scheduler has moved on to the next step's.
+        self._learning_rate = optimizer.param_groups[0]["lr"]
 
     def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_) -> None:
         if trainer.global_step == self._step:  # a micro-batch inside an accumulation window
@@ -99,7 +107,7 @@ class ShannonControl(L.Callback):
             "saturated": output.saturated,
             "held": output.held,
             "in_deadband": output.in_deadband,
-            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "lr": self._learning_rate,
             "grad_norm": window.grad_norm,
             "data_grad_norm": window.data_grad_norm,
             "penalty_grad_norm": window.penalty_grad_norm,

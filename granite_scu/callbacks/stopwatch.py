@@ -15,7 +15,7 @@ class Stopwatch(L.Callback):
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far in this process."""
+        """Seconds of training so far, those before a resumed checkpoint among them."""
         running = time.perf_counter() - self._since if self._since is not None else 0.0
         return self._elapsed + running
 
@@ -33,6 +33,12 @@ class Stopwatch(L.Callback):
         """Stand still."""
         self._elapsed = self.seconds
         self._since = None
+
+    def state_dict(self) -> dict:
+        return {"elapsed": self.seconds, "last": list(self._last)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._elapsed, self._last = state["elapsed"], tuple(state["last"])
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.start()

@@ -1,0 +1,118 @@
+"""A model that trains in milliseconds, and what is needed to train it. Heavy imports wait for the first use."""
+
+import pytest
+
+VOCABULARY = 64
+POISON = 63
+"""A token that occurs in poisoned micro-batches only."""
+
+
+@pytest.fixture(scope="session")
+def small_granite(tmp_path_factory) -> str:
+    """Folder of a Granite hybrid with random weights: a Mamba-2 and an attention layer, the embedded model shrunk."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from granite_scu.config import TINY_MODEL
+    from granite_scu.model.loading import load_model_config
+
+    config = load_model_config(TINY_MODEL)
+    shrunk = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mamba_n_heads": 3,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "shared_intermediate_size": 32,
+        "initializer_range": 0.2,
+        "dtype": "float32",
+    }
+    config.update(shrunk)
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("small-granite")
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def make_module(small_granite):
+    """Builds a module, model and adapters in place; equal arguments give equal weights."""
+    import torch
+
+    from granite_scu.config import BaseConfig, LoraConfig, OptimizerConfig
+    from granite_scu.module import GraniteModule
+
+    def make(cls=GraniteModule, *, base=None, lora=None, optimizer=None, sigma=0.02, n_tokens=1000, total_steps=100):
+        torch.manual_seed(0)
+        module = cls(
+            BaseConfig(small_granite, **(base or {})),
+            LoraConfig(**({"rank": 4, "alpha": 8.0} | (lora or {}))),
+            OptimizerConfig(**({"warmup_steps": 0, "schedule": "constant", "gradient_clip": 0.0} | (optimizer or {}))),
+            sigma,
+            n_tokens,
+            total_steps,
+        )
+        module.configure_model()
+        return module
+
+    return make
+
+
+@pytest.fixture
+def make_batches():
+    """Builds micro-batches of random tokens, of which the later ones of each have ever fewer that count."""
+    import torch
+
+    def make(count: int, seed: int = 0, rows: int = 2, time: int = 12) -> list[dict]:
+        generator = torch.Generator().manual_seed(seed)
+        batches = []
+        for i in range(count):
+            tokens = torch.randint(2, POISON, (rows, time + 1), generator=generator)
+            labels = tokens[:, 1:].clone()
+            labels[:, : (5 * i) % time] = -100
+            batches.append({"input_ids": tokens[:, :-1], "labels": labels})
+        return batches
+
+    return make
+
+
+@pytest.fixture
+def poison():
+    """Gives a micro-batch like another one whose loss, in that module, is NaN: so is the embedding of its token."""
+    import torch
+
+    def forget(embedding, args, vectors):
+        return vectors.masked_fill((args[0] == POISON)[..., None], torch.nan)
+
+    def poison(module, batch: dict) -> dict:
+        module.language_model.get_input_embeddings().register_forward_hook(forget)
+        return batch | {"input_ids": torch.full_like(batch["input_ids"], POISON)}
+
+    return poison
+
+
+@pytest.fixture
+def fit(tmp_path):
+    """Trains a module on micro-batches with a real Trainer on the CPU in fp32, and returns the Trainer."""
+    import lightning as L
+    from torch.utils.data import DataLoader
+
+    def fit(module, batches, *, ckpt_path=None, **settings) -> L.Trainer:
+        defaults = {
+            "accelerator": "cpu",
+            "max_epochs": None if "max_steps" in settings else 1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "default_root_dir": tmp_path,
+        }
+        trainer = L.Trainer(**(defaults | settings))
+        trainer.fit(module, DataLoader(batches, batch_size=None), ckpt_path=ckpt_path, weights_only=True)
+        return trainer
+
+    return fit

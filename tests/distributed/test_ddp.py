@@ -1,0 +1,111 @@
+"""Two processes on half a batch each do what one does on the whole of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ddp")]
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_granite_cuda.py"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+# Uneven text: the last block of an epoch is padded, and documents end anywhere, so ranks see unequal token counts.
+FLAGS = (
+    *("--test-run", "--max-steps", 8, "--control-every", 2, "--eval-steps", 4, "--eval-iters", 100, "--save-steps", 4),
+    *("--precision", "fp32"),
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """Documents of very different lengths."""
+    from granite_scu.data.corpora import stdlib_docs
+
+    folder = tmp_path_factory.mktemp("corpus")
+    for number, document in enumerate(stdlib_docs()[:30]):
+        (folder / f"{number:02}.txt").write_text(document.text[: 200 + 150 * number], encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory) -> dict[str, tuple[Path, subprocess.CompletedProcess]]:
+    """The same steps by one process and by two."""
+    where = tmp_path_factory.mktemp("runs")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+
+    def start(name: str, launcher: tuple[str, ...], *argv) -> tuple[Path, subprocess.CompletedProcess]:
+        flags = (*FLAGS, "--data-dir", corpus, "--output-dir", where / name, *argv)
+        line = [sys.executable, *launcher, str(SCRIPT), *map(str, flags)]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=where, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return where / name, done
+
+    return {
+        "one": start("one", (), "--batch-size", 4),
+        "two": start("two", TORCHRUN, "--batch-size", 2, "--multi-gpu", "--accelerator", "cpu"),
+    }
+
+
+@pytest.fixture
+def read(runs):
+    """Reads a JSON file of both run folders."""
+    return lambda name: tuple(json.loads((runs[run][0] / name).read_text(encoding="utf-8")) for run in ("one", "two"))
+
+
+def test_the_adapters_agree(runs):
+    one, two = (load_file(runs[name][0] / "adapter_model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert max(tensor.abs().max().item() for name, tensor in one.items() if ".lora_B." in name) > 1e-3  # it has moved
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-6)
+
+
+def test_the_histories_agree(read):
+    one, two = read("scu_history.json")
+    assert [record["step"] for record in one] == [record["step"] for record in two] == [2, 4, 6, 8]
+    assert [record["tokens"] for record in one] == [record["tokens"] for record in two]
+    for name in ("s", "s_ema", "lambda", "data_bpt", "param_bpt", "grad_norm", "data_grad_norm", "penalty_grad_norm"):
+        assert [record[name] for record in one] == pytest.approx([record[name] for record in two], rel=1e-4), name
+
+
+def test_the_scores_agree(read):
+    one, two = read("scu_metrics.json")
+    assert (one["test_tokens"], one["tokens"], one["best_val_step"]) == (
+        two["test_tokens"],
+        two["tokens"],
+        two["best_val_step"],
+    )
+    for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt"):
+        assert one[name] == pytest.approx(two[name], rel=1e-5), name
+
+
+def test_two_processes_were_at_work(read):
+    one, two = read("training_config.json")
+    assert (one["machine"]["devices"], two["machine"]["devices"]) == (1, 2)
+    assert one["plan"] == two["plan"]
+
+
+def test_one_process_writes_and_speaks(runs):
+    """The same files, and the same lines on the console, as of a lone process."""
+    (one, alone), (two, both) = runs["one"], runs["two"]
+    assert names(one) == names(two)
+    assert unmeasured(both.stdout) == unmeasured(alone.stdout)
+    assert "error" not in both.stderr.lower()
+    logs = [(folder / "logs" / "cuda_optimized_training.log").read_text().count("\n") for folder in (one, two)]
+    assert logs[0] == logs[1]
+
+
+def names(folder: Path) -> set[str]:
+    """The files of a run folder; an event file's name holds the time and the process."""
+    return {str(path.relative_to(folder)).split("tfevents")[0] for path in folder.rglob("*") if path.is_file()}
+
+
+def unmeasured(out: str) -> list[str]:
+    """The first words of each line: what is measured differs in its last digits, and times differ anyway."""
+    return [" ".join(line.split()[:2]) for line in out.splitlines()]

@@ -1,0 +1,312 @@
+"""What bad input gets: one line on stderr that says what and what to do, exit code 2, and nothing lost."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from granite_scu import hardware
+from granite_scu.hardware import Device
+from granite_scu.model import loading
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_granite_cuda.py"
+PLAIN_CPU = Device("cpu", "Plain CPU", 16.0, None, 1, supports_bf16=False, supports_tf32=False, supports_flash=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def precious(tmp_path) -> Path:
+    """A finished run that --overwrite may replace, but only by a run that can start."""
+    folder = tmp_path / "precious"
+    (folder / "checkpoint-10").mkdir(parents=True)
+    for name in ("training_config.json", "adapter_model.safetensors", "scu_history.json", "checkpoint-10/state.ckpt"):
+        (folder / name).write_text(json.dumps({"precious": name}))
+    return folder
+
+
+@pytest.fixture
+def refusal(launch, precious):
+    """Asks for a test run that would replace the precious one, and returns the one line it gets."""
+
+    def ask(*argv) -> str:
+        before = contents(precious)
+        code, _, err = launch("--test-run", "--output-dir", precious, "--overwrite", *argv)
+        assert code == 2, err
+        assert contents(precious) == before
+        return one_line(err)
+
+    return ask
+
+
+def one_line(err: str) -> str:
+    assert err.startswith("error: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+# The text
+
+
+def test_missing_data(refusal):
+    line = refusal("--data-dir", "no/such/folder")
+    assert "--data-dir no/such/folder: no such file or folder; give a" in line
+
+
+def test_an_empty_file(refusal, tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n\n")
+    assert f"--data-dir {empty}: holds no text" in refusal("--data-dir", empty)
+
+
+def test_an_empty_folder(refusal, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert f"--data-dir {empty}: the folder is empty; give a" in refusal("--data-dir", empty)
+
+
+def test_a_kind_of_file_that_is_not_read(refusal, tmp_path):
+    other = tmp_path / "table.parquet"
+    other.write_bytes(b"PAR1")
+    assert "cannot read .parquet; give a .txt" in refusal("--data-dir", other)
+
+
+def test_text_that_is_not_utf8(refusal, tmp_path):
+    wrong = tmp_path / "latin.txt"
+    wrong.write_bytes(b"one line\n" + "na\u00efve".encode("latin1"))
+    line = refusal("--data-dir", wrong)
+    assert f"--data-dir {wrong}: byte 11 (line 2) is not valid UTF-8; convert the file" in line
+
+
+def test_a_line_that_is_not_json(refusal, tmp_path):
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text('{"text": "fine"}\n{"text": \n')
+    assert f"--data-dir {wrong}:2: not valid JSON" in refusal("--data-dir", wrong)
+
+
+def test_a_line_without_the_text_column(refusal, tmp_path):
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text('{"body": "fine"}\n')
+    line = refusal("--data-dir", wrong)
+    assert f"--data-dir {wrong}:1: no field 'text', there are: body; name one with --text-column" in line
+
+
+def test_text_shorter_than_a_block(refusal, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("A few words only.")
+    line = refusal("--data-dir", short)
+    assert f"--data-dir {short}: " in line
+    assert "tokens are too few" in line
+    assert "give more text" in line
+
+
+# The flags
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--max-step", "3"], "unknown flag --max-step: did you mean --max-steps?"),
+        (["--fp16", "--bf16"], "bf16 and fp16 exclude each other; choose one"),
+        (["--block-size", "64", "--max-length", "32"], "are the same setting; give one of them"),
+        (["--block-size", "4"], "--block-size 4: must be at least 8 tokens"),
+        (["--max-steps", "0"], "--max-steps 0: must be at least 1"),
+        (["--max-steps", "-7"], "--max-steps -7: must be at least 1"),
+        (["--max-time", "soon"], "--max-time soon: must have the form DD:HH:MM:SS"),
+        (["--num-epochs", "0"], "--num-epochs 0.0: must be positive"),
+        (["--batch-size", "0"], "--batch-size 0: must be at least 1"),
+        (["--gradient-accumulation-steps", "0"], "--gradient-accumulation-steps 0: must be a whole number, at least 1"),
+        (["--eval-iters", "0"], "--eval-iters 0: must be a whole number, at least 1"),
+        (["--trainer.limit_val_batches", "0.5"], "--eval-iters 0.5: must be a whole number, at least 1"),
+        (["--logging-steps", "0"], "--logging-steps 0: must be a whole number, at least 1"),
+        (["--save-steps", "0"], "--save-steps 0: must be at least 1"),
+        (["--eval-steps", "0"], "--eval-steps 0: must be at least 1"),
+        (["--seed", "-1"], "--seed -1: must be a whole number from 0 to 4294967295"),
+        (["--learning-rate", "0"], "--learning-rate 0.0: must be positive"),
+        (["--lora-r", "0"], "--lora-r 0: must be at least 1"),
+        (["--lora.targets", "[in_prj]"], "lora.targets in_prj: no linear layer has that name; did you mean in_proj?"),
+        (["--attn", "flash_attention_2"], "--attn flash_attention_2: flash-attn is not installed; use --attn sdpa"),
+        (["--accelerator", "tpu"], "--accelerator: invalid choice: 'tpu'"),
+        (["--trainer.devices", "2"], "--trainer.devices 2: follows from other settings; use --multi-gpu"),
+        (["--trainer.gradient_clip_val", "2"], "--trainer.gradient_clip_val 2: follows from other settings; use"),
+        (["--trainer.max_epochs", "2"], "--trainer.max_epochs 2: follows from other settings; use --num-epochs"),
+        (["--trainer.barebones", "true"], "barebones"),
+        (["--config", "no/such.yaml"], "no/such.yaml"),
+    ],
+)
+def test_a_wrong_flag(refusal, monkeypatch, argv, words):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)  # no flash-attn on any machine
+    assert words in refusal(*argv)
+
+
+@pytest.mark.parametrize("target", ["0", "1", "-0.1", "2"])
+def test_a_setpoint_that_is_no_ratio(refusal, target):
+    assert "must lie between 0 and 1, for example 0.02" in refusal("--target-s", target)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--lambda-min", "10", "--lambda-max", "1"], "--lambda-min 10.0: must not exceed --lambda-max 1"),
+        (["--lambda-init", "10", "--lambda-max", "1"], "--lambda-init 10.0: must lie in [1e-06, 1]"),
+        (["--lambda-min", "0"], "--lambda-min 0.0: must be positive"),
+        (["--controller", "pid"], "no controller is called 'pid'; there are pi, fixed, none; did you mean pi?"),
+        (["--ema-alpha", "0"], "--ema-alpha 0.0: must be in (0, 1]"),
+        (["--control-every", "0"], "--control-every 0: must be at least 1"),
+        (["--kp", "-1"], "--kp -1.0: must be positive"),
+        (["--prior-sigma", "0"], "--prior-sigma 0.0: must be positive"),
+        (["--n-tokens", "0"], "--n-tokens 0: must be positive"),
+    ],
+)
+def test_a_wrong_controller(refusal, argv, words):
+    assert words in refusal(*argv)
+
+
+# The machine
+
+
+def test_bf16_where_the_device_has_none(refusal, monkeypatch):
+    monkeypatch.setattr(hardware, "_detect_cpu", lambda: PLAIN_CPU)
+    line = refusal("--bf16")
+    assert "--precision bf16: Plain CPU has neither AMX nor AVX512-BF16" in line
+    assert "use --precision fp32 or --precision auto" in line
+
+
+def test_fp16_on_a_cpu(refusal):
+    assert "--precision fp16: fp16 needs a CUDA device; use" in refusal("--fp16")
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "cuda"])
+def test_no_cuda_where_the_cpu_was_not_asked_for(refusal, accelerator):
+    line = refusal("--accelerator", accelerator)
+    assert f"--accelerator {accelerator}: no CUDA device; add --accelerator cpu" in line
+    assert "--test-run" in line
+
+
+def test_several_gpus_on_a_lone_cpu_process(refusal):
+    line = refusal("--multi-gpu")
+    assert "--multi-gpu: there is no GPU and only one CPU process; leave it out" in line
+    assert "torchrun --nproc-per-node 2" in line
+
+
+def test_4_bits_without_bitsandbytes(refusal, monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    line = refusal("--4bit-quantization")
+    assert "--4bit-quantization: bitsandbytes is not installed; pip install" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("granite-9000", "--model granite-9000: no such folder, and not a hub id (owner/name) or tiny-granite-h"),
+        ("./no/such/model", "--model ./no/such/model: no such folder"),
+        ("nobody/no-such-model", "--model nobody/no-such-model: cannot be loaded"),
+    ],
+)
+def test_an_unknown_model(refusal, name, words):
+    assert words in refusal("--model", name)
+
+
+def test_a_folder_that_is_no_model(refusal, tmp_path):
+    folder = tmp_path / "not-a-model"
+    folder.mkdir()
+    assert "the folder holds no config.json" in refusal("--model", folder)
+    (folder / "config.json").write_text("{}")
+    assert f"--model {folder}: cannot be loaded" in refusal("--model", folder)
+
+
+# The run folder
+
+
+def test_a_folder_that_is_not_empty(launch, precious):
+    before = contents(precious)
+    code, _, err = launch("--test-run", "--output-dir", precious)
+    assert code == 2
+    assert f"--output-dir {precious}: is not empty; choose another folder" in one_line(err)
+    assert contents(precious) == before
+
+
+def test_a_folder_that_holds_something_else(launch, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    code, _, err = launch("--test-run", "--output-dir", tmp_path, "--overwrite")
+    assert code == 2
+    assert "not a run folder, so it is left alone" in one_line(err)
+    assert contents(tmp_path) == {"thesis.tex": b"years of work"}
+
+
+@pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
+def test_a_folder_that_cannot_be_written(launch, tmp_path, below):
+    # A file in its place: unlike a folder's permissions, that stops root too.
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    code, _, err = launch("--test-run", "--output-dir", file / below)
+    assert code == 2
+    assert "cannot be written" in one_line(err)
+    assert "choose another folder" in err
+    assert file.read_text() == "in the way"
+
+
+@pytest.mark.parametrize(
+    ("resume", "words"),
+    [
+        ("last", "is damaged; go on from another"),
+        ("no/such/checkpoint-3", "is not a checkpoint folder (no state.ckpt in it)"),
+    ],
+)
+def test_a_checkpoint_that_is_none(refusal, resume, words):
+    assert words in refusal("--resume-from-checkpoint", resume)
+
+
+def test_no_checkpoint_to_go_on_from(launch):
+    code, _, err = launch("--test-run", "--resume-from-checkpoint", "last", "--output-dir", "new")
+    assert code == 2
+    assert "--resume-from-checkpoint last: new holds no checkpoint" in one_line(err)
+    assert not Path("new").exists()
+
+
+# Around it
+
+
+def test_a_wrong_flag_is_refused_before_torch_is_loaded(command):
+    done = command("-X", "importtime", SCRIPT, "--max-step", "3")
+    assert done.returncode == 2
+    assert re.search(r"\| +granite_scu\.flags$", done.stderr, re.MULTILINE)
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+
+
+def test_debug_shows_the_traceback(launch):
+    code, _, err = launch("--test-run", "--seed", "-1", "--debug")
+    assert code == 2
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("error: --seed -1: ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--fp16", "--bf16"], "exclude each other"),
+        (["--model", "tiny-granite-h", "--data-dir", "stdlib-docs"], "no CUDA device; add --accelerator cpu"),
+        (["--test-run", "--data-dir", "{tmp_path}/latin.txt"], "byte 3 (line 1) is not valid UTF-8"),
+        (["--test-run", "--lora.targets", "[in_prj]", "--4bit-quantization"], "did you mean in_proj?"),
+    ],
+)
+def test_the_script_itself_prints_one_line_and_nothing_else_on_stderr(script, tmp_path, argv, words):
+    """In a process of its own, with whatever the libraries have to say."""
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    argv = [word.format(tmp_path=tmp_path) for word in argv]
+    done = script(*argv, "--output-dir", tmp_path / "out")
+    assert done.returncode == 2
+    assert words in one_line(done.stderr)

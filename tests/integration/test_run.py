@@ -1,0 +1,533 @@
+"""A run from its flags to its folder, and everything that can be done with that folder."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from granite_scu import cli
+from granite_scu.config import DataConfig
+from granite_scu.data.module import TextDataModule
+
+pytestmark = pytest.mark.xdist_group("run")  # one worker, so that the run is made once
+
+ROOT = Path(__file__).parents[2]
+EMBEDDED = str(files("granite_scu") / "assets" / "tiny-granite-h")
+
+STEPS, EVERY, SAVED = 42, 4, 21
+FLAGS = ("--test-run", "--precision", "fp32", "--max-steps", STEPS, "--control-every", EVERY)
+FLAGS += ("--save-steps", SAVED, "--eval-steps", 20)
+
+RECORD = {
+    *("step", "tokens", "data_bpt", "param_bpt", "s", "s_ema", "s_target", "error", "lambda", "p_term", "i_term"),
+    *("saturated", "held", "lr", "grad_norm", "tokens_per_s", "gpu_memory_gb"),
+}
+TIMES = {"tokens_per_s", "train_time_s", "wall_time_s"}
+
+
+@pytest.fixture(scope="module")
+def run(script, tmp_path_factory) -> SimpleNamespace:
+    """The run that most of these tests look at: 42 steps of the embedded model, saved half-way, 21 being no tick."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    done = script(*FLAGS, "--output-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return SimpleNamespace(folder=folder, out=done.stdout, err=done.stderr)
+
+
+def read_json(path: Path):
+    def refuse(word: str):
+        raise ValueError(f"{path}: {word} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def history(folder: Path) -> list[dict]:
+    return read_json(folder / "scu_history.json")
+
+
+def untimed(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name not in TIMES}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_same_adapter(one: Path, other: Path, atol: float = 0.0):
+    first, second = (load_file(folder / "adapter_model.safetensors") for folder in (one, other))
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=0, atol=atol)
+
+
+def leaves(value, path=()):
+    """Every (path, value) at the ends of nested dicts and lists."""
+    if isinstance(value, dict | list):
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(entry, (*path, key))
+    else:
+        yield path, value
+
+
+# What it says
+
+
+def test_nothing_goes_to_stderr(run):
+    assert run.err == ""
+
+
+def test_the_console_shows_the_course_and_the_result(run):
+    assert re.search(r"^step 36/42  loss \d\.\d+ bits/token  S \d\.\d+% \(S\* 2\.00%\)  lambda ", run.out, re.MULTILINE)
+    assert re.search(r"^step 20  validation \d\.\d{4} bits/token *$", run.out, re.MULTILINE)
+    assert f"{read_json(run.folder / 'scu_metrics.json')['final_test_bpt']:.4f} bits/token" in run.out
+    assert str(run.folder) in run.out
+
+
+# The folder
+
+
+def test_the_folder_is_complete(run):
+    expected = [
+        *("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("scu_config.json", "scu_metrics.json", "scu_history.json", "training_config.json", "config.yaml"),
+        *("logs/cuda_optimized_training.log", "logs/csv/metrics.csv", "control.png", "README.md"),
+        *("best/adapter_model.safetensors", "best/adapter_config.json"),
+        *(f"checkpoint-{step}/{name}" for step in (21, 42) for name in ("state.ckpt", "adapter_model.safetensors")),
+    ]
+    missing = [name for name in expected if not (run.folder / name).is_file()]
+    assert not missing
+    assert list(run.folder.glob("logs/tensorboard/events.out.tfevents.*"))
+    leftovers = [path for path in run.folder.rglob("*") if path.name.endswith(".tmp") or path.suffix == ".jsonl"]
+    assert not leftovers
+
+
+def test_json_is_strict_and_the_numbers_are_finite(run):
+    for path in run.folder.rglob("*.json"):
+        read_json(path)
+    metrics = read_json(run.folder / "scu_metrics.json")
+    for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt", "train_bpt", "tokens_per_s"):
+        assert 0 < metrics[name] < math.inf
+    assert metrics["steps"] == STEPS
+    assert metrics["skipped_steps"] == 0
+
+
+def test_no_path_of_this_machine_is_left_but_the_output_folder(run):
+    for path in [*run.folder.rglob("*.json"), *run.folder.rglob("*.yaml")]:
+        if path.name == "tokenizer.json":  # its vocabulary may well hold strings that look like paths
+            continue
+        for place, value in leaves(yaml.safe_load(path.read_text(encoding="utf-8"))):
+            if isinstance(value, str) and PurePosixPath(value).is_absolute():
+                assert place == ("run", "output_dir"), f"{path.name}: {place} is {value}"
+    for path in [*run.folder.rglob("*.json"), *run.folder.rglob("*.yaml"), run.folder / "README.md"]:
+        text = path.read_text(encoding="utf-8").replace(str(run.folder), "")
+        for machine in (str(ROOT), EMBEDDED, str(Path.home()), str(run.folder.parent)):
+            assert machine not in text, path
+
+
+@pytest.mark.parametrize("name", ["", "best", f"checkpoint-{SAVED}"])
+def test_adapters_name_their_base_as_the_user_did(run, name):
+    config = read_json(run.folder / name / "adapter_config.json")
+    assert config["base_model_name_or_path"] == "tiny-granite-h"
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (16, 32.0, "LORA")
+
+
+def test_checkpoints_hold_no_base_model(run):
+    base = (Path(EMBEDDED) / "model.safetensors").stat().st_size
+    adapter = (run.folder / "adapter_model.safetensors").stat().st_size
+    state = torch.load(run.folder / f"checkpoint-{SAVED}" / "state.ckpt", weights_only=True)
+    assert all("lora_" in name for name in state["state_dict"])
+    assert (run.folder / f"checkpoint-{SAVED}" / "state.ckpt").stat().st_size < 3.5 * adapter < 3.5 * base
+
+
+def test_the_history_has_a_record_of_every_tick_and_of_the_last_step(run):
+    records = history(run.folder)
+    assert [record["step"] for record in records] == [*range(EVERY, STEPS + 1, EVERY), STEPS]
+    for record in records:
+        assert record.keys() >= RECORD
+        assert record["s"] == pytest.approx(record["param_bpt"] / (record["data_bpt"] + record["param_bpt"]))
+        assert record["s_target"] == 0.02
+        assert record["lambda"] > 0
+    tokens = [record["tokens"] for record in records]
+    assert tokens == sorted(set(tokens))
+    assert records[0]["s"] < records[-1]["s"]
+
+
+def test_the_loggers_have_the_same_records(run):
+    with (run.folder / "logs" / "csv" / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["scu/s"]]
+    records = history(run.folder)
+    assert [int(row["step"]) for row in rows] == [record["step"] for record in records]
+    assert [float(row["scu/lambda"]) for row in rows] == pytest.approx([record["lambda"] for record in records])
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.folder / "logs" / "tensorboard"))
+    events.Reload()
+    assert {"scu/s", "scu/lambda", "scu/data_bpt", "val_bpt"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("scu/lambda")] == [record["step"] for record in records]
+
+
+def test_the_log_file_tells_the_course(run):
+    log = (run.folder / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
+    assert "step 36/42  loss" in log
+    assert "validation" in log
+
+
+def test_the_picture_and_the_card(run):
+    assert (run.folder / "control.png").read_bytes().startswith(b"\x89PNG")
+    card = (run.folder / "README.md").read_text(encoding="utf-8")
+    assert yaml.safe_load(card.split("---")[1])["base_model"] == "tiny-granite-h"
+    metrics = read_json(run.folder / "scu_metrics.json")
+    for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt"):
+        assert f"{metrics[name]:.4f} bits per token" in card
+    assert "control.png" in card
+    assert "| targets | every linear layer |" in card
+
+
+def test_the_configuration_says_what_ran(run):
+    config = read_json(run.folder / "training_config.json")
+    assert config["plan"]["steps"] == STEPS
+    assert config["machine"]["precision"] == "32-true"
+    assert config["versions"]["torch"] == torch.__version__
+    assert config["data_summary"]["train"]["supervised_tokens"] == config["plan"]["n_tokens"]
+    controller = read_json(run.folder / "scu_config.json")
+    assert controller["controller"] == "pi"
+    assert controller["control_every"] == EVERY
+    assert controller["n_tokens"] == config["plan"]["n_tokens"]
+
+
+# The adapter
+
+
+def test_plain_peft_gives_the_reported_bits_per_token(run):
+    """transformers and PEFT as they come, none of our forward, loss or evaluation; only the split is ours."""
+    tokenizer = AutoTokenizer.from_pretrained(run.folder)
+    data = TextDataModule(DataConfig(path="stdlib-docs", block_size=128, batch_size=8), seed=0)
+    data.prepare(tokenizer)
+    base = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, run.folder).eval()
+    nats = {"adapter": 0.0, "base": 0.0}
+    tokens = 0
+    with torch.no_grad():
+        for batch in data.test_dataloader():
+            labels = batch["labels"].flatten()
+            tokens += int((labels != -100).sum())
+            nats["adapter"] += cross_entropy(
+                model(batch["input_ids"]).logits.flatten(0, 1), labels, reduction="sum"
+            ).item()
+            with model.disable_adapter():
+                logits = model(batch["input_ids"]).logits
+            nats["base"] += cross_entropy(logits.flatten(0, 1), labels, reduction="sum").item()
+    metrics = read_json(run.folder / "scu_metrics.json")
+    assert tokens == metrics["test_tokens"]
+    assert nats["adapter"] / tokens / math.log(2) == pytest.approx(metrics["final_test_bpt"], abs=1e-3)
+    assert nats["base"] / tokens / math.log(2) == pytest.approx(metrics["base_test_bpt"], abs=1e-3)
+    assert metrics["final_test_bpt"] < metrics["base_test_bpt"] - 0.02  # and it has learned something
+
+
+def test_param_bpt_can_be_recomputed_from_the_files(run):
+    """|Delta W|^2 / (2 sigma^2 N ln 2), with Delta W multiplied out."""
+    weights = load_file(run.folder / "adapter_model.safetensors")
+    peft_config, scu = read_json(run.folder / "adapter_config.json"), read_json(run.folder / "scu_config.json")
+    scale = peft_config["lora_alpha"] / peft_config["r"]
+    downs = sorted(name for name in weights if ".lora_A." in name)
+    squares = 0.0
+    for name in downs:
+        a, b = weights[name].double(), weights[name.replace(".lora_A.", ".lora_B.")].double()
+        squares += (scale * b @ a).square().sum().item()
+    assert 2 * len(downs) == len(weights) > 0
+    param_bpt = squares / (2 * scu["prior_sigma"] ** 2 * scu["n_tokens"] * math.log(2))
+    assert param_bpt == pytest.approx(history(run.folder)[-1]["param_bpt"], rel=1e-3)
+    assert scu["measure"] == "delta"
+
+
+# The configuration feeds back
+
+
+def test_the_saved_configuration_gives_the_same_run_bit_for_bit(run, command, tmp_path):
+    again = tmp_path / "again"
+    done = command("-m", "granite_scu", "fit", "--config", run.folder / "config.yaml", "--run.output_dir", again)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_same_adapter(run.folder, again)
+    assert [untimed(record) for record in history(again)] == [untimed(record) for record in history(run.folder)]
+
+
+@pytest.mark.parametrize("split", ["test", "validate"])
+def test_the_commands_that_score_the_saved_adapter(run, capfd, split):
+    assert cli.main([split, "--config", str(run.folder / "config.yaml")]) == 0
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    found, metrics = json.loads(printed.out), read_json(run.folder / "scu_metrics.json")
+    if split == "test":
+        assert found["adapter_bpt"] == pytest.approx(metrics["final_test_bpt"], abs=1e-6)
+        assert found["base_bpt"] == pytest.approx(metrics["base_test_bpt"], abs=1e-6)
+        assert found["tokens"] == metrics["test_tokens"]
+    else:
+        assert found["split"] == "validation"
+        assert found["adapter_bpt"] < found["base_bpt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--run.output_dir", "no/such/run"], "holds no adapter_model.safetensors; run fit first"),
+        (["--lora.rank", "8"], "does not fit tiny-granite-h with rank 8"),
+        (["--lora.targets", "[in_proj]"], "does not fit"),
+    ],
+)
+def test_what_cannot_be_scored_is_said(run, capfd, arguments, words):
+    assert cli.main(["test", "--config", str(run.folder / "config.yaml"), *arguments]) == 2
+    printed = capfd.readouterr().err
+    assert words in printed
+    assert printed.count("\n") == 1
+
+
+# Going on
+
+
+@pytest.fixture
+def crashed(run, tmp_path) -> Path:
+    """The run as a crash at step 33 would have left it: ticks up to 32, and half of a line."""
+    folder = tmp_path / "crashed"
+    shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns("control.*", "README.md", "scu_*.json"))
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / f"checkpoint-{STEPS}")
+    lines = [json.dumps(record) + "\n" for record in history(run.folder) if record["step"] <= 32]
+    (folder / "scu_history.jsonl").write_text("".join(lines) + lines[-1][:50])
+    return folder
+
+
+def test_a_resumed_run_ends_as_if_nothing_had_happened(run, crashed, script):
+    """From a checkpoint between two ticks; without --output-dir it goes on in the checkpoint's own folder."""
+    done = script(*FLAGS, "--resume-from-checkpoint", crashed / f"checkpoint-{SAVED}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_same_adapter(run.folder, crashed)
+    assert_same_adapter(run.folder / "best", crashed / "best")
+    assert [untimed(record) for record in history(crashed)] == [untimed(record) for record in history(run.folder)]
+    resumed, whole = (read_json(folder / "scu_metrics.json") for folder in (crashed, run.folder))
+    assert untimed(resumed) == untimed(whole)
+    assert (crashed / "logs" / "csv" / "metrics.csv").is_file()  # the first half's
+    log = (crashed / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
+    assert "step 12/42" in log
+    assert "step 36/42" in log
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--lora-r", "8"], "the checkpoint's adapters do not fit this model; resume with the same"),
+        (["--max-steps", "20"], "it is at step 21 and the run ends at 20; raise --max-steps to go on"),
+        (["--target-s", "2"], "--target-s 2.0: must lie between 0 and 1"),
+    ],
+)
+def test_a_resumption_that_is_refused_leaves_the_run_as_it_was(crashed, launch, argv, words):
+    before = contents(crashed)
+    code, _, err = launch(*FLAGS, "--resume-from-checkpoint", crashed / f"checkpoint-{SAVED}", "--overwrite", *argv)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
+    assert contents(crashed) == before
+
+
+def test_a_run_that_goes_on_in_another_folder_takes_its_history_along(train, launch, corpus):
+    """With dropout, whose random numbers go on too."""
+    flags = ("--lora-dropout", 0.2, "--save-steps", 2, "--max-steps", 6, "--keep", 5)
+    whole = train(*flags)
+    resumed = train(*flags, "--resume-from-checkpoint", whole / "checkpoint-4")
+    assert resumed != whole
+    assert_same_adapter(whole, resumed)
+    assert [untimed(record) for record in history(resumed)] == [untimed(record) for record in history(whole)]
+    # Elsewhere it is a new run, which may not land on top of another.
+    before = contents(whole)
+    argv = ("--test-run", "--data-dir", corpus, "--resume-from-checkpoint", resumed / "checkpoint-6")
+    code, _, err = launch(*argv, "--output-dir", whole)
+    assert code == 2
+    assert "is not empty" in err
+    assert contents(whole) == before
+
+
+def test_time_goes_on_where_the_checkpoint_left_it(train):
+    whole = train("--max-steps", 6, "--save-steps", 4)
+    rates = [record["tokens_per_s"] for record in history(whole)]
+    first = read_json(whole / "scu_metrics.json")["train_time_s"]
+    resumed = train("--max-steps", 6, "--save-steps", 4, "--resume-from-checkpoint", whole / "checkpoint-4")
+    metrics = read_json(resumed / "scu_metrics.json")
+    # Of six steps two were made just now: a clock that started anew would stand at a third of the time.
+    assert metrics["train_time_s"] > 0.5 * first
+    assert history(resumed)[4]["tokens_per_s"] < 3 * max(rates)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_with_its_own_exit_code(corpus, tmp_path, number, code):
+    folder = tmp_path / "out"
+    flags = ("--test-run", "--data-dir", corpus, "--max-steps", 2000, "--save-steps", 4, "--output-dir", folder)
+    line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), *map(str, flags)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for shown in process.stdout:
+            if shown.startswith("step 12/"):
+                process.send_signal(number)
+                break
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert "--resume-from-checkpoint last" in err if number == signal.SIGINT else "stopped by SIGTERM" in out
+    assert (folder / "checkpoint-12").is_dir()
+
+
+# What a run can be asked to be
+
+
+def test_without_a_controller_lambda_is_zero_and_s_is_measured(train):
+    records = history(train("--controller", "none"))
+    assert [record["lambda"] for record in records] == [0.0] * 4
+    assert all(record["s"] > 0 for record in records[1:])
+    assert all(record["p_term"] is None for record in records)
+
+
+def test_a_fixed_controller_leaves_lambda_alone(train):
+    records = history(train("--controller", "fixed", "--lambda-init", "0.25"))
+    assert [record["lambda"] for record in records] == [0.25] * 4
+
+
+def test_4_bits_on_the_cpu(script, corpus, tmp_path):
+    folder = tmp_path / "out"
+    argv = ("--test-run", "--4bit-quantization", "--data-dir", corpus, "--max-steps", 4, "--output-dir", folder)
+    done = script(*argv)
+    assert (done.returncode, done.stderr) == (0, "")  # bitsandbytes has nothing to say
+    assert read_json(folder / "training_config.json")["base"]["quantize_4bit"]
+    metrics = read_json(folder / "scu_metrics.json")
+    assert metrics["skipped_steps"] == 0
+    assert metrics["final_test_bpt"] < metrics["base_test_bpt"]
+
+
+def test_what_changes_speed_or_memory_leaves_the_result_alone(train):
+    plain = train()
+    argv = ("--gradient-checkpointing", "--num-workers", 1, "--prefetch-factor", 3, "--attn", "eager")
+    other = train(*argv, "--eval-batch-size", 2, "--max-time", "00:01:00:00")
+    assert_same_adapter(plain, other, atol=1e-5)
+    scores = [read_json(folder / "scu_metrics.json")["final_test_bpt"] for folder in (plain, other)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_accumulated_micro_batches_make_the_same_steps(train):
+    whole = train("--batch-size", 4)
+    parts = train("--batch-size", 1, "--gradient-accumulation-steps", 4)
+    assert_same_adapter(whole, parts, atol=1e-5)
+    assert [r["step"] for r in history(parts)] == [r["step"] for r in history(whole)]
+    assert [r["tokens"] for r in history(parts)] == [r["tokens"] for r in history(whole)]
+
+
+def test_early_stopping(train):
+    folder = train(
+        "--max-steps", 30, "--eval-steps", 1, "--early-stopping", 1, "--learning-rate", 3, "--warmup-steps", 0
+    )
+    assert read_json(folder / "scu_metrics.json")["steps"] < 30
+    assert history(folder)[-1]["step"] < 30
+
+
+def test_a_limit_on_time_ends_the_run_in_order(train):
+    folder = train("--max-steps", 100_000, "--max-time", "00:00:00:02")
+    assert 1 <= read_json(folder / "scu_metrics.json")["steps"] < 100_000
+    assert (folder / "adapter_model.safetensors").is_file()
+
+
+@pytest.fixture
+def corpora(corpus, tmp_path) -> dict[str, Path]:
+    """The short corpus as a file of lines and as a folder."""
+    paragraphs = [part for part in corpus.read_text(encoding="utf-8").split("\n\n") if part.strip()]
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps({"body": part}) + "\n" for part in paragraphs))
+    folder = tmp_path / "folder"
+    (folder / "deeper").mkdir(parents=True)
+    for number, part in enumerate(paragraphs):
+        (folder / ("deeper" if number % 2 else "") / f"{number}.{'md' if number % 3 else 'txt'}").write_text(part)
+    return {"txt": corpus, "jsonl": lines, "folder": folder}
+
+
+@pytest.mark.parametrize(("kind", "split_by"), [("txt", "block"), ("jsonl", "document"), ("folder", "document")])
+def test_own_text(launch, corpora, tmp_path, kind, split_by):
+    out = tmp_path / "out"
+    flags = ("--test-run", "--data-dir", corpora[kind], "--max-steps", 2, "--block-size", 64, "--output-dir", out)
+    code, printed, err = launch(*flags, *(("--text-column", "body") if kind == "jsonl" else ()))
+    assert (code, err) == (0, ""), printed
+    summary = read_json(out / "training_config.json")["data_summary"]
+    assert summary["split_by"] == split_by
+    assert summary["train"]["supervised_tokens"] > 1000
+    assert read_json(out / "scu_metrics.json")["test_tokens"] > 0
+
+
+def test_epochs_set_the_length(launch, corpus, tmp_path):
+    code, out, _ = launch("--test-run", "--data-dir", corpus, "--num-epochs", 2, "--dry-run", "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert facts["steps"] == math.ceil(2 * facts["data"]["train"]["blocks"] / 4)
+    code, out, _ = launch(
+        "--test-run", "--data-dir", corpus, "--num-epochs", 2, "--max-steps", 3, "--dry-run", "--json"
+    )
+    assert json.loads(out)["steps"] == 3
+
+
+# Asking
+
+
+def test_a_dry_run_prints_the_plan_and_trains_nothing(launch):
+    code, out, err = launch("--test-run", "--dry-run", "--output-dir", "planned")
+    assert (code, err) == (0, "")
+    for words in ("nothing is trained", "steps", "240", "tokens per step", "memory gb estimate", "time s estimate"):
+        assert words in out
+    assert not Path("planned").exists()
+
+
+def test_a_dry_run_as_json(launch):
+    code, out, _ = launch("--test-run", "--dry-run", "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert (facts["steps"], facts["tokens_per_step"], facts["tokens"]) == (240, 512, 240 * 512)
+    assert facts["memory_gb_estimate"] > 0
+    assert facts["time_s_estimate"] > 0
+    assert facts["n_tokens"] == facts["data"]["train"]["supervised_tokens"]
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(run, launch):
+    code, _, err = launch("--test-run", "--dry-run", "--output-dir", run.folder)
+    assert code == 2
+    assert "is not empty" in err
+
+
+def test_requirements_that_are_met(launch):
+    code, out, err = launch("--test-run", "--check-requirements")
+    assert (code, err) == (0, "")
+    assert "This run can start." in out
+    code, out, _ = launch("--test-run", "--check-requirements", "--json")
+    assert code == 0
+    assert json.loads(out)["can_start"] is True
+
+
+def test_requirements_that_are_not_met(launch, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    argv = ("--model", "tiny-granite-h", "--data-dir", "stdlib-docs", "--check-requirements")
+    code, out, err = launch(*argv)
+    assert (code, err) == (1, "")
+    assert "This run cannot start: " in out
+    assert "--accelerator cpu" in out
+    code, out, _ = launch(*argv, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert found["can_start"] is False
+    assert any(check["needed"] and check["ok"] is False and check["remedy"] for check in found["checks"])

@@ -1,0 +1,111 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from granite_scu.config import LoraConfig
+from granite_scu.errors import UserError
+from granite_scu.information import squared_norms
+from granite_scu.model.adapters import attach, linear_layers, low_rank_updates, untrained
+
+PROJECTIONS = {
+    "mamba": ["in_proj", "out_proj"],
+    "self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "shared_mlp": ["input_linear", "output_linear"],
+}
+
+
+def names_of(model) -> set[str]:
+    """What has to be adapted in a Granite hybrid, from its configuration and not from its modules."""
+    names = set()
+    for i, kind in enumerate(model.config.layer_types):
+        mixer = "mamba" if kind == "linear_attention" else "self_attn"
+        for part in (mixer, "shared_mlp"):
+            names |= {f"model.layers.{i}.{part}.{projection}" for projection in PROJECTIONS[part]}
+    return names
+
+
+def backward(model):
+    tokens = torch.randint(2, 4096, (1, 20), generator=torch.Generator().manual_seed(0))
+    logits = model(input_ids=tokens, use_cache=False).logits
+    F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+
+
+def randomise(updates):
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for u in updates.values():
+            u.b.copy_(torch.randn(u.b.shape, generator=generator))
+
+
+def test_every_linear_layer_but_the_head_gets_an_adapter(model):
+    expected = names_of(model)
+    assert len(expected) == 28
+    assert set(linear_layers(model)) == expected
+    assert set(low_rank_updates(attach(model, LoraConfig()))) == expected
+
+
+def test_only_the_adapters_are_trained_and_they_start_at_no_change(model):
+    adapted = attach(model, LoraConfig(rank=4, alpha=6.0))
+    updates = low_rank_updates(adapted)
+    trained = {id(p) for p in adapted.parameters() if p.requires_grad}
+    assert trained == {id(factor) for u in updates.values() for factor in (u.a, u.b)}
+    assert not squared_norms(list(updates.values())).any()
+    assert all(u.a.any() and u.a.shape[0] == u.b.shape[1] == 4 and u.scale == 1.5 for u in updates.values())
+
+
+def test_targets_choose_the_layers(model):
+    updates = low_rank_updates(attach(model, LoraConfig(targets=["out_proj", "q_proj"])))
+    assert set(updates) == {name for name in names_of(model) if name.endswith(("out_proj", "q_proj"))}
+
+
+@pytest.mark.parametrize(("target", "hint"), [("out_prj", "did you mean out_proj"), ("lm_head", "there are in_proj")])
+def test_a_target_that_no_layer_has_is_refused_with_those_there_are(model, target, hint):
+    with pytest.raises(UserError, match=f"lora.targets {target}: .*{hint}") as refused:
+        attach(model, LoraConfig(targets=["q_proj", target]))
+    available = sorted(name for names in PROJECTIONS.values() for name in names)
+    assert ", ".join(sorted(available)) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_factors_make_the_update_that_peft_merges(model):
+    adapted = attach(model, LoraConfig(rank=3, alpha=7.0))
+    updates = low_rank_updates(adapted)
+    randomise(updates)
+    layers = dict(adapted.get_base_model().named_modules())
+    for name, u in updates.items():
+        delta = layers[name].get_delta_weight("default")
+        torch.testing.assert_close(u.scale * u.b @ u.a, delta)
+        torch.testing.assert_close(squared_norms([u])[0], delta.square().sum(), rtol=1e-4, atol=0)
+
+
+def test_the_factors_are_the_models_own_and_not_copies(model):
+    adapted = attach(model, LoraConfig(rank=2))
+    tokens = torch.arange(2, 12)[None]
+    before = adapted(input_ids=tokens, use_cache=False).logits
+    randomise(low_rank_updates(adapted))
+    assert not torch.equal(adapted(input_ids=tokens, use_cache=False).logits, before)
+
+
+def test_no_adapter_of_the_embedded_model_is_bypassed(model):
+    adapted = attach(model, LoraConfig(rank=2)).train()
+    updates = low_rank_updates(adapted)
+    assert untrained(updates) == list(updates)  # no backward pass yet
+    backward(adapted)
+    assert untrained(updates) == []
+
+
+def test_a_bypassed_adapter_is_named(model):
+    adapted = attach(model, LoraConfig(rank=2)).train()
+    name = "model.layers.2.self_attn.v_proj"
+    layer = adapted.get_base_model().get_submodule(name)
+    layer.forward = layer.base_layer.forward
+    backward(adapted)
+    assert untrained(low_rank_updates(adapted)) == [name]
+
+
+def test_an_adapter_with_a_gradient_of_zeros_is_named(model):
+    adapted = attach(model, LoraConfig(rank=2)).train()
+    backward(adapted)
+    updates = low_rank_updates(adapted)
+    updates["model.layers.0.mamba.out_proj"].b.grad.zero_()
+    assert untrained(updates) == ["model.layers.0.mamba.out_proj"]

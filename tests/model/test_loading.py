@@ -1,0 +1,151 @@
+import importlib.util
+
+import pytest
+import torch
+from huggingface_hub import constants
+from torch.nn import functional as F
+
+from granite_scu.config import TINY_MODEL, BaseConfig, LoraConfig
+from granite_scu.errors import UserError
+from granite_scu.model import adapters, loading, mamba
+from granite_scu.model.loss import summed_nats
+
+needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+
+TOKENS = torch.arange(2, 40)[None]
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """As with HF_HUB_OFFLINE=1, which huggingface_hub reads once, when it is imported."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def logits_of(model):
+    return model(input_ids=TOKENS, use_cache=False).logits
+
+
+def refusal(load, name) -> str:
+    with pytest.raises(UserError) as refused:
+        load(name)
+    message = str(refused.value)
+    assert message.startswith(f"--model {name}: ")
+    assert "\n" not in message
+    return message
+
+
+def load_fp32(name):
+    return loading.load_model(BaseConfig(name), torch.float32)
+
+
+LOADERS = pytest.mark.parametrize("load", [load_fp32, loading.load_tokenizer, loading.load_model_config])
+
+
+def test_the_embedded_model_comes_frozen_with_its_scan_in_place():
+    model = load_fp32(TINY_MODEL)
+    assert model.config.model_type in loading.GRANITE_TYPES
+    assert not any(p.requires_grad for p in model.parameters())
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    layer = next(m for m in model.modules() if mamba.is_mamba2(m))
+    assert layer.forward.__module__ == mamba.__name__
+
+
+def test_weights_are_held_in_the_dtype_asked_for():
+    model = loading.load_model(BaseConfig(TINY_MODEL), torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_the_embedded_tokenizer_gives_back_what_it_was_given():
+    tokenizer = loading.load_tokenizer(TINY_MODEL)
+    text = "def naïve(x):\n    return x + 1\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer) <= loading.load_model_config(TINY_MODEL).vocab_size
+
+
+def test_a_saved_model_is_loaded_from_its_folder(tmp_path):
+    original = load_fp32(TINY_MODEL)
+    original.save_pretrained(tmp_path / "mine")
+    loading.load_tokenizer(TINY_MODEL).save_pretrained(tmp_path / "mine")
+    name = str(tmp_path / "mine")
+    torch.testing.assert_close(logits_of(load_fp32(name)), logits_of(original))
+    assert loading.load_tokenizer(name).get_vocab() == loading.load_tokenizer(TINY_MODEL).get_vocab()
+    assert loading.load_model_config(name).model_type == "granitemoehybrid"
+
+
+@LOADERS
+def test_a_folder_without_a_model_is_refused(load, tmp_path):
+    assert "holds no config.json" in refusal(load, str(tmp_path))
+
+
+@LOADERS
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/nowhere/at/all", "a/b/c", "tiny-granit"])
+def test_a_path_that_does_not_exist_is_refused(load, name):
+    message = refusal(load, name)
+    assert "no such folder" in message and TINY_MODEL in message
+
+
+@LOADERS
+def test_a_hub_model_that_cannot_be_had_is_refused_in_one_line(load, offline):
+    message = refusal(load, "granite-scu-tests/no-such-model")
+    assert "cannot be loaded" in message and "network" in message and TINY_MODEL in message
+
+
+def test_a_damaged_model_is_refused_in_one_line(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be loaded" in refusal(load_fp32, str(tmp_path))
+
+
+def test_an_attention_kernel_that_is_not_installed_is_refused(monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--attn flash_attention_2: flash-attn is not installed"):
+        loading.load_model(BaseConfig(TINY_MODEL, attention="flash_attention_2"), torch.float32)
+    assert loading.load_model(BaseConfig(TINY_MODEL, attention="auto"), torch.float32).config._attn_implementation == (
+        "sdpa"
+    )
+
+
+def test_four_bits_without_bitsandbytes_are_refused(monkeypatch):
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--4bit-quantization: bitsandbytes is not installed"):
+        loading.load_model(BaseConfig(TINY_MODEL, quantize_4bit=True), torch.float32)
+
+
+@needs_bitsandbytes
+def test_four_bits_hold_the_linear_layers_and_neither_head_nor_embedding():
+    import bitsandbytes
+
+    model = loading.load_model(BaseConfig(TINY_MODEL, quantize_4bit=True), torch.float32)
+    layers = adapters.linear_layers(model)
+    assert len(layers) == 28
+    assert all(isinstance(layer, bitsandbytes.nn.Linear4bit) for layer in layers.values())
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    assert not isinstance(head, bitsandbytes.nn.Linear4bit)
+    assert head.weight.dtype == embedding.weight.dtype == torch.float32
+    assert head.weight.data_ptr() == embedding.weight.data_ptr()
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_four_bit_model_can_be_scored_and_then_trained(dtype):
+    model = loading.load_model(BaseConfig(TINY_MODEL, quantize_4bit=True), dtype)
+    adapted = adapters.attach(model, LoraConfig(rank=2))
+    labels = TOKENS.roll(-1, 1)
+    adapted.eval()
+    with torch.no_grad(), torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+        first, second = (summed_nats(model, TOKENS, labels) for _ in range(2))
+    assert first == second
+    adapted.train()
+    with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+        nats = summed_nats(model, TOKENS, labels)
+    nats.backward()
+    torch.testing.assert_close(nats.detach(), first, rtol=2e-2, atol=0)
+    assert adapters.untrained(adapters.low_rank_updates(adapted)) == []
+
+
+@needs_bitsandbytes
+def test_four_bits_stay_near_the_model_they_round():
+    exact = logits_of(load_fp32(TINY_MODEL))
+    rounded = logits_of(loading.load_model(BaseConfig(TINY_MODEL, quantize_4bit=True), torch.float32))
+    assert 0 < (rounded - exact).norm() < 0.5 * exact.norm()
+    agreement = F.cosine_similarity(rounded.flatten(), exact.flatten(), dim=0)
+    assert agreement > 0.9

@@ -1,0 +1,120 @@
+"""The chunked loss against the model's own logits and torch's cross-entropy."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from granite_scu.model import loss
+from granite_scu.model.loss import IGNORED, summed_cross_entropy, summed_nats
+
+
+@pytest.fixture
+def batch():
+    """Tokens of three rows and labels of which about a third do not count."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, 64, (3, 21), generator=generator)
+    labels = tokens[:, 1:].clone()
+    labels[torch.rand(labels.shape, generator=generator) < 0.3] = IGNORED
+    return tokens[:, :-1], labels
+
+
+def plain_nats(model, input_ids, labels):
+    """What the library's own logits say: cross-entropy over the positions that count, one by one."""
+    logits = model(input_ids=input_ids, use_cache=False).logits
+    return sum(
+        F.cross_entropy(logits[row, t], labels[row, t])
+        for row, t in (labels != IGNORED).nonzero().tolist()  # no ignore_index here: the count is made by hand
+    )
+
+
+def sizes(**more):
+    return {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    } | more
+
+
+def dense_granite():
+    torch.manual_seed(0)
+    return GraniteForCausalLM(GraniteConfig(**sizes(logits_scaling=3.0, initializer_range=0.2)))
+
+
+def llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**sizes(initializer_range=0.2)))
+
+
+def gradients(model, value):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.autograd.grad(value, parameters, allow_unused=True)
+
+
+@pytest.mark.parametrize("build", [dense_granite, llama])
+def test_nats_and_gradient_are_those_of_the_models_own_logits(build, batch):
+    model = build()
+    found, expected = summed_nats(model, *batch), plain_nats(model, *batch)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    for one, other in zip(gradients(model, found), gradients(model, expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_nats_and_gradient_of_the_embedded_model_are_those_of_its_own_logits(model, batch):
+    model.requires_grad_(True)
+    found, expected = summed_nats(model, *batch), plain_nats(model, *batch)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    for one, other in zip(gradients(model, found), gradients(model, expected), strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7
+
+
+def test_the_logits_are_divided_by_the_models_logits_scaling(batch):
+    model = dense_granite()
+    unscaled = summed_cross_entropy(
+        model.model(input_ids=batch[0]).last_hidden_state, model.lm_head.weight, batch[1], scaling=1.0
+    )
+    assert abs(unscaled - plain_nats(model, *batch)) > 1  # the factor matters here, so the parity above proves it
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 60, 1000])
+def test_the_chunk_changes_neither_the_nats_nor_the_gradient(chunk):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 20, 8, generator=generator, requires_grad=True)
+    head = torch.randn(32, 8, generator=generator, requires_grad=True)
+    labels = torch.randint(0, 32, (3, 20), generator=generator)
+    labels[:, ::3] = IGNORED
+    found = summed_cross_entropy(hidden, head, labels, scaling=2.0, chunk=chunk)
+    expected = F.cross_entropy((hidden @ head.T / 2.0).flatten(0, 1), labels.flatten(), reduction="sum")
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(
+        torch.autograd.grad(found, (hidden, head)), torch.autograd.grad(expected, (hidden, head)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_logits_of_a_chunk_exist_at_once_and_no_more(monkeypatch):
+    seen = []
+    original = loss._chunk_loss
+    monkeypatch.setattr(loss, "_chunk_loss", lambda h, *rest: seen.append(len(h)) or original(h, *rest))
+    summed_cross_entropy(torch.randn(2, 25, 4), torch.randn(8, 4), torch.zeros(2, 25, dtype=torch.long), 1.0, chunk=20)
+    assert seen == [20, 20, 10]
+
+
+def test_positions_that_are_ignored_count_nowhere(batch):
+    model = dense_granite()
+    input_ids, labels = batch
+    assert summed_nats(model, input_ids, torch.full_like(labels, IGNORED)) == 0
+    padded_inputs, padded_labels = F.pad(input_ids, (0, 9)), F.pad(labels, (0, 9), value=IGNORED)
+    torch.testing.assert_close(
+        summed_nats(model, padded_inputs, padded_labels), summed_nats(model, input_ids, labels), rtol=1e-6, atol=0
+    )
+
+
+def test_a_model_whose_head_is_not_known_to_be_plain_is_asked_for_its_logits(batch):
+    model = llama()
+    model.lm_head.register_forward_hook(lambda module, args, logits: 30 * torch.tanh(logits / 30))  # soft-capped
+    torch.testing.assert_close(summed_nats(model, *batch), plain_nats(model, *batch), rtol=1e-5, atol=0)

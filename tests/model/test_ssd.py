@@ -1,0 +1,126 @@
+"""The chunked scan against the recurrence it stands for, one token after the other in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from granite_scu.model.ssd import ssd_scan
+
+NAMES = ("x", "dt", "a", "b", "c", "d")
+
+
+def recurrence(x, dt, a, b, c, d):
+    """H_t = exp(dt_t A) H_{t-1} + dt_t x_t B_t^T; y_t = H_t C_t + D x_t."""
+    batch, time, heads, head_dim = x.shape
+    b, c = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (b, c))
+    state = x.new_zeros(batch, heads, head_dim, b.shape[-1])
+    outputs = []
+    for t in range(time):
+        step = dt[:, t, :, None, None]
+        state = (step * a[:, None, None]).exp() * state + step * x[:, t, :, :, None] * b[:, t, :, None, :]
+        outputs.append((state * c[:, t, :, None, :]).sum(-1) + d[:, None] * x[:, t])
+    return torch.stack(outputs, 1)
+
+
+def inputs(batch=2, time=37, heads=4, head_dim=5, groups=1, state=6, step=0.1, rate=1.0, seed=0):
+    """Inputs of which ``step * rate`` is about the decay's exponent a token."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    return (
+        normal(batch, time, heads, head_dim),
+        step * (0.5 + torch.rand(batch, time, heads, generator=generator)),
+        -rate * (0.5 + torch.rand(heads, generator=generator)),
+        normal(batch, time, groups, state),
+        normal(batch, time, groups, state),
+        normal(heads),
+    )
+
+
+def relative_error(found, expected):
+    return float(((found.double() - expected).norm() / expected.norm().clamp(min=1e-30)).detach())
+
+
+def doubled(tensors):
+    return tuple(t.detach().double().requires_grad_() for t in tensors)
+
+
+def assert_scan_is_the_recurrence(tensors, chunk, outputs=1e-5, gradients=1e-4):
+    tensors = tuple(t.requires_grad_() for t in tensors)
+    exact = doubled(tensors)
+    found, expected = ssd_scan(*tensors, chunk=chunk), recurrence(*exact)
+    assert found.shape == expected.shape
+    assert found.dtype == torch.float32
+    assert relative_error(found, expected) < outputs
+    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found_gradients = torch.autograd.grad((found * weight.float()).sum(), tensors)
+    expected_gradients = torch.autograd.grad((expected * weight).sum(), exact)
+    scale = max(float(g.norm()) for g in expected_gradients)
+    for name, one, other in zip(NAMES, found_gradients, expected_gradients, strict=True):
+        assert torch.isfinite(one).all(), name
+        # A gradient that all but vanishes beside the others is noise in fp32, and is measured against them.
+        error = float((one.double() - other).norm() / max(float(other.norm()), 1e-6 * scale))
+        assert error < gradients, name
+
+
+@pytest.mark.parametrize("time", [1, 2, 15, 16, 17, 32, 37, 100])
+def test_outputs_and_gradients_are_those_of_the_recurrence_at_any_length(time):
+    assert_scan_is_the_recurrence(inputs(time=time), chunk=16)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_heads_read_the_projections_of_their_own_group(groups):
+    assert_scan_is_the_recurrence(inputs(groups=groups), chunk=8)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(1e-4, 1e-4), (1e-3, 16.0), (0.1, 16.0), (5.0, 16.0), (100.0, 100.0)],
+    ids=["hardly any decay", "slow", "common", "strong", "nothing survives a token"],
+)
+def test_decays_of_any_strength_are_exact_and_finite(step, rate):
+    assert_scan_is_the_recurrence(inputs(time=70, step=step, rate=rate), chunk=32)
+
+
+def test_a_token_that_wipes_the_state_leaves_what_comes_after_it_exact():
+    """The decays after it are differences of sums that it made large."""
+    x, dt, a, b, c, d = inputs(time=70, step=1e-2)
+    dt[:, 10] = 1000.0
+    x[:, 10] = 0.0  # or its own contribution would drown the others
+    expected = recurrence(*(t.double() for t in (x, dt, a, b, c, d)))
+    assert relative_error(ssd_scan(x, dt, a, b, c, d)[:, 11:], expected[:, 11:]) < 1e-5
+
+
+def test_a_step_as_large_as_the_configuration_allows_leaves_everything_finite():
+    x, dt, a, b, c, d = (t.requires_grad_() for t in inputs(time=70))
+    dt = dt.detach().fill_(1e6).requires_grad_()  # the upper end of time_step_limit
+    y = ssd_scan(x, dt, a, b, c, d)
+    assert torch.isfinite(y).all()
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(y.sum(), (x, dt, a, b, c, d)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 50), st.integers(1, 3), st.integers(1, 3), st.integers(1, 64), st.integers(0, 99)
+)
+def test_the_result_does_not_depend_on_the_chunk(batch, time, groups, heads_per_group, chunk, seed):
+    tensors = inputs(batch=batch, time=time, groups=groups, heads=groups * heads_per_group, seed=seed)
+    torch.testing.assert_close(ssd_scan(*tensors, chunk=chunk), ssd_scan(*tensors), rtol=1e-4, atol=1e-5)
+
+
+def test_later_tokens_do_not_change_earlier_outputs():
+    x, dt, a, b, c, d = inputs(time=40)
+    whole = ssd_scan(x, dt, a, b, c, d, chunk=16)
+    part = ssd_scan(x[:, :21], dt[:, :21], a, b[:, :21], c[:, :21], d, chunk=16)
+    torch.testing.assert_close(whole[:, :21], part, rtol=1e-5, atol=1e-6)
+
+
+def test_bf16_inputs_keep_the_decays_in_fp32():
+    x, dt, a, b, c, d = inputs(time=200, step=1e-3)  # in bf16 the summed exponents would lose every step
+    exact = recurrence(*(t.double() for t in (x.bfloat16(), dt, a, b.bfloat16(), c.bfloat16(), d)))
+    found = ssd_scan(x.bfloat16(), dt, a, b.bfloat16(), c.bfloat16(), d)
+    assert found.dtype == torch.float32
+    assert relative_error(found, exact) < 1e-2

@@ -1,0 +1,206 @@
+"""One configuration for every way in: YAML, dotted keys and the script's flags."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from granite_scu import cli, flags, guard
+from granite_scu.errors import RunFailed, UserError
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+TINY = ROOT / "configs" / "tiny.yaml"
+
+
+def module_request(*arguments: str):
+    return cli.parse(["fit", *arguments]).request
+
+
+def script_request(*argv: str):
+    return cli.parse(flags.translate(list(argv), TINY)[0]).request
+
+
+def refusal(capsys, *arguments: str) -> str:
+    """The one line that a wrong command gets."""
+    assert cli.main(list(arguments)) == guard.WRONG_REQUEST
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert not printed.out
+    return printed.err
+
+
+@pytest.fixture
+def layers(tmp_path):
+    """Two YAML files that agree about some things."""
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("lora: {rank: 4, alpha: 8}\ncontrol: {kp: 0.5, ki: 0.1}\n")
+    second.write_text("lora: {rank: 6}\ncontrol: {kp: 0.6}\n")
+    return str(first), str(second)
+
+
+def test_defaults_give_way_to_files_in_order_and_files_to_flags(layers):
+    first, second = layers
+    request = module_request("--config", first, "--config", second, "--control.kp=0.7")
+    assert (request.lora.rank, request.lora.alpha, request.lora.dropout) == (6, 8.0, 0.0)
+    assert (request.control.kp, request.control.ki, request.control.every) == (0.7, 0.1, 10)
+    assert module_request("--config", second, "--config", first).lora.rank == 4
+
+
+def test_the_scripts_files_and_flags_have_the_same_order(layers):
+    first, second = layers
+    # Flags win wherever they stand, and over the test run's own defaults too.
+    argv = ["--kp", "0.7", "--config", first, "--test-run", "--config", second]
+    request = script_request(*argv)
+    assert (request.lora.rank, request.lora.alpha) == (6, 8.0)
+    assert (request.control.kp, request.control.ki, request.control.every) == (0.7, 0.1, 4)
+    assert script_request("--test-run", "--control-every", "9").control.every == 9
+
+
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [
+        ([], []),
+        (["--test-run"], ["--config", str(TINY)]),
+        (
+            ["--model", "tiny-granite-h", "--precision", "bf16", "--max_length", "64", "--overwrite", "--seed", "3"],
+            [
+                *("--base.name=tiny-granite-h", "--trainer.precision=bf16-mixed", "--data.block_size=64"),
+                *("--run.overwrite=true", "--seed_everything=3"),
+            ],
+        ),
+        (
+            ["--test-run", "--num-epochs", "2", "--lora.targets", "[in_proj]", "--early-stopping"],
+            [
+                *("--config", str(TINY), "--data.num_epochs=2", "--trainer.max_steps=-1"),
+                *("--lora.targets=[in_proj]", "--run.early_stopping=3"),
+            ],
+        ),
+    ],
+)
+def test_the_script_and_the_module_make_the_same_request(script, module):
+    assert script_request(*script) == module_request(*module)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_configuration_of_the_repository_is_valid(path):
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    resolved = yaml.safe_load(module_request("--config", str(path)).yaml)
+    for group, settings in given.items():
+        for name, value in settings.items():
+            assert resolved[group][name] == value
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+def test_the_commands(command):
+    parsed = cli.parse([command, "--config", str(TINY)])
+    assert parsed.subcommand == command
+    assert parsed.request == module_request("--config", str(TINY))
+
+
+def test_the_resolved_configuration_feeds_back(tmp_path):
+    request = module_request("--config", str(TINY), "--control.target_s=0.03", "--data.num_epochs=1.5")
+    saved = tmp_path / "config.yaml"
+    saved.write_text(request.yaml)
+    assert module_request("--config", str(saved)) == request
+
+
+def test_counts_stay_whole_whatever_was_imported_first():
+    trainer = module_request("--trainer.limit_val_batches=10.0", "--trainer.limit_train_batches=7.0").trainer
+    assert [type(trainer[name]) for name in ("limit_val_batches", "limit_train_batches")] == [int, int]
+    assert type(module_request("--trainer.limit_val_batches=1.0").trainer["limit_val_batches"]) is int
+
+
+def test_print_config_of_the_module_feeds_back(tmp_path, capsys):
+    command = [sys.executable, "-m", "granite_scu", "fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    assert (done.returncode, done.stderr) == (0, "")
+    saved = tmp_path / "printed.yaml"
+    saved.write_text(done.stdout)
+    assert module_request("--config", str(saved)).control.kp == 0.7
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", "--config", str(saved), "--print_config"])
+    assert not stop.value.code
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(done.stdout)
+
+
+def test_print_config_of_the_script_is_the_modules(capsys):
+    printed = []
+    for run in (
+        lambda: flags.main(TINY, ["--test-run", "--kp", "0.7", "--print-config"]),
+        lambda: cli.main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            run()
+        assert not stop.value.code
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("control: {target: 0.02}", "control.target"),
+        ("contrl: {target_s: 0.02}", "contrl.target_s"),
+        ("control: {target_s: high}", "control.target_s"),
+        ("lora: {rank: 2.5}", "lora.rank"),
+        ("data: {path: [a, b]}", "data.path"),
+        ("optimizer: {schedule: step}", "optimizer.schedule"),
+        ("control: {target_s: 2}", "--target-s 2"),
+        ("trainer: {max_step: 3}", "trainer.max_step"),
+        ("seed_everything: -1", "--seed -1"),
+        ("control: [", "config"),
+        ("just words", ""),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(text, words, tmp_path, capsys):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(text)
+    assert words in refusal(capsys, "fit", "--config", str(wrong))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "fit,validate,test"),
+        (["train"], "'train'"),
+        (["fit", "--config", "no/such.yaml"], "no/such.yaml"),
+        (["fit", "--control.kd=1"], "control.kd"),
+        (["fit", "--max-steps", "3"], "--max-steps"),  # a flag of the script
+    ],
+)
+def test_a_wrong_command_is_refused_in_one_line(arguments, words, capsys):
+    assert words in refusal(capsys, *arguments)
+
+
+def test_debug_shows_where_an_error_came_from(capsys):
+    assert cli.main(["fit", "--control.kd=1", "--debug"]) == guard.WRONG_REQUEST
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert printed.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UserError("--seed -1: too small"), 2, "--seed -1: too small"),
+        (RunFailed("step 3: not finite"), 1, "step 3: not finite"),
+        (KeyboardInterrupt(), 130, "--resume-from-checkpoint last"),
+        (RuntimeError("two\n  lines"), 1, "RuntimeError: two lines; --debug shows where"),
+        (RuntimeError("very " * 1000 + "long"), 1, "very ...; --debug shows where"),
+        (ZeroDivisionError(), 1, "ZeroDivisionError: no message"),
+    ],
+)
+def test_an_exception_becomes_an_exit_code_and_one_line(error, code, words, capsys):
+    def run():
+        raise error
+
+    assert guard.guarded(run, debug=False) == code
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1

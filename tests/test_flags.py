@@ -1,0 +1,294 @@
+"""Every flag of the script exists, says its default, and lands on its key of the configuration."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from granite_scu import flags
+from granite_scu.errors import UserError
+from granite_scu.flags import translate
+
+TEST_RUN_CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
+
+# Flag, its key, a value to give and what the configuration then holds. None as a value: a switch.
+FLAGS = [
+    ("--model", "base.name", "someone/model", "someone/model"),
+    ("--data-dir", "data.path", "my texts", "my texts"),
+    ("--text-column", "data.text_column", "body", "body"),
+    ("--output-dir", "run.output_dir", "some/where", "some/where"),
+    ("--overwrite", "run.overwrite", None, True),
+    ("--seed", "seed_everything", "7", 7),
+    ("--max-steps", "trainer.max_steps", "123", 123),
+    ("--num-epochs", "data.num_epochs", "1.5", 1.5),
+    ("--max-time", "trainer.max_time", "00:01:30:00", "00:01:30:00"),
+    ("--batch-size", "data.batch_size", "3", 3),
+    ("--eval-batch-size", "data.eval_batch_size", "5", 5),
+    ("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", "6", 6),
+    ("--block-size", "data.block_size", "256", 256),
+    ("--learning-rate", "optimizer.learning_rate", "3e-4", 3e-4),
+    ("--lr-scheduler", "optimizer.schedule", "linear", "linear"),
+    ("--warmup-steps", "optimizer.warmup_steps", "9", 9),
+    ("--gradient-clip", "optimizer.gradient_clip", "0.5", 0.5),
+    ("--adam-beta2", "optimizer.beta2", "0.95", 0.95),
+    ("--lora-r", "lora.rank", "4", 4),
+    ("--lora-alpha", "lora.alpha", "12", 12.0),
+    ("--lora-dropout", "lora.dropout", "0.1", 0.1),
+    ("--precision", "trainer.precision", "bf16", "bf16-mixed"),
+    ("--4bit-quantization", "base.quantize_4bit", None, True),
+    ("--torch-compile", "base.compile", None, True),
+    ("--compile-mode", "base.compile_mode", "max-autotune", "max-autotune"),
+    ("--gradient-checkpointing", "base.gradient_checkpointing", None, True),
+    ("--attn", "base.attention", "auto", "auto"),
+    ("--memory-fraction", "run.memory_fraction", "0.5", 0.5),
+    ("--num-workers", "data.num_workers", "2", 2),
+    ("--prefetch-factor", "data.prefetch_factor", "4", 4),
+    ("--deterministic", "trainer.deterministic", None, True),
+    ("--accelerator", "trainer.accelerator", "cpu", "cpu"),
+    ("--multi-gpu", "run.multi_gpu", None, True),
+    ("--controller", "control.controller", "fixed", "fixed"),
+    ("--target-s", "control.target_s", "0.05", 0.05),
+    ("--kp", "control.kp", "0.3", 0.3),
+    ("--ki", "control.ki", "0.07", 0.07),
+    ("--control-every", "control.every", "11", 11),
+    ("--ema-alpha", "control.ema_alpha", "0.25", 0.25),
+    ("--deadband", "control.deadband", "0.02", 0.02),
+    ("--lambda-init", "control.lambda_init", "0.125", 0.125),
+    ("--lambda-min", "control.lambda_min", "1e-5", 1e-5),
+    ("--lambda-max", "control.lambda_max", "1e5", 1e5),
+    ("--prior-sigma", "prior.sigma", "0.01", 0.01),
+    ("--n-tokens", "prior.n_tokens", "5000", 5000),
+    ("--save-steps", "run.save_steps", "77", 77),
+    ("--keep", "run.keep", "4", 4),
+    ("--resume-from-checkpoint", "run.resume", "last", "last"),
+    ("--eval-steps", "run.eval_steps", "33", 33),
+    ("--eval-iters", "trainer.limit_val_batches", "21", 21),
+    ("--logging-steps", "trainer.log_every_n_steps", "3", 3),
+    ("--early-stopping", "run.early_stopping", "5", 5),
+]
+ASKING = ["--test-run", "--check-requirements", "--dry-run", "--json", "--debug", "--print-config", "--config"]
+
+# The defaults that the documentation promises, as --help writes them.
+PROMISED = {
+    "--model": "ibm-granite/granite-4.0-h-1b",
+    "--data-dir": "wikitext-2 from the hub",
+    "--text-column": "text",
+    "--output-dir": "./granite_cuda_output",
+    "--seed": "42",
+    "--max-steps": "1000, off when --num-epochs is given alone",
+    "--batch-size": "8",
+    "--eval-batch-size": "--batch-size",
+    "--gradient-accumulation-steps": "4",
+    "--block-size": "1024",
+    "--learning-rate": "0.0001",
+    "--lr-scheduler": "cosine",
+    "--warmup-steps": "50",
+    "--gradient-clip": "1.0",
+    "--adam-beta2": "0.999",
+    "--lora-r": "16",
+    "--lora-alpha": "32.0",
+    "--lora-dropout": "0.0",
+    "--precision": "auto",
+    "--attn": "sdpa",
+    "--memory-fraction": "what is needed",
+    "--accelerator": "auto",
+    "--controller": "pi",
+    "--control-every": "10",
+    "--lambda-min": "1e-06",
+    "--lambda-max": "1000000.0",
+    "--n-tokens": "supervised tokens of the training set",
+    "--save-steps": "500",
+    "--keep": "2",
+    "--eval-steps": "200",
+    "--eval-iters": "50",
+    "--logging-steps": "10",
+}
+
+
+def arguments(*argv: str) -> list[str]:
+    return translate(list(argv), TEST_RUN_CONFIG)[0]
+
+
+def given(name: str, value: str | None) -> list[str]:
+    return [name] if value is None else [name, value]
+
+
+def resolved(*argv: str):
+    from granite_scu import cli
+
+    return cli.parse(arguments(*argv)).request
+
+
+def value_of(request, key: str):
+    group, _, name = key.partition(".")
+    if group == "seed_everything":
+        return request.seed
+    return request.trainer[name] if group == "trainer" else getattr(getattr(request, group), name)
+
+
+def shown_defaults() -> dict[str, str]:
+    """What --help says is the default of each flag."""
+    entries = re.split(r"\n  (?=--)|\n\n", flags.build_parser().format_help())
+    found = (re.fullmatch(r"(--[\w-]+).* \(default: (.*)\)", " ".join(entry.split())) for entry in entries)
+    return {match[1]: match[2] for match in found if match}
+
+
+def test_the_table_is_complete():
+    """A flag that is added is added here too."""
+    offered = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
+    assert offered == {name: key for name, key, _, _ in FLAGS}
+
+
+@pytest.mark.parametrize(("name", "key", "value", "expected"), FLAGS, ids=[flag[0] for flag in FLAGS])
+def test_hyphens_and_underscores_mean_the_same(name, key, value, expected):
+    underscored = "--" + name[2:].replace("-", "_")
+    assert arguments(*given(name, value)) == arguments(*given(underscored, value))
+    assert any(argument.startswith(f"--{key}=") for argument in arguments(*given(name, value)))
+    if value is not None:
+        assert arguments(f"{underscored}={value}") == arguments(name, value)
+
+
+def test_every_flag_lands_on_its_key():
+    argv = [word for name, _, value, _ in FLAGS for word in given(name, value)]
+    request = resolved(*argv)
+    found = {name: value_of(request, key) for name, key, _, _ in FLAGS}
+    assert found == {name: expected for name, _, _, expected in FLAGS}
+
+
+def test_switches_can_be_switched_off(tmp_path):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("base: {gradient_checkpointing: true}\n")
+    assert resolved("--config", str(layer)).base.gradient_checkpointing
+    assert not resolved("--config", str(layer), "--no-gradient-checkpointing").base.gradient_checkpointing
+
+
+def test_help_shows_every_flag_and_its_default():
+    request = resolved()
+    shown = shown_defaults()
+    assert set(shown) == {name for name, _, _, _ in FLAGS}
+    for name, key, _, _ in FLAGS:
+        value = value_of(request, key)
+        in_words = PROMISED.get(name, "off" if value is None or value is False else str(value))
+        assert shown[name] == in_words, name
+
+
+def test_the_configuration_has_the_promised_defaults():
+    request = resolved()
+    in_words = {"--data-dir", "--max-steps", "--eval-batch-size", "--precision", "--memory-fraction", "--n-tokens"}
+    for name, key, _, _ in FLAGS:
+        if name in PROMISED and name not in in_words:
+            assert str(value_of(request, key)) == PROMISED[name], name
+
+
+def test_help_names_what_can_be_asked_and_the_short_forms(capsys):
+    with pytest.raises(SystemExit) as stop:
+        translate(["--help"], TEST_RUN_CONFIG)
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for name in [*ASKING, "--bf16", "--fp16", "--max-length"]:
+        assert f"  {name}" in shown
+
+
+@pytest.mark.parametrize("name", ASKING[:-1])
+def test_what_is_asked_can_be_written_with_underscores(name):
+    assert vars(translate([name.replace("-", "_").replace("__", "--", 1)], TEST_RUN_CONFIG)[1]) == {
+        name[2:].replace("-", "_"): True
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "precision"),
+    [
+        ([], None),
+        (["--precision", "auto"], "null"),
+        (["--precision", "fp32"], "32-true"),
+        (["--bf16"], "bf16-mixed"),
+        (["--fp16"], "16-mixed"),
+        (["--bf16", "--precision", "bf16"], "bf16-mixed"),
+    ],
+)
+def test_precision_and_its_short_forms(argv, precision):
+    found = [argument for argument in arguments(*argv) if argument.startswith("--trainer.precision")]
+    assert found == ([] if precision is None else [f"--trainer.precision={precision}"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--fp16", "--bf16"], ["bf16 and fp16 exclude each other"]),
+        (["--fp16", "--precision", "bf16"], ["bf16 and fp16 exclude each other"]),
+        (["--bf16", "--precision", "fp32"], ["bf16 and fp32 exclude each other"]),
+        (["--block-size", "128", "--max-length", "256"], ["--block-size 128", "--max-length 256"]),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(argv, words):
+    with pytest.raises(UserError) as refusal:
+        arguments(*argv)
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_max_length_is_block_size():
+    assert arguments("--max-length", "256") == arguments("--block-size", "256")
+    assert arguments("--max_length=256", "--block-size=256") == arguments("--block-size", "256")
+
+
+def test_early_stopping_has_a_number_of_its_own():
+    assert "--run.early_stopping=3" in arguments("--early-stopping")
+    assert "--run.early_stopping=3" in arguments("--early-stopping", "--overwrite")
+
+
+def test_epochs_alone_switch_the_limit_on_steps_off():
+    assert resolved("--num-epochs", "2").trainer["max_steps"] == -1
+    assert resolved("--test-run", "--num-epochs", "2").trainer["max_steps"] == -1
+    assert resolved("--num-epochs", "2", "--max-steps", "30").trainer["max_steps"] == 30
+    assert resolved("--num-epochs", "2", "--trainer.max_steps", "30").trainer["max_steps"] == 30
+
+
+def test_resuming_goes_on_in_the_checkpoints_own_folder():
+    assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20").run.output_dir == "some/run"
+    assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20/").run.output_dir == "some/run"
+    assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20", "--output-dir", "x").run.output_dir == "x"
+    assert resolved("--resume-from-checkpoint", "last", "--output-dir", "x").run.output_dir == "x"
+    assert resolved("--resume-from-checkpoint", "last").run.output_dir == PROMISED["--output-dir"]
+
+
+def test_a_test_run_only_changes_defaults():
+    request = resolved("--test-run")
+    assert request.base.name == "tiny-granite-h"
+    assert request.data.path == "stdlib-docs"
+    assert request.trainer["accelerator"] == "cpu"
+    argv = [word for name, _, value, _ in FLAGS for word in given(name, value)]
+    request = resolved("--test-run", *argv)
+    assert all(value_of(request, key) == expected for _, key, _, expected in FLAGS)
+
+
+def test_a_test_run_ticks_at_least_forty_times():
+    request = resolved("--test-run")
+    assert request.trainer["max_steps"] // request.control.every >= 40
+
+
+def test_dotted_flags_pass_through():
+    request = resolved("--lora.targets", "[in_proj, out_proj]", "--trainer.limit_train_batches=7", "--lora-r", "2")
+    assert request.lora.targets == ["in_proj", "out_proj"]
+    assert request.lora.rank == 2
+    assert request.trainer["limit_train_batches"] == 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--max-step", "3"], "unknown flag --max-step: did you mean --max-steps?"),
+        (["--learning_rat=1e-3"], "unknown flag --learning-rat: did you mean --learning-rate?"),
+        (["--xyzzy"], "unknown flag --xyzzy: see --help"),
+        (["--max"], "unknown flag --max"),  # no abbreviations: a later flag would change what they mean
+        (["stray"], "'stray' belongs to no flag"),
+        (["--trainer.limit_train_batches", "3", "stray"], "'stray' belongs to no flag"),
+        (["--max-steps"], "--max-steps: expected one argument"),
+        (["--max-steps", "many"], "--max-steps: invalid int value: 'many'"),
+        (["--lr-scheduler", "step"], "--lr-scheduler: invalid choice: 'step'"),
+    ],
+)
+def test_what_is_not_understood_is_named(argv, words):
+    with pytest.raises(UserError) as refusal:
+        arguments(*argv)
+    assert words in str(refusal.value)

@@ -1,0 +1,133 @@
+"""The closed forms are checked against the definitions: Delta W formed explicitly, and autograd, both in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.information import (
+    LowRankUpdate,
+    bits,
+    information_ratio,
+    param_npt,
+    penalty_gradient,
+    squared_norms,
+)
+
+SIGMAS = st.floats(1e-4, 1e2)
+N_TOKENS = st.integers(1, 10**10)
+
+
+@st.composite
+def adapters(draw, min_layers: int = 1) -> list[LowRankUpdate]:
+    """Layers of any shape, rank and scale."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    rank = draw(st.integers(1, 6))
+    updates = []
+    for _ in range(draw(st.integers(min_layers, 4))):
+        rows, columns = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+        a = torch.randn(rank, columns, generator=generator, dtype=torch.float64)
+        b = torch.randn(rows, rank, generator=generator, dtype=torch.float64)
+        updates.append(LowRankUpdate(a, b, draw(st.floats(0.01, 100))))
+    return updates
+
+
+def delta(update: LowRankUpdate) -> torch.Tensor:
+    return update.scale * update.b @ update.a
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def test_a_description_worked_out_by_hand():
+    update = LowRankUpdate(torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0]]), scale=0.5)  # Delta W = [[3, 4]]
+    assert squared_norms([update]).tolist() == [25.0]
+    assert param_npt([update, update], sigma=0.5, n_tokens=10).item() == 10.0  # 50 / (2 * 0.25 * 10)
+    ((by_a, by_b),) = penalty_gradient([update], sigma=0.5, n_tokens=10)  # weight 0.25 / (0.25 * 10) = 0.1
+    torch.testing.assert_close(by_a, torch.tensor([[1.2, 1.6]]))  # 0.1 * 4 * A
+    torch.testing.assert_close(by_b, torch.tensor([[5.0]]))  # 0.1 * 2 * 25
+
+
+@given(adapters())
+def test_squared_norms_are_those_of_the_updates_formed_explicitly(updates):
+    explicit = torch.stack([delta(u).square().sum() for u in updates])
+    torch.testing.assert_close(squared_norms(updates), explicit, rtol=1e-9, atol=1e-12)
+
+
+@given(adapters(), SIGMAS, N_TOKENS)
+def test_param_npt_is_the_summed_squares_of_the_updates_over_two_sigma_squared_n(updates, sigma, n_tokens):
+    explicit = sum(delta(u).square().sum() for u in updates) / (2 * sigma**2 * n_tokens)
+    torch.testing.assert_close(param_npt(updates, sigma, n_tokens), explicit, rtol=1e-9, atol=1e-300)
+
+
+@given(adapters(), SIGMAS, N_TOKENS)
+def test_the_penalty_gradient_is_what_autograd_finds(updates, sigma, n_tokens):
+    tracked = [LowRankUpdate(u.a.requires_grad_(), u.b.requires_grad_(), u.scale) for u in updates]
+    factors = [factor for u in tracked for factor in (u.a, u.b)]
+    explicit = sum(delta(u).square().sum() for u in tracked) / (2 * sigma**2 * n_tokens)
+    expected = torch.autograd.grad(explicit, factors)
+    found = [gradient for pair in penalty_gradient(tracked, sigma, n_tokens) for gradient in pair]
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) < 1e-9
+        assert not one.requires_grad
+
+
+@given(adapters(), SIGMAS, N_TOKENS)
+def test_a_small_step_against_the_gradient_shortens_the_description(updates, sigma, n_tokens):
+    before = param_npt(updates, sigma, n_tokens)
+    pairs = penalty_gradient(updates, sigma, n_tokens)
+    steepness = sum(g.square().sum() for pair in pairs for g in pair)
+    step = 1e-6 * before / steepness
+    after = [LowRankUpdate(u.a - step * a, u.b - step * b, u.scale) for u, (a, b) in zip(updates, pairs, strict=True)]
+    assert param_npt(after, sigma, n_tokens) < before
+
+
+@given(adapters())
+def test_an_untrained_adapter_costs_nothing_and_is_not_pulled(updates):
+    fresh = [LowRankUpdate(u.a, torch.zeros_like(u.b), u.scale) for u in updates]
+    assert param_npt(fresh, 0.02, 1000) == 0
+    assert not any(gradient.any() for pair in penalty_gradient(fresh, 0.02, 1000) for gradient in pair)
+
+
+@given(adapters(), st.floats(0.01, 100))
+def test_factors_that_give_the_same_model_cost_the_same(updates, c):
+    rescaled = [LowRankUpdate(c * u.a, u.b / c, u.scale) for u in updates]
+    torch.testing.assert_close(param_npt(rescaled, 0.02, 1000), param_npt(updates, 0.02, 1000), rtol=1e-9, atol=0)
+
+
+@given(adapters(min_layers=2))
+def test_layers_add_up(updates):
+    alone = sum(param_npt([u], 0.02, 1000) for u in updates)
+    torch.testing.assert_close(param_npt(updates, 0.02, 1000), alone, rtol=1e-12, atol=0)
+
+
+def test_one_nat_is_1_4427_bits():
+    assert bits(1.0) == pytest.approx(1.442695, abs=1e-6)
+
+
+def test_a_ratio_worked_out_by_hand():
+    assert information_ratio(data_bpt=4.9, param_bpt=0.1) == pytest.approx(0.02, rel=1e-15)
+    assert information_ratio(data_bpt=3.0, param_bpt=1.0) == 0.25
+
+
+def test_the_ratio_of_an_untrained_adapter_is_zero():
+    assert information_ratio(5.0, 0.0) == 0.0
+    assert information_ratio(0.0, 0.0) == 0.0
+
+
+@given(st.floats(0, 1e300), st.floats(0, 1e300))
+def test_the_ratio_lies_between_zero_and_one(data_bpt, param_bpt):
+    assert 0 <= information_ratio(data_bpt, param_bpt) <= 1
+
+
+@given(st.floats(0.01, 100), st.floats(0, 100), st.floats(0.01, 100))
+def test_the_ratio_grows_with_the_description(data_bpt, param_bpt, more):
+    assert information_ratio(data_bpt, param_bpt + more) > information_ratio(data_bpt, param_bpt)
+
+
+def test_a_failed_measurement_gives_no_number():
+    assert math.isnan(information_ratio(math.nan, 0.1))
+    assert math.isnan(information_ratio(5.0, math.nan))
