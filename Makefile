@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "error: this Python cannot make virtual environments; install its venv module (Debian: python3-venv)"; \
 		rm -rf $(VENV); exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quant,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[quant,dev]'
 	@touch $@
 
 demo: setup  ## fine-tune the embedded Granite on the CPU while S is held at S*

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from granite_scu import config, flags, guard, hardware, planning
+from granite_scu import config, flags, guard, planning, requirements
 from granite_scu.callbacks.console import LIVE
 from granite_scu.errors import UserError
 from granite_scu.run import Request, Run
@@ -177,8 +177,8 @@ def dry_run(arguments: list[str], as_json: bool) -> int:
 def check_requirements(arguments: list[str], as_json: bool) -> int:
     """Say what the described run needs and lacks; 0 when it can start, 1 when not."""
     request = parse(arguments).request
-    checks = hardware.check_requirements(
-        hardware.Wanted(
+    checks = requirements.check_requirements(
+        requirements.Wanted(
             accelerator=request.trainer["accelerator"],
             cpu_is_meant=request.trainer["accelerator"] == "cpu",
             quantize_4bit=request.base.quantize_4bit,
@@ -190,8 +190,8 @@ def check_requirements(arguments: list[str], as_json: bool) -> int:
             multi_gpu=request.run.multi_gpu,
         )
     )
-    hardware.print_requirements(checks, as_json)
-    return 0 if hardware.can_start(checks) else 1
+    requirements.print_requirements(checks, as_json)
+    return 0 if requirements.can_start(checks) else 1
 
 
 def print_summary(summary: dict, folder: Any, console: Console) -> None:

@@ -177,6 +177,11 @@ class GraniteModule(L.LightningModule):
         self._norms.copy_(norms)
         self._micro.zero_()
 
+    def counts(self) -> tuple[int, int]:
+        """Optimizer steps (applied, skipped) since the last reading. Synchronises with the device."""
+        applied, skipped = self._since_read[2:].tolist()
+        return int(applied), int(skipped)
+
     def read_window(self) -> Window:
         """Read, reduce and reset what was counted since the last reading. Synchronises with the device."""
         nats, tokens, applied, skipped = self._since_read.tolist()

@@ -116,3 +116,37 @@ def fit(tmp_path):
         return trainer
 
     return fit
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Puts a device, or none, behind torch and NVML."""
+    from types import SimpleNamespace
+
+    import pynvml
+    import torch
+
+    from granite_scu import hardware
+
+    def install(device: hardware.Device, driver: int | None = 13, build: str | None = "13.0"):
+        cuda = device.kind == "cuda"
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: device.count if cuda else 0)
+        major, minor = device.capability or (0, 0)
+        total = round(device.memory_gb * 2**30)
+        properties = SimpleNamespace(name=device.name, major=major, minor=minor, total_memory=total)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+        monkeypatch.setattr(torch.version, "cuda", build)
+        if not cuda:
+            monkeypatch.setattr(hardware, "_detect_cpu", lambda: device)
+
+        def absent():
+            raise pynvml.NVMLError_LibraryNotFound
+
+        monkeypatch.setattr(pynvml, "nvmlInit", absent if driver is None else lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.65.06")
+        monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 1000 * (driver or 0))
+
+    return install

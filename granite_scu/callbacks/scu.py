@@ -18,14 +18,14 @@ SKIPPED_IN_A_ROW = 50
 
 
 class ShannonControl(L.Callback):
-    """Every ``every`` optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
+    """Every ``every`` applied optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
 
-    Skipped steps count as steps here: to know of them at once would take a synchronisation with the device at
-    every step. A tick measures the applied ones, and without any the controller holds.
+    Which steps were applied and which skipped, only the device knows. It is asked when a tick would be due if all
+    were applied; what was skipped is made up for before the tick.
 
     Args:
         controller: the law.
-        every: optimizer steps between ticks.
+        every: applied optimizer steps between ticks.
         stopwatch: for tokens per second.
         record: takes each tick's record on rank 0.
     """
@@ -37,8 +37,9 @@ class ShannonControl(L.Callback):
         self.state = controller.init()
         self.reg_strength = controller.initial_strength
         self.latest: dict = {}
-        self.tokens = self.skipped = self.skipped_in_a_row = 0
+        self.tokens = self.skipped = 0
         self._step = self._pending = 0
+        self._progress = (0, 0)  # steps applied since the last tick, and those skipped before the newest of them
         self._learning_rate: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
@@ -55,17 +56,21 @@ class ShannonControl(L.Callback):
         self._step = trainer.global_step
         self._pending += 1
         if self._pending >= self.every:
+            self._pending, skipped = module.counts()
+            self._stop_if_failing(self._pending, skipped)
+        if self._pending >= self.every:
             self.tick(trainer, module)
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        if self._pending:
+        if self.latest.get("step") != self._step:
             self.tick(trainer, module)
 
     def tick(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Measure, update, act and log."""
         window = module.read_window()
-        self._pending = 0
-        self._count(window)
+        self._pending, self._progress = 0, (0, 0)
+        self.tokens += window.tokens
+        self.skipped += window.skipped
         measured = Measurement(
             s=information_ratio(window.data_bpt, window.param_bpt),
             data_bpt=window.data_bpt,
@@ -80,14 +85,14 @@ class ShannonControl(L.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=self._step)
 
-    def _count(self, window: Window) -> None:
-        self.tokens += window.tokens
-        self.skipped += window.skipped
-        self.skipped_in_a_row = 0 if window.applied else self.skipped_in_a_row + window.skipped
-        if self.skipped_in_a_row >= max(SKIPPED_IN_A_ROW, self.every):
+    def _stop_if_failing(self, applied: int, skipped: int) -> None:
+        if applied > self._progress[0]:
+            self._progress = (applied, skipped)
+        in_a_row = skipped - self._progress[1]
+        if in_a_row >= SKIPPED_IN_A_ROW:
             raise RunFailed(
-                f"step {self._step}: loss or gradient was not finite in {self.skipped_in_a_row} optimizer steps in a "
-                "row; lower --learning-rate, or use --precision fp32 to find the cause"
+                f"step {self._step}: loss or gradient was not finite in {in_a_row} optimizer steps in a row; "
+                "lower --learning-rate, or use --precision fp32 to find the cause"
             )
 
     def _as_record(self, trainer: L.Trainer, window: Window, measured: Measurement, output: Output) -> dict:
@@ -120,10 +125,10 @@ class ShannonControl(L.Callback):
         return {
             "controller": asdict(self.state),
             "reg_strength": self.reg_strength,
-            "counts": [self.tokens, self.skipped, self.skipped_in_a_row, self._pending],
+            "counts": [self.tokens, self.skipped, self._pending],
         }
 
     def load_state_dict(self, state: dict) -> None:
         self.state = self.controller.restore(state["controller"])
         self.reg_strength = state["reg_strength"]
-        self.tokens, self.skipped, self.skipped_in_a_row, self._pending = state["counts"]
+        self.tokens, self.skipped, self._pending = state["counts"]

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ddp")]
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_granite_cuda.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+HALF = ("--batch-size", 2, "--multi-gpu", "--accelerator", "cpu")
 
 # Uneven text: the last block of an epoch is padded, and documents end anywhere, so ranks see unequal token counts.
 FLAGS = (
@@ -34,22 +35,25 @@ def corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(corpus, tmp_path_factory) -> dict[str, tuple[Path, subprocess.CompletedProcess]]:
-    """The same steps by one process and by two."""
+def start(corpus, tmp_path_factory):
+    """Makes a run with more flags, alone or in two processes; returns its folder and what it printed."""
     where = tmp_path_factory.mktemp("runs")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
-    def start(name: str, launcher: tuple[str, ...], *argv) -> tuple[Path, subprocess.CompletedProcess]:
+    def run(name: str, launcher: tuple[str, ...], *argv) -> tuple[Path, subprocess.CompletedProcess]:
         flags = (*FLAGS, "--data-dir", corpus, "--output-dir", where / name, *argv)
         line = [sys.executable, *launcher, str(SCRIPT), *map(str, flags)]
         done = subprocess.run(line, capture_output=True, text=True, cwd=where, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return where / name, done
 
-    return {
-        "one": start("one", (), "--batch-size", 4),
-        "two": start("two", TORCHRUN, "--batch-size", 2, "--multi-gpu", "--accelerator", "cpu"),
-    }
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(start) -> dict[str, tuple[Path, subprocess.CompletedProcess]]:
+    """The same steps by one process and by two."""
+    return {"one": start("one", (), "--batch-size", 4), "two": start("two", TORCHRUN, *HALF)}
 
 
 @pytest.fixture
@@ -83,6 +87,13 @@ def test_the_scores_agree(read):
     )
     for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt"):
         assert one[name] == pytest.approx(two[name], rel=1e-5), name
+
+
+def test_two_processes_go_on_from_a_checkpoint(runs, start):
+    whole, _ = runs["two"]
+    resumed, _ = start("resumed", TORCHRUN, *HALF, "--resume-from-checkpoint", whole / "checkpoint-4")
+    one, two = (load_file(folder / "adapter_model.safetensors") for folder in (whole, resumed))
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_two_processes_were_at_work(read):
