@@ -191,6 +191,7 @@ class ControlConfig:
             self.lambda_min,
             f"must not exceed --lambda-max {self.lambda_max:g}",
         )
+        _check(self.lambda_max <= 1e30, "--lambda-max", self.lambda_max, "must not exceed 1e30, which fp32 still holds")
         in_bounds = self.lambda_min <= self.lambda_init <= self.lambda_max
         bounds = f"[{self.lambda_min:g}, {self.lambda_max:g}] (--lambda-min, --lambda-max)"
         _check(in_bounds, "--lambda-init", self.lambda_init, f"must lie in {bounds}")

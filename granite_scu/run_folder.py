@@ -100,13 +100,17 @@ class RunFolder:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on success it takes the place of ``path``, file or folder, at once."""
+    """Give a temporary path beside ``path``; on success it takes the place of ``path``, file or folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        if path.is_dir():
-            shutil.rmtree(path)
-        temporary.replace(path)
+        if path.is_dir():  # a folder cannot be renamed over a full one: the old one steps aside, and is never gone
+            aside = temporary.with_suffix(".old")
+            path.rename(aside)
+            temporary.rename(path)
+            shutil.rmtree(aside)
+        else:
+            temporary.replace(path)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
