@@ -168,12 +168,12 @@ class ControlConfig:
 
     controller: str = "pi"
     target_s: float = 0.02
-    kp: float = 1.0
-    ki: float = 0.2
+    kp: float = 2.0
+    ki: float = 0.3
     every: int = 10
     ema_alpha: float = 0.5
     deadband: float = 0.0
-    lambda_init: float = 1.0
+    lambda_init: float = 0.5
     lambda_min: float = 1e-6
     lambda_max: float = 1e6
 

@@ -181,9 +181,17 @@ class Run:
 
     def check_folder(self) -> Path | None:
         """Refuse a run folder that must not be written to; returns the checkpoint to go on from, if there is one."""
-        resume = self._checkpoint()
-        self.folder.check(self.request.run.overwrite, resuming=self._continues(resume))
+        resume, overwrite = self._checkpoint(), self.request.run.overwrite
+        self.folder.check(overwrite, resuming=self._continues(resume))
+        if overwrite and not self._continues(resume):
+            self._refuse_to_delete("--data-dir", self.request.data.path)
+            self._refuse_to_delete("--model", self.request.base.name)
         return resume
+
+    def _refuse_to_delete(self, flag: str, path: str | None) -> None:
+        folder, source = self.folder.path.resolve(), Path(path).expanduser().resolve() if path else None
+        if source and source.exists() and folder in (source, *source.parents):
+            raise UserError(f"--overwrite: would delete {flag} {path}, which lies in {folder}; move one of them")
 
     def _checkpoint(self) -> Path | None:
         run = self.request.run

@@ -53,7 +53,7 @@ class Fixed(_Constant):
         lambda_init: lambda, not negative.
     """
 
-    lambda_init: float = 1.0
+    lambda_init: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -53,8 +53,8 @@ class PI:
     >>> law = PI(setpoint=0.02)
     >>> state, output = law.update(law.init(), Measurement(s=0.04, data_bpt=2.4, param_bpt=0.1))
     >>> state, output = law.update(state, Measurement(s=0.04, data_bpt=2.4, param_bpt=0.1))
-    >>> round(output.error, 4), round(output.reg_strength, 4)  # ln 2, exp(0.2 ln 2)
-    (0.6931, 1.1487)
+    >>> round(output.error, 4), round(output.reg_strength, 4)  # ln 2, 0.5 exp(0.3 ln 2)
+    (0.6931, 0.6156)
 
     Attributes:
         setpoint: S*, a ratio in (0, 1).
@@ -70,13 +70,13 @@ class PI:
     """
 
     setpoint: float
-    kp: float = 1.0
-    ki: float = 0.2
+    kp: float = 2.0
+    ki: float = 0.3
     ema_alpha: float = 0.5
     deadband: float = 0.0
-    error_limit: float = 1.0
+    error_limit: float = 0.75
     slew: float = 0.1
-    lambda_init: float = 1.0
+    lambda_init: float = 0.5
     lambda_min: float = 1e-6
     lambda_max: float = 1e6
 

@@ -113,7 +113,7 @@ def test_at_a_bound_the_integral_still_moves_inwards():
 
 
 def test_the_deadband_freezes_the_integral_but_not_the_proportional_term():
-    law = PI(setpoint=0.1, ema_alpha=1.0, deadband=0.05)
+    law = PI(setpoint=0.1, kp=1.0, ema_alpha=1.0, deadband=0.05)
     states, outputs = run(law, [0.1 * math.exp(0.2), 0.1 * math.exp(0.04), 0.1 * math.exp(-0.04)])
     assert [output.in_deadband for output in outputs] == [False, True, True]
     assert states[0].integral == states[1].integral == states[2].integral
@@ -138,7 +138,7 @@ def test_until_something_is_learned_lambda_is_the_initial_one():
 
 
 def test_while_the_error_is_clipped_the_integral_is_slew_limited():
-    law = PI(setpoint=0.1, ki=0.5, ema_alpha=1.0, error_limit=1.0, slew=0.1)
+    law = PI(setpoint=0.1, kp=1.0, ki=0.5, ema_alpha=1.0, error_limit=1.0, slew=0.1)
     states, outputs = run(law, [0.1 * math.exp(-3.0), 0.1 * math.exp(-3.0), 0.1 * math.exp(-0.9)])
     assert outputs[1].error == pytest.approx(-3.0)
     assert outputs[1].p_term == pytest.approx(-1.0)

@@ -2,17 +2,18 @@
 
 import json
 import re
+import shutil
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
+from devices import CPU
 
 from granite_scu import hardware
-from granite_scu.hardware import Device
 from granite_scu.model import loading
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_granite_cuda.py"
-PLAIN_CPU = Device("cpu", "Plain CPU", 16.0, None, 1, supports_bf16=False, supports_tf32=False, supports_flash=False)
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +180,7 @@ def test_a_wrong_controller(refusal, argv, words):
 
 
 def test_bf16_where_the_device_has_none(refusal, monkeypatch):
-    monkeypatch.setattr(hardware, "_detect_cpu", lambda: PLAIN_CPU)
+    monkeypatch.setattr(hardware, "_detect_cpu", lambda: CPU)
     line = refusal("--bf16")
     assert "--precision bf16: Plain CPU has neither AMX nor AVX512-BF16" in line
     assert "use --precision fp32 or --precision auto" in line
@@ -245,6 +246,15 @@ def test_a_folder_that_holds_something_else(launch, tmp_path):
     assert code == 2
     assert "not a run folder, so it is left alone" in one_line(err)
     assert contents(tmp_path) == {"thesis.tex": b"years of work"}
+
+
+@pytest.mark.parametrize("flag", ["--data-dir", "--model"])
+def test_a_folder_that_holds_what_the_run_reads(refusal, precious, flag):
+    """Replacing the folder would delete the text or the model."""
+    inside = precious / "inside"
+    shutil.copytree(files("granite_scu") / "assets" / "tiny-granite-h", inside)
+    (inside / "text.txt").write_text("This text has no copy. " * 1000)
+    assert f"--overwrite: would delete {flag} {inside}, which lies in {precious}" in refusal(flag, inside)
 
 
 @pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])

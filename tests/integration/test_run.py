@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 EMBEDDED = str(files("granite_scu") / "assets" / "tiny-granite-h")
 
 STEPS, EVERY, SAVED = 42, 4, 21
-FLAGS = ("--test-run", "--precision", "fp32", "--max-steps", STEPS, "--control-every", EVERY)
+FLAGS = ("--test-run", "--precision", "fp32", "--batch-size", 4, "--max-steps", STEPS, "--control-every", EVERY)
 FLAGS += ("--save-steps", SAVED, "--eval-steps", 20)
 
 RECORD = {
@@ -469,7 +469,8 @@ def test_epochs_set_the_length(launch, corpus, tmp_path):
     code, out, _ = launch("--test-run", "--data-dir", corpus, "--num-epochs", 2, "--dry-run", "--json")
     assert code == 0
     facts = json.loads(out)
-    assert facts["steps"] == math.ceil(2 * facts["data"]["train"]["blocks"] / 4)
+    blocks_per_step = facts["tokens_per_step"] / facts["data"]["block_size"]
+    assert facts["steps"] == math.ceil(2 * facts["data"]["train"]["blocks"] / blocks_per_step)
     code, out, _ = launch(
         "--test-run", "--data-dir", corpus, "--num-epochs", 2, "--max-steps", 3, "--dry-run", "--json"
     )
@@ -480,18 +481,19 @@ def test_epochs_set_the_length(launch, corpus, tmp_path):
 
 
 def test_a_dry_run_prints_the_plan_and_trains_nothing(launch):
-    code, out, err = launch("--test-run", "--dry-run", "--output-dir", "planned")
+    code, out, err = launch("--test-run", "--dry-run", "--max-steps", 137, "--output-dir", "planned")
     assert (code, err) == (0, "")
-    for words in ("nothing is trained", "steps", "240", "tokens per step", "memory gb estimate", "time s estimate"):
+    for words in ("nothing is trained", "steps", "137", "tokens per step", "memory gb estimate", "time s estimate"):
         assert words in out
     assert not Path("planned").exists()
 
 
 def test_a_dry_run_as_json(launch):
-    code, out, _ = launch("--test-run", "--dry-run", "--json")
+    length = ("--max-steps", 30, "--batch-size", 2, "--gradient-accumulation-steps", 3, "--block-size", 64)
+    code, out, _ = launch("--test-run", "--dry-run", "--json", *length)
     assert code == 0
     facts = json.loads(out)
-    assert (facts["steps"], facts["tokens_per_step"], facts["tokens"]) == (240, 512, 240 * 512)
+    assert (facts["steps"], facts["tokens_per_step"], facts["tokens"]) == (30, 2 * 3 * 64, 30 * 2 * 3 * 64)
     assert facts["memory_gb_estimate"] > 0
     assert facts["time_s_estimate"] > 0
     assert facts["n_tokens"] == facts["data"]["train"]["supervised_tokens"]
