@@ -25,8 +25,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## fine-tune the embedded Granite on the CPU while S is held at S*
 	$(BIN)/python scripts/train_granite_cuda.py --test-run --config configs/demo.yaml --output-dir $(DEMO) --overwrite
 
+# Two processes of one thread each: two of two would wait for one another on two cores.
 test: setup  ## the tests: CPU, offline, a few minutes
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test-slow: setup  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m slow

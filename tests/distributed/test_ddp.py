@@ -118,5 +118,5 @@ def names(folder: Path) -> set[str]:
 
 
 def unmeasured(out: str) -> list[str]:
-    """The first words of each line: what is measured differs in its last digits, and times, and so the table's width."""
+    """The first words of each line: what is measured differs in its last digits, and so the table in its width."""
     return [" ".join(line.split()[:2]) for line in out.splitlines() if line.lstrip("│ ")[:1].isalpha()]
