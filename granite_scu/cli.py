@@ -165,10 +165,7 @@ def dry_run(arguments: list[str], as_json: bool) -> int:
     console = make_console()
     quiet(make_console(stderr=True) if as_json else console)
     job = Run(cli.request, console)
-    existed = job.folder.path.exists()
     job.check_folder()
-    if not existed:  # checking made it
-        job.folder.path.rmdir()
     facts = planning.describe(job)
     print(json.dumps(facts, indent=2)) if as_json else _print_facts("plan (nothing is trained)", facts, console)
     return 0

@@ -161,6 +161,8 @@ class ControlConfig:
         every: optimizer steps between ticks.
         ema_alpha: weight of the newest measurement in the smoothed ln S; 1 does not smooth.
         deadband: errors |ln(S / S*)| below this leave the integral alone.
+        error_limit: the largest |ln(S / S*)| that is acted upon.
+        slew: largest change of the integral in a tick while the error exceeds error_limit, in ln lambda.
         lambda_init: lambda at the start.
         lambda_min: lower bound of lambda.
         lambda_max: upper bound of lambda.
@@ -173,6 +175,8 @@ class ControlConfig:
     every: int = 10
     ema_alpha: float = 0.5
     deadband: float = 0.0
+    error_limit: float = 0.75
+    slew: float = 0.1
     lambda_init: float = 0.5
     lambda_min: float = 1e-6
     lambda_max: float = 1e6

@@ -32,7 +32,6 @@ def score(
     model: nn.Module,
     reduce: Callable[[Tensor], Tensor] = lambda sums: sums,
     context: AbstractContextManager | None = None,
-    advance: Callable[[], None] = lambda: None,
 ) -> Score:
     """Score batches in evaluation mode. The result depends on neither the batch size nor the padding.
 
@@ -42,7 +41,6 @@ def score(
         model: put into evaluation mode meanwhile; its parameters' device takes the batches.
         reduce: sums a (2,) tensor over ranks.
         context: autocast, say.
-        advance: called after every batch, for a progress bar.
     """
     device = next(model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -53,7 +51,6 @@ def score(
             labels = batch["labels"].to(device)
             nats = nats_of(batch["input_ids"].to(device), labels)
             sums += torch.stack([nats.double(), (labels != IGNORED).sum().double()])
-            advance()
     model.train(training)
     nats, tokens = reduce(sums).tolist()
     return Score(nats, int(tokens))

@@ -25,7 +25,10 @@ def guarded(run: Callable[[], int], debug: bool) -> int:
         return _report(error, str(error), FAILED, debug)
     except KeyboardInterrupt as error:
         return _report(
-            error, "interrupted; --resume-from-checkpoint last goes on from the newest checkpoint", INTERRUPTED, debug
+            error,
+            "interrupted; where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it",
+            INTERRUPTED,
+            debug,
         )
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -18,9 +18,9 @@ def write_model_card(folder: Path, facts: dict[str, Any]) -> None:
         folder: the run folder; ``README.md`` in it is replaced.
         facts: ``base_model`` (hub id, local folder or the embedded model's name), ``data`` (the corpus, in words
             or by its path), ``controller``, ``target_s`` (null without a setpoint), ``summary`` (``scu_metrics.json``:
-            bits per token ``base_test_bpt``, ``final_test_bpt``, ``final_val_bpt``, ``best_val_bpt`` with the
-            counts ``test_tokens``, ``val_tokens``; ``s_ema``, ``lambda``, ``steps``, ``tokens``,
-            ``wall_time_s``), ``hyperparameters`` and ``versions``.
+            bits per token ``base_test_bpt``, ``final_test_bpt``, ``final_val_bpt``, ``best_val_bpt`` and
+            the count ``test_tokens``; ``s_ema``, ``lambda``, ``steps``, ``tokens``, ``wall_time_s``),
+            ``hyperparameters`` and ``versions``.
     """
     base = str(facts["base_model"])
     sections = (
@@ -66,12 +66,12 @@ def _introduction(base: str, facts: Mapping[str, Any]) -> str:
 def _results(facts: Mapping[str, Any]) -> str:
     summary = facts.get("summary") or {}
     target = facts.get("target_s")
-    test, validation = (_scored_on(summary.get(f"{split}_tokens")) for split in ("test", "val"))
+    test = _scored_on(summary.get("test_tokens"))
     rows = (
         ("base model, held-out test documents", _number(summary.get("base_test_bpt"), ".4f", "bits per token", test)),
         ("with the adapter, same documents", _number(summary.get("final_test_bpt"), ".4f", "bits per token", test)),
-        ("validation at the end", _number(summary.get("final_val_bpt"), ".4f", "bits per token", validation)),
-        ("best validation", _number(summary.get("best_val_bpt"), ".4f", "bits per token", validation)),
+        ("at the end, on the validation sample", _number(summary.get("final_val_bpt"), ".4f", "bits per token")),
+        ("best, on the validation sample", _number(summary.get("best_val_bpt"), ".4f", "bits per token")),
         ("S at the end, smoothed", _number(summary.get("s_ema"), ".4g")),
         ("setpoint S*", "none" if target is None else f"{target:g}"),
         ("lambda at the end", _number(summary.get("lambda"), ".4g")),

@@ -64,6 +64,9 @@ class GraniteModule(L.LightningModule):
         n_tokens: N, the tokens that the adapter's description is spread over.
         total_steps: optimizer steps of the whole run, for the schedule.
         dtype: of the frozen weights; adapters are always fp32.
+        attention: transformers' attention implementation.
+        loading_device: where 4-bit weights are made.
+        position: what the position in the data hangs on (batch size, processes); a resumed run must not change it.
     """
 
     def __init__(
@@ -75,11 +78,15 @@ class GraniteModule(L.LightningModule):
         n_tokens: int,
         total_steps: int,
         dtype: torch.dtype = torch.float32,
+        attention: str = "sdpa",
+        loading_device: torch.device = loading.CPU,
+        position: dict[str, int] | None = None,
     ) -> None:
         super().__init__()
         self.base, self.lora, self.optimizer_config = base, lora, optimizer
         self.prior_sigma, self.n_tokens, self.total_steps = prior_sigma, n_tokens, total_steps
-        self.dtype_of_base = dtype
+        self.dtype_of_base, self.attention, self.loading_device = dtype, attention, loading_device
+        self.position = position or {}
         self.updates: dict[str, LowRankUpdate] = {}
         self.reg_strength = 0.0
         self.micro_batches = 0
@@ -94,7 +101,7 @@ class GraniteModule(L.LightningModule):
         """Load the frozen model and attach the adapters, once."""
         if self.model is not None:
             return
-        model = loading.load_model(self.base, self.dtype_of_base)
+        model = loading.load_model(self.base, self.dtype_of_base, self.attention, self.loading_device)
         if self.base.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
@@ -163,7 +170,7 @@ class GraniteModule(L.LightningModule):
         return self.all_gather(sums).sum(0) if self.trainer.world_size > 1 else sums
 
     def _skip_unless(self, finite: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer.defaults.get("fused"):
+        if optimizer.param_groups[0].get("fused"):
             # The fused kernels read this flag on the device and leave weights and moments alone.
             optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()
         elif not bool(finite):
@@ -247,6 +254,7 @@ class GraniteModule(L.LightningModule):
         state = checkpoint["state_dict"]
         checkpoint["state_dict"] = {name: tensor for name, tensor in state.items() if _is_adapter(name)}
         checkpoint["micro_batches"] = self.micro_batches
+        checkpoint["frozen"] = self._frozen_settings()
         checkpoint["counters"] = self._since_read.tolist()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
@@ -257,8 +265,18 @@ class GraniteModule(L.LightningModule):
                 "--resume-from-checkpoint: the checkpoint's adapters do not fit this model; "
                 "resume with the same --model, --lora-r and targets"
             )
+        for name, then in checkpoint["frozen"].items():
+            now = self._frozen_settings().get(name)
+            if now != then:
+                raise UserError(
+                    f"--resume-from-checkpoint: {name} was {then} and is now {now}; S or the place in the data would "
+                    "mean something else, so resume with the same"
+                )
         self.micro_batches = checkpoint["micro_batches"]
         self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
+
+    def _frozen_settings(self) -> dict[str, float]:
+        return {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, **self.position}
 
 
 def schedule(step: int, config: OptimizerConfig, total_steps: int) -> float:

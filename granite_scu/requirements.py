@@ -264,11 +264,10 @@ def _check_precision(wanted: Wanted, device: Device) -> Check:
 
 def _check_number_formats(device: Device) -> list[Check]:
     bf16 = "mixed precision needs no loss scaling" if device.supports_bf16 else "refused when asked for"
-    tf32 = "fp32 products on tensor cores" if device.supports_tf32 else "fp32 products in full precision"
     flash = "attention can take them" if device.supports_flash else "attention goes without"
     rows = (
         ("bf16", device.supports_bf16, bf16),
-        ("TF32", device.supports_tf32, tf32),
+        ("TF32", device.supports_tf32, "not used: fp32 products in full precision"),
         ("flash kernels", device.supports_flash, flash),
     )
     return [Check(name, "yes" if has else "no", has, False, meaning) for name, has, meaning in rows]

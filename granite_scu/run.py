@@ -1,26 +1,19 @@
 """A training run from its configuration to its folder: prepare, plan, train, score, write."""
 
-import importlib.metadata
-import inspect
 import logging
 import math
-import os
-import platform
-import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import peft
-import safetensors.torch
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from granite_scu import checkpoint, control, guard, hardware, model_card
+from granite_scu import checkpoint, control, guard, machine, model_card
 from granite_scu.callbacks.audit import AdapterAudit
 from granite_scu.callbacks.best import BestAdapter
 from granite_scu.callbacks.checkpoints import Checkpoints
@@ -30,7 +23,6 @@ from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.config import (
     DEFAULT_STEPS,
-    TRAINER_DEFAULTS,
     BaseConfig,
     ControlConfig,
     DataConfig,
@@ -43,22 +35,13 @@ from granite_scu.data.module import TextDataModule
 from granite_scu.errors import UserError
 from granite_scu.evaluation import score
 from granite_scu.model import loading
+from granite_scu.model.loss import summed_nats
 from granite_scu.module import DTYPES, GraniteModule
+from granite_scu.provenance import git_revision, versions
 from granite_scu.run_folder import MARK, RunFolder
+from granite_scu.trainer import build_trainer, check_trainer
 
 log = logging.getLogger(__name__)
-
-SET_BY_THE_RUN = {
-    "devices": "--multi-gpu",
-    "num_nodes": "--multi-gpu under torchrun or SLURM",
-    "strategy": "--multi-gpu",
-    "max_epochs": "--num-epochs",
-    "val_check_interval": "--eval-steps",
-    "check_val_every_n_epoch": "--eval-steps",
-    "enable_checkpointing": "--save-steps",
-    "gradient_clip_val": "--gradient-clip",
-}
-"""Arguments of Lightning's Trainer that follow from other settings, and which those are."""
 
 
 @dataclass(frozen=True)
@@ -81,31 +64,6 @@ class Request:
     trainer: dict[str, Any]
     seed: int
     yaml: str = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the run will run on, resolved.
-
-    Attributes:
-        device: what was found.
-        accelerator: "cpu" or "cuda".
-        precision: one of Lightning's precision strings.
-        devices: processes on this node.
-        nodes: machines.
-        strategy: Lightning's strategy.
-    """
-
-    device: hardware.Device
-    accelerator: str
-    precision: str
-    devices: int
-    nodes: int
-    strategy: str
-
-    @property
-    def world_size(self) -> int:
-        return self.devices * self.nodes
 
 
 @dataclass(frozen=True)
@@ -139,11 +97,12 @@ class Run:
         self.console = console or Console()
         check_trainer(request.trainer)
         self.controller = build_controller(request.control)
-        self.machine = resolve_machine(request)
+        self.machine = machine.resolve(request.base, request.run, request.trainer)
         self.folder = RunFolder(request.run.output_dir)
         self.tokenizer = loading.load_tokenizer(request.base.name)
         self.data = TextDataModule(request.data, request.seed)
         self.data.prepare(self.tokenizer)
+        self.data.check_processes(self.machine.world_size)
         self.plan = self._plan()
 
     def _plan(self) -> Plan:
@@ -164,9 +123,8 @@ class Run:
         request = self.request
         main = L.pytorch.utilities.rank_zero_only.rank == 0
         resume = self.check_folder() if main else self._checkpoint()
+        self.machine.claim(request.run.memory_fraction)
         module = self._module()
-        if request.run.memory_fraction and self.machine.accelerator == "cuda":
-            torch.cuda.set_per_process_memory_fraction(request.run.memory_fraction)
         self.console.print(f"loading {request.base.name}", highlight=False)
         module.configure_model()
         finish, trainer = self._trainer(module, resume)
@@ -174,6 +132,9 @@ class Run:
             self._go_on(module, resume)
         if main:  # only now is the folder touched: a request that is refused loses nothing
             self._open_folder(resume)
+        if resume:
+            step = checkpoint.load_state(resume)["global_step"]
+            finish.best.resume(resume.parent / "best", step, write=main)
         self._train(trainer, module, resume)
         if main:
             self._illustrate(finish.summary)
@@ -216,29 +177,27 @@ class Run:
         Args:
             split: "validation" or "test".
         """
-        saved = self.folder.path / "adapter_model.safetensors"
-        if not saved.is_file():
-            raise UserError(f"--run.output_dir {self.folder.path}: holds no adapter_model.safetensors; run fit first")
-        module = self._module()
-        module.configure_model()
-        try:
-            fits = not peft.set_peft_model_state_dict(module.model, safetensors.torch.load_file(saved)).unexpected_keys
-        except RuntimeError:  # a tensor has another size
-            fits = False
-        if not fits:
-            raise UserError(f"{saved}: does not fit {self.request.base.name} with rank {self.request.lora.rank}")
-        module.to(self.machine.accelerator)
+        folder = self.folder.path
+        if not (folder / "adapter_model.safetensors").is_file():
+            raise UserError(f"--run.output_dir {folder}: holds no adapter_model.safetensors; run fit first")
+        self.machine.claim(self.request.run.memory_fraction)
+        device, dtype = self.machine.torch_device, DTYPES[self.machine.precision]
+        base = loading.load_model(self.request.base, dtype, self.machine.attention, device).to(device)
+        # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
+        model = peft.PeftModel.from_pretrained(base, folder)
         loader = {"validation": self.data.val_dataloader, "test": self.data.test_dataloader}[split]
-        autocast = torch.autocast(
-            self.machine.accelerator, DTYPES[self.machine.precision], enabled=self.machine.precision != "32-true"
-        )
-        adapter = score(module, loader(), model=module, context=autocast)
-        with module.model.disable_adapter():
-            base = score(module, loader(), model=module, context=autocast)
+        autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+        def nats(input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return summed_nats(model.get_base_model(), input_ids, labels)
+
+        adapter = score(nats, loader(), model=model, context=autocast)
+        with model.disable_adapter():
+            base_score = score(nats, loader(), model=model, context=autocast)
         return {
             "split": split,
             "tokens": adapter.tokens,
-            "base_bpt": base.bits_per_token,
+            "base_bpt": base_score.bits_per_token,
             "adapter_bpt": adapter.bits_per_token,
         }
 
@@ -252,9 +211,13 @@ class Run:
             self.plan.n_tokens,
             self.plan.steps,
             DTYPES[self.machine.precision],
+            self.machine.attention,
+            self.machine.torch_device,
+            position={"--batch-size": request.data.batch_size, "processes": self.machine.world_size},
         )
 
     def _open_folder(self, resume: Path | None) -> None:
+        self.folder.make()
         if self.request.run.overwrite and not self._continues(resume):
             self.folder.clear()
         (self.folder.path / "logs").mkdir(exist_ok=True)
@@ -269,7 +232,7 @@ class Run:
 
     def _trainer(self, module: GraniteModule, resume: Path | None) -> tuple[Finish, L.Trainer]:
         request, folder = self.request, self.folder
-        settings, run = dict(request.trainer), request.run
+        run = request.run
         stopwatch = Stopwatch()
         scu = ShannonControl(self.controller, request.control.every, stopwatch, folder.append_history)
         best = BestAdapter(folder.path / "best")
@@ -279,7 +242,7 @@ class Run:
             callbacks.append(EarlyStopping("val_bpt", patience=run.early_stopping))
         callbacks += [
             Checkpoints(folder, run.save_steps, run.keep, stopwatch),
-            ProgressLine(scu, settings["log_every_n_steps"], self.console),
+            ProgressLine(scu, request.trainer["log_every_n_steps"], self.console),
             finish,  # last: it scores what the others have left
         ]
         io = checkpoint.AdapterCheckpointIO()
@@ -288,35 +251,26 @@ class Run:
         # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
         leg = f"from-{resume.name}" if resume else ""
         loggers = [TensorBoardLogger(logs, name="tensorboard", version=""), CSVLogger(logs, name="csv", version=leg)]
-        settings |= {
-            "accelerator": self.machine.accelerator,
-            "devices": self.machine.devices,
-            "num_nodes": self.machine.nodes,
-            "strategy": self.machine.strategy,
-            "precision": self.machine.precision,
-            "max_steps": self.plan.steps,
-            "max_epochs": -1,  # the loader has no end; the steps have
-            "val_check_interval": run.eval_steps * settings["accumulate_grad_batches"],
-            "check_val_every_n_epoch": None,
-            "num_sanity_val_steps": 0,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": False,  # Lightning's own; callbacks.checkpoints does it
-            "use_distributed_sampler": False,  # data.sampling shards
-            "gradient_clip_val": None,  # the module clips, after the penalty
-            "callbacks": callbacks + list(settings.get("callbacks") or []),
-            "logger": loggers + _as_list(settings.get("logger")),
-            "plugins": [io, *_as_list(settings.get("plugins"))],
-        }
-        try:
-            return finish, L.Trainer(**settings)
-        except (MisconfigurationException, ValueError) as error:
-            raise UserError(f"--trainer: {error}") from error
+        trainer = build_trainer(
+            request.trainer,
+            self.machine,
+            steps=self.plan.steps,
+            eval_steps=run.eval_steps,
+            callbacks=callbacks,
+            loggers=loggers,
+            plugin=io,
+        )
+        return finish, trainer
 
     def _go_on(self, module: GraniteModule, resume: Path) -> None:
         """Put the data loader where the checkpoint is. Refuses a checkpoint of another model, or past the end."""
         state = checkpoint.load_state(resume)
         module.on_load_checkpoint(state)
+        controller = state["callbacks"]["ShannonControl"]["name"]
+        if controller != type(self.controller).__name__:
+            raise UserError(
+                f"--resume-from-checkpoint {resume}: its controller is {controller}; resume with the same --controller"
+            )
         self.data.start_batch = state["micro_batches"]
         if state["global_step"] >= self.plan.steps:
             raise UserError(
@@ -396,75 +350,3 @@ def build_controller(config: ControlConfig) -> control.Controller:
         return control.build(config.controller, **settings)
     except ValueError as error:
         raise UserError(f"--controller {config.controller}: {error}") from error
-
-
-def check_trainer(settings: dict[str, Any]) -> None:
-    """Refuse settings of Lightning's Trainer that it would refuse late, or that the run would pass over."""
-    usual = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
-    for name, instead in SET_BY_THE_RUN.items():
-        if settings[name] != (usual | TRAINER_DEFAULTS)[name]:
-            raise UserError(f"--trainer.{name} {settings[name]}: follows from other settings; use {instead}")
-    counts = {
-        "accumulate_grad_batches": "--gradient-accumulation-steps",
-        "limit_val_batches": "--eval-iters",
-        "log_every_n_steps": "--logging-steps",
-    }
-    for name, flag in counts.items():
-        if not (type(settings[name]) is int and settings[name] >= 1):
-            raise UserError(f"{flag} {settings[name]}: must be a whole number, at least 1")
-    if settings["max_steps"] < 1 and settings["max_steps"] != -1:
-        raise UserError(f"--max-steps {settings['max_steps']}: must be at least 1")
-    try:
-        Timer(settings["max_time"])
-    except MisconfigurationException as error:
-        raise UserError(f"--max-time {settings['max_time']}: must have the form DD:HH:MM:SS, as 00:01:30:00") from error
-
-
-def resolve_machine(request: Request) -> Machine:
-    """Devices, processes and precision; refuses what this machine lacks."""
-    asked = request.trainer["accelerator"]
-    accelerator = hardware.resolve_accelerator(asked, cpu_is_meant=asked == "cpu")
-    device = hardware.detect(accelerator)
-    precision = hardware.resolve_precision(request.trainer["precision"], device)
-    if not request.run.multi_gpu:
-        return Machine(device, accelerator, precision, devices=1, nodes=1, strategy="auto")
-    devices, nodes = launched_processes() or (device.count, 1)
-    if accelerator == "cpu" and devices * nodes == 1:
-        raise UserError(
-            "--multi-gpu: there is no GPU and only one CPU process; leave it out, or start several processes with "
-            "torchrun --nproc-per-node 2 scripts/train_granite_cuda.py --multi-gpu --accelerator cpu"
-        )
-    return Machine(device, accelerator, precision, devices, nodes, strategy="ddp")
-
-
-def launched_processes() -> tuple[int, int] | None:
-    """(processes on a node, nodes) that torchrun or SLURM started; None when this process stands alone."""
-    env = os.environ
-    if "LOCAL_WORLD_SIZE" in env and "WORLD_SIZE" in env:
-        local = int(env["LOCAL_WORLD_SIZE"])
-        return local, int(env["WORLD_SIZE"]) // local
-    if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
-        nodes = int(env.get("SLURM_NNODES", 1))
-        return int(env["SLURM_NTASKS"]) // nodes, nodes
-    return None
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the result depends on."""
-    names = ("granite-scu", "torch", "transformers", "peft", "lightning", "safetensors")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
-
-
-def git_revision() -> str | None:
-    """The commit of the source tree that runs; None outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _as_list(value: Any) -> list:
-    if value is None or isinstance(value, bool):
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]

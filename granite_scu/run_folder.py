@@ -13,6 +13,7 @@ from granite_scu.errors import UserError
 
 HISTORY = "scu_history.json"
 HISTORY_LINES = "scu_history.jsonl"
+METRICS = "scu_metrics.json"
 MARK = "training_config.json"
 """The file that tells a run folder from any other folder; written first."""
 
@@ -28,20 +29,19 @@ class RunFolder:
         self.path = Path(path).expanduser()
 
     def check(self, overwrite: bool, resuming: bool) -> None:
-        """Refuse a folder that cannot be written or holds something else. Deletes nothing.
+        """Refuse a folder that cannot be written or holds something else. Makes and deletes nothing.
 
         Raises:
             UserError: not writable, or not empty and neither ``overwrite`` nor ``resuming``.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path):
+            with tempfile.TemporaryFile(dir=self._nearest()):
                 pass
         except OSError as error:
             raise UserError(
                 f"--output-dir {self.path}: cannot be written ({error.strerror}); choose another folder"
             ) from error
-        if not any(self.path.iterdir()) or resuming:
+        if resuming or not self.path.exists() or not any(self.path.iterdir()):
             return
         if not overwrite:
             raise UserError(
@@ -50,6 +50,15 @@ class RunFolder:
             )
         if not (self.path / MARK).is_file():
             raise UserError(f"--overwrite: {self.path} is not empty and not a run folder, so it is left alone")
+
+    def make(self) -> None:
+        """Make the folder, and those above it, where they are missing."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def _nearest(self) -> Path:
+        """The folder itself or, where it is missing, the nearest above it that is there."""
+        path = self.path.absolute()
+        return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
     def clear(self) -> None:
         """Empty a run folder that is to be replaced."""
@@ -81,9 +90,11 @@ class RunFolder:
         return [json.loads(line) for line in lines[:-1]]
 
     def rewind_history(self, step: int) -> None:
-        """Drop what was recorded after ``step``: a resumed run does those steps again."""
+        """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again."""
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
+        for name in (HISTORY, METRICS):
+            (self.path / name).unlink(missing_ok=True)
 
     def finish_history(self) -> list[dict]:
         """Turn the lines into one JSON list, and return it."""

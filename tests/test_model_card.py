@@ -23,7 +23,6 @@ def facts(**changes) -> dict:
         "best_val_bpt": 6.61,
         "final_val_bpt": 6.62,
         "test_tokens": 24576,
-        "val_tokens": 8192,
         "s_ema": 0.019876,
         "lambda": 12.34567,
         "steps": 1000,
@@ -70,7 +69,8 @@ def test_the_front_matter_is_what_the_hub_reads(tmp_path):
     [
         "| base model, held-out test documents | 7.1235 bits per token on 24,576 tokens |",
         "| with the adapter, same documents | 6.5000 bits per token on 24,576 tokens |",
-        "| best validation | 6.6100 bits per token on 8,192 tokens |",
+        "| at the end, on the validation sample | 6.6200 bits per token |",
+        "| best, on the validation sample | 6.6100 bits per token |",
         "| S at the end, smoothed | 0.01988 |",
         "| setpoint S* | 0.02 |",
         "| lambda at the end | 12.35 |",

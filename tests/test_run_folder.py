@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.errors import UserError
-from granite_scu.run_folder import HISTORY, HISTORY_LINES, MARK, RunFolder, finite, replacing
+from granite_scu.run_folder import HISTORY, HISTORY_LINES, MARK, METRICS, RunFolder, finite, replacing
 
 
 @pytest.fixture
@@ -33,11 +33,21 @@ def refusal(folder, **options) -> str:
 # Who may write
 
 
-def test_a_folder_that_is_missing_or_empty_is_accepted_and_made(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resuming": True}])
+def test_a_folder_that_is_missing_or_empty_is_accepted_and_made_later(tmp_path, options):
     folder = RunFolder(tmp_path / "a" / "b")
+    folder.check(**({"overwrite": False, "resuming": False} | options))
+    assert contents(tmp_path) == []
     for _ in range(2):
+        folder.make()
         folder.check(overwrite=False, resuming=False)
         assert contents(folder.path) == []
+
+
+def test_a_relative_folder_is_looked_for_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RunFolder("a/b").check(overwrite=False, resuming=False)
+    assert contents(tmp_path) == []
 
 
 def test_the_home_folder_may_be_abbreviated(monkeypatch, tmp_path):
@@ -64,16 +74,18 @@ def test_what_is_no_run_folder_is_never_overwritten(folder):
     assert (folder.path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_path_below_a_file_is_refused(tmp_path):
+def test_what_is_no_folder_or_lies_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+    (tmp_path / "link").symlink_to("nowhere")
+    for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "link"):
         assert "cannot be written" in refusal(RunFolder(path))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_write_permission_is_refused(folder):
     folder.path.chmod(0o500)
-    assert "cannot be written" in refusal(folder)
+    for refused in (folder, RunFolder(folder.path / "a" / "b")):
+        assert "cannot be written" in refusal(refused)
 
 
 def test_clearing_empties_the_folder_and_follows_no_link(folder, tmp_path):
@@ -231,7 +243,9 @@ def test_a_finished_run_can_be_gone_on_with(folder):
     for step in (1, 2, 3):
         folder.append_history(record(step))
     folder.finish_history()
+    folder.write_json(METRICS, {"steps": 3})
     folder.rewind_history(2)
+    assert contents(folder.path) == [HISTORY_LINES]  # it does not look finished
     folder.append_history(record(3, 0.25))
     assert folder.finish_history() == [record(1), record(2), record(3, 0.25)]
     assert contents(folder.path) == [HISTORY]

@@ -1,16 +1,24 @@
 """Keep the adapter that validated best beside the final one."""
 
+import json
+import shutil
 from pathlib import Path
 
 import lightning as L
 
 from granite_scu.checkpoint import save_adapter
 from granite_scu.module import GraniteModule
-from granite_scu.run_folder import replacing
+from granite_scu.run_folder import finite, replacing
+
+RECORD = "validation.json"
+"""What the adapter beside it scored, and at which step: ``val_bpt`` and ``step``."""
 
 
 class BestAdapter(L.Callback):
     """After each validation that beats those before, saves the adapter into ``folder``.
+
+    The record to beat is what the folder holds, adapter and score written as one. It is in no checkpoint:
+    one copy cannot disagree with the adapter that it is about.
 
     Args:
         folder: ``best/`` of the run folder.
@@ -23,6 +31,23 @@ class BestAdapter(L.Callback):
         self.latest: float | None = None
         self.latest_step: int | None = None
 
+    def resume(self, from_folder: Path, step: int, write: bool) -> None:
+        """Take over the record of the run that goes on at ``step``; one from after that step is discarded.
+
+        The steps after the checkpoint are done again, and then their validations decide. Every rank calls this;
+        one that reads while rank 0 removes finds no record, which is the same as a discarded one.
+
+        Args:
+            from_folder: ``best/`` of the run that the checkpoint belongs to; may be ``folder``.
+            step: of the checkpoint.
+            write: whether this rank makes ``folder`` agree: on rank 0.
+        """
+        record = _read(from_folder)
+        holds = record is not None and record["step"] <= step
+        self.val_bpt, self.step = (record["val_bpt"], record["step"]) if holds else (None, None)
+        if write:
+            self._take_over(from_folder) if holds else self._discard()
+
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if trainer.state.fn == "fit":
             self.consider(trainer, module, float(trainer.callback_metrics["val_bpt"]))
@@ -33,11 +58,26 @@ class BestAdapter(L.Callback):
         if self.val_bpt is None or val_bpt < self.val_bpt:
             self.val_bpt, self.step = val_bpt, trainer.global_step
             if trainer.is_global_zero:
-                with replacing(self.folder) as temporary:
-                    save_adapter(module.model, temporary, module.base.name)
+                self._save(module)
 
-    def state_dict(self) -> dict:
-        return {"val_bpt": self.val_bpt, "step": self.step}
+    def _save(self, module: GraniteModule) -> None:
+        record = finite({"val_bpt": self.val_bpt, "step": self.step})
+        with replacing(self.folder) as temporary:
+            save_adapter(module.model, temporary, module.base.name)
+            (temporary / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
-    def load_state_dict(self, state: dict) -> None:
-        self.val_bpt, self.step = state["val_bpt"], state["step"]
+    def _take_over(self, source: Path) -> None:
+        if source.resolve() != self.folder.resolve():
+            with replacing(self.folder) as temporary:
+                shutil.copytree(source, temporary)
+
+    def _discard(self) -> None:
+        if self.folder.is_dir():
+            shutil.rmtree(self.folder)
+
+
+def _read(folder: Path) -> dict | None:
+    try:
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None

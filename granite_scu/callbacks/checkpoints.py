@@ -9,7 +9,7 @@ from granite_scu.run_folder import RunFolder
 
 
 class Checkpoints(L.Callback):
-    """Saves ``checkpoint-<step>`` every ``save_steps`` steps, at the end, and when the run is interrupted.
+    """Saves ``checkpoint-<step>`` every ``save_steps`` steps and at the end.
 
     Args:
         folder: the run folder.

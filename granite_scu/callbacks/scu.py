@@ -123,6 +123,7 @@ class ShannonControl(L.Callback):
 
     def state_dict(self) -> dict:
         return {
+            "name": type(self.controller).__name__,
             "controller": asdict(self.state),
             "reg_strength": self.reg_strength,
             "counts": [self.tokens, self.skipped, self._pending],

@@ -42,8 +42,6 @@ class TextDataModule(LightningDataModule):
         self.config = config
         self.seed = seed
         self.start_batch = 0
-        # A rank may be left without a validation block where there are fewer blocks than ranks.
-        self.allow_zero_length_dataloader_with_multiple_devices = True
         self._blocks: Split[Blocks] | None = None
         self._split_by = ""
         self._n_empty = 0
@@ -74,6 +72,22 @@ class TextDataModule(LightningDataModule):
             )
         assert all(part.n_supervised for part in (blocks.train, blocks.validation, blocks.test))
         self._blocks = blocks
+
+    def check_processes(self, count: int) -> None:
+        """Refuse more processes than there are validation or test blocks.
+
+        Lightning skips evaluation on a rank without a block, and the others wait for it without end.
+
+        Raises:
+            UserError: a process would have nothing to evaluate on.
+        """
+        name, blocks = min((("validation", self.validation), ("test", self.test)), key=lambda named: named[1].n_blocks)
+        if blocks.n_blocks < count:
+            raise UserError(
+                f"--multi-gpu: {count} processes need a {name} block each, and the text makes {blocks.n_blocks} of "
+                f"--block-size {self.config.block_size}; start no more processes than that, or "
+                f"{_more_text(blocks.n_inputs, count)}"
+            )
 
     @property
     def train(self) -> Blocks:
@@ -149,7 +163,9 @@ class TextDataModule(LightningDataModule):
         return by_block(len(whole)).map(whole.part)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        self.check_processes(world_size)  # before training too: the test blocks are read at its very end
+        return rank, world_size
 
     def _in_order(self, blocks: Blocks) -> list[list[int]]:
         rank, world_size = self._rank_and_world_size()

@@ -1,24 +1,35 @@
 """Find and load the frozen model and its tokenizer: embedded, from a folder, or from the hub."""
 
+import logging
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config import TINY_MODEL, BaseConfig
 from granite_scu.errors import UserError
 from granite_scu.model import mamba
 
-GRANITE_TYPES = ("granite", "granitemoehybrid")
-"""Model types that are tested: Granite 3.x and 4.0 dense, Granite 4.0 hybrid."""
+log = logging.getLogger(__name__)
+
+TESTED_TYPES = ("granite", "granitemoehybrid")
+"""Model types that are meant: Granite 3.x and 4.0 dense, Granite 4.0 hybrid. Others load with a warning."""
 
 # Left in full precision under 4 bits: the output head, tied to the embedding, sets the loss directly.
 UNQUANTISED = ["lm_head"]
+
+CPU = torch.device("cpu")
 
 
 def resolve(name: str) -> str:
@@ -42,26 +53,30 @@ def resolve(name: str) -> str:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises UserError when it cannot be had."""
     with _HubErrors(name):
-        return AutoTokenizer.from_pretrained(resolve(name))
+        return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
 
 
 def load_model_config(name: str):
     """The model's transformers configuration. Raises UserError when it cannot be had."""
     with _HubErrors(name):
-        return AutoConfig.from_pretrained(resolve(name))
+        return AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
 
 
-def load_model(config: BaseConfig, dtype: torch.dtype) -> nn.Module:
+def load_model(
+    config: BaseConfig, dtype: torch.dtype, attention: str = "sdpa", device: torch.device = CPU
+) -> PreTrainedModel:
     """The frozen causal language model in ``dtype``, its Mamba-2 layers ready for training.
 
     Args:
         config: what to load and how.
         dtype: of the weights; of the products with 4-bit weights.
+        attention: transformers' attention implementation.
+        device: where 4-bit weights are made; others come on the CPU, for the Trainer to move.
 
     Raises:
         UserError: unknown model, or 4 bits without bitsandbytes.
     """
-    kwargs: dict = {"dtype": dtype, "attn_implementation": _attention(config.attention)}
+    kwargs: dict = {"dtype": dtype, "attn_implementation": attention}
     if config.quantize_4bit:
         if find_spec("bitsandbytes") is None:
             raise UserError("--4bit-quantization: bitsandbytes is not installed; pip install 'granite-scu[quant]'")
@@ -72,9 +87,14 @@ def load_model(config: BaseConfig, dtype: torch.dtype) -> nn.Module:
             bnb_4bit_compute_dtype=dtype,
             llm_int8_skip_modules=UNQUANTISED,
         )
+        kwargs["device_map"] = {"": device}  # without it every process would quantise on the first GPU
     transformers_logging.disable_progress_bar()  # ours shows what takes long
     with _HubErrors(config.name):
-        model = AutoModelForCausalLM.from_pretrained(resolve(config.name), **kwargs)
+        model = AutoModelForCausalLM.from_pretrained(
+            resolve(config.name), trust_remote_code=False, use_safetensors=True, **kwargs
+        )
+    if model.config.model_type not in TESTED_TYPES:
+        log.warning("%s is a %s model: only Granite is tested", config.name, model.config.model_type)
     for module in model.modules():
         # bitsandbytes on a CPU with AVX512-BF16 would repack the weights in place in the first evaluation, and
         # asserts there that a layer's outputs are a multiple of 32; those of Granite's Mamba in_proj are not.
@@ -83,17 +103,6 @@ def load_model(config: BaseConfig, dtype: torch.dtype) -> nn.Module:
     model.requires_grad_(False)
     mamba.install(model)
     return model
-
-
-def _attention(requested: str) -> str:
-    available = find_spec("flash_attn") is not None
-    if requested == "flash_attention_2" and not available:
-        raise UserError(
-            "--attn flash_attention_2: flash-attn is not installed; use --attn sdpa, or pip install flash-attn"
-        )
-    if requested == "auto":
-        return "flash_attention_2" if available else "sdpa"
-    return requested
 
 
 @dataclass

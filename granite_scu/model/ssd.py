@@ -42,11 +42,20 @@ def ssd_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, 
     x = x.reshape(*shape, head_dim)  # (B, C, L, G, H, P)
     b, c = (t.reshape(batch, -1, chunk, groups, state) for t in (b, c))
     dt = dt.float().reshape(shape)
-    log_decay = (dt * a.float().view(groups, -1)).cumsum(2)  # (B, C, L, G, H), from the chunk's start
+    log_decay = _running_sum(dt * a.float().view(groups, -1))  # (B, C, L, G, H), from the chunk's start
 
     y = _within_chunks(x, dt, log_decay, b, c) + _across_chunks(x, dt, log_decay, b, c)
     y = y + x.float() * d.float().view(groups, -1, 1)
     return y.reshape(batch, -1, heads, head_dim)[:, :time]
+
+
+def _running_sum(steps: Tensor) -> Tensor:
+    """The sum over a chunk's tokens up to and with each, in fp32. (B, C, L, G, H) in and out"""
+    # A product with ones and not cumsum: that adds in no fixed order on CUDA, and --deterministic refuses it.
+    length = steps.shape[2]
+    up_to = steps.new_ones(length, length).tril()
+    with torch.autocast(steps.device.type, enabled=False):  # the decays are differences of these sums
+        return torch.einsum("ls,zksgh->zklgh", up_to, steps)
 
 
 def _within_chunks(x: Tensor, dt: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def test_two_ranks_train_on_what_one_has_in_a_batch_of_both(tokenizer, one_text)
         assert torch.equal(torch.cat([next(rank)["labels"] for rank in ranks]), batch["labels"])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5, 20])
+@pytest.mark.parametrize("world_size", [1, 2, 5, 13])
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_evaluation_has_each_block_once_over_all_ranks(tokenizer, one_text, world_size, split):
     data = prepared(tokenizer, one_text, eval_batch_size=3)
@@ -134,6 +134,18 @@ def test_evaluation_has_each_block_once_over_all_ranks(tokenizer, one_text, worl
         assert len(loader) == -(-len(read) // 3)
     total = sum((batch["labels"] != IGNORED).sum().item() for loader in loaders for batch in loader)
     assert total == blocks.n_supervised
+
+
+@pytest.mark.parametrize("loader", ["train_dataloader", "val_dataloader", "test_dataloader"])
+def test_a_process_without_a_block_to_evaluate_on_is_refused(tokenizer, one_text, loader):
+    data = prepared(tokenizer, one_text)
+    with pytest.raises(UserError) as caught:
+        getattr(on_rank(data, 0, 20), loader)()
+    assert str(caught.value) == (
+        "--multi-gpu: 20 processes need a validation block each, and the text makes 13 of --block-size 32; "
+        "start no more processes than that, or give more text, or --block-size 16"
+    )
+    prepared(tokenizer, one_text, block_size=16).check_processes(20)
 
 
 def test_a_worker_gives_the_same_batches(tokenizer, one_text):

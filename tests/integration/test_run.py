@@ -60,6 +60,12 @@ def history(folder: Path) -> list[dict]:
     return read_json(folder / "scu_history.json")
 
 
+def ticks(path: Path) -> list[dict]:
+    """The rows of a CSV log that a tick wrote."""
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["scu/s"]]
+
+
 def untimed(record: dict) -> dict:
     return {name: value for name, value in record.items() if name not in TIMES}
 
@@ -168,9 +174,7 @@ def test_the_history_has_a_record_of_every_tick_and_of_the_last_step(run):
 
 
 def test_the_loggers_have_the_same_records(run):
-    with (run.folder / "logs" / "csv" / "metrics.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["scu/s"]]
-    records = history(run.folder)
+    records, rows = history(run.folder), ticks(run.folder / "logs" / "csv" / "metrics.csv")
     assert [int(row["step"]) for row in rows] == [record["step"] for record in records]
     assert [float(row["scu/lambda"]) for row in rows] == pytest.approx([record["lambda"] for record in records])
 
@@ -315,7 +319,9 @@ def test_a_resumed_run_ends_as_if_nothing_had_happened(run, crashed, script):
     assert [untimed(record) for record in history(crashed)] == [untimed(record) for record in history(run.folder)]
     resumed, whole = (read_json(folder / "scu_metrics.json") for folder in (crashed, run.folder))
     assert untimed(resumed) == untimed(whole)
-    assert (crashed / "logs" / "csv" / "metrics.csv").is_file()  # the first half's
+    first, second = (ticks(crashed / "logs" / "csv" / leg / "metrics.csv") for leg in ("", f"from-checkpoint-{SAVED}"))
+    assert [row["step"] for row in first][:3] == ["4", "8", "12"]  # not lost
+    assert [row["step"] for row in second] == ["24", "28", "32", "36", "40", "42"]
     log = (crashed / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
     assert "step 12/42" in log
     assert "step 36/42" in log
@@ -371,7 +377,9 @@ def test_a_signal_ends_the_run_with_its_own_exit_code(corpus, tmp_path, number, 
     folder = tmp_path / "out"
     flags = ("--test-run", "--data-dir", corpus, "--max-steps", 2000, "--save-steps", 4, "--output-dir", folder)
     line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), *map(str, flags)]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A background shell has its children ignore Ctrl-C, and they theirs.
+    with subprocess.Popen(line, **pipes, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)) as process:
         for shown in process.stdout:
             if shown.startswith("step 12/"):
                 process.send_signal(number)

@@ -1,0 +1,115 @@
+"""Lightning's Trainer as a run wants it: what the user may set, and what follows from other settings."""
+
+import inspect
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from granite_scu.config import TRAINER_DEFAULTS
+from granite_scu.errors import UserError
+from granite_scu.machine import Machine
+
+SET_BY_THE_RUN = {
+    "devices": "--multi-gpu",
+    "num_nodes": "--multi-gpu under torchrun or SLURM",
+    "strategy": "--multi-gpu",
+    "max_epochs": "--num-epochs",
+    "val_check_interval": "--eval-steps",
+    "check_val_every_n_epoch": "--eval-steps",
+    "enable_checkpointing": "--save-steps",
+    "gradient_clip_val": "--gradient-clip",
+}
+"""Arguments of Lightning's Trainer that follow from other settings, and which those are."""
+
+
+def check_trainer(settings: dict[str, Any]) -> None:
+    """Refuse settings of Lightning's Trainer that it would refuse late, or that the run would pass over."""
+    usual = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
+    for name, instead in SET_BY_THE_RUN.items():
+        if settings[name] != (usual | TRAINER_DEFAULTS)[name]:
+            raise UserError(f"--trainer.{name} {settings[name]}: follows from other settings; use {instead}")
+    counts = {
+        "accumulate_grad_batches": "--gradient-accumulation-steps",
+        "limit_val_batches": "--eval-iters",
+        "log_every_n_steps": "--logging-steps",
+    }
+    for name, flag in counts.items():
+        if not (type(settings[name]) is int and settings[name] >= 1):
+            raise UserError(f"{flag} {settings[name]}: must be a whole number, at least 1")
+    if settings["max_steps"] < 1 and settings["max_steps"] != -1:
+        raise UserError(f"--max-steps {settings['max_steps']}: must be at least 1")
+    try:
+        Timer(settings["max_time"])
+    except MisconfigurationException as error:
+        raise UserError(f"--max-time {settings['max_time']}: must have the form DD:HH:MM:SS, as 00:01:30:00") from error
+
+
+class TimeLimit(Timer):
+    """Stops after the time, between two optimizer steps: a window of micro-batches is not cut in two."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        if (trainer.fit_loop.total_batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            super().on_train_batch_end(trainer, *args, **kwargs)
+
+
+def build_trainer(
+    settings: dict[str, Any],
+    machine: Machine,
+    *,
+    steps: int,
+    eval_steps: int,
+    callbacks: list,
+    loggers: list,
+    plugin: Any,
+) -> L.Trainer:
+    """The Trainer.
+
+    Args:
+        settings: the user's arguments, checked by ``check_trainer``.
+        machine: devices, processes and precision.
+        steps: optimizer steps of the run.
+        eval_steps: optimizer steps between validations.
+        callbacks: ours, in order; the user's follow.
+        loggers: ours; the user's follow.
+        plugin: writes checkpoints.
+
+    Raises:
+        UserError: Lightning refuses the combination.
+    """
+    settings = dict(settings)
+    max_time = settings.pop("max_time")
+    # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
+    several = DDPStrategy(broadcast_buffers=False) if machine.world_size > 1 else "auto"
+    settings |= {
+        "accelerator": machine.accelerator,
+        "devices": machine.devices,
+        "num_nodes": machine.nodes,
+        "strategy": several,
+        "precision": machine.precision,
+        "max_steps": steps,
+        "max_epochs": -1,  # the loader has no end; the steps have
+        "val_check_interval": eval_steps * settings["accumulate_grad_batches"],
+        "check_val_every_n_epoch": None,
+        "num_sanity_val_steps": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,  # Lightning's own; callbacks.checkpoints does it
+        "use_distributed_sampler": False,  # data.sampling shards
+        "gradient_clip_val": None,  # the module clips, after the penalty
+        "callbacks": [*([TimeLimit(max_time)] if max_time else []), *callbacks, *_as_list(settings.get("callbacks"))],
+        "logger": [*loggers, *_as_list(settings.get("logger"))],
+        "plugins": [plugin, *_as_list(settings.get("plugins"))],
+    }
+    try:
+        return L.Trainer(**settings)
+    except (MisconfigurationException, ValueError) as error:
+        raise UserError(f"--trainer: {error}") from error
+
+
+def _as_list(value: Any) -> list:
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,99 @@
+"""What a resumed run or a scored folder must not silently change."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHORT = ("--test-run", "--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
+
+
+def script(*argv):
+    line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), *SHORT, *map(str, argv)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("going_on") / "run"
+    done = script("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--control-every", 2, "--output-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--controller", "fixed"), "its controller is PI"),
+        (("--prior-sigma", "0.01"), "--prior-sigma was 0.02 and is now 0.01"),
+        (("--n-tokens", "5"), "--n-tokens was"),
+        (("--batch-size", "1"), "--batch-size was 2 and is now 1"),
+        (("--lora-r", "4"), "adapters do not fit"),
+    ],
+)
+def test_a_resume_that_would_mean_something_else_is_refused(run, tmp_path, flags, words):
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    done = script("--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *flags)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+
+
+def test_the_best_adapter_comes_along_into_another_folder(run, tmp_path):
+    folder = tmp_path / "other"
+    done = script(
+        *("--max-steps", 7, "--eval-steps", 100, "--resume-from-checkpoint", run / "checkpoint-6"),
+        *("--output-dir", folder),
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "best" / "adapter_model.safetensors").is_file()
+    metrics = json.loads((folder / "scu_metrics.json").read_text())
+    assert metrics["best_val_bpt"] <= json.loads((run / "scu_metrics.json").read_text())["best_val_bpt"]
+
+
+def test_scoring_a_folder_heeds_the_adapters_own_configuration(run):
+    line = [sys.executable, "-m", "granite_scu", "test", "--config", run / "config.yaml", "--lora.alpha=2"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    reported = json.loads((run / "scu_metrics.json").read_text())["final_test_bpt"]
+    assert json.loads(done.stdout)["adapter_bpt"] == pytest.approx(reported, abs=1e-6)
+
+
+def test_a_time_limit_stops_between_two_steps(tmp_path):
+    folder = tmp_path / "timed"
+    done = script(
+        *("--gradient-accumulation-steps", 7, "--max-steps", 500, "--max-time", "00:00:00:03", "--eval-steps", 500),
+        *("--output-dir", folder),
+    )
+    assert done.returncode == 0, done.stderr
+    import torch
+
+    (newest,) = folder.glob("checkpoint-*")
+    state = torch.load(newest / "state.ckpt", weights_only=True)
+    assert state["global_step"] < 500
+    assert state["micro_batches"] == 7 * state["global_step"]
+
+
+def test_a_models_own_code_is_never_run(run, tmp_path):
+    model = tmp_path / "evil"
+    model.mkdir()
+    auto_map = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (model / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto_map}))
+    (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), "--test-run", "--model", str(model)]
+    done = subprocess.run(line, input="y\n", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_to_the_same_loss(run, tmp_path):
+    results = []
+    for name, flags in (("plain", ()), ("compiled", ("--torch-compile",))):
+        done = script("--max-steps", 6, "--output-dir", tmp_path / name, *flags)
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads((tmp_path / name / "scu_metrics.json").read_text())["final_test_bpt"])
+    assert results[0] == pytest.approx(results[1], abs=1e-3)

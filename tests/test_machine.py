@@ -1,0 +1,85 @@
+"""Processes, attention and the device of a process, over machines that are described and not present."""
+
+import dataclasses
+
+import pytest
+from devices import A100, CPU, T4
+
+from granite_scu import hardware, machine
+from granite_scu.config import TRAINER_DEFAULTS, BaseConfig, RunConfig
+from granite_scu.errors import UserError
+
+TRAINER = {**TRAINER_DEFAULTS, "precision": None}
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Resolves a request on a described device, with the environment of a launcher."""
+
+    def resolve(device, base=None, run=None, environment=None, **trainer):
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in (environment or {}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(hardware, "detect", lambda accelerator: device)
+        monkeypatch.setattr(hardware, "resolve_accelerator", lambda asked, cpu_is_meant: device.kind)
+        return machine.resolve(base or BaseConfig(), run or RunConfig(), {**TRAINER, **trainer})
+
+    return resolve
+
+
+def test_one_process_without_being_asked_for_more(on):
+    assert on(dataclasses.replace(A100, count=8)).world_size == 1
+
+
+def test_every_visible_gpu_when_asked(on):
+    assert on(dataclasses.replace(A100, count=8), run=RunConfig(multi_gpu=True)).world_size == 8
+
+
+def test_a_launchers_processes_win_over_the_gpus_visible(on):
+    environment = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    found = on(dataclasses.replace(A100, count=8), run=RunConfig(multi_gpu=True), environment=environment)
+    assert (found.devices, found.nodes) == (2, 2)
+
+
+def test_slurm_tasks_are_processes(on):
+    environment = {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "0"}
+    found = on(A100, run=RunConfig(multi_gpu=True), environment=environment)
+    assert (found.devices, found.nodes) == (2, 3)
+
+
+def test_several_launched_processes_without_multi_gpu_are_refused(on):
+    with pytest.raises(UserError, match=r"2 processes were started.*--multi-gpu"):
+        on(CPU, environment={"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+
+
+def test_a_lone_cpu_process_cannot_be_several(on):
+    with pytest.raises(UserError, match=r"--multi-gpu: there is no GPU.*torchrun"):
+        on(CPU, run=RunConfig(multi_gpu=True))
+
+
+def test_a_process_loads_onto_its_own_gpu(on):
+    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    found = on(dataclasses.replace(A100, count=2), run=RunConfig(multi_gpu=True), environment=environment)
+    assert str(found.torch_device) == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "precision", "expected"),
+    [
+        (A100, True, None, "flash_attention_2"),
+        (A100, False, None, "sdpa"),
+        (A100, True, "32-true", "sdpa"),
+        (T4, True, None, "sdpa"),
+        (CPU, True, None, "sdpa"),
+    ],
+)
+def test_auto_takes_flash_attention_only_where_it_can_run(on, monkeypatch, device, installed, precision, expected):
+    monkeypatch.setattr(machine, "find_spec", lambda name: object() if installed else None)
+    assert on(device, base=BaseConfig(attention="auto"), precision=precision).attention == expected
+
+
+def test_flash_attention_asked_for_where_it_cannot_run_is_refused(on, monkeypatch):
+    monkeypatch.setattr(machine, "find_spec", lambda name: object())
+    with pytest.raises(UserError, match=r"--attn flash_attention_2.*use --attn sdpa"):
+        on(T4, base=BaseConfig(attention="flash_attention_2"))
