@@ -13,7 +13,7 @@ from typing import Any
 
 # Set before transformers and tokenizers are imported, which read them once.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 # bitsandbytes warns at import that an optional hub kernel is absent; peft imports it even where it is not used.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
