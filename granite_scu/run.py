@@ -184,7 +184,10 @@ class Run:
         device, dtype = self.machine.torch_device, DTYPES[self.machine.precision]
         base = loading.load_model(self.request.base, dtype, self.machine.attention, device).to(device)
         # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
-        model = peft.PeftModel.from_pretrained(base, folder)
+        try:
+            model = peft.PeftModel.from_pretrained(base, folder)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"--run.output_dir {folder}: its adapter does not fit {self.request.base.name}") from error
         loader = {"validation": self.data.val_dataloader, "test": self.data.test_dataloader}[split]
         autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 

@@ -43,7 +43,7 @@ LOADERS = pytest.mark.parametrize("load", [load_fp32, loading.load_tokenizer, lo
 
 def test_the_embedded_model_comes_frozen_with_its_scan_in_place():
     model = load_fp32(TINY_MODEL)
-    assert model.config.model_type in loading.GRANITE_TYPES
+    assert model.config.model_type in loading.TESTED_TYPES
     assert not any(p.requires_grad for p in model.parameters())
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     layer = next(m for m in model.modules() if mamba.is_mamba2(m))
@@ -95,13 +95,9 @@ def test_a_damaged_model_is_refused_in_one_line(tmp_path):
     assert "cannot be loaded" in refusal(load_fp32, str(tmp_path))
 
 
-def test_an_attention_kernel_that_is_not_installed_is_refused(monkeypatch):
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="--attn flash_attention_2: flash-attn is not installed"):
-        loading.load_model(BaseConfig(TINY_MODEL, attention="flash_attention_2"), torch.float32)
-    assert loading.load_model(BaseConfig(TINY_MODEL, attention="auto"), torch.float32).config._attn_implementation == (
-        "sdpa"
-    )
+def test_the_attention_asked_for_is_taken():
+    model = loading.load_model(BaseConfig(TINY_MODEL), torch.float32, attention="eager")
+    assert model.config._attn_implementation == "eager"
 
 
 def test_four_bits_without_bitsandbytes_are_refused(monkeypatch):
