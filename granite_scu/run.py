@@ -138,6 +138,7 @@ class Run:
         self._train(trainer, module, resume)
         if main:
             self._illustrate(finish.summary)
+        _part(trainer)
         return finish.summary
 
     def check_folder(self) -> Path | None:
@@ -344,6 +345,16 @@ class Run:
                 "versions": versions(),
             },
         )
+
+
+def _part(trainer: L.Trainer) -> None:
+    """End the bond between processes, all at once and when the last file is written.
+
+    One that ended early, with gloo's threads still running, could be aborted by them; torchrun then stops the others.
+    """
+    if torch.distributed.is_initialized():
+        trainer.strategy.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def build_controller(config: ControlConfig) -> control.Controller:
