@@ -97,6 +97,10 @@ def parse(arguments: list[str]) -> GraniteCLI:
         return GraniteCLI(arguments)
     except jsonargparse.ArgumentError as error:
         raise UserError(_in_one_line(str(error))) from error
+    except (TypeError, UnicodeDecodeError) as error:  # what jsonargparse lets through of a malformed file
+        raise UserError(
+            f"--config: a file is not valid UTF-8 YAML, or a group in it is no mapping ({error})"
+        ) from error
     finally:
         sys.argv = argv
 
@@ -137,7 +141,7 @@ def quiet(console: Console) -> None:
     ours.setLevel(logging.INFO)
     ours.handlers[:] = [handler]
     ours.propagate = False
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "transformers", "httpx"):
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "transformers", "httpx", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")

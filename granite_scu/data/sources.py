@@ -40,6 +40,8 @@ def load(path: str | None, text_column: str) -> list[Document]:
         return [*published.train, *published.validation, *published.test]
     if path in EMBEDDED:
         return load_embedded(path)
+    if not path.strip():  # an unset shell variable; Path would take it for the current folder
+        raise UserError(f"--data-dir '{path}': is empty; {_REMEDY}")
     try:
         files = _files(Path(path).expanduser())
         documents = [document for file in files for document in _read(file, text_column)]
