@@ -58,7 +58,7 @@ class PI:
     """Holds S at the setpoint. Each tick k:
 
         y_k     = ln(P_k / D_k)        P ParamBPT, exact;  D = exp EMA(ln DataBPT)
-        e_k     = clip(y_k + T_d (y_k - y_{k-1}) - ln(S* / (1 - S*)), +- e_max)
+        e_k     = clip(y_k - ln(S* / (1 - S*)), +- e_max)
         x_k     = clip(F + I_k + Kp_k e_k, ln lambda_min, ln lambda_max),    lambda_k = exp(x_k)
         I_{k+1} = I_k + Ki_k e_k,    I_0 = 0
 
@@ -67,14 +67,13 @@ class PI:
     all setpoints, while in ln S it fades as 1 - S. Around the law:
 
     - Measurement: all noise of S is in DataBPT, for ParamBPT is known exactly. Only DataBPT is filtered, and the loop
-      does not wait for the filter. Slopes are smoothed, being differences.
+      does not wait for the filter.
     - Gain schedule: the plant's lag tau is about the time that Adam needs to carry the adapter to the norm that S*
       implies, which runs from one tick (small S*, high learning rate) to a hundred. ParamBPT starts as the square of
       the travel (the summed learning rates), P = g travel^2, so the first tick tells g, and
       tau_k = sqrt(P* / g) / (travel_k - travel_{k-1}) with P* = D S*/(1 - S*), in ticks; it grows as the learning rate
       decays. Kp = min(stiffness tau, kp_limit), Ki = Kp / min(tau, integral_time): Skogestad's SIMC rules for a gain
-      near -1. A gain that is given is taken as it is, at every tick, and a given Kp looks
-      not ahead: with both given this is the textbook's law.
+      near -1. A gain that is given is taken as it is, at every tick.
     - Feed-forward: F = ln lambda_init, by default of 0.08 (S*/(1 - S*))^(-2/3), which is where the benchmark's cells
       come to rest within a factor of three: what an adapter saves grows about as the cube root of what it costs. It is
       a function of S*, so a change of S* moves lambda at once.
@@ -103,7 +102,6 @@ class PI:
         data_alpha: weight of the newest ln DataBPT in the filter that the law acts on, in (0, 1].
         deadband: errors |ln(S / S*)| below this are not integrated.
         error_limit: e_max, the largest error that is acted upon, in the logit of S.
-        lead: T_d, ticks that the error looks ahead where tau is at least four times that; shorter where tau is.
         stiffness: scheduled Kp per tick of tau.
         kp_limit: the largest scheduled Kp.
         integral_time: the largest scheduled Kp / Ki, in ticks.
@@ -121,7 +119,6 @@ class PI:
     data_alpha: float = 0.25
     deadband: float = 0.0
     error_limit: float = 0.75
-    lead: float = 0.0
     stiffness: float = 0.5
     kp_limit: float = 8.0
     integral_time: float = 10.0
@@ -134,7 +131,7 @@ class PI:
         require_alpha(self.ema_alpha)
         require(0 < self.data_alpha <= 1, f"data_alpha {self.data_alpha}: must be in (0, 1]")
         # A gain of 0 switches a term off: useful in code, refused by the flags.
-        for name in ("kp", "ki", "deadband", "lead"):
+        for name in ("kp", "ki", "deadband"):
             value = getattr(self, name)
             require(value is None or 0 <= value < math.inf, f"{name} {value}: must be finite and not negative")
         for name in ("error_limit", "stiffness", "kp_limit", "integral_time"):
@@ -167,10 +164,9 @@ class PI:
         first = state.position is None
         state, lag = self._observe(state, measurement, log_s)
 
-        # Error, looking ahead.
-        lead = min(self.lead, lag / 4) * state.slope if self.kp is None else 0.0
+        # Error.
         odds = self.setpoint / (1 - self.setpoint)
-        offset = (state.position or 0.0) - math.log(odds) + lead
+        offset = (state.position or 0.0) - math.log(odds)
         error = clip(offset, -self.error_limit, self.error_limit)
 
         # Proportional and integral.

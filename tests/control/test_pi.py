@@ -24,7 +24,6 @@ LAWS = st.builds(
     data_alpha=st.floats(0.05, 1),
     deadband=st.floats(0, 0.2),
     error_limit=st.floats(0.1, 5),
-    lead=st.floats(0, 5),
     lambda_init=st.one_of(st.none(), st.floats(0.01, 100)),
     lambda_min=st.floats(1e-8, 0.01),
     lambda_max=st.floats(100, 1e8),
@@ -58,7 +57,7 @@ def log_strengths(outputs: list[Output]) -> list[float]:
 
 
 def test_the_law_agrees_with_hand_arithmetic():
-    law = PI(setpoint=0.1, kp=1.0, ki=0.5, ema_alpha=1.0, error_limit=2.0, lead=0.0, lambda_init=2.0)
+    law = PI(setpoint=0.1, kp=1.0, ki=0.5, ema_alpha=1.0, error_limit=2.0, lambda_init=2.0)
     errors = [0.5, 1.0, 0.0, -1.0]
     states, outputs = run(law, [at(error) for error in errors])
 
@@ -75,7 +74,7 @@ def test_the_law_agrees_with_hand_arithmetic():
 
 def test_gains_that_are_not_given_follow_the_time_the_adapter_needs():
     """Worked out: ParamBPT = 2/9 and S* = 0.1 of 2 bits is 2/9 too, so g = (2/9)/25, and tau = 5/5 = 1 tick."""
-    law = PI(setpoint=0.1, error_limit=1.0, lead=0.0, lambda_init=1.0)
+    law = PI(setpoint=0.1, error_limit=1.0, lambda_init=1.0)
     states, (first, second) = run(law, [0.1, at(0.4)])
     assert first.p_term == pytest.approx(0.0)
     assert second.p_term == pytest.approx(law.stiffness * 1 * 0.4)
@@ -88,7 +87,7 @@ def test_gains_that_are_not_given_follow_the_time_the_adapter_needs():
 
 
 def test_the_gains_grow_as_the_learning_rate_decays_up_to_their_limits():
-    law = PI(setpoint=0.1, lead=0.0)
+    law = PI(setpoint=0.1)
     state, _ = law.update(law.init(), seen(0.1, travel=5.0))
     above = at(0.1)
     slower = [law.update(state, seen(above, travel=5.0 + moved))[1].p_term for moved in (5.0, 2.5, 0.5, 1e-6)]
@@ -97,7 +96,7 @@ def test_the_gains_grow_as_the_learning_rate_decays_up_to_their_limits():
 
 def test_only_the_noise_of_the_data_is_filtered():
     """ParamBPT halves: seen at once. DataBPT halves: seen by the share of the filter."""
-    law = PI(setpoint=0.1, kp=1.0, ki=0.0, lead=0.0, error_limit=10.0, data_alpha=0.25)
+    law = PI(setpoint=0.1, kp=1.0, ki=0.0, error_limit=10.0, data_alpha=0.25)
     even = Measurement(s=0.01, data_bpt=2.0, param_bpt=0.02, travel=5.0)
     state, before = law.update(law.init(), even)
     _, cheaper = law.update(state, replace(even, param_bpt=0.01))
@@ -105,15 +104,6 @@ def test_only_the_noise_of_the_data_is_filtered():
     assert cheaper.p_term - before.p_term == pytest.approx(-math.log(2), rel=1e-9)
     # The filter's weight is 0.25 / (0.25 + 0.75 * 0.25) of the second value, bias-corrected.
     assert better.p_term - before.p_term == pytest.approx(math.log(2) * 0.25 / 0.4375)
-
-
-def test_the_error_looks_ahead_along_the_slope_unless_the_gain_is_given():
-    law = PI(setpoint=0.1, ki=0.0, lead=2.0, error_limit=10.0)
-    rising = [at(-6.0 + 0.1 * tick) for tick in range(12)]
-    ahead, plain = (run(which, rising)[1][-1].p_term for which in (law, replace(law, lead=0.0)))
-    kp = plain / (-6.0 + 1.1)
-    assert (ahead - plain) / kp == pytest.approx(2.0 * 0.1, rel=0.02)  # the whole lead, as tau > 8
-    assert run(replace(law, kp=1.0), rising) == run(replace(law, kp=1.0, lead=0.0), rising)
 
 
 def test_a_change_of_the_setpoint_moves_lambda_at_once():
@@ -180,7 +170,7 @@ def test_at_a_bound_the_integral_still_moves_inwards():
 
 
 def test_the_deadband_freezes_the_integral_but_not_the_proportional_term():
-    law = PI(setpoint=0.1, kp=1.0, ki=0.3, ema_alpha=1.0, lead=0.0, deadband=0.05)
+    law = PI(setpoint=0.1, kp=1.0, ki=0.3, ema_alpha=1.0, deadband=0.05)
     states, outputs = run(law, [at(0.2), at(0.04), at(-0.04)])
     assert [output.in_deadband for output in outputs] == [False, True, True]
     assert states[0].integral == states[1].integral == states[2].integral
@@ -256,7 +246,6 @@ def test_every_output_is_json_without_nan(law, values):
         {"deadband": -0.1},
         {"error_limit": 0.0},
         {"data_alpha": 1.5},
-        {"lead": -1.0},
         {"kp_limit": 0.0},
         {"integral_time": math.inf},
         {"lambda_init": 1e9},
