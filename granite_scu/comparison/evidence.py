@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from granite_scu.comparison.protocol import TRAINING, Task
+from granite_scu.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS, Task
 from granite_scu.control import CONTROLLERS
 from granite_scu.errors import UserError
 from granite_scu.run_folder import finite, replacing
 
-VERSION = 1
+VERSION = 2
 """Counts up when the same settings come to mean another run: when the code of a law or of the training changes."""
 
 
@@ -42,6 +42,7 @@ class Spec:
             "task": {name: value for name, value in asdict(self.task).items() if name != "name"},
             "seed": self.seed,
             "settings": {**TRAINING, **self.settings},
+            "validation": [EVAL_STEPS, VALIDATION_TOKENS],
             "law": self.law,
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from granite_scu.comparison.evidence import Evidence, Spec
-from granite_scu.comparison.protocol import Arm, Protocol, Task
+from granite_scu.comparison.protocol import PI, Arm, Protocol, Task
 from granite_scu.control import CONTROLLERS
 
 T = TypeVar("T")
@@ -129,14 +129,17 @@ class Plan:
         settings["optimizer.learning_rate"] = cell.rate or self.learning_rate(cell.task, arm)
         if arm.at_chosen:
             settings["control.target_s"] = self.setpoint()
+        if arm.derive == "pi-start":
+            start = CONTROLLERS["pi"](setpoint=self.setpoint()).initial_strength
+            settings["control.lambda_init"] = _rounded(start)
         if arm.derive == "pi-mean":
-            settings["control.lambda_init"] = mean_strength(self._finished([self._pi(cell, cell.seed)])[0])
+            settings["control.lambda_init"] = mean_strength(self._finished([self._pi(cell)])[0])
         if arm.derive == "pi-replay":
-            settings["control.replay"] = self._finished([self._pi(cell, self._other_seed(cell.seed))])[0]["key"]
+            settings["control.replay"] = self._finished([self._pi(cell)])[0]["key"]
         return Spec(cell.task, arm.name, arm.setting, cell.seed, settings)
 
     def learning_rate(self, task: Task, arm: Arm) -> float:
-        """The rate whose run on the first seed had the best validation of all, as early stopping would see it."""
+        """The rate at which the family's representative had the best validation, of the adapter that counts."""
         return self._once(("rate", task.name, arm.family), lambda: self._learning_rate(task, arm))
 
     def _learning_rate(self, task: Task, arm: Arm) -> float:
@@ -144,7 +147,7 @@ class Plan:
         if len(rates) == 1:
             return rates[0]
         records = self._finished(self._tuning(task, arm))
-        scores = [_validation(record, "best") for record in records]
+        scores = [_validation(record, arm.adapter) for record in records]
         return rates[scores.index(min(scores))]
 
     def setpoint(self) -> float:
@@ -152,7 +155,7 @@ class Plan:
         return self._once("setpoint", self._setpoint)
 
     def _setpoint(self) -> float:
-        arms = self.protocol.arms_called("pi")
+        arms = self.protocol.swept_pi
         cells = self._selection()
         self._finished(cells)
         scores = {
@@ -170,9 +173,8 @@ class Plan:
             needs += self._tuning(cell.task, cell.arm)
         if cell.arm.at_chosen or cell.arm.derive:
             needs += self._selection()
-        if cell.arm.derive:
-            seed = cell.seed if cell.arm.derive == "pi-mean" else self._other_seed(cell.seed)
-            needs += [Cell(cell.task, arm, seed) for arm in self._chosen_pi()]
+        if cell.arm.derive in ("pi-mean", "pi-replay"):
+            needs.append(self._pi(cell))
         return needs
 
     def _tuning(self, task: Task, arm: Arm) -> list[Cell]:
@@ -182,19 +184,12 @@ class Plan:
     def _selection(self) -> list[Cell]:
         task = self.protocol.task(self.protocol.selection_task)
         seeds = self.protocol.seeds[: self.protocol.first_seeds]
-        return [Cell(task, arm, seed) for arm in self.protocol.arms_called("pi") for seed in seeds]
+        return [Cell(task, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]
 
-    def _chosen_pi(self) -> list[Arm]:
-        """PI at the chosen setpoint; nothing before it is chosen."""
-        try:
-            chosen = self.setpoint()
-        except Missing:
-            return []
-        return [arm for arm in self.protocol.arms_called("pi") if arm.settings["control.target_s"] == chosen]
-
-    def _pi(self, cell: Cell, seed: int) -> Cell:
-        self.setpoint()
-        return Cell(cell.task, self._chosen_pi()[0], seed)
+    def _pi(self, cell: Cell) -> Cell:
+        """The PI run that a cell takes something from."""
+        seed = cell.seed if cell.arm.derive == "pi-mean" else self._other_seed(cell.seed)
+        return Cell(cell.task, PI, seed)
 
     def _other_seed(self, seed: int) -> int:
         """The next one among the first seeds, or among the later ones, so that a balanced part can be finished."""
@@ -215,7 +210,12 @@ def mean_strength(record: dict) -> float:
     steps, strengths = [0, *record["ticks"]["step"]], record["ticks"]["lambda"]
     start = record["law"]["lambda_init"]
     held = zip([start, *strengths[:-1]], steps[:-1], steps[1:], strict=True)
-    return float(f"{sum(strength * (stop - begin) for strength, begin, stop in held) / steps[-1]:.4g}")
+    return _rounded(sum(strength * (stop - begin) for strength, begin, stop in held) / steps[-1])
+
+
+def _rounded(value: float) -> float:
+    """To four digits, so that a key does not hang on the last bit of a machine's arithmetic."""
+    return float(f"{value:.4g}")
 
 
 def base_spec(task: Task) -> Spec:

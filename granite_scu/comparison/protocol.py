@@ -5,9 +5,10 @@ runs (a tuned learning rate, lambda's average under PI), so it is worked out by 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-Derivation = Literal["", "pi-mean", "pi-replay"]
+Derivation = Literal["", "pi-start", "pi-mean", "pi-replay"]
+Adapter = Literal["final", "best"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Arm:
         setting: which of its settings, as ``S*=0.3``; empty where there is one.
         settings: dotted configuration keys and their values.
         family: arms of a family train with one learning rate, tuned on its representative (``Protocol.tuned``).
-        derive: what its settings take from the PI run of the same task: lambda's time average of the same seed, or
-            lambda(t) of another seed.
+        adapter: the one that counts: at the end of the run, or the best validated.
+        derive: what its settings take from PI: the lambda that it starts from, lambda's time average in the same task
+            and seed, or lambda(t) of another seed.
         at_chosen: takes the setpoint that was chosen on the selection task.
     """
 
@@ -53,6 +55,7 @@ class Arm:
     setting: str = ""
     settings: dict[str, float | str] = field(default_factory=dict)
     family: str = ""
+    adapter: Adapter = "final"
     derive: Derivation = ""
     at_chosen: bool = False
 
@@ -68,9 +71,10 @@ class Protocol:
     Attributes:
         name: for the reader.
         tasks, arms, seeds: their product is what is run.
-        rates: peak learning rates tried for each family on the first seed; a single one is taken untried.
-        tuned: the arm that stands for its family while the learning rate is tuned.
+        rates: peak learning rates tried for each family on each task's first seed; a single one is taken untried.
+        tuned: the arm that stands for its family while the learning rate is tuned, by validation of its adapter.
         headline: names of the arms that go first.
+        swept_pi: PI at the setpoints that S* is chosen from.
         first_seeds: seeds that are done for all arms before the others begin. S* is chosen on these alone, so that it
             does not change when more seeds arrive.
         selection_task: where S* is chosen, by validation.
@@ -83,18 +87,16 @@ class Protocol:
     rates: tuple[float, ...]
     tuned: dict[str, Arm]
     headline: tuple[str, ...]
+    swept_pi: tuple[Arm, ...]
     first_seeds: int
     selection_task: str
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
 
-    def arms_called(self, name: str) -> list[Arm]:
-        return [arm for arm in self.arms if arm.name == name]
 
-
-LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-SETPOINTS = (0.05, 0.1, 0.2, 0.3, 0.45, 0.6)
+LAMBDAS = (0.01, 0.03, 0.1, 0.3, 1.0)
+SETPOINTS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.75)
 TRAINING = {
     "base.name": "tiny-granite-h",
     "data.block_size": 128,
@@ -110,18 +112,20 @@ TRAINING = {
 }
 """What all runs share, written out, so that a changed default does not turn old runs into others."""
 
-EVAL_STEPS = 50
-VALIDATION_TOKENS = 16_384
+EVAL_STEPS = 25
+VALIDATION_TOKENS = 8_192
 """A validation's size: of a larger split, blocks spread evenly over it."""
 
+FAMILY = "regularised"
+"""The family of every arm that has a lambda: what differs between them is lambda and nothing else."""
 
-def _constant(name: str, value: float) -> Arm:
-    return Arm(name, f"λ={value:g}", {"control.controller": "fixed", "control.lambda_init": value}, "fixed")
+
+def _constant(value: float) -> Arm:
+    return Arm("fixed", f"λ={value:g}", {"control.controller": "fixed", "control.lambda_init": value}, FAMILY)
 
 
-def _setpoint(controller: str, value: float) -> Arm:
-    settings = {"control.controller": controller, "control.target_s": value}
-    return Arm(controller, f"S*={value:g}", settings, "pi")
+def _setpoint(value: float) -> Arm:
+    return Arm("pi-swept", f"S*={value:g}", {"control.controller": "pi", "control.target_s": value}, FAMILY)
 
 
 def _decaying(controller: str, start: float) -> Arm:
@@ -130,36 +134,51 @@ def _decaying(controller: str, start: float) -> Arm:
         "control.lambda_init": start,
         "control.lambda_end": start / 100,
     }
-    return Arm(controller, f"λ={start:g} to {start / 100:g}", settings, "fixed")
+    return Arm(controller, f"λ={start:g} to {start / 100:g}", settings, FAMILY)
+
+
+def _at_chosen(controller: str, **more: Any) -> Arm:
+    """The setpoint is the chosen one, so the settings hold none yet."""
+    return Arm(controller, "", {"control.controller": controller}, FAMILY, at_chosen=True, **more)
 
 
 NONE = Arm("none", "", {"control.controller": "none"}, "none")
-FIXED = tuple(_constant("fixed", value) for value in LAMBDAS)
-PI = tuple(_setpoint("pi", value) for value in SETPOINTS)
+STOPPED = Arm("early-stopping", "", {"control.controller": "none"}, "stopped", adapter="best")
+FIXED = tuple(_constant(value) for value in LAMBDAS)
+PI = _at_chosen("pi")
+PI_SWEPT = tuple(_setpoint(value) for value in SETPOINTS)
 DECAY = tuple(
-    Arm("weight-decay", f"{value:g}", {"control.controller": "none", "optimizer.weight_decay": value}, "none")
+    Arm("weight-decay", f"{value:g}", {"control.controller": "none", "optimizer.weight_decay": value}, FAMILY)
     for value in (0.1, 1.0, 3.0, 10.0)
 )
 SCHEDULES = tuple(_decaying(name, start) for name in ("linear", "cosine") for start in (0.3, 1.0))
 CPR = tuple(
-    Arm("cpr", f"warm-up {ticks}", {"control.controller": "cpr", "control.cpr_warmup": ticks}, "cpr")
-    for ticks in (12, 25, 50)
+    Arm("cpr", f"warm-up {ticks}", {"control.controller": "cpr", "control.cpr_warmup": ticks}, FAMILY)
+    for ticks in (6, 12, 25)
 )
 KL = tuple(
-    Arm("kl", f"KL*={value:g}", {"control.controller": "kl", "control.target_kl": value}, "kl")
+    Arm("kl", f"KL*={value:g}", {"control.controller": "kl", "control.target_kl": value}, FAMILY)
     for value in (0.25, 0.5, 1.0)
 )
-# The setpoint is the chosen one, so the settings hold none yet.
-CHOSEN = (
-    Arm("projection", "", {"control.controller": "projection"}, "pi", at_chosen=True),
-    Arm("fixed-at-mean", "", {"control.controller": "fixed"}, "pi", derive="pi-mean"),
-    Arm("replay", "", {"control.controller": "replay"}, "pi", derive="pi-replay"),
-    Arm("p", "", {"control.controller": "p"}, "pi", at_chosen=True),
-    Arm("i", "", {"control.controller": "i"}, "pi", at_chosen=True),
-    Arm("original", "", {"control.controller": "original"}, "pi", at_chosen=True),
+ISOLATING = (
+    _at_chosen("projection"),
+    Arm("fixed-at-mean", "", {"control.controller": "fixed"}, FAMILY, derive="pi-mean"),
+    Arm("replay", "", {"control.controller": "replay"}, FAMILY, derive="pi-replay"),
+)
+"""What tells feedback from what it brings about."""
+OTHER_LAWS = (
+    _at_chosen("p", derive="pi-start"),
+    _at_chosen("i", derive="pi-start"),
+    Arm(
+        "original",
+        "",
+        {"control.controller": "original", "control.lambda_min": 1e-4, "control.lambda_max": 2.0},  # as published
+        FAMILY,
+        at_chosen=True,
+    ),
 )
 
-SMALL, MEDIUM, STEPS = 24_576, 81_920, 400
+SMALL, MEDIUM, LARGE, STEPS = 12_288, 40_960, 204_800, 200
 TASKS = (
     Task("docs-small", "stdlib-docs", SMALL, STEPS),
     Task("source-small", "stdlib-source", SMALL, STEPS),
@@ -167,31 +186,34 @@ TASKS = (
     Task("docs-medium", "stdlib-docs", MEDIUM, STEPS),
     Task("source-medium", "stdlib-source", MEDIUM, STEPS),
     Task("package-medium", "package-docs", MEDIUM, STEPS),
-    Task("source-once", "stdlib-source", None, None),
-    Task("package-once", "package-docs", None, None),
+    Task("source-once", "stdlib-source", LARGE, None),
+    Task("package-once", "package-docs", LARGE, None),
     Task("docs-to-source", "stdlib-docs", SMALL, STEPS, then="stdlib-source"),
 )
 
 FULL = Protocol(
     name="full",
     tasks=TASKS,
-    arms=(NONE, *FIXED, *PI, *CHOSEN, *SCHEDULES, *DECAY, *CPR, *KL),
+    arms=(NONE, STOPPED, *FIXED, PI, *ISOLATING, *PI_SWEPT, *OTHER_LAWS, *SCHEDULES, *DECAY, *CPR, *KL),
     seeds=(0, 1, 2, 3, 4),
-    rates=(5e-4, 1e-3, 2e-3),
-    tuned={"none": NONE, "fixed": FIXED[3], "pi": PI[3], "cpr": CPR[1], "kl": KL[1]},
-    headline=("none", "fixed", "pi"),
+    rates=(1e-3, 2e-3, 4e-3),
+    tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
+    headline=("none", "early-stopping", "fixed", "pi"),
+    swept_pi=PI_SWEPT,
     first_seeds=3,
     selection_task="docs-small",
 )
 
+QUICK_TASK = Task("docs-quick", "stdlib-docs", SMALL, 100)
 QUICK = Protocol(
     name="quick",
-    tasks=(Task("docs-quick", "stdlib-docs", 12_288, 200),),
-    arms=(NONE, FIXED[2], FIXED[3], PI[3]),
+    tasks=(QUICK_TASK,),
+    arms=(NONE, STOPPED, FIXED[1], FIXED[2], PI),
     seeds=(0, 1, 2),
-    rates=(1e-3,),
+    rates=(2e-3,),
     tuned={},
-    headline=("none", "fixed", "pi"),
+    headline=("none", "early-stopping", "fixed", "pi"),
+    swept_pi=PI_SWEPT[2:4],
     first_seeds=3,
-    selection_task="docs-quick",
+    selection_task=QUICK_TASK.name,
 )

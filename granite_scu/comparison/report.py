@@ -78,11 +78,16 @@ def claim_lines(results: dict[str, Any]) -> list[str]:
         if task["claim"]:
             note = " (not counted: S* was chosen here)" if task["name"] == results["selection_task"] else ""
             lines.append(task["claim"]["statement"] + note)
-    counts = claim["tasks"]
-    counted = ", ".join(f"{count} {word}" for word, count in counts.items())
+    counts = ", ".join(f"{count} {word}" for word, count in claim["tasks"].items() if count)
     lines.append(
-        f"one S* and one set of gains within {claim['margin']:.1%} of each task's swept best lambda, at no more than "
-        f"{claim['token_share']:.0%} of the sweep's tokens: {claim['outcome']} (other tasks: {counted})"
+        f"one S* and one set of gains within {claim['margin']:.1%} of each task's swept best lambda: "
+        f"{claim['outcome']} (other tasks: {counts or 'none'})"
+    )
+    cost = results["cost"]
+    lines.append(
+        f"its cost on a new task, by design: 1 run for {cost['sweep_runs']}, {cost['share']:.0%} of the tokens; "
+        f"with the learning rate tuned for both, {cost['with_rates']:.0%} (goal: {cost['goal']:.0%}). "
+        f"Choosing S* took {cost['choosing_setpoint_runs']} runs, once"
     )
     if claim["mean_excess"] is not None:
         lines.append(

@@ -1,7 +1,6 @@
 """What the finished runs say: a row for each arm of each task, and the headline claim."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from granite_scu.comparison import statistics
 from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
-from granite_scu.comparison.protocol import Arm, Task
+from granite_scu.comparison.protocol import PI, Arm, Task
 from granite_scu.comparison.statistics import Estimate, Scores
 
 MARGIN = 0.002
@@ -17,7 +16,8 @@ MARGIN = 0.002
 TOKEN_SHARE = 0.2
 """... with this share of the sweep's tokens."""
 
-Adapter = Literal["final", "best"]
+SWEEP = ("none", "fixed")
+"""Arms that make up the sweep of lambda; 0 is a place in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,37 +27,31 @@ class Row:
     Attributes:
         arm: the setting.
         name: for the table.
-        adapter: the one that is scored: the final one, or the best validated.
         records: finished runs by seed; failed ones are not among them.
-        failed: seeds that failed.
+        failed: seeds that failed. A setting with any is scored, but is never the best and shows no claim: users who
+            took it would have lost those runs.
     """
 
     arm: Arm
     name: str
-    adapter: Adapter
     records: dict[int, dict]
     failed: list[int]
 
     def validation(self, seeds: list[int]) -> float:
         """Mean validation of the scored adapter, in bits per token."""
-        return float(np.mean([self.records[seed]["validation"][self.adapter] for seed in seeds]))
+        return float(np.mean([self.records[seed]["validation"][self.arm.adapter] for seed in seeds]))
 
     def scores(self, seeds: list[int]) -> Scores:
         """Test scores of these seeds."""
         test = [self.records[seed]["test"] for seed in seeds]
-        return Scores(np.array([run[self.adapter] for run in test]), np.array(test[0]["tokens"]))
-
-    @property
-    def tokens(self) -> float:
-        """Training tokens of a run, on average."""
-        return float(np.mean([record["tokens"] for record in self.records.values()]))
+        return Scores(np.array([run[self.arm.adapter] for run in test]), np.array(test[0]["tokens"]))
 
 
 def report(plan: Plan) -> dict[str, Any]:
     """All results, ready for JSON."""
     setpoint, provisional = _setpoint(plan)
     tasks = [found for task in plan.tasks if (found := _task(plan, task, setpoint))]
-    claims = [task["claim"] for task in tasks if task["claim"] and task["name"] != plan.protocol.selection_task]
+    claims = {task["name"]: task["claim"] for task in tasks if task["claim"]}
     machines = {record["machine"]["cpu"] for record in plan.evidence if "machine" in record}
     return {
         "protocol": plan.protocol.name,
@@ -67,7 +61,8 @@ def report(plan: Plan) -> dict[str, Any]:
         "draws": statistics.DRAWS,
         "level": statistics.LEVEL,
         "tasks": tasks,
-        "claim": _overall(claims),
+        "claim": _overall(plan, claims),
+        "cost": _cost(plan),
         "runs": len(plan.evidence.records),
         "machines": sorted(machines),
     }
@@ -79,21 +74,21 @@ def _setpoint(plan: Plan) -> tuple[float | None, bool]:
         return plan.setpoint(), False
     except Missing:
         task = plan.protocol.task(plan.protocol.selection_task)
-        rows = [_row(plan, task, arm, arm.name, "final") for arm in plan.protocol.arms_called("pi")]
+        rows = [_row(plan, task, arm, arm.name) for arm in plan.protocol.swept_pi]
         best = _best(rows)
         return (float(best.arm.settings["control.target_s"]) if best else None), True
 
 
-def _row(plan: Plan, task: Task, arm: Arm, name: str, adapter: Adapter) -> Row:
+def _row(plan: Plan, task: Task, arm: Arm, name: str) -> Row:
     found = {seed: plan.record(Cell(task, arm, seed)) for seed in plan.seeds}
     finished = {seed: record for seed, record in found.items() if record}
     good = {seed: record for seed, record in finished.items() if not record["failed"]}
-    return Row(arm, name, adapter, good, [seed for seed in finished if seed not in good])
+    return Row(arm, name, good, [seed for seed in finished if seed not in good])
 
 
 def _best(rows: list[Row]) -> Row | None:
-    """The row with the best validation over the seeds that all rows with any have."""
-    rows = [row for row in rows if row.records]
+    """The row with the best validation over the seeds that all rows have; rows with a failed seed are none."""
+    rows = [row for row in rows if row.records and not row.failed]
     seeds = _common(rows)
     return min(rows, key=lambda row: row.validation(seeds)) if rows and seeds else None
 
@@ -103,12 +98,13 @@ def _common(rows: list[Row]) -> list[int]:
 
 
 def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | None:
-    every = [_row(plan, task, arm, arm.label, "final") for arm in plan.arms]
+    every = [_row(plan, task, arm, arm.label) for arm in plan.arms]
     every = [row for row in every if row.records or row.failed]
     if not every:
         return None
-    shown = _shown(plan, task, every, setpoint)
-    reference = next((row for row in shown if row.name.startswith("pi, S* chosen")), None)
+    shown = _shown(every)
+    reference = next((_named(row, f"pi (S* = {setpoint:g})") for row in shown if row.arm is PI), None)
+    shown = [reference if reference and row.arm is PI else row for row in shown]
     base = plan.evidence.get(base_spec(task))
     base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
@@ -124,37 +120,28 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     }
 
 
-def _shown(plan: Plan, task: Task, every: list[Row], setpoint: float | None) -> list[Row]:
+def _shown(every: list[Row]) -> list[Row]:
     """One row an arm: of several settings the one with the best validation on this very task."""
     rows: list[Row] = []
     for name in dict.fromkeys(row.arm.name for row in every):
         settings = [row for row in every if row.arm.name == name]
-        if name == "none":
-            early = _row(plan, task, settings[0].arm, "none, early stopping", "best")
-            rows += [_named(settings[0], "none"), early]
-            continue
-        if name == "pi":
-            chosen = [row for row in settings if row.arm.settings["control.target_s"] == setpoint]
-            rows += [_named(row, f"pi, S* chosen ({setpoint:g})") for row in chosen]
         best = _best(settings)
         if best is None:
             rows += settings[:1]
-        elif len(settings) == 1 and name != "pi":
-            rows.append(_named(best, name))
-        elif len(settings) > 1:
-            rows.append(_named(best, f"{name}, swept ({best.arm.setting})"))
+        else:
+            rows.append(_named(best, f"{name}, swept ({best.arm.setting})" if len(settings) > 1 else best.name))
     return rows
 
 
 def _named(row: Row, name: str) -> Row:
-    return Row(row.arm, name, row.adapter, row.records, row.failed)
+    return Row(row.arm, name, row.records, row.failed)
 
 
 def _as_json(row: Row, reference: Row | None) -> dict[str, Any]:
     seeds = sorted(row.records)
     shared = [seed for seed in seeds if reference and seed in reference.records]
     scores = row.scores(seeds) if seeds else None
-    is_reference = reference is not None and row.arm is reference.arm and row.adapter == reference.adapter
+    is_reference = reference is not None and row.arm is reference.arm
     paired = None
     if shared and reference and not is_reference:
         paired = statistics.difference(row.scores(shared), reference.scores(shared))
@@ -163,7 +150,7 @@ def _as_json(row: Row, reference: Row | None) -> dict[str, Any]:
         "name": row.name,
         "arm": row.arm.name,
         "setting": row.arm.setting,
-        "adapter": row.adapter,
+        "adapter": row.arm.adapter,
         "is_reference": is_reference,
         "seeds": seeds,
         "failed_seeds": row.failed,
@@ -184,80 +171,90 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _claim(plan: Plan, task: Task, every: list[Row], reference: Row | None) -> dict[str, Any] | None:
-    """PI at the chosen S* against this task's swept best lambda; and one lambda, chosen where S* was, against it too.
-
-    lambda = 0 is a place in the sweep. Learning rates were tuned for both families with equally many runs, which are
-    counted for neither.
-    """
-    sweep = [row for row in every if row.arm.name in ("none", "fixed") and row.records]
+    """PI at the chosen S* against this task's swept best lambda; and against it one lambda, chosen where S* was."""
+    sweep = [row for row in every if row.arm.name in SWEEP]
     if reference is None or len(sweep) < 2:
         return None
-    seeds = _common([*sweep, reference])
-    best = _best(sweep)
-    if not seeds or best is None:
+    best, seeds = _best(sweep), _common([*sweep, reference])
+    if best is None or not seeds:
         return None
     excess = statistics.relative_excess(reference.scores(seeds), best.scores(seeds))
-    share = reference.tokens / sum(row.tokens for row in sweep)
     carried = _carried_lambda(plan, sweep)
+    found = outcome(excess, bool(reference.failed))
     return {
         "task": task.name,
         "swept_best": best.arm.label,
         "sweep_runs": len(sweep),
         "seeds": seeds,
         "excess": asdict(excess),
-        "token_share": share,
-        "outcome": outcome(excess, share),
+        "outcome": found,
         "carried_lambda": carried.arm.label if carried else None,
         "carried_lambda_excess": (
             asdict(statistics.relative_excess(carried.scores(seeds), best.scores(seeds))) if carried else None
         ),
-        "statement": _statement(task.name, excess, share, best.arm.label),
+        "statement": _statement(task.name, excess, found, best.arm.label),
     }
 
 
-def outcome(excess: Estimate, share: float) -> Literal["shown", "refuted", "open"]:
-    """Whether a task shows the claim: the whole interval within the margin, or beyond it; and few enough tokens."""
-    if share > TOKEN_SHARE or excess.low > MARGIN:
+Outcome = Literal["shown", "refuted", "open"]
+
+
+def outcome(excess: Estimate, failed: bool = False) -> Outcome:
+    """Whether a task shows the claim: the whole interval within the margin, or beyond it; a failed run refutes it."""
+    if failed or excess.low > MARGIN:
         return "refuted"
     return "shown" if excess.high <= MARGIN else "open"
 
 
-def _statement(task: str, excess: Estimate, share: float, best: str) -> str:
+def _statement(task: str, excess: Estimate, found: Outcome, best: str) -> str:
     """One sentence on a task."""
-    word = {
-        "shown": "holds",
-        "refuted": "does not hold",
-        "open": "is not decided",
-    }[outcome(excess, share)]
+    word = {"shown": "holds", "refuted": "does not hold", "open": "is not decided"}[found]
     return (
         f"{task}: the claim {word}: PI is at {excess.mean:+.2%} of the swept best ({best}), 95 % interval "
-        f"{excess.low:+.2%} to {excess.high:+.2%}, with {share:.0%} of the sweep's tokens"
+        f"{excess.low:+.2%} to {excess.high:+.2%}"
     )
 
 
 def _carried_lambda(plan: Plan, sweep: list[Row]) -> Row | None:
     """This task's row of the lambda that is best on the selection task."""
     task = plan.protocol.task(plan.protocol.selection_task)
-    best = _best([_row(plan, task, row.arm, row.name, "final") for row in sweep])
+    best = _best([_row(plan, task, row.arm, row.name) for row in sweep])
     return next((row for row in sweep if best and row.arm is best.arm), None)
 
 
-def _overall(claims: list[dict]) -> dict[str, Any]:
-    """The claim over the tasks on which S* was not chosen. It holds when it is shown on every one of them."""
-    count: Callable[[str], int] = lambda word: sum(claim["outcome"] == word for claim in claims)  # noqa: E731
-    counts = {word: count(word) for word in ("shown", "refuted", "open")}
-    verdict = "no task is finished"
-    if claims:
-        verdict = "refuted" if counts["refuted"] else "open" if counts["open"] else "shown"
-    means = [claim["excess"]["mean"] for claim in claims]
-    carried = [claim["carried_lambda_excess"]["mean"] for claim in claims if claim["carried_lambda_excess"]]
+def _overall(plan: Plan, claims: dict[str, dict]) -> dict[str, Any]:
+    """The claim over all tasks of the protocol but the one on which S* was chosen: it holds when every one shows it."""
+    protocol = plan.protocol
+    names = [task.name for task in protocol.tasks if task.name != protocol.selection_task]
+    outcomes = [claims[name]["outcome"] if name in claims else "not run" for name in names]
+    verdict = "refuted" if "refuted" in outcomes else "shown" if set(outcomes) == {"shown"} else "open"
+    means, carried = (
+        [claims[name][kind]["mean"] for name in names if name in claims and claims[name][kind]]
+        for kind in ("excess", "carried_lambda_excess")
+    )
     return {
         "margin": MARGIN,
-        "token_share": TOKEN_SHARE,
         "outcome": verdict,
-        "tasks": counts,
+        "tasks": {word: outcomes.count(word) for word in ("shown", "refuted", "open", "not run")},
         "mean_excess": float(np.mean(means)) if means else None,
         "worst_excess": max(means, default=None),
         "carried_lambda_mean_excess": float(np.mean(carried)) if carried else None,
         "carried_lambda_worst_excess": max(carried, default=None),
+    }
+
+
+def _cost(plan: Plan) -> dict[str, Any]:
+    """Runs that a user of a new task pays for PI and for the sweep; they are equally long, so these are tokens too.
+
+    The share follows from the design and is no finding. Two ways to count: the search for lambda alone, with the
+    learning rate known; and with the rates tried, too, which PI saves nothing of.
+    """
+    sweep = len({arm.label for arm in plan.protocol.arms if arm.name in SWEEP})
+    rates = len(plan.protocol.rates)
+    return {
+        "sweep_runs": sweep,
+        "share": 1 / sweep,
+        "with_rates": rates / (rates + sweep - 1),
+        "goal": TOKEN_SHARE,
+        "choosing_setpoint_runs": len(plan.protocol.swept_pi) * len(plan.protocol.seeds[: plan.protocol.first_seeds]),
     }
