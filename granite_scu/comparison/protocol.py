@@ -214,6 +214,6 @@ QUICK = Protocol(
     tuned={},
     headline=("none", "early-stopping", "fixed", "pi"),
     swept_pi=PI_SWEPT[2:4],
-    first_seeds=3,
+    first_seeds=1,
     selection_task=QUICK_TASK.name,
 )

@@ -3,11 +3,18 @@
 import pytest
 
 from granite_scu.comparison.evidence import Evidence, Spec, write_record
-from granite_scu.comparison.protocol import FIXED, NONE, PI, Arm, Protocol, Task
-
-MEAN = Arm("fixed-at-mean", "", {"control.controller": "fixed"}, "pi", derive="pi-mean")
-REPLAY = Arm("replay", "", {"control.controller": "fixed"}, "pi", derive="pi-replay")
-AT_CHOSEN = Arm("chosen", "", {"control.controller": "pi"}, "pi", at_chosen=True)
+from granite_scu.comparison.protocol import (
+    FAMILY,
+    FIXED,
+    ISOLATING,
+    NONE,
+    OTHER_LAWS,
+    PI,
+    PI_SWEPT,
+    STOPPED,
+    Protocol,
+    Task,
+)
 
 
 @pytest.fixture
@@ -16,11 +23,12 @@ def protocol() -> Protocol:
     return Protocol(
         name="small",
         tasks=(Task("first", "stdlib-docs", 1024, 4), Task("second", "stdlib-source", 1024, 4)),
-        arms=(NONE, FIXED[3], PI[2], PI[3], MEAN, REPLAY, AT_CHOSEN),
+        arms=(NONE, STOPPED, FIXED[2], PI, *ISOLATING, *OTHER_LAWS),
         seeds=(0, 1),
         rates=(1e-3, 2e-3),
-        tuned={"none": NONE, "fixed": FIXED[3], "pi": PI[3]},
-        headline=("none", "fixed", "pi"),
+        tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
+        headline=("none", "early-stopping", "fixed", "pi"),
+        swept_pi=PI_SWEPT[1:3],
         first_seeds=2,
         selection_task="first",
     )

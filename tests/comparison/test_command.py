@@ -24,7 +24,7 @@ def _threads(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--arms", "pid"], "--arms pid: there is none of that name; there are none, fixed, pi"),
+        (["--arms", "pid"], "--arms pid: there is none of that name; there are none, early-stopping, fixed, pi"),
         (["--tasks", "docs"], "--tasks docs: there is none of that name; there are docs-small"),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--jobs", "-1"], "--jobs -1: must be at least 1"),
@@ -48,7 +48,8 @@ def test_a_file_that_is_no_record_is_named(capsys, tmp_path):
 def test_list_counts_and_trains_nothing(capsys, tmp_path):
     assert main(tmp_path, ["--quick", "--list"]) == 0
     printed = capsys.readouterr().out
-    assert "0 of 13 runs finished" in printed  # four arms of three seeds, and the base model
+    # Of three seeds none, two lambdas and PI, which is one of the two runs that S* is chosen from, and the base model.
+    assert "0 of 15 runs finished" in printed
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -87,11 +88,11 @@ def test_it_goes_on_after_being_stopped_and_ends_with_table_json_and_plot(tmp_pa
     second = run()
     assert second.returncode == 0, second.stderr
     after = files()
-    assert len(after) == 3 and before.items() <= after.items()
+    assert len(after) == 4 and before.items() <= after.items()  # the base model, none, and PI at two setpoints
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     names = [row["name"] for row in found["tasks"][0]["rows"]]
-    assert names == ["none", "none, early stopping", "pi, S* chosen (0.3)"]
-    none, _, pi = found["tasks"][0]["rows"]
+    assert names == ["none", f"pi (S* = {found['setpoint']})"]
+    none, pi = found["tasks"][0]["rows"]
     assert none["test_bpt"]["mean"] < found["tasks"][0]["base_bpt"]  # four steps help
     assert pi["verdict"] is None and none["verdict"] is not None
     assert (tmp_path / "out" / "comparison.png").stat().st_size > 10_000

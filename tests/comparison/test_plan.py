@@ -8,7 +8,12 @@ import pytest
 
 from granite_scu.comparison.evidence import Evidence, Spec
 from granite_scu.comparison.plan import Cell, Missing, Plan, mean_strength
-from granite_scu.comparison.protocol import FIXED, FULL, NONE, PI, TRAINING
+from granite_scu.comparison.protocol import FIXED, FULL, NONE, PI, STOPPED, TRAINING, Arm, Protocol
+from granite_scu.control import CONTROLLERS
+
+
+def called(protocol: Protocol, name: str) -> Arm:
+    return next(arm for arm in protocol.arms if arm.name == name)
 
 
 def drain(plan: Plan, finish, limit: int = 1000, **results) -> list[Spec]:
@@ -39,10 +44,19 @@ def test_the_rate_of_a_family_is_that_of_its_best_validation(protocol, evidence,
     assert plan.record(Cell(task, NONE, 1)) is None
 
 
+def test_a_rate_is_tuned_for_the_adapter_that_counts(protocol, evidence, finish):
+    plan = Plan(protocol, evidence)
+    for rate, final, best in ((1e-3, 6.0, 5.8), (2e-3, 6.5, 5.7)):
+        record = finish(plan.spec(Cell(protocol.tasks[0], NONE, 0, rate)), final)
+        record["validation"]["best"] = best
+    assert plan.learning_rate(protocol.tasks[0], NONE) == 1e-3
+    assert plan.learning_rate(protocol.tasks[0], STOPPED) == 2e-3
+
+
 def test_a_cell_names_the_runs_it_waits_for(protocol, evidence):
     plan = Plan(protocol, evidence)
     with pytest.raises(Missing) as missing:
-        plan.spec(Cell(protocol.tasks[1], FIXED[3], 1))
+        plan.spec(Cell(protocol.tasks[1], FIXED[2], 1))
     assert [(cell.task.name, cell.seed, cell.rate) for cell in missing.value.cells] == [
         ("second", 0, 1e-3),
         ("second", 0, 2e-3),
@@ -55,19 +69,27 @@ def test_the_setpoint_is_chosen_by_validation_on_one_task(protocol, evidence, fi
         first, at_02 = spec.task.name == "first", spec.settings.get("control.target_s") == 0.2
         finish(spec, validation=5.0 if first == at_02 else 6.0)  # the other one is better on the second task
     assert plan.setpoint() == 0.2
-    chosen = protocol.arms[-1]
-    assert plan.spec(Cell(protocol.tasks[1], chosen, 0)).settings["control.target_s"] == 0.2
+    assert plan.spec(Cell(protocol.tasks[1], PI, 0)).settings["control.target_s"] == 0.2
 
 
 def test_the_average_is_of_the_same_seed_and_the_replay_of_another(protocol, evidence, finish):
     plan = Plan(protocol, evidence)
     drain(plan, finish)
     task = protocol.tasks[1]
-    chosen = next(arm for arm in PI if arm.settings["control.target_s"] == plan.setpoint())
-    own, other = (plan.record(Cell(task, chosen, seed)) for seed in (0, 1))
-    mean, replay = (plan.spec(Cell(task, arm, 0)) for arm in protocol.arms[4:6])
+    own, other = (plan.record(Cell(task, PI, seed)) for seed in (0, 1))
+    mean, replay = (plan.spec(Cell(task, called(protocol, name), 0)) for name in ("fixed-at-mean", "replay"))
     assert mean.settings["control.lambda_init"] == mean_strength(own)
     assert replay.settings["control.replay"] == other["key"]
+
+
+def test_p_and_i_start_where_pi_starts_and_original_within_its_own_bounds(protocol, evidence, finish):
+    plan = Plan(protocol, evidence)
+    drain(plan, finish)
+    p, i, original = (plan.spec(Cell(protocol.tasks[1], called(protocol, name), 0)) for name in ("p", "i", "original"))
+    start = CONTROLLERS["pi"](setpoint=plan.setpoint()).initial_strength
+    assert p.settings["control.lambda_init"] == i.settings["control.lambda_init"] == pytest.approx(start, rel=1e-3)
+    published = CONTROLLERS["original"]()
+    assert original.law["lambda_min"] == published.lambda_min and original.law["lambda_max"] == published.lambda_max
 
 
 def test_mean_strength_weighs_each_lambda_by_the_steps_it_held_for():
@@ -79,8 +101,8 @@ def test_mean_strength_weighs_each_lambda_by_the_steps_it_held_for():
 def test_what_an_arm_hangs_on_is_run_although_it_was_not_asked_for(protocol, evidence, finish):
     plan = Plan(protocol, evidence, tasks=["second"], arms=["replay"], seeds=1)
     done = drain(plan, finish)
-    assert {spec.arm for spec in done} >= {"pi", "replay"}
-    assert "fixed" not in {spec.arm for spec in done}
+    assert {spec.arm for spec in done} >= {"pi-swept", "pi", "replay"}
+    assert "none" not in {spec.arm for spec in done if spec.task.steps}
     assert done[-1].arm == "replay"
 
 
@@ -114,10 +136,10 @@ def test_runs_under_way_are_not_given_out_again(protocol, evidence):
 
 
 def test_the_key_is_the_same_in_every_process_and_hangs_on_what_is_trained():
-    spec = Spec(FULL.tasks[0], "fixed", "λ=0.1", 3, {**FIXED[3].settings, "optimizer.learning_rate": 1e-3})
+    spec = Spec(FULL.tasks[0], "fixed", "λ=0.1", 3, {**FIXED[2].settings, "optimizer.learning_rate": 1e-3})
     code = (
         "from granite_scu.comparison.evidence import Spec; from granite_scu.comparison.protocol import *;"
-        "print(Spec(FULL.tasks[0], 'x', 'y', 3, {**FIXED[3].settings, 'optimizer.learning_rate': 1e-3}).key)"
+        "print(Spec(FULL.tasks[0], 'x', 'y', 3, {**FIXED[2].settings, 'optimizer.learning_rate': 1e-3}).key)"
     )
     elsewhere = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert elsewhere.stdout.strip() == spec.key  # arm and setting are names only
@@ -132,7 +154,7 @@ def test_the_key_is_the_same_in_every_process_and_hangs_on_what_is_trained():
 def test_the_key_hangs_on_the_laws_defaults(monkeypatch):
     from granite_scu.control import CONTROLLERS
 
-    spec = Spec(FULL.tasks[0], "pi", "", 0, {**PI[0].settings, "optimizer.learning_rate": 1e-3})
+    spec = Spec(FULL.tasks[0], "pi", "", 0, {**PI.settings, "optimizer.learning_rate": 1e-3})
     before = replace(spec).key
 
     @dataclass(frozen=True)
@@ -148,4 +170,4 @@ def test_this_key_is_that_of_the_evidence_in_the_repository():
     settings = {"control.controller": "none", "optimizer.learning_rate": 0.001}
     task = FULL.tasks[0]
     assert TRAINING["lora.rank"] == 16
-    assert Spec(task, "none", "", 0, settings).key == "cb8f9c1d79fb"
+    assert Spec(task, "none", "", 0, settings).key == "e44a12a054e3"
