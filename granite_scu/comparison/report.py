@@ -49,8 +49,22 @@ def markdown(results: dict[str, Any]) -> str:
         lines += ["| " + " | ".join(_cells(row)) + " |" for row in task["rows"]]
         lines += ["", *(f"- {row['verdict']}" for row in task["rows"] if row["verdict"])]
         parts.append("\n".join(lines))
+    if results["transfer"]:
+        parts.append(_transfer(results))
     parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim_lines(results))]))
     return "\n\n".join(parts) + "\n"
+
+
+def _transfer(results: dict[str, Any]) -> str:
+    """Which quantity would have been worth holding."""
+    lines = ["### What could be held at one value", ""]
+    lines += [f"| quantity | best on {results['selection_task']} | best elsewhere | mean excess | worst excess |"]
+    lines += ["|---|---|---|---|---|"]
+    for row in results["transfer"]:
+        others = ", ".join(f"{value:.3g} ({task})" for task, value in row["best_elsewhere"].items())
+        excess = f"{row['mean_excess']:+.2%} | {row['worst_excess']:+.2%}"
+        lines.append(f"| {row['quantity']} | {row['value']:.3g} | {others} | {excess} |")
+    return "\n".join(lines)
 
 
 def write_docs(results: dict[str, Any], page: Path) -> None:

@@ -10,6 +10,7 @@ from granite_scu.comparison import statistics
 from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
 from granite_scu.comparison.protocol import PI, Arm, Task
 from granite_scu.comparison.statistics import Estimate, Scores
+from granite_scu.comparison.transfer import transfer
 
 MARGIN = 0.002
 """The claim: PI comes within this share of the bits per token of the swept best lambda ..."""
@@ -63,6 +64,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "tasks": tasks,
         "claim": _overall(plan, claims),
         "cost": _cost(plan),
+        "transfer": transfer(plan),
         "runs": len(plan.evidence.records),
         "machines": sorted(machines),
     }

@@ -56,6 +56,7 @@ def finish(evidence):
             "failed": None,
             "steps": 8,
             "tokens": 8192,
+            "n_tokens": 1024,
             "validation": {"final": validation, "best": validation, "best_step": 8},
             "test": {"tokens": list(tokens), "final": nats, "best": nats},
             "law": {"lambda_init": 0.5},

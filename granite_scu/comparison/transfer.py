@@ -1,0 +1,134 @@
+"""Which quantity, held at one value, would have chosen well on every task? Read off the sweep; nothing is trained.
+
+A sweep of lambda traces a curve on each task: what a quantity ended at, and what the adapter then cost on test text.
+A quantity is worth holding at one value if the value that is best on one task is near the best on the others, whatever
+the corpus and the number of tokens. So its value is taken where the selection task's validation is best, and looked
+up on the curves of the others. This asks of S, and of its rivals, what a perfect controller could reach with it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from granite_scu.comparison.plan import Cell, Plan
+from granite_scu.comparison.protocol import Task
+
+LAST_TICKS = 5
+"""Ticks at the end that a run's quantities are averaged over."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run of the sweep ended, in bits per token where not said otherwise.
+
+    Attributes:
+        strength: lambda.
+        s: S, a ratio.
+        train: DataBPT.
+        before: DataBPT at the first tick, when the adapter was near nothing.
+        validation: on the validation text.
+        test: on the test text.
+        n_tokens: N.
+    """
+
+    strength: float
+    s: float
+    train: float
+    before: float
+    validation: float
+    test: float
+    n_tokens: int
+
+    @property
+    def param(self) -> float:
+        """ParamBPT, from S = P / (D + P)."""
+        return self.train * self.s / (1 - self.s)
+
+
+QUANTITIES: dict[str, Callable[[Place, Place], float]] = {
+    "λ": lambda place, _: place.strength,
+    "S": lambda place, _: place.s,
+    "S / S at λ = 0": lambda place, free: place.s / free.s,
+    "ParamBPT": lambda place, _: place.param,
+    "ParamBPT · N (norm of the update)": lambda place, _: place.param * place.n_tokens,
+    "ParamBPT per bit saved": lambda place, _: place.param / max(place.before - place.train, 1e-3),
+    "validation minus training": lambda place, _: place.validation - place.train,
+}
+"""Of a run and of the run at lambda = 0 on the same task and seed. All but lambda fall as lambda rises."""
+
+
+def transfer(plan: Plan) -> list[dict[str, Any]]:
+    """For each quantity its value on the selection task, and the excess over the swept best elsewhere.
+
+    Empty until the sweep of the selection task and of another task is there for a common seed.
+    """
+    curves = {task.name: curve for task in plan.protocol.tasks if (curve := _curve(plan, task))}
+    selection = curves.pop(plan.protocol.selection_task, None)
+    if selection is None or not curves:
+        return []
+    return [_judge(name, selection, curves) for name in QUANTITIES]
+
+
+Curve = list[list[Place]]
+"""Settings in the order of lambda, 0 first; of each its runs, a seed each."""
+
+
+def _curve(plan: Plan, task: Task) -> Curve | None:
+    arms = [arm for arm in plan.protocol.arms if arm.name in ("none", "fixed")]
+    records = [[plan.record(Cell(task, arm, seed)) for seed in plan.seeds] for arm in arms]
+    whole = [runs for runs in zip(*records, strict=True) if all(run and not run["failed"] for run in runs)]
+    if not whole:
+        return None
+    places = [[_place(run) for run in runs if run] for runs in zip(*whole, strict=True)]
+    return sorted(places, key=lambda runs: runs[0].strength)
+
+
+def _place(record: dict[str, Any]) -> Place:
+    ticks, test = record["ticks"], record["test"]
+    return Place(
+        strength=record["settings"].get("control.lambda_init", 0.0),
+        s=float(np.mean(ticks["s"][-LAST_TICKS:])),
+        train=float(np.mean(ticks["data_bpt"][-LAST_TICKS:])),
+        before=ticks["data_bpt"][0],
+        validation=record["validation"]["final"],
+        test=sum(test["final"]) / sum(test["tokens"]) / math.log(2),
+        n_tokens=record["n_tokens"],
+    )
+
+
+def _judge(name: str, selection: Curve, curves: dict[str, Curve]) -> dict[str, Any]:
+    chosen = float(_values(name, selection)[_best(selection)])
+    excess = {task: _excess(name, chosen, curve) for task, curve in curves.items()}
+    values = {task: float(_values(name, curve)[_best(curve)]) for task, curve in curves.items()}
+    return {
+        "quantity": name,
+        "value": chosen,
+        "best_elsewhere": values,
+        "excess": excess,
+        "mean_excess": float(np.mean(list(excess.values()))),
+        "worst_excess": max(excess.values()),
+    }
+
+
+def _values(name: str, curve: Curve) -> np.ndarray:
+    """The quantity at each setting, averaged over seeds."""
+    quantity, free = QUANTITIES[name], curve[0]
+    return np.array([np.mean([quantity(*pair) for pair in zip(runs, free, strict=True)]) for runs in curve])
+
+
+def _best(curve: Curve) -> int:
+    """The setting with the best validation."""
+    return int(np.argmin([np.mean([place.validation for place in runs]) for runs in curve]))
+
+
+def _excess(name: str, value: float, curve: Curve) -> float:
+    """Test bits where the quantity has the value, over those of the swept best, minus 1.
+
+    Linear between neighbouring settings; beyond the ends, the end: a controller rests at a bound there.
+    """
+    values, test = _values(name, curve), np.array([np.mean([place.test for place in runs]) for runs in curve])
+    order = np.argsort(values)
+    return float(np.interp(value, values[order], test[order]) / test[_best(curve)] - 1)
