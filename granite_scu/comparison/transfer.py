@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from granite_scu.comparison.plan import Cell, Plan
+from granite_scu.comparison.plan import Cell, Plan, base_spec
 from granite_scu.comparison.protocol import Task
 
 LAST_TICKS = 5
@@ -30,6 +30,7 @@ class Place:
         train: DataBPT.
         before: DataBPT at the first tick, when the adapter was near nothing.
         validation: on the validation text.
+        base_validation: of the base model there.
         test: on the test text.
         n_tokens: N.
     """
@@ -39,6 +40,7 @@ class Place:
     train: float
     before: float
     validation: float
+    base_validation: float
     test: float
     n_tokens: int
 
@@ -47,6 +49,11 @@ class Place:
         """ParamBPT, from S = P / (D + P)."""
         return self.train * self.s / (1 - self.s)
 
+    @property
+    def saved(self) -> float:
+        """Bits that the adapter saves on its training text."""
+        return max(self.before - self.train, 1e-3)
+
 
 QUANTITIES: dict[str, Callable[[Place, Place], float]] = {
     "λ": lambda place, _: place.strength,
@@ -54,10 +61,14 @@ QUANTITIES: dict[str, Callable[[Place, Place], float]] = {
     "S / S at λ = 0": lambda place, free: place.s / free.s,
     "ParamBPT": lambda place, _: place.param,
     "ParamBPT · N (norm of the update)": lambda place, _: place.param * place.n_tokens,
-    "ParamBPT per bit saved": lambda place, _: place.param / max(place.before - place.train, 1e-3),
+    "ParamBPT per bit saved": lambda place, _: place.param / place.saved,
     "validation minus training": lambda place, _: place.validation - place.train,
+    "share memorised": lambda place, _: 1 - (place.base_validation - place.validation) / place.saved,
 }
-"""Of a run and of the run at lambda = 0 on the same task and seed. All but lambda fall as lambda rises."""
+"""Of a run and of the run at lambda = 0 on the same task and seed. All but lambda fall as lambda rises.
+
+What is memorised is what is saved on the training text and not on other text, as a share of the former.
+"""
 
 
 def transfer(plan: Plan) -> list[dict[str, Any]]:
@@ -79,14 +90,16 @@ Curve = list[list[Place]]
 def _curve(plan: Plan, task: Task) -> Curve | None:
     arms = [arm for arm in plan.protocol.arms if arm.name in ("none", "fixed")]
     records = [[plan.record(Cell(task, arm, seed)) for seed in plan.seeds] for arm in arms]
+    base = plan.evidence.get(base_spec(task))
     whole = [runs for runs in zip(*records, strict=True) if all(run and not run["failed"] for run in runs)]
-    if not whole:
+    if not whole or base is None:
         return None
-    places = [[_place(run) for run in runs if run] for runs in zip(*whole, strict=True)]
+    at_base = base["validation"]["final"]
+    places = [[_place(run, at_base) for run in runs if run] for runs in zip(*whole, strict=True)]
     return sorted(places, key=lambda runs: runs[0].strength)
 
 
-def _place(record: dict[str, Any]) -> Place:
+def _place(record: dict[str, Any], base_validation: float) -> Place:
     ticks, test = record["ticks"], record["test"]
     return Place(
         strength=record["settings"].get("control.lambda_init", 0.0),
@@ -94,6 +107,7 @@ def _place(record: dict[str, Any]) -> Place:
         train=float(np.mean(ticks["data_bpt"][-LAST_TICKS:])),
         before=ticks["data_bpt"][0],
         validation=record["validation"]["final"],
+        base_validation=base_validation,
         test=sum(test["final"]) / sum(test["tokens"]) / math.log(2),
         n_tokens=record["n_tokens"],
     )
