@@ -6,7 +6,7 @@ import pytest
 
 from granite_scu.control.metrics import in_band
 
-SETPOINTS = (0.005, 0.02, 0.08)
+SETPOINTS = (pytest.param(0.005, marks=pytest.mark.slow), 0.02, pytest.param(0.08, marks=pytest.mark.slow))
 
 
 @pytest.fixture
