@@ -217,6 +217,9 @@ class ControlConfig:
 
     def _check_feed_forward(self) -> None:
         """What the law knows beforehand, it knows of the update and of a lambda in the loss."""
+        if self.controller == "cascade":
+            for flag, value, only in (("--measure", self.measure, "delta"), ("--actuator", self.actuator, "loss")):
+                _check(value == only, flag, value, f"cascade works with {only} alone")
         if self.controller != "pi":
             return
         scheduled = self.kp is None or self.ki is None

@@ -48,6 +48,9 @@ from granite_scu.trainer import build_trainer, check_trainer
 
 log = logging.getLogger(__name__)
 
+LEAST_VALIDATIONS = 4
+"""Validations in a run from which cascade can tell where S helps: fewer would leave it free to the end."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -119,7 +122,16 @@ class Run:
         self.data.prepare(self.tokenizer)
         self.data.check_processes(self.machine.world_size)
         self.plan = self._plan()
+        self._check_validations()
         self.controller = controller or build_controller(probe.provisional(request.control), self.plan.steps)
+
+    def _check_validations(self) -> None:
+        every, steps = self.request.run.eval_steps, self.plan.steps
+        if self.request.control.controller == "cascade" and steps // every < LEAST_VALIDATIONS:
+            raise UserError(
+                f"--eval-steps {every}: --controller cascade finds its setpoint by validations, and {steps} steps hold "
+                f"{steps // every}; set --eval-steps to at most {max(1, steps // LEAST_VALIDATIONS)}"
+            )
 
     def make_data(self) -> TextDataModule:
         """The data of the run, not yet prepared."""

@@ -51,6 +51,7 @@ class ShannonControl(L.Callback):
         self._progress = (0, 0)  # steps applied since the last tick, and those skipped before the newest of them
         self._learning_rate: float | None = None
         self._travel = 0.0
+        self._validation: float | None = None  # not yet seen by the law
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self._act(module)
@@ -72,6 +73,10 @@ class ShannonControl(L.Callback):
         if self._pending >= self.every:
             self.tick(trainer, module)
 
+    def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        if trainer.state.fn == "fit":
+            self._validation = float(trainer.callback_metrics["val_bpt"])
+
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if self.latest.get("step") != self._step:
             self.tick(trainer, module)
@@ -84,6 +89,7 @@ class ShannonControl(L.Callback):
         self.skipped += window.skipped
         measured = self._measure(trainer, module, window)
         self.state, output = self.controller.update(self.state, measured)
+        self._validation = None
         self.action = Action(output.reg_strength, output.layers, output.param_bound)
         self._act(module)
         self.latest = self._as_record(trainer, window, measured, output)
@@ -105,6 +111,7 @@ class ShannonControl(L.Callback):
             progress=min(1.0, self._step / module.total_steps),
             learning_rate=1.0 if self._learning_rate is None else self._learning_rate / peak,
             travel=self._travel,
+            validation_bpt=self._validation,
         )
 
     def _act(self, module: GraniteModule) -> None:
@@ -155,6 +162,7 @@ class ShannonControl(L.Callback):
             "action": self.action._asdict(),
             "counts": [self.tokens, self.skipped, self._pending],
             "travel": self._travel,
+            "validation": self._validation,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -162,4 +170,4 @@ class ShannonControl(L.Callback):
         action = state["action"]
         self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
         self.tokens, self.skipped, self._pending = state["counts"]
-        self._travel = state["travel"]
+        self._travel, self._validation = state["travel"], state["validation"]

@@ -166,6 +166,7 @@ ISOLATING = (
     Arm("replay", "", {"control.controller": "replay"}, FAMILY, derive="pi-replay"),
 )
 """What tells feedback from what it brings about."""
+CASCADE = Arm("cascade", "", {"control.controller": "cascade"}, FAMILY)
 OTHER_LAWS = (
     _at_chosen("p", derive="pi-start"),
     _at_chosen("i", derive="pi-start"),
@@ -194,7 +195,7 @@ TASKS = (
 FULL = Protocol(
     name="full",
     tasks=TASKS,
-    arms=(NONE, STOPPED, *FIXED, PI, *ISOLATING, *PI_SWEPT, *OTHER_LAWS, *SCHEDULES, *DECAY, *CPR, *KL),
+    arms=(NONE, STOPPED, *FIXED, PI, CASCADE, *ISOLATING, *PI_SWEPT, *OTHER_LAWS, *SCHEDULES, *DECAY, *CPR, *KL),
     seeds=(0, 1, 2, 3, 4),
     rates=(1e-3, 2e-3, 4e-3),
     tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},

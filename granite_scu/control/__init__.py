@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from granite_scu.control.base import Controller, Measurement, Output
+from granite_scu.control.cascade import Cascade
 from granite_scu.control.constant import Fixed, NoControl
 from granite_scu.control.cpr import CPR
 from granite_scu.control.i import Integral
@@ -25,6 +26,7 @@ __all__ = [
     "CPR",
     "KL",
     "PI",
+    "Cascade",
     "Controller",
     "Cosine",
     "Fixed",
@@ -54,6 +56,7 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "cpr": CPR,
     "projection": Projection,
     "replay": Replay,
+    "cascade": Cascade,
 }
 
 

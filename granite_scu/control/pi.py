@@ -159,7 +159,8 @@ class PI:
 
     def update(self, state: PIState, measurement: Measurement) -> tuple[PIState, Output]:
         log_s = measurement.log_s
-        if log_s is None or not 0 < measurement.data_bpt < math.inf:
+        usable = 0 < measurement.data_bpt < math.inf and 0 < measurement.param_bpt < math.inf
+        if log_s is None or not usable:
             return state, replace(state.output, held=True)
         first = state.position is None
         state, lag = self._observe(state, measurement, log_s)

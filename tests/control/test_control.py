@@ -20,7 +20,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones_and_the_nearest():
 
 
 def test_controllers_have_these_names():
-    names = "none fixed linear cosine pi p i original kl cpr projection replay"
+    names = "none fixed linear cosine pi p i original kl cpr projection replay cascade"
     assert list(CONTROLLERS) == names.split()
 
 

@@ -14,6 +14,7 @@ MORE = {
     "linear": ("--lambda-end", 0.01),
     # Small enough to bind within a few steps.
     "projection": ("--target-s", 1e-6),
+    "cascade": ("--eval-steps", 1),
 }
 
 
@@ -100,7 +101,7 @@ def test_a_configuration_says_what_it_is_and_chooses_its_controller(name):
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_configuration_runs(train, name, recorded):
     path = ("--replay", recorded) if name == "replay" else ()
-    folder = train("--config", CONFIGS / f"{name}.yaml", *path, *SHORT)
+    folder = train("--config", CONFIGS / f"{name}.yaml", *path, *SHORT, *MORE.get(name, ()))
     assert len(history(folder)) == 4
 
 
@@ -119,6 +120,11 @@ def test_a_configuration_runs(train, name, recorded):
         (("--controller", "linear", "--lambda-end", "0"), "--lambda-end 0.0: must lie in"),
         (("--controller", "replay"), "--replay: --controller replay needs it; give the run folder"),
         (("--controller", "replay", "--replay", "nowhere"), "--replay nowhere: no such file or folder; give a run"),
+        (
+            ("--controller", "cascade", "--max-steps", "30", "--eval-steps", "10"),
+            "--eval-steps 10: --controller cascade",
+        ),
+        (("--controller", "cascade", "--actuator", "decoupled"), "--actuator decoupled: cascade works with loss alone"),
         (("--target-s", "much"), "--target-s: 'much' is neither a ratio between 0 and 1 nor auto"),
     ],
 )
