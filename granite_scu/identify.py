@@ -304,7 +304,7 @@ def _in_words(step: dict[str, Any]) -> str:
 
 
 def _illustrate(folder: Path) -> None:
-    from viz.control_plot import save
     from viz.identification_plot import plot_identification, read_identification
+    from viz.style import save
 
     save(plot_identification(read_identification(folder)), folder / "identification")

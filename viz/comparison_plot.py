@@ -17,10 +17,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from viz.control_plot import save
+from viz import style
 
-# Okabe and Ito's colours, which the common kinds of colour blindness keep apart; shapes tell the same apart in grey.
-_COLOURS = {"better": "#009E73", "worse": "#D55E00", "same": "#777777", "reference": "#0072B2"}
+# Shapes tell the same apart in grey.
+_COLOURS = {"better": style.GREEN, "worse": style.VERMILION, "same": "#777777", "reference": style.BLUE}
 _MARKERS = {"better": "v", "worse": "^", "same": "o", "reference": "D"}
 _WORDS = {
     "reference": "reference",
@@ -28,9 +28,7 @@ _WORDS = {
     "worse": "worse",
     "same": "no difference shown",
 }
-_INK, _FAINT = "#333333", "#DDDDDD"
-# Points on a figure 8 inches wide, so that they can still be read at half that width.
-_LABEL, _TICKS, _LEGEND = 15, 12.5, 12.5
+_TICKS = 12.5  # points; the panels stand side by side
 _FAR = 3.0
 """Times the typical distance to the reference beyond which a point leaves the panel and is written at its edge."""
 
@@ -51,7 +49,7 @@ def plot_comparison(results: dict[str, Any]) -> Figure:
         _plot_task(axes, task, arms)
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
-    figure.supxlabel("bits per token on held-out documents", fontsize=_LABEL, color=_INK)
+    figure.supxlabel("bits per token on held-out documents", fontsize=style.LABEL, color=style.INK)
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -62,8 +60,8 @@ def plot_comparison(results: dict[str, Any]) -> Figure:
         loc="outside upper right",
         ncols=4,
         frameon=False,
-        fontsize=_LEGEND,
-        labelcolor=_INK,
+        fontsize=style.LEGEND,
+        labelcolor=style.INK,
         columnspacing=1.2,
         handletextpad=0.3,
     )
@@ -80,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure = plot_comparison(json.loads(options.results.read_text(encoding="utf-8")))
         folder = options.out or options.results.parent
         folder.mkdir(parents=True, exist_ok=True)
-        written = save(figure, folder / "comparison")
+        written = style.save(figure, folder / "comparison")
     except (ValueError, KeyError, OSError) as error:
         print(f"error: {options.results}: {error}", file=sys.stderr)
         return 2
@@ -110,14 +108,10 @@ def _plot_task(axes: Axes, task: dict[str, Any], arms: list[str]) -> None:
     axes.set_xlim(low, high)
     axes.set_ylim(len(arms) - 0.5, -0.5)
     axes.set_yticks(range(len(arms)), arms)
-    axes.set_title(task["name"], fontsize=_LEGEND, color=_INK, loc="left")
+    axes.set_title(task["name"], fontsize=style.LEGEND, color=style.INK, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_INK)
-    axes.tick_params(labelsize=_TICKS, colors=_INK)
+    style.tidy(axes, _TICKS)
     axes.tick_params(axis="y", length=0)
-    axes.grid(which="major", color=_FAINT, linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def _limits(rows: list[dict[str, Any]]) -> tuple[float, float]:

@@ -16,21 +16,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from viz.control_plot import (
-    _BLUE,
-    _GREEN,
-    _INK,
-    _LABEL,
-    _LEGEND,
-    _SKY,
-    _VERMILION,
-    _legend_above,
-    _log_scale,
-    _tidy,
-    save,
-)
+from viz import style
+from viz.run_folder import numbers
 
 RESULT = "identification.json"
 
@@ -65,7 +53,7 @@ def plot_identification(result: dict[str, Any]) -> Figure:
     if tried:
         _plot_step(panels[2], result)
     for axes in panels:
-        _tidy(axes)
+        style.tidy(axes)
     figure.align_ylabels()
     return figure
 
@@ -76,52 +64,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="the --run.output_dir of identify")
     parser.add_argument("--out", metavar="DIR", help="folder for identification.png and .svg (default: RUN)")
     options = parser.parse_args(arguments)
-    try:
-        figure = plot_identification(read_identification(options.run))
-        folder = Path(options.out or options.run)
-        folder.mkdir(parents=True, exist_ok=True)
-        written = save(figure, folder / "identification")
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(*written, sep="\n")
-    return 0
-
-
-def _numbers(values: list[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    stem = Path(options.out or options.run) / "identification"
+    return style.draw_to(stem, lambda: plot_identification(read_identification(options.run)))
 
 
 def _plot_fit(axes: Axes, result: dict[str, Any]) -> None:
     record, start = result["excitation"], result["fit"]["start"]
-    seen, fitted = (np.exp(_numbers(record[name])) for name in ("log_s", "log_s_fitted"))
+    seen, fitted = (np.exp(numbers(record[name])) for name in ("log_s", "log_s_fitted"))
     ticks = np.arange(1, len(seen) + 1)
-    axes.plot(ticks, seen, color=_SKY, linewidth=1.8, label="S measured")
+    axes.plot(ticks, seen, color=style.SKY, linewidth=1.8, label="S measured")
     label = f"model, R² = {result['fit']['r2']:.2f}"
-    axes.plot(ticks[start:], fitted[start:], color=_BLUE, linewidth=2.0, dashes=(4, 2), label=label)
-    axes.axhline(result["setpoint"], color=_GREEN, linewidth=1.4, dashes=(5, 3), label=f"S* = {result['setpoint']:g}")
+    axes.plot(ticks[start:], fitted[start:], color=style.BLUE, linewidth=2.0, dashes=(4, 2), label=label)
+    axes.axhline(
+        result["setpoint"], color=style.GREEN, linewidth=1.4, dashes=(5, 3), label=f"S* = {result['setpoint']:g}"
+    )
     shown = np.concatenate([seen[start // 2 :], fitted[start:]])
-    _log_scale(axes, shown[shown > 0])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_ylabel("S (ratio of bits)", fontsize=_LABEL, color=_INK)
+    style.log_scale(axes, shown[shown > 0])
+    axes.set_ylabel("S (ratio of bits)", fontsize=style.LABEL, color=style.INK)
     _mark_phases(axes, start)
-    _legend_above(axes)
+    style.legend_above(axes)
 
 
 def _plot_strength(axes: Axes, result: dict[str, Any]) -> None:
     record, start = result["excitation"], result["fit"]["start"]
-    strength = np.exp(_numbers(record["log_lambda"]))
-    axes.plot(np.arange(1, len(strength) + 1), strength, color=_VERMILION, linewidth=2.0, drawstyle="steps-post")
-    _log_scale(axes, strength[strength > 0])
+    strength = np.exp(numbers(record["log_lambda"]))
+    axes.plot(np.arange(1, len(strength) + 1), strength, color=style.VERMILION, linewidth=2.0, drawstyle="steps-post")
+    style.log_scale(axes, strength[strength > 0])
     _mark_phases(axes, start)
-    axes.text(0.01, 0.03, "closed loop", transform=axes.transAxes, fontsize=_LEGEND, color=_INK)
+    axes.text(0.01, 0.03, "closed loop", transform=axes.transAxes, fontsize=style.LEGEND, color=style.INK)
     axes.annotate(
-        "open loop", (start + 1, 0.03), xycoords=("data", "axes fraction"), fontsize=_LEGEND, color=_INK, va="bottom"
+        "open loop",
+        (start + 1, 0.03),
+        xycoords=("data", "axes fraction"),
+        fontsize=style.LEGEND,
+        color=style.INK,
+        va="bottom",
     )
-    axes.set_ylabel("λ (no unit)", fontsize=_LABEL, color=_INK)
+    axes.set_ylabel("λ (no unit)", fontsize=style.LABEL, color=style.INK)
     model = result["model"]
     words = (f"{sign} = {model[name]['value']:.2g} ± {model[name]['standard_error']:.1g}" for sign, name in _SIGNS)
-    axes.set_xlabel(f"ticks of the step test    ({',  '.join(words)})", fontsize=_LEGEND, color=_INK)
+    axes.set_xlabel(f"ticks of the step test    ({',  '.join(words)})", fontsize=style.LEGEND, color=style.INK)
     axes.set_xlim(0, 1.01 * len(strength))
 
 
@@ -129,7 +111,7 @@ _SIGNS = (("K", "gain"), ("τ", "tau"), ("θ", "theta"))
 
 
 def _mark_phases(axes: Axes, start: int) -> None:
-    axes.axvline(start, color=_INK, linewidth=1.0, alpha=0.6)
+    axes.axvline(start, color=style.INK, linewidth=1.0, alpha=0.6)
 
 
 def _plot_step(axes: Axes, result: dict[str, Any]) -> None:
@@ -138,19 +120,19 @@ def _plot_step(axes: Axes, result: dict[str, Any]) -> None:
     at, factor = verification["at"], result["step_test"]["step"]
     # As many ticks before the step as show how steady S was; the tick at 0 is the first that knew of the new S*.
     first = at // 2
-    raw, smoothed = (np.exp(_numbers(verification[name]))[first:] for name in ("log_s", "log_s_smoothed"))
+    raw, smoothed = (np.exp(numbers(verification[name]))[first:] for name in ("log_s", "log_s_smoothed"))
     ticks = np.arange(first, first + len(raw)) - at
-    axes.plot(ticks, raw / result["setpoint"], color=_SKY, linewidth=1.2, label="S measured")
-    axes.plot(ticks, smoothed / result["setpoint"], color=_BLUE, linewidth=2.4, label="smoothed")
-    predicted = factor ** _numbers(verification["predicted"]["response"])
+    axes.plot(ticks, raw / result["setpoint"], color=style.SKY, linewidth=1.2, label="S measured")
+    axes.plot(ticks, smoothed / result["setpoint"], color=style.BLUE, linewidth=2.4, label="smoothed")
+    predicted = factor ** numbers(verification["predicted"]["response"])
     after = np.arange(len(predicted))
-    axes.plot(after, predicted, color=_VERMILION, linewidth=2.0, dashes=(4, 2), label="predicted")
+    axes.plot(after, predicted, color=style.VERMILION, linewidth=2.0, dashes=(4, 2), label="predicted")
     target = np.where(ticks < 0, 1.0, factor)
-    axes.plot(ticks, target, color=_GREEN, linewidth=1.6, dashes=(5, 3), drawstyle="steps-post", label="S*")
-    axes.set_ylabel("S / S* before", fontsize=_LABEL, color=_INK)
+    axes.plot(ticks, target, color=style.GREEN, linewidth=1.6, dashes=(5, 3), drawstyle="steps-post", label="S*")
+    axes.set_ylabel("S / S* before", fontsize=style.LABEL, color=style.INK)
     words = f"Kp = {gains['kp']:.3g}, Ki = {gains['ki']:.3g}"
-    axes.set_xlabel(f"ticks since S* stepped    ({words})", fontsize=_LEGEND, color=_INK)
-    _legend_above(axes, columns=4)
+    axes.set_xlabel(f"ticks since S* stepped    ({words})", fontsize=style.LEGEND, color=style.INK)
+    style.legend_above(axes, columns=4)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,12 @@ class Run:
 
     def column(self, field: str) -> np.ndarray:
         """(ticks,) a field of every record as float64: NaN where it was not measured, 0 and 1 for false and true."""
-        values = [record.get(field) for record in self.history]
-        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+        return numbers([record.get(field) for record in self.history])
+
+
+def numbers(values: list[float | None]) -> np.ndarray:
+    """The values as float64, with NaN for null, which JSON has in its place."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def read_run(path: str | Path) -> Run:

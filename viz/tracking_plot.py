@@ -7,7 +7,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # of Okabe and Ito, which colour blindness keeps apart
+from viz import style
+
+_COLOURS = (style.BLUE, style.VERMILION, style.GREEN, style.PURPLE)
 
 
 def plot_tracking(results: Sequence[Mapping[str, Any]], band: float) -> Figure:
@@ -33,7 +35,7 @@ def plot_tracking(results: Sequence[Mapping[str, Any]], band: float) -> Figure:
 
 def _plot_panel(axes: Any, results: Sequence[Mapping[str, Any]], band: float) -> None:
     rates = sorted({result["cell"]["learning_rate"] for result in results})
-    axes.axhspan(1 - band, 1 + band, color="#009E73", alpha=0.2, linewidth=0)
+    axes.axhspan(1 - band, 1 + band, color=style.GREEN, alpha=0.2, linewidth=0)
     for result in results:
         steps = [point[0] for point in result["trajectory"]]
         target = result["cell"]["setpoint"]
@@ -42,7 +44,7 @@ def _plot_panel(axes: Any, results: Sequence[Mapping[str, Any]], band: float) ->
         axes.plot(steps, ratio, color=_COLOURS[rates.index(rate)], linewidth=1, alpha=0.8, label=f"rate {rate:g}")
     axes.set_ylim(0, 1.8)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.grid(color=style.FAINT, linewidth=0.6)
     handles, labels = axes.get_legend_handles_labels()
     first = dict(zip(labels, handles, strict=True))
     if len(first) > 1:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from granite_scu.control.base import Measurement, Output, require, require_alpha, require_gain
+from granite_scu.control.base import Measurement, Output, clip, require, require_alpha, require_gain
 from granite_scu.control.filter import Ema, read
 
 
@@ -116,4 +116,4 @@ class CPR:
     def _multiplier(self, strength: float, cost: float, bound: float) -> float:
         if not bound:
             return strength
-        return min(max(0.0, strength + self.mu * (cost / bound - 1)), self.lambda_max)
+        return clip(strength + self.mu * (cost / bound - 1), 0.0, self.lambda_max)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from granite_scu.control.base import require
+from granite_scu.control.base import require, require_setpoint
 from granite_scu.control.fit import line
 
 MIN_WINDOW = 8
@@ -83,7 +83,7 @@ class Equilibrium:
     answer: float = 0.3
 
     def __post_init__(self) -> None:
-        require(0 < self.setpoint < 1, f"setpoint {self.setpoint}: S* is a ratio, it must lie between 0 and 1")
+        require_setpoint(self.setpoint)
         require(self.window >= MIN_WINDOW, f"window {self.window}: must be at least {MIN_WINDOW} ticks")
 
     def remember(self, ticks: tuple[Tick, ...], tick: Tick) -> tuple[Tick, ...]:

@@ -2,16 +2,14 @@
 
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
-from granite_scu.control.base import Measurement, Output, require
-from granite_scu.control.pi import PI, PIState
+from granite_scu.control.base import Measurement, Output, clip, require
+from granite_scu.control.wrapper import Wrapper, WrapperState
 
 
 @dataclass(frozen=True)
-class ExcitationState:
+class ExcitationState(WrapperState):
     """What one tick leaves to the next.
 
     Attributes:
@@ -21,8 +19,6 @@ class ExcitationState:
         counted: ticks in that mean.
     """
 
-    law: PIState
-    tick: int = 0
     level: float = 0.0
     counted: int = 0
 
@@ -31,13 +27,14 @@ class ExcitationState:
 # law needs, and nobody knows beforehand which lambda holds S*. The excitation itself is open loop, since data from a
 # closed one mistake the law's reaction to noise for the plant's reaction to lambda.
 @dataclass(frozen=True)
-class Excitation:
+class Excitation(Wrapper[ExcitationState]):
     """Holds S at the setpoint for ``settle`` ticks, then steps ln lambda to level +- amplitude, whatever S does.
 
     The level is the mean of ln lambda over the later half of the settling. The signs are pseudo-random: one for each
     ``dwell`` ticks, in shuffled pairs of one plus and one minus, so that any two pairs are balanced and the
     operating point stays where it is, while dwells of one and of two lengths excite slow and fast modes alike.
 
+    >>> from granite_scu.control import PI
     >>> Excitation(PI(setpoint=0.02), settle=10, amplitude=0.5, dwell=3).signs(6)
     (-1, 1, -1, 1, 1, -1)
 
@@ -49,9 +46,6 @@ class Excitation:
         seed: of the signs.
     """
 
-    needs_kl: ClassVar[bool] = False
-
-    law: PI
     settle: int
     amplitude: float
     dwell: int
@@ -62,19 +56,8 @@ class Excitation:
         require(0 < self.amplitude < math.inf, f"amplitude {self.amplitude}: must be positive and finite")
         require(self.dwell >= 1, f"dwell {self.dwell}: must be at least 1 tick")
 
-    @property
-    def setpoint(self) -> float | None:
-        return self.law.setpoint
-
-    @property
-    def initial_strength(self) -> float:
-        return self.law.initial_strength
-
     def init(self) -> ExcitationState:
         return ExcitationState(self.law.init())
-
-    def restore(self, mapping: Mapping[str, Any]) -> ExcitationState:
-        return ExcitationState(**{**mapping, "law": self.law.restore(mapping["law"])})
 
     def signs(self, count: int) -> tuple[int, ...]:
         """The first so many signs, each of which holds for ``dwell`` ticks."""
@@ -94,7 +77,7 @@ class Excitation:
         # ln lambda is a function of the tick alone, so a tick without a measurement steps like any other.
         number = (state.tick - self.settle) // self.dwell
         wanted = state.level + self.amplitude * self.signs(number + 1)[number]
-        strength = min(max(math.exp(wanted), self.law.lambda_min), self.law.lambda_max)
+        strength = clip(math.exp(wanted), self.law.lambda_min, self.law.lambda_max)
         saturated = not self.law.lambda_min < strength < self.law.lambda_max
         output = replace(output, reg_strength=strength, p_term=None, i_term=None, saturated=saturated)
         return replace(state, law=law_state, tick=tick), output

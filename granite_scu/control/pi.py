@@ -21,6 +21,9 @@ from granite_scu.control.filter import Ema
 MARGINAL_SAVING = 0.08
 """Lambda at which a free setpoint of odds 1 (S* = 50 %) was held on the embedded model; docs/log.md."""
 
+TINY = 1e-9
+"""Travel below which the learning rate counts as gone; keeps the lag finite."""
+
 
 @dataclass(frozen=True)
 class PIState:
@@ -166,8 +169,8 @@ class PI:
         state, lag = self._observe(state, measurement, log_s)
 
         # Error.
-        odds = self.setpoint / (1 - self.setpoint)
-        offset = (state.position or 0.0) - math.log(odds)
+        assert state.position is not None
+        offset = state.position - math.log(self.setpoint / (1 - self.setpoint))
         error = clip(offset, -self.error_limit, self.error_limit)
 
         # Proportional and integral.
@@ -218,7 +221,3 @@ class PI:
             travel=measurement.travel,
         )
         return observed, lag
-
-
-TINY = 1e-9
-"""Travel below which the learning rate counts as gone; keeps the lag finite."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from granite_scu.control.base import require
+from granite_scu.control.base import clip, require, require_setpoint
 from granite_scu.control.ceiling import ceiling
 from granite_scu.control.fit import line
 
@@ -110,7 +110,7 @@ class Reachability:
     caution: float = 0.3
 
     def __post_init__(self) -> None:
-        require(0 < self.setpoint < 1, f"setpoint {self.setpoint}: S* is a ratio, it must lie between 0 and 1")
+        require_setpoint(self.setpoint)
         require(self.patience >= 3, f"patience {self.patience}: must be at least 3 ticks")
 
     def init(self) -> ReachabilityState:
@@ -229,6 +229,6 @@ def _exponent(recent: tuple[Sight, ...]) -> tuple[float, float]:
 
 def _grown(last: Sight, exponent: float) -> float:
     """S at the end of the run, if ParamBPT goes on with that power of the summed learning rates."""
-    factor = math.exp(max(-10.0, min(10.0, exponent)) * math.log(last.moved_at_end / last.moved))
+    factor = math.exp(clip(exponent, -10.0, 10.0) * math.log(last.moved_at_end / last.moved))
     param_bpt = last.param_bpt * factor
     return param_bpt / (param_bpt + last.data_bpt)

@@ -40,7 +40,7 @@ class Schedule(OpenLoop):
         """How much of the way from lambda_init to lambda_end is behind, 0 to 1."""
 
     def strength(self, measurement: Measurement) -> float:
-        weight = self.weight(min(1.0, max(0.0, measurement.progress)))
+        weight = self.weight(clip(measurement.progress, 0.0, 1.0))
         # Weighed, not added to: at both ends this is exact.
         strength = (1 - weight) * self.lambda_init + weight * self.lambda_end
         return clip(strength, self.lambda_min, self.lambda_max)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import viz
-from viz.control_plot import main, plot_control, save
+from viz.control_plot import main, plot_control
 from viz.run_folder import read_run
+from viz.style import save
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

@@ -1,0 +1,80 @@
+"""What the pictures have in common: their colours, their lettering, their axes, and how they are written."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+# Okabe and Ito's colours, which the common kinds of colour blindness keep apart.
+BLUE, SKY, VERMILION, ORANGE, GREEN, PURPLE = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"
+INK, FAINT = "#333333", "#DDDDDD"
+# Points on a figure 8 inches wide, so that they can still be read at half that width.
+LABEL, TICKS, LEGEND = 15, 13, 12.5
+
+
+def tidy(axes: Axes, ticks: float = TICKS) -> None:
+    """Two spines, a faint grid behind the data, and numbers of ``ticks`` points."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(labelsize=ticks, colors=INK)
+    axes.grid(which="major", color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def log_scale(axes: Axes, positive: np.ndarray) -> None:
+    """A logarithmic y axis over the positive values, with numbers on it however few decades it spans."""
+    low, high = positive.min() / 1.4, positive.max() * 1.4
+    if high < 8 * low:  # nearly constant: keep noise from filling the panel
+        middle = np.sqrt(low * high)
+        low, high = middle / np.sqrt(8), middle * np.sqrt(8)
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    decades = np.log10(high / low)
+    subs = (1, 2, 5) if decades < 1.8 else (1, 3) if decades < 3.5 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=8))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def legend_above(axes: Axes, columns: int = 3) -> None:
+    """Above the panel, where it hides no data."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=columns,
+        frameon=False,
+        fontsize=LEGEND,
+        labelcolor=INK,
+        borderaxespad=0.2,
+        borderpad=0,
+        handlelength=1.8,
+        columnspacing=1.6,
+    )
+
+
+def save(figure: Figure, path_stem: str | Path) -> list[Path]:
+    """Write ``<path_stem>.png`` (150 dots an inch) and ``<path_stem>.svg``; the same figure gives the same bytes."""
+    stem = Path(path_stem)
+    png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
+    figure.savefig(png, dpi=150)
+    with matplotlib.rc_context({"svg.hashsalt": stem.name}):
+        figure.savefig(svg, metadata={"Date": None})
+    return [png, svg]
+
+
+def draw_to(path_stem: Path, draw: Callable[[], Figure]) -> int:
+    """Draw, ``save``, and print where to or in one line why not; returns the exit code of a command."""
+    try:
+        figure = draw()
+        path_stem.parent.mkdir(parents=True, exist_ok=True)
+        written = save(figure, path_stem)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(*written, sep="\n")
+    return 0
