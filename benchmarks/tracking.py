@@ -336,7 +336,7 @@ def main() -> int:
     facts = summarise(results)
     console.print(", ".join(f"{name} {facts[name]:.3g}" for name in facts if name.startswith("worst") and facts[name]))
     if options.plot:
-        from viz.control_plot import save
+        from viz.style import save
         from viz.tracking_plot import plot_tracking
 
         save(plot_tracking(results, BAND), options.plot)

@@ -18,7 +18,6 @@ from matplotlib.ticker import MaxNLocator
 
 from viz import style
 from viz.run_folder import Run, read_run
-from viz.style import save as save  # where run.py and benchmarks look for it
 
 BAND = 0.10
 """Half width of the band around the setpoint, relative to it."""

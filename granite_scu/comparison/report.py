@@ -20,7 +20,8 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     place.write_text("comparison.md", markdown(results))
     written = [folder / "comparison.json", folder / "comparison.md"]
     if results["tasks"]:
-        from viz.comparison_plot import plot_comparison, save
+        from viz.comparison_plot import plot_comparison
+        from viz.style import save
 
         written += save(plot_comparison(results), folder / "comparison")
     return written
