@@ -408,8 +408,8 @@ class Run:
     def illustrate(self, summary: dict) -> None:
         """The picture of S and lambda, and the model card."""
         from viz.control_plot import plot_control
-        from viz.style import save
         from viz.run_folder import read_run
+        from viz.style import save
 
         save(plot_control(read_run(self.folder.path)), self.folder.path / "control")
         request = self.request
