@@ -31,7 +31,15 @@ def show(results: dict[str, Any], console: Console) -> None:
     """A table for each task, and the claim."""
     for task in results["tasks"]:
         table = Table(title=_title(task), title_justify="left")
-        for heading in ("arm", "seeds", "validation", "test bits/token", "difference to the reference", ""):
+        for heading in (
+            "arm",
+            "seeds",
+            "validation",
+            "test bits/token",
+            "its best adapter",
+            "difference to the reference",
+            "",
+        ):
             table.add_column(heading, overflow="fold")
         for row in task["rows"]:
             table.add_row(*_cells(row))
@@ -45,8 +53,8 @@ def markdown(results: dict[str, Any]) -> str:
     parts = []
     for task in results["tasks"]:
         lines = [f"### {_title(task)}", ""]
-        lines += ["| arm | seeds | validation | test bits/token | difference to the reference | |"]
-        lines += ["|---|---|---|---|---|---|"]
+        lines += ["| arm | seeds | validation | test bits/token | its best adapter | difference to the reference | |"]
+        lines += ["|---|---|---|---|---|---|---|"]
         lines += ["| " + " | ".join(_cells(row)) + " |" for row in task["rows"]]
         lines += ["", *(f"- {row['verdict']}" for row in task["rows"] if row["verdict"])]
         parts.append("\n".join(lines))
@@ -131,6 +139,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{len(row['seeds'])}{failed}",
         f"{row['validation_bpt']:.4f}" if row["validation_bpt"] else "",
         f"{test['mean']:.4f} [{test['low']:.3f}, {test['high']:.3f}]" if test else "",
+        f"{row['test_bpt_best_adapter']:.4f}" if test else "",
         f"{paired['mean']:+.4f} [{paired['low']:+.4f}, {paired['high']:+.4f}]" if paired else "",
         _word(row),
     ]

@@ -8,7 +8,7 @@ import numpy as np
 
 from granite_scu.comparison import statistics
 from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
-from granite_scu.comparison.protocol import PI, Arm, Task
+from granite_scu.comparison.protocol import PI, Adapter, Arm, Task
 from granite_scu.comparison.statistics import Estimate, Scores
 from granite_scu.comparison.transfer import transfer
 
@@ -42,10 +42,10 @@ class Row:
         """Mean validation of the scored adapter, in bits per token."""
         return float(np.mean([self.records[seed]["validation"][self.arm.adapter] for seed in seeds]))
 
-    def scores(self, seeds: list[int]) -> Scores:
-        """Test scores of these seeds."""
+    def scores(self, seeds: list[int], adapter: Adapter | None = None) -> Scores:
+        """Test scores of these seeds, of the adapter that counts or another one."""
         test = [self.records[seed]["test"] for seed in seeds]
-        return Scores(np.array([run[self.arm.adapter] for run in test]), np.array(test[0]["tokens"]))
+        return Scores(np.array([run[adapter or self.arm.adapter] for run in test]), np.array(test[0]["tokens"]))
 
 
 def report(plan: Plan) -> dict[str, Any]:
@@ -160,6 +160,7 @@ def _as_json(row: Row, reference: Row | None) -> dict[str, Any]:
         "validation_bpt": row.validation(seeds) if seeds else None,
         "test_bpt": asdict(statistics.mean(scores)) if scores else None,
         "test_bpt_of_seeds": [round(x, 6) for x in scores.bits_per_token.tolist()] if scores else [],
+        "test_bpt_best_adapter": float(row.scores(seeds, "best").bits_per_token.mean()) if seeds else None,
         "difference": asdict(paired) if paired else None,
         "verdict": statistics.verdict(row.name, reference.name, paired) if paired and reference else None,
         "s_at_end": _mean([ticks["s"][-1] for ticks in ends]),
