@@ -38,10 +38,11 @@ class Cascade:
         free, until v_j > (1 + tolerance) min(v_1 ... v_j-1): lambda rests on its lower bound
         turned:                   o <- o_S of the best validation so far
         then, v_j rose:           o <- min(down o, o_S of the best)     unless S is still far above o, on its way down
-        then, v_j fell:           o <- up min(o, o_S)                  not above what S can follow
+        then, v_j is the best:    o <- up min(o, o_S)                  not above what S can follow
         then, neither:            o stays
 
-    where "rose" and "fell" mean by more than ``tolerance`` of v_j-1. So it needs no setpoint: with data enough that
+    where "rose" means above v_j-1, and "best" below all before, by more than ``tolerance``. A validation that falls and
+    is not the best recovers from what was memorised, and says nothing for a larger adapter. So it needs no setpoint: with data enough that
     nothing overfits, lambda does nothing; with little data the growth of the adapter is stopped where early stopping
     would end the run, and what is learned goes on changing at that size. Early stopping and this look at the same
     validations; neither may be judged on them.
@@ -50,7 +51,7 @@ class Cascade:
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
         tolerance: relative changes of validation up to this are noise.
         down: what a rise of validation leaves of the setpoint's odds, in (0, 1).
-        up: factor of the odds when validation falls, above 1.
+        up: factor of the odds when validation is best, above 1.
         lambda_min: lower bound of lambda, above 0.
         lambda_max: upper bound of lambda.
     """
@@ -93,14 +94,14 @@ class Cascade:
         best, previous, target = state.best, state.previous, state.odds
         if best is None or previous is None or validation < best:
             state = replace(state, best=validation, best_odds=odds)
+        is_best = best is not None and validation < best * (1 - self.tolerance)
         rose = previous is not None and validation > previous * (1 + self.tolerance)
-        fell = previous is not None and validation < previous * (1 - self.tolerance)
         best_odds = odds if state.best_odds is None else state.best_odds
         if target is None and best is not None and validation > best * (1 + self.tolerance):
             target = best_odds
         elif target is not None and rose and odds < target / self.down:
             target = min(self.down * target, best_odds)
-        elif target is not None and fell:
+        elif target is not None and is_best:
             target = self.up * min(target, odds)
         return replace(state, odds=target, previous=validation)
 
