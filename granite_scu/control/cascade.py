@@ -42,10 +42,11 @@ class Cascade:
         then, neither:            o stays
 
     where "rose" means above v_j-1, and "best" below all before, by more than ``tolerance``. A validation that falls and
-    is not the best recovers from what was memorised, and says nothing for a larger adapter. So it needs no setpoint: with data enough that
-    nothing overfits, lambda does nothing; with little data the growth of the adapter is stopped where early stopping
-    would end the run, and what is learned goes on changing at that size. Early stopping and this look at the same
-    validations; neither may be judged on them.
+    is not the best recovers from what was memorised, and says nothing for a larger adapter.
+
+    So it needs no setpoint: with data enough that nothing overfits, lambda does nothing; with little data the growth of
+    the adapter is stopped where early stopping would end the run, and what is learned goes on changing at that size.
+    Early stopping and this look at the same validations; neither may be judged on them.
 
     Attributes:
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
