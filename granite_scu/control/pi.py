@@ -219,5 +219,5 @@ class PI:
         return observed, lag
 
 
-TINY = 1e-9
+TINY = 1e-12
 """Travel below which the learning rate counts as gone; keeps the lag finite."""
