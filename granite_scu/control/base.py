@@ -21,8 +21,8 @@ class Measurement:
         step: optimizer steps done.
         progress: the share of the run's optimizer steps that is done, 0 to 1.
         travel: the learning rates of all applied steps so far, summed. Adam moves a weight by about the learning rate a
-            step, whatever the gradient, so this is about how far a weight can have come. Not in units of the peak, which
-            a resumed run may change: what was measured under the old one would then no longer compare.
+            step, whatever the gradient, so this is about how far one can have come. Not in units of the peak, which a
+            resumed run may change: what was measured under the old one would then no longer compare.
     """
 
     s: float
