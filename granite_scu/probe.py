@@ -28,9 +28,6 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 
-TRACKING = ("pi", "p", "i", "original", "projection")
-"""The controllers that heed a setpoint of S."""
-
 TICKS = 20
 """Measurements of S in a probe, about."""
 
@@ -56,10 +53,10 @@ def provisional(config: ControlConfig) -> ControlConfig:
     """
     if config.target_s != AUTO:
         return config
-    if config.controller in control.CONTROLLERS and config.controller not in TRACKING:
+    if config.controller in control.CONTROLLERS and config.controller not in control.TRACKING:
         raise UserError(
             f"--target-s auto: --controller {config.controller} heeds no setpoint, so there is none to look for; "
-            f"leave it out, or take one of {', '.join(name for name in TRACKING if name in control.CONTROLLERS)}"
+            f"leave it out, or take one of {', '.join(control.TRACKING)}"
         )
     return replace(config, target_s=ControlConfig.target_s)
 

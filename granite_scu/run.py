@@ -443,6 +443,8 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
         total_steps: optimizer steps of the run, which a recording must cover; None where they are not yet known.
     """
     settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
+    if config.controller not in control.TRACKING:
+        settings["target_s"] = None  # the configuration always has one; a law that heeds none is not judged by it
     if config.controller == "replay":
         settings |= _recording(config, total_steps)
     try:

@@ -25,6 +25,7 @@ __all__ = [
     "CPR",
     "KL",
     "PI",
+    "TRACKING",
     "Controller",
     "Cosine",
     "Fixed",
@@ -55,6 +56,9 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "projection": Projection,
     "replay": Replay,
 }
+
+TRACKING = ("pi", "p", "i", "original", "projection")
+"""The controllers that heed a setpoint of S."""
 
 
 def build(name: str, **settings: Any) -> Controller[Any]:
