@@ -15,6 +15,7 @@ from typing import Any
 
 from granite_scu import config
 from granite_scu.control import CONTROLLERS
+from granite_scu.control.pi import MARGINAL_SAVING
 from granite_scu.errors import UserError
 
 PRECISIONS = {"auto": "null", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
@@ -55,12 +56,20 @@ NUMBER_OF_ITS_OWN = {"--early-stopping": 3, "--stop-at-equilibrium": 30}
 """Flags that may stand without their number, and the one that they then mean."""
 
 
+WORKED_OUT = {
+    "kp": "scheduled by how fast the adapter gets to S*",
+    "ki": "scheduled, as --kp",
+    "lambda_init": f"{MARGINAL_SAVING:g} (S*/(1 - S*))^(-2/3)",
+}
+"""Settings that the default law works out where they are not given, and how."""
+
+
 def _of_law(setting: str) -> str:
-    """The default of a setting that each controller has its own of: that of the first one that knows it."""
-    laws = ((name, law.__dataclass_fields__) for name, law in CONTROLLERS.items())
-    name, known = next((name, known) for name, known in laws if setting in known)
-    default = known[setting].default
-    return f"the controller's; {name}: {'set by the law itself' if default is None else default}"
+    """The default of a setting that each controller has its own of: the default law's, or the first's that knows it."""
+    usual = config.ControlConfig.controller
+    name = next(name for name in (usual, *CONTROLLERS) if setting in CONTROLLERS[name].__dataclass_fields__)
+    default = CONTROLLERS[name].__dataclass_fields__[setting].default
+    return f"the controller's own; {name}'s: {WORKED_OUT[setting] if default is None else default}"
 
 
 def ratio_or_auto(text: str) -> str:
