@@ -137,8 +137,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     "control": (
         Flag("--controller", "control.controller", str, f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
         Flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto"),
-        Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per ln S; of original per S, of kl per "
-             "ln KL", default=_of_law("kp")),
+        Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per logit of S; of p and i per ln S, of "
+             "original per S, of kl per ln KL", default=_of_law("kp")),
         Flag("--ki", "control.ki", float, "integral gain, the same per tick", default=_of_law("ki")),
         Flag("--control-every", "control.every", int, "optimizer steps between ticks"),
         Flag("--ema-alpha", "control.ema_alpha", float, "weight of the newest measurement in the smoothed S",
