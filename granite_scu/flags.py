@@ -97,7 +97,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
              default=f"{config.DEFAULT_STEPS}, off when --num-epochs is given alone"),
         Flag("--num-epochs", "data.num_epochs", float, "passes over the training text"),
-        Flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS"),
+        Flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS; covers the probe of "
+             "--target-s auto too"),
     ),
     "step": (
         Flag("--batch-size", "data.batch_size", int, "blocks in a micro-batch on each device"),

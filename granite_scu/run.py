@@ -107,6 +107,7 @@ class Run:
         if controller is None:
             build_controller(probe.provisional(request.control))  # refuses what is wrong before the data is read
         self.found: dict | None = None  # what --target-s auto found
+        self.probe_seconds = 0.0  # and how long that took
         if request.run.stop_at_equilibrium and request.control.controller not in STEERING:
             raise UserError(
                 f"--stop-at-equilibrium: --controller {request.control.controller} closes no loop, so nothing settles; "
@@ -247,6 +248,7 @@ class Run:
         else:
             found = probe.find_setpoint(self)
             target, self.found = found.proposal.target_s, {"reason": found.proposal.reason, **probe.as_json(found)}
+            self.probe_seconds = found.seconds
         self.controller = build_controller(replace(self.request.control, target_s=target), self.plan.steps)
 
     def _steers(self) -> bool:
@@ -325,6 +327,7 @@ class Run:
             callbacks=callbacks,
             loggers=loggers,
             plugin=io,
+            spent=self.probe_seconds,
         )
         return finish, trainer
 
