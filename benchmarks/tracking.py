@@ -40,7 +40,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from rich.table import Table
 
 from granite_scu import guard
-from granite_scu.control import CONTROLLERS, metrics
+from granite_scu.control import CONTROLLERS, TRACKING, metrics
 from granite_scu.errors import UserError
 
 STEPS, EVERY, TOKENS = 1400, 10, 24_576
@@ -304,7 +304,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--target-s", type=float, nargs="+", default=list(SETPOINTS), help="setpoints, ratios")
     parser.add_argument("--data-dir", nargs="+", default=list(CORPORA), help="corpora, embedded or your own")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of every combination")
-    parser.add_argument("--controller", default="pi", choices=list(CONTROLLERS), help="the law")
+    parser.add_argument("--controller", default="pi", choices=TRACKING, help="the law")
     parser.add_argument("--set", nargs="+", default=[], metavar="FLAG=VALUE", help="flags of the training script for "
                         "every run, without their leading hyphens: kp=2 actuator=decoupled")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once, one thread each")

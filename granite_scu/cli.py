@@ -221,15 +221,25 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
         "held-out documents, adapter": f"{summary['final_test_bpt']:.4f} bits/token ({gain:+.4f} saved)",
         "validation, final": f"{summary['final_val_bpt']:.4f} bits/token (best {best})",
         "S": "not measured" if summary["s_ema"] is None else f"{summary['s_ema']:.3%}",
-        "S*": "none" if summary["s_target"] is None else f"{summary['s_target']:.3%}",
-        "S* can be reached": _reachability(summary["reachability"]),
+        **_about_setpoint(summary),
         "lambda": f"{summary['lambda']:.4g}",
+        **_about_held_ticks(summary["control"]["held_ticks"]),
         "training": f"{summary['steps']} steps, {summary['tokens']:,} tokens, {summary['train_time_s']:.0f} s, "
         f"{summary['tokens_per_s']:,.0f} tokens/s",
         "stopped by": f"{summary['stopped']['reason']} at step {summary['stopped']['step']}",
         "files": str(folder),
     }
     _print_facts("done", facts, console)
+
+
+def _about_setpoint(summary: dict) -> dict[str, str]:
+    if summary["s_target"] is None:
+        return {}
+    return {"S*": f"{summary['s_target']:.3%}", "S* can be reached": _reachability(summary["reachability"])}
+
+
+def _about_held_ticks(count: int) -> dict[str, str]:
+    return {"held ticks": f"{count}, without a usable measurement of S"} if count else {}
 
 
 def _reachability(found: dict | None) -> str:
@@ -243,7 +253,7 @@ def _reachability(found: dict | None) -> str:
 def _print_facts(title: str, facts: dict[str, Any], console: Console) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), str(value))
+        table.add_row(name.replace("_", " "), "none" if value is None else str(value))
     console.print(table)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from granite_scu import config
 from granite_scu.control import CONTROLLERS
+from granite_scu.control.pi import MARGINAL_SAVING
 from granite_scu.errors import UserError
 
 PRECISIONS = {"auto": "null", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
@@ -55,12 +56,20 @@ NUMBER_OF_ITS_OWN = {"--early-stopping": 3, "--stop-at-equilibrium": 30}
 """Flags that may stand without their number, and the one that they then mean."""
 
 
+WORKED_OUT = {
+    "kp": "scheduled by how fast the adapter gets to S*",
+    "ki": "scheduled, as --kp",
+    "lambda_init": f"{MARGINAL_SAVING:g} (S*/(1 - S*))^(-2/3)",
+}
+"""Settings that the default law works out where they are not given, and how."""
+
+
 def _of_law(setting: str) -> str:
-    """The default of a setting that each controller has its own of: that of the first one that knows it."""
-    laws = ((name, law.__dataclass_fields__) for name, law in CONTROLLERS.items())
-    name, known = next((name, known) for name, known in laws if setting in known)
-    default = known[setting].default
-    return f"the controller's; {name}: {'set by the law itself' if default is None else default}"
+    """The default of a setting that each controller has its own of: the default law's, or the first's that knows it."""
+    usual = config.ControlConfig.controller
+    name = next(name for name in (usual, *CONTROLLERS) if setting in CONTROLLERS[name].__dataclass_fields__)
+    default = CONTROLLERS[name].__dataclass_fields__[setting].default
+    return f"the controller's own; {name}'s: {WORKED_OUT[setting] if default is None else default}"
 
 
 def ratio_or_auto(text: str) -> str:
@@ -88,7 +97,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
              default=f"{config.DEFAULT_STEPS}, off when --num-epochs is given alone"),
         Flag("--num-epochs", "data.num_epochs", float, "passes over the training text"),
-        Flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS"),
+        Flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS; covers the probe of "
+             "--target-s auto too"),
     ),
     "step": (
         Flag("--batch-size", "data.batch_size", int, "blocks in a micro-batch on each device"),
@@ -128,8 +138,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     "control": (
         Flag("--controller", "control.controller", str, f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
         Flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto"),
-        Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per ln S; of original per S, of kl per "
-             "ln KL", default=_of_law("kp")),
+        Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per logit of S; of p and i per ln S, of "
+             "original per S, of kl per ln KL", default=_of_law("kp")),
         Flag("--ki", "control.ki", float, "integral gain, the same per tick", default=_of_law("ki")),
         Flag("--control-every", "control.every", int, "optimizer steps between ticks"),
         Flag("--ema-alpha", "control.ema_alpha", float, "weight of the newest measurement in the smoothed S",

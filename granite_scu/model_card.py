@@ -27,10 +27,7 @@ def write_model_card(folder: Path, facts: dict[str, Any]) -> None:
         _front_matter(base),
         _introduction(base, facts),
         _results(facts),
-        "## Control\n\n"
-        "![S against its setpoint, and lambda, over the optimizer steps](control.png)\n\n"
-        "S = ParamBPT / (DataBPT + ParamBPT): the bits per token that describe the adapter, as a share of those and "
-        "of the bits per token that the data still costs.",
+        _control(facts),
         f"## Data\n\n{_text(facts.get('data'))}",
         f"## Hyper-parameters\n\n{_table(('setting', 'value'), _rows(facts.get('hyperparameters')))}",
         f"## How to load it\n\n{_loading(base)}",
@@ -73,13 +70,22 @@ def _results(facts: Mapping[str, Any]) -> str:
         ("at the end, on the validation sample", _number(summary.get("final_val_bpt"), ".4f", "bits per token")),
         ("best, on the validation sample", _number(summary.get("best_val_bpt"), ".4f", "bits per token")),
         ("S at the end, smoothed", _number(summary.get("s_ema"), ".4g")),
-        ("setpoint S*", "none" if target is None else f"{target:g}"),
+        *([] if target is None else [("setpoint S*", f"{target:g}")]),
         ("lambda at the end", _number(summary.get("lambda"), ".4g")),
         ("optimizer steps", _number(summary.get("steps"), ",")),
         ("training tokens", _number(summary.get("tokens"), ",")),
         ("wall time", _number(summary.get("wall_time_s"), ",.0f", "s")),
     )
     return f"## Results\n\n{_table(('measured', 'value'), rows)}\n\nOne run, one seed: no interval is given."
+
+
+def _control(facts: Mapping[str, Any]) -> str:
+    shown = "S" if facts.get("target_s") is None else "S against its setpoint"
+    return (
+        f"## Control\n\n![{shown}, and lambda, over the optimizer steps](control.png)\n\n"
+        "S = ParamBPT / (DataBPT + ParamBPT): the bits per token that describe the adapter, as a share of those and "
+        "of the bits per token that the data still costs."
+    )
 
 
 def _loading(base: str) -> str:

@@ -39,6 +39,7 @@ class Window:
         tokens: supervised tokens of the applied steps.
         applied: optimizer steps that changed the weights.
         skipped: optimizer steps left out because a loss or gradient was not finite.
+        travel: sum of the learning rates of the applied steps.
         data_bpt: cross-entropy in bits per token; NaN when no step was applied.
         layer_bpt: bits per token that describe each adapted matrix now.
         grad_norm: of the last step, data and penalty together, before clipping.
@@ -50,6 +51,7 @@ class Window:
     tokens: int
     applied: int
     skipped: int
+    travel: float
     data_bpt: float
     layer_bpt: tuple[float, ...]
     grad_norm: float
@@ -109,7 +111,7 @@ class GraniteModule(L.LightningModule):
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
         self.model: torch.nn.Module | None = None
         self.register_buffer("_finite", torch.ones((), dtype=torch.bool), persistent=False)
-        for name, size in (("_micro", 2), ("_since_read", 4), ("_norms", 3), ("_validated", 2)):
+        for name, size in (("_micro", 2), ("_since_read", 5), ("_norms", 3), ("_validated", 2)):
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64), persistent=False)
 
     # Model
@@ -177,7 +179,8 @@ class GraniteModule(L.LightningModule):
         finite = torch.isfinite(torch.stack([nats, data_norm, penalty_norm, norm])).all()
         self._finite.copy_(finite)
         self._skip_unless(finite, optimizer)
-        self._count(nats, tokens, finite, torch.stack([norm, data_norm, penalty_norm]))
+        self._norms.copy_(torch.stack([norm, data_norm, penalty_norm]))
+        self._count(nats, tokens, finite, optimizer.param_groups[0]["lr"])
 
     def _strengths(self) -> list[float]:
         """Lambda of each adapted matrix."""
@@ -230,22 +233,21 @@ class GraniteModule(L.LightningModule):
         each = [scale for scale in scales.float().unbind() for _ in ("a", "b")]
         torch._foreach_mul_([p for u in self.updates.values() for p in (u.a, u.b)], each)
 
-    def _count(self, nats: Tensor, tokens: Tensor, finite: Tensor, norms: Tensor) -> None:
-        step = torch.stack([nats, tokens, torch.ones_like(nats), torch.zeros_like(nats)])
-        skip = torch.zeros_like(step)
-        skip[3] = 1
-        self._since_read += torch.where(finite, step, skip)
-        self._norms.copy_(norms)
+    def _count(self, nats: Tensor, tokens: Tensor, finite: Tensor, learning_rate: float) -> None:
+        one, zero = torch.ones_like(nats), torch.zeros_like(nats)
+        applied = torch.stack([nats, tokens, one, zero, learning_rate * one])
+        skipped = torch.stack([zero, zero, zero, one, zero])
+        self._since_read += torch.where(finite, applied, skipped)
         self._micro.zero_()
 
     def counts(self) -> tuple[int, int]:
         """Optimizer steps (applied, skipped) since the last reading. Synchronises with the device."""
-        applied, skipped = self._since_read[2:].tolist()
+        applied, skipped = self._since_read[2:4].tolist()
         return int(applied), int(skipped)
 
     def read_window(self) -> Window:
         """Read, reduce and reset what was counted since the last reading. Synchronises with the device."""
-        nats, tokens, applied, skipped = self._since_read.tolist()
+        nats, tokens, applied, skipped, travel = self._since_read.tolist()
         self._since_read.zero_()
         norm, data_norm, penalty_norm = self._norms.tolist()
         return Window(
@@ -253,6 +255,7 @@ class GraniteModule(L.LightningModule):
             tokens=int(tokens),
             applied=int(applied),
             skipped=int(skipped),
+            travel=travel,
             data_bpt=bits(nats / tokens) if tokens else math.nan,
             layer_bpt=self.layer_bpt(),
             grad_norm=norm,
@@ -344,7 +347,16 @@ class GraniteModule(L.LightningModule):
                     "mean something else, so resume with the same"
                 )
         self.micro_batches = checkpoint["micro_batches"]
+        self._set_peak_rate(checkpoint)
         self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
+
+    def _set_peak_rate(self, checkpoint: dict) -> None:
+        """Put this run's peak rate into the checkpoint, whose own Lightning would restore and go on with unasked."""
+        (group,) = checkpoint["optimizer_states"][0]["param_groups"]
+        (scheduler,) = checkpoint["lr_schedulers"]
+        change = self.optimizer_config.learning_rate / group["initial_lr"]
+        group["lr"], group["initial_lr"] = change * group["lr"], change * group["initial_lr"]
+        scheduler["base_lrs"] = [change * rate for rate in scheduler["base_lrs"]]
 
     def _frozen_settings(self) -> dict[str, float | str]:
         measured = {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, "--measure": self.measure}

@@ -70,9 +70,10 @@ def describe(run: "Run") -> dict:
     }
 
 
-def _setpoint(run: "Run") -> float | str:
-    asked = run.request.control.target_s
-    return f"auto: a probe of {probe_steps(run.plan.steps)} steps comes first" if asked == "auto" else asked
+def _setpoint(run: "Run") -> float | str | None:
+    if run.request.control.target_s == "auto":
+        return f"auto: a probe of {probe_steps(run.plan.steps)} steps comes first"
+    return run.controller.setpoint
 
 
 def _ceiling(run: "Run", shapes: Iterable[tuple[int, int]]) -> float | None:

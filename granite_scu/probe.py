@@ -4,10 +4,11 @@ import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from granite_scu import checkpoint, control
@@ -19,7 +20,7 @@ from granite_scu.config import ControlConfig
 from granite_scu.control.setpoint import Free, Point, Proposal, extrapolate, probe_steps, propose_setpoint, turn
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.planning import cumulated_rates
-from granite_scu.trainer import build_trainer
+from granite_scu.trainer import TimeLimit, build_trainer
 
 if TYPE_CHECKING:
     from granite_scu.run import Run
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-
-TRACKING = ("pi", "p", "i", "original", "projection")
-"""The controllers that heed a setpoint of S."""
 
 TICKS = 20
 """Measurements of S in a probe, about."""
@@ -43,6 +41,7 @@ class Found:
     """What a probe measured and what follows from it; goes into ``scu_config.json`` and ``training_config.json``."""
 
     steps: int
+    seconds: float
     free: Free
     validations: tuple[tuple[int, float], ...]
     proposal: Proposal
@@ -56,10 +55,10 @@ def provisional(config: ControlConfig) -> ControlConfig:
     """
     if config.target_s != AUTO:
         return config
-    if config.controller in control.CONTROLLERS and config.controller not in TRACKING:
+    if config.controller in control.CONTROLLERS and config.controller not in control.TRACKING:
         raise UserError(
             f"--target-s auto: --controller {config.controller} heeds no setpoint, so there is none to look for; "
-            f"leave it out, or take one of {', '.join(name for name in TRACKING if name in control.CONTROLLERS)}"
+            f"leave it out, or take one of {', '.join(control.TRACKING)}"
         )
     return replace(config, target_s=ControlConfig.target_s)
 
@@ -72,6 +71,7 @@ class _Listener(AfterTick):
         self.moved = moved
         self.points: list[Point] = []
         self.validations: list[tuple[int, float]] = []
+        self.seconds = 0.0
 
     def on_tick(self, trainer: L.Trainer, module: L.LightningModule, record: dict) -> None:
         self.points.append(Point(record["step"], self.moved[record["step"]], record["param_bpt"], record["data_bpt"]))
@@ -90,10 +90,11 @@ class _Line(ProgressLine):
 def find_setpoint(run: "Run") -> Found:
     """Train a fresh adapter without lambda over the first steps of the run, and propose a setpoint.
 
-    Model, data, order, seed and learning rates are the run's. Nothing of it is left: no file, no random state.
-    Every rank calls this and gets the same.
+    Model, data, order, seed and learning rates are the run's. Nothing of it is left: no file, no random state. Its time
+    counts against ``--max-time``. Every rank calls this and gets the same.
 
     Raises:
+        UserError: the probe leaves the run no time.
         RunFailed: the probe could measure nothing.
     """
     steps = probe_steps(run.plan.steps)
@@ -109,6 +110,7 @@ def find_setpoint(run: "Run") -> Found:
     if run.machine.accelerator == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    _require_time_left(run.request.trainer["max_time"], steps, listener.seconds)
     moved = cumulated_rates(run.request.optimizer, run.plan.steps)
     try:
         free = extrapolate(listener.points, moved[-1])
@@ -116,7 +118,17 @@ def find_setpoint(run: "Run") -> Found:
         raise RunFailed(f"--target-s auto: {error}; give a setpoint as a number") from error
     turned = turn(listener.validations)
     at_turn = None if turned is None else min(listener.points, key=lambda point: abs(point.step - turned)).s
-    return Found(steps, free, tuple(listener.validations), propose_setpoint(free, run.plan.steps, at_turn))
+    proposal = propose_setpoint(free, run.plan.steps, at_turn)
+    return Found(steps, listener.seconds, free, tuple(listener.validations), proposal)
+
+
+def _require_time_left(max_time: Any, steps: int, spent: float) -> None:
+    left = TimeLimit(max_time, spent).time_remaining()
+    if left is not None and left <= 0:
+        raise UserError(
+            f"--max-time {max_time}: is used up by the probe of --target-s auto ({steps} steps), which it covers too; "
+            "allow more, or give the setpoint as a number"
+        )
 
 
 def _train(run: "Run", steps: int) -> _Listener:
@@ -124,12 +136,11 @@ def _train(run: "Run", steps: int) -> _Listener:
     module = run.make_module(compile=False)
     module.configure_model()
     every = max(1, steps // TICKS)
-    stopwatch = Stopwatch()
+    stopwatch, clock = Stopwatch(), Timer()
     scu = ShannonControl(control.NoControl(), every, stopwatch)
     listener = _Listener(scu, cumulated_rates(run.request.optimizer, run.plan.steps))
     settings = run.request.trainer
     settings = settings | {
-        "max_time": None,
         "callbacks": None,
         "logger": None,
         "limit_val_batches": min(settings["limit_val_batches"], BATCHES),
@@ -139,13 +150,14 @@ def _train(run: "Run", steps: int) -> _Listener:
         run.machine,
         steps=steps,
         eval_steps=max(1, steps // VALIDATIONS),
-        callbacks=[stopwatch, scu, listener, _Line(scu, steps + 1, run.console)],
+        callbacks=[clock, stopwatch, scu, listener, _Line(scu, steps + 1, run.console)],
         loggers=[],
         plugin=checkpoint.AdapterCheckpointIO(),
     )
     run.train(trainer, module, None)
-    # Reduced over ranks already; rank 0's word rules out any last bit of difference.
-    listener.points, listener.validations = trainer.strategy.broadcast((listener.points, listener.validations))
+    # The measurements are reduced over ranks already; rank 0's word rules out any last bit of difference.
+    found = (listener.points, listener.validations, clock.time_elapsed())
+    listener.points, listener.validations, listener.seconds = trainer.strategy.broadcast(found)
     run.data.trainer = None  # it would keep the model, and the model the device's memory
     del module, trainer
     gc.collect()
@@ -155,4 +167,5 @@ def _train(run: "Run", steps: int) -> _Listener:
 def as_json(found: Found) -> dict:
     """For the run folder."""
     validations = [{"step": step, "val_bpt": bpt} for step, bpt in found.validations]
-    return {"probe_steps": found.steps, "s_free": asdict(found.free), "validations": validations}
+    spent = {"probe_steps": found.steps, "probe_time_s": found.seconds}
+    return {**spent, "s_free": asdict(found.free), "validations": validations}

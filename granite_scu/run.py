@@ -35,7 +35,7 @@ from granite_scu.config import (
     RunConfig,
 )
 from granite_scu.control.equilibrium import Equilibrium
-from granite_scu.control.reachability import STEERING, Reachability
+from granite_scu.control.reachability import Reachability
 from granite_scu.data.module import TextDataModule
 from granite_scu.errors import UserError
 from granite_scu.evaluation import score
@@ -110,7 +110,8 @@ class Run:
         if controller is None:
             build_controller(probe.provisional(request.control))  # refuses what is wrong before the data is read
         self.found: dict | None = None  # what --target-s auto found
-        if request.run.stop_at_equilibrium and request.control.controller not in STEERING:
+        self.probe_seconds = 0.0  # and how long that took
+        if request.run.stop_at_equilibrium and request.control.controller not in control.STEERING:
             raise UserError(
                 f"--stop-at-equilibrium: --controller {request.control.controller} closes no loop, so nothing settles; "
                 "use --early-stopping"
@@ -259,10 +260,11 @@ class Run:
         else:
             found = probe.find_setpoint(self)
             target, self.found = found.proposal.target_s, {"reason": found.proposal.reason, **probe.as_json(found)}
+            self.probe_seconds = found.seconds
         self.controller = build_controller(replace(self.request.control, target_s=target), self.plan.steps)
 
     def _steers(self) -> bool:
-        return self.request.control.controller in STEERING and self.controller.setpoint is not None
+        return self.request.control.controller in control.STEERING and self.controller.setpoint is not None
 
     def _say_first(self, module: GraniteModule) -> None:
         """What is known of the setpoint before the first step."""
@@ -337,6 +339,7 @@ class Run:
             callbacks=callbacks,
             loggers=loggers,
             plugin=io,
+            spent=self.probe_seconds,
         )
         return finish, trainer
 
@@ -456,6 +459,8 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
         total_steps: optimizer steps of the run, which a recording must cover; None where they are not yet known.
     """
     settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
+    if config.controller not in control.TRACKING:
+        settings["target_s"] = None  # the configuration always has one; a law that heeds none is not judged by it
     if config.controller == "replay":
         settings |= _recording(config, total_steps)
     try:

@@ -48,7 +48,17 @@ def check_trainer(settings: dict[str, Any]) -> None:
 
 
 class TimeLimit(Timer):
-    """Stops after the time, between two optimizer steps: a window of micro-batches is not cut in two."""
+    """Stops after the time, between two optimizer steps: a window of micro-batches is not cut in two.
+
+    Args:
+        max_time: as ``--max-time``; None does not limit.
+        spent: seconds of it that are gone before the first step. A resumed run takes what the checkpoint says instead,
+            in which they are.
+    """
+
+    def __init__(self, max_time: Any, spent: float = 0.0) -> None:
+        super().__init__(max_time)
+        self.load_state_dict({"time_elapsed": {"train": spent}})
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if (trainer.fit_loop.total_batch_idx + 1) % trainer.accumulate_grad_batches == 0:
@@ -64,6 +74,7 @@ def build_trainer(
     callbacks: list,
     loggers: list,
     plugin: Any,
+    spent: float = 0.0,
 ) -> L.Trainer:
     """The Trainer.
 
@@ -75,12 +86,14 @@ def build_trainer(
         callbacks: ours, in order; the user's follow.
         loggers: ours; the user's follow.
         plugin: writes checkpoints.
+        spent: seconds of the time limit that are gone already.
 
     Raises:
         UserError: Lightning refuses the combination.
     """
     settings = dict(settings)
     max_time = settings.pop("max_time")
+    limits = [TimeLimit(max_time, spent)] if max_time else []
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
     several = DDPStrategy(broadcast_buffers=False) if machine.world_size > 1 else "auto"
     settings |= {
@@ -99,7 +112,7 @@ def build_trainer(
         "enable_checkpointing": False,  # Lightning's own; callbacks.checkpoints does it
         "use_distributed_sampler": False,  # data.sampling shards
         "gradient_clip_val": None,  # the module clips, after the penalty
-        "callbacks": [*([TimeLimit(max_time)] if max_time else []), *callbacks, *_as_list(settings.get("callbacks"))],
+        "callbacks": [*limits, *callbacks, *_as_list(settings.get("callbacks"))],
         "logger": [*loggers, *_as_list(settings.get("logger"))],
         "plugins": [plugin, *_as_list(settings.get("plugins"))],
     }

@@ -1,5 +1,6 @@
 """One configuration for every way in: YAML, dotted keys and the script's flags."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from granite_scu import cli, flags, guard
 from granite_scu.errors import RunFailed, UserError
@@ -204,3 +206,18 @@ def test_an_exception_becomes_an_exit_code_and_one_line(error, code, words, caps
     assert words in printed
     assert printed.startswith("error: ")
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("held", [0, 3])
+def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
+    bits = ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt")
+    summary = {
+        **dict.fromkeys((*bits, "s_ema", "s_target", "lambda", "train_time_s", "tokens_per_s"), 0.5),
+        **dict.fromkeys(("best_val_step", "steps", "tokens"), 100),
+        "control": {"held_ticks": held},
+        "stopped": {"reason": "max_steps", "step": 100},
+        "reachability": None,
+    }
+    console = Console(file=io.StringIO(), width=120)
+    cli.print_summary(summary, tmp_path, console)
+    assert ("3, without a usable measurement of S" in console.file.getvalue()) == (held == 3)

@@ -497,13 +497,14 @@ def test_a_step_with_a_loss_that_is_not_finite_is_skipped(make_module, fit, make
     module, batches = make_module(cls), make_batches(6)
     batches[3] = poison(module, batches[3])
     module.reg_strength = 1.0
-    fit(module, batches, accumulate_grad_batches=2, callbacks=[states])
+    (optimizer,) = fit(module, batches, accumulate_grad_batches=2, callbacks=[states]).optimizers
     first, skipped, third = states.seen[1::2]
     assert same(first, skipped)
     assert not same(skipped, third)
     assert all(torch.isfinite(t).all() for t in third)
     window = module.read_window()
     assert (window.applied, window.skipped) == (2, 1)
+    assert window.travel == pytest.approx(2 * optimizer.param_groups[0]["lr"])
     assert window.tokens == sum(supervised(batches[i]) for i in (0, 1, 4, 5))
     assert math.isfinite(window.nats) and math.isfinite(window.grad_norm)
 

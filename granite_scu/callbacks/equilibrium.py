@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 class EquilibriumStop(AfterTick):
     """Asks ``rule`` at every tick; when it says so, the run ends there, its optimizer step complete.
 
+    A tick of a run that ends there anyway is remembered, for a run that goes on from it, but decides nothing: the extra
+    tick at the end, the one at the last step, and the one after which the time is over.
+
     Args:
         control: the callback that ticks.
         rule: the decision.
@@ -29,6 +32,8 @@ class EquilibriumStop(AfterTick):
 
     def on_tick(self, trainer: L.Trainer, module: GraniteModule, record: dict) -> None:
         self.ticks = self.rule.remember(self.ticks, self._tick(module, record))
+        if trainer.should_stop or trainer.global_step >= trainer.max_steps:
+            return
         decision = self.rule.decide(self.ticks)
         # Ranks see the same records; the agreement costs little and rules out that one leaves the others waiting.
         if trainer.strategy.reduce_boolean_decision(decision.stop, all=True):

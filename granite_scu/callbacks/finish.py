@@ -112,11 +112,17 @@ def stop_reason(trainer: L.Trainer) -> str:
     """Why training ended: max_steps, max_time, equilibrium, early_stopping, or other for a callback of the user's."""
     if trainer.global_step >= trainer.max_steps:
         return "max_steps"
-    for callback in trainer.callbacks:
-        if isinstance(callback, EquilibriumStop) and callback.stopped_at is not None:
-            return "equilibrium"
-        if isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
-            return "early_stopping"
-        if isinstance(callback, Timer) and (callback.time_remaining() or 0.0) <= 0:
-            return "max_time"
-    return "other"
+    found = {reason for callback in trainer.callbacks if (reason := _reason_of(callback))}
+    # The time last: it may also have run out after another reason, in the validation of the last step.
+    return next((reason for reason in ("equilibrium", "early_stopping", "max_time") if reason in found), "other")
+
+
+def _reason_of(callback: L.Callback) -> str | None:
+    """Why this callback would have ended the run; None where it would not."""
+    if isinstance(callback, EquilibriumStop) and callback.stopped_at is not None:
+        return "equilibrium"
+    if isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
+        return "early_stopping"
+    if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None and left <= 0:
+        return "max_time"
+    return None

@@ -60,7 +60,6 @@ class ShannonControl(L.Callback):
     def on_before_optimizer_step(self, trainer: L.Trainer, module: GraniteModule, optimizer) -> None:
         # Taken here, because at the end of the batch the scheduler has moved on to the next step's.
         self._learning_rate = optimizer.param_groups[0]["lr"]
-        self._travel += self._learning_rate / module.optimizer_config.learning_rate
 
     def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_) -> None:
         if trainer.global_step == self._step:  # a micro-batch inside an accumulation window
@@ -87,6 +86,7 @@ class ShannonControl(L.Callback):
         self._pending, self._progress = 0, (0, 0)
         self.tokens += window.tokens
         self.skipped += window.skipped
+        self._travel += window.travel
         measured = self._measure(trainer, module, window)
         self.state, output = self.controller.update(self.state, measured)
         self._validation = None
@@ -100,7 +100,6 @@ class ShannonControl(L.Callback):
             logger.log_metrics(scalars, step=self._step)
 
     def _measure(self, trainer: L.Trainer, module: GraniteModule, window: Window) -> Measurement:
-        peak = module.optimizer_config.learning_rate
         return Measurement(
             s=information_ratio(window.data_bpt, window.param_bpt),
             data_bpt=window.data_bpt,
@@ -109,7 +108,6 @@ class ShannonControl(L.Callback):
             kl=module.kl_from_base() if self.controller.needs_kl else None,
             step=self._step,
             progress=min(1.0, self._step / module.total_steps),
-            learning_rate=1.0 if self._learning_rate is None else self._learning_rate / peak,
             travel=self._travel,
             validation_bpt=self._validation,
         )

@@ -26,6 +26,8 @@ __all__ = [
     "CPR",
     "KL",
     "PI",
+    "STEERING",
+    "TRACKING",
     "Cascade",
     "Controller",
     "Cosine",
@@ -58,6 +60,11 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "replay": Replay,
     "cascade": Cascade,
 }
+
+STEERING = ("pi", "p", "i", "original")
+"""The controllers that move lambda so that S holds a setpoint."""
+TRACKING = (*STEERING, "projection")
+"""The controllers that heed a setpoint of S."""
 
 
 def build(name: str, **settings: Any) -> Controller[Any]:

@@ -21,9 +21,9 @@ class Measurement:
         kl: KL(adapted model || base model), in bits per token; None unless the controller ``needs_kl``.
         step: optimizer steps done.
         progress: the share of the run's optimizer steps that is done, 0 to 1.
-        learning_rate: of the newest step, as a share of its peak.
-        travel: the learning rates of all steps so far, summed, in units of the peak: how many steps at full rate the
-            weights have had time for. Adam moves a weight by about the learning rate a step, whatever the gradient.
+        travel: the learning rates of all applied steps so far, summed. Adam moves a weight by about the learning rate a
+            step, whatever the gradient, so this is about how far one can have come. Not in units of the peak, which a
+            resumed run may change: what was measured under the old one would then no longer compare.
     """
 
     s: float
@@ -33,7 +33,6 @@ class Measurement:
     kl: float | None = None
     step: int = 0
     progress: float = 0.0
-    learning_rate: float = 1.0
     travel: float = 0.0
     validation_bpt: float | None = None
 

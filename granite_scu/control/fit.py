@@ -14,13 +14,11 @@ class Line:
         slope: per unit of x.
         error: standard error of the slope, from residuals that are taken as independent.
         correlation: of neighbouring residuals, lag 1.
-        determination: R^2, the share of y's variance that the line explains; 0 where y does not vary.
     """
 
     slope: float
     error: float
     correlation: float
-    determination: float
 
     def corrected_error(self, count: int) -> float:
         """The standard error when neighbouring residuals are alike: ``count`` of them tell as much as fewer would.
@@ -45,11 +43,10 @@ def line(x: Sequence[float], y: Sequence[float]) -> Line:
     assert spread > 0
     slope = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
     residuals = [b - mean_y - slope * (a - mean_x) for a, b in zip(x, y, strict=True)]
-    left, total = math.fsum(r * r for r in residuals), math.fsum((b - mean_y) ** 2 for b in y)
+    left = math.fsum(r * r for r in residuals)
     neighbours = math.fsum(a * b for a, b in pairwise(residuals))
     return Line(
         slope=slope,
         error=math.sqrt(left / (len(x) - 2) / spread),
         correlation=neighbours / left if left > 0 else 0.0,
-        determination=1 - left / total if total > 0 else 0.0,
     )

@@ -284,13 +284,9 @@ def simc(model: Fopdt, tau_c: float | None = None) -> Gains:
     return Gains(model.tau / (abs(model.gain) * lag), min(model.tau, 4 * lag), closed)
 
 
-def effective(model: Fopdt, ema_alpha: float = 1.0) -> Fopdt:
-    """The model as the law sees it: half a tick of dead time more for the hold, (1 - alpha) / alpha for the EMA.
-
-    The second is the mean age of what the average holds. Skogestad's half rule would put part of a lag into tau; all
-    of it into theta is the cautious side.
-    """
-    return replace(model, theta=model.theta + 0.5 + (1 - ema_alpha) / ema_alpha)
+def effective(model: Fopdt) -> Fopdt:
+    """The model as the law sees it: half a tick of dead time more for the hold."""
+    return replace(model, theta=model.theta + 0.5)
 
 
 # Margins and response
@@ -315,21 +311,23 @@ class Margins:
     crossover: float | None
 
 
-def loop(model: Fopdt, kp: float, ki: float, ema_alpha: float = 1.0) -> ct.TransferFunction:
-    """The open loop L(z), one tick a sample: minus the sampled plant, the EMA, and Kp + Ki / (z - 1).
+def loop(model: Fopdt, kp: float, ki: float) -> ct.TransferFunction:
+    """The open loop L(z), one tick a sample: minus the sampled plant, times Kp + Ki / (z - 1). Limits are left out.
 
-    The EMA acts on ln S before the setpoint is subtracted. Its bias correction has died out, and limits are left out.
+    No filter is in it: the law smooths DataBPT alone, which lambda hardly moves.
     """
-    plant, law, smoothing = _parts(model, kp, ki, ema_alpha)
-    return plant * law * smoothing
+    a, b0, b1, d = sampled(model)
+    plant = ct.TransferFunction([-b0, -b1], [1, -a, *[0] * (d + 1)], 1)  # (b0 z + b1) / (z^(d+1) (z - a))
+    law = ct.TransferFunction([kp, ki - kp], [1, -1], 1)
+    return plant * law
 
 
-def margins(model: Fopdt, kp: float, ki: float, ema_alpha: float = 1.0) -> Margins:
+def margins(model: Fopdt, kp: float, ki: float) -> Margins:
     """Gain, phase and delay margin of the loop, exact for the sampled loop. See ``loop``.
 
     The gain margin is the factor upwards; the smallest of several crossings counts.
     """
-    opened = loop(model, kp, ki, ema_alpha)
+    opened = loop(model, kp, ki)
     # On samples of the frequency response: the search among polynomial roots loses crossings, dead time being that many
     # poles at the origin.
     response = ct.frd(opened, np.geomspace(1e-4, math.pi, 1500), smooth=True)
@@ -384,24 +382,10 @@ def describe_step(response: ArrayLike, band: float = 0.1) -> Step:
     )
 
 
-def step_response(
-    model: Fopdt, kp: float, ki: float, ema_alpha: float = 1.0, ticks: int = 60, band: float = 0.1
-) -> Step:
+def step_response(model: Fopdt, kp: float, ki: float, ticks: int = 60, band: float = 0.1) -> Step:
     """Answer of the linear closed loop, in ln S, to a unit step of ln S*: python-control's, tick by tick."""
-    plant, law, smoothing = _parts(model, kp, ki, ema_alpha)
-    _, response = ct.step_response(ct.feedback(plant * law, smoothing), T=np.arange(ticks))
+    _, response = ct.step_response(ct.feedback(loop(model, kp, ki), 1), T=np.arange(ticks))
     return describe_step(np.asarray(response), band)
-
-
-def _parts(
-    model: Fopdt, kp: float, ki: float, ema_alpha: float
-) -> tuple[ct.TransferFunction, ct.TransferFunction, ct.TransferFunction]:
-    """Minus the plant, the law and the smoothing, in z."""
-    a, b0, b1, d = sampled(model)
-    plant = ct.TransferFunction([-b0, -b1], [1, -a, *[0] * (d + 1)], 1)  # (b0 z + b1) / (z^(d+1) (z - a))
-    law = ct.TransferFunction([kp, ki - kp], [1, -1], 1)
-    smoothing = ct.TransferFunction([ema_alpha, 0], [1, ema_alpha - 1], 1)
-    return plant, law, smoothing
 
 
 class Plant:

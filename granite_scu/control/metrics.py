@@ -25,9 +25,11 @@ def summarise(history: Sequence[Mapping[str, Any]], band: float = 0.1) -> dict[s
     in_band               fraction of records in band, from the first that was
     in_band_second_half   fraction of records in band, of the later half of them all
     saturated, held       fraction of records so marked
+    held_ticks            number of records marked held: of ticks whose measurement was not usable
     actuator_travel       sum of |change of ln lambda|; undefined for a lambda of 0
     """
     points = ratios(history)
+    held = [record["held"] for record in history]
     inside = [ratio is not None and in_band(ratio, band) for ratio in map(_ratio, history)]
     # Counted from the first record in band: from the settling time on, the fraction would be 1 by definition.
     since_entry = inside[inside.index(True) :] if True in inside else []
@@ -39,7 +41,8 @@ def summarise(history: Sequence[Mapping[str, Any]], band: float = 0.1) -> dict[s
         "in_band": _fraction(since_entry),
         "in_band_second_half": _fraction(inside[len(inside) // 2 :]) if points else None,
         "saturated": _fraction([record["saturated"] for record in history]),
-        "held": _fraction([record["held"] for record in history]),
+        "held": _fraction(held),
+        "held_ticks": sum(held),
         "actuator_travel": actuator_travel([record["lambda"] for record in history]),
     }
 

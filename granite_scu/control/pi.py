@@ -21,7 +21,7 @@ from granite_scu.control.filter import Ema
 MARGINAL_SAVING = 0.08
 """Lambda at which a free setpoint of odds 1 (S* = 50 %) was held on the embedded model; docs/log.md."""
 
-TINY = 1e-9
+TINY = 1e-12
 """Travel below which the learning rate counts as gone; keeps the lag finite."""
 
 

@@ -9,9 +9,6 @@ from granite_scu.control.base import clip, require, require_setpoint
 from granite_scu.control.ceiling import ceiling
 from granite_scu.control.fit import line
 
-STEERING = frozenset({"pi", "p", "i", "original"})
-"""The controllers that move lambda so that S holds a setpoint."""
-
 POWERLESS = 0.05
 """Norm of the penalty's gradient over that of the data's, below which lambda is not what holds S down. Where PI holds S
 at 0.5 to 10 % it is 0.15 to 0.4."""

@@ -10,6 +10,9 @@ FRACTION = 0.4
 """The share of S_free that is proposed. From one-seed sweeps of constant lambdas on small data, in which the best ended
 near 0.4 to 0.5 of the S that lambda = 0 ended with; to be changed here when there is better evidence."""
 
+CERTAIN = 0.8
+"""The share of the least that S_free may be which is not exceeded, so that S* is reached all the same."""
+
 LEAST, MOST = 0.005, 0.6
 """The setpoints proposed lie between these: below, S is hardly told from its noise; above, lambda does little."""
 
@@ -109,8 +112,8 @@ def turn(validations: Sequence[tuple[int, float]]) -> int | None:
 def propose_setpoint(free: Free, steps: int, s_at_turn: float | None = None) -> Proposal:
     """A setpoint that lambda can hold: the rule, in one place.
 
-        S* = FRACTION S_free, no more than 0.8 of the least that S_free may be, nor than S where the validation loss
-             turned, clipped to [LEAST, MOST], and to two digits
+        S* = FRACTION S_free, no more than CERTAIN of the least that S_free may be, nor than S where the validation
+             loss turned, clipped to [LEAST, MOST], and to two digits
 
     >>> propose_setpoint(Free(0.78, 0.7, 0.85, 2.0), steps=400).target_s
     0.31
@@ -120,18 +123,26 @@ def propose_setpoint(free: Free, steps: int, s_at_turn: float | None = None) -> 
         steps: optimizer steps of the run.
         s_at_turn: S where the validation loss of the probe began to rise; None where it did not.
     """
-    wanted = min(FRACTION * free.s, 0.8 * free.low)
-    if s_at_turn is not None:
-        wanted = min(wanted, s_at_turn)
+    limits = {
+        f"{FRACTION:.0%} of S_free": FRACTION * free.s,
+        f"{CERTAIN:.0%} of the least that S_free may be": CERTAIN * free.low,
+        **({} if s_at_turn is None else {"S where validation turned": s_at_turn}),
+    }
+    what, wanted = min(limits.items(), key=lambda limit: limit[1])
     target = float(f"{min(max(wanted, LEAST), MOST):.2g}")
     reason = f"S_free about {free.s:.2%} ({free.low:.2%} to {free.high:.2%}) after {steps} steps without lambda"
     if s_at_turn is not None:
         reason += f", and validation turned where S was {s_at_turn:.2%}"
-    reason += f"; S* = {target:.2%}, so that lambda has something to hold back"
-    if wanted < LEAST:
-        reason += (
-            f" (the least that is proposed; {FRACTION:.0%} of S_free would be {wanted:.2%}, hardly told from noise)"
-        )
-        if free.low < target:
-            reason += "; S may not get there: train longer, raise --learning-rate or take a smaller --prior-sigma"
+    reason += f"; S* = {target:.2%}, {_bound(what, wanted)}, so that lambda has something to hold back"
+    if free.low < target:
+        reason += "; S may not get there: train longer, raise --learning-rate or take a smaller --prior-sigma"
     return Proposal(target, reason)
+
+
+def _bound(what: str, wanted: float) -> str:
+    """What S* is: the smallest of its limits, or the end of the range that it is clipped to."""
+    if wanted < LEAST:
+        return f"the least that is proposed ({what} would be {wanted:.2%}, hardly told from noise)"
+    if wanted > MOST:
+        return f"the most that is proposed ({what} would be {wanted:.2%}, where lambda does little)"
+    return what

@@ -126,6 +126,12 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
     assert ran.stderr.count("\n") == 1 and said in ran.stderr
 
 
+def test_only_laws_that_heed_a_setpoint_can_be_measured(capsys):
+    with pytest.raises(SystemExit):
+        tracking.build_parser().parse_args(["--controller", "fixed"])
+    assert "'fixed'" in capsys.readouterr().err
+
+
 def test_finished_runs_are_read_and_reported_as_json(tmp_path):
     cells = quick([0.1], ["stdlib-docs"], "pi", [])
     for cell in dict.fromkeys(cells):

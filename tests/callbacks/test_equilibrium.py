@@ -2,7 +2,9 @@
 
 import json
 
+import lightning as L
 import pytest
+from lightning.pytorch.callbacks import Timer
 
 from granite_scu import control
 from granite_scu.callbacks.equilibrium import EquilibriumStop
@@ -35,6 +37,43 @@ def test_the_run_ends_at_the_tick_with_its_optimizer_step_complete(make_module, 
     assert stop.stopped_at == trainer.global_step == 16
     assert module.micro_batches == 16 * accumulate
     assert stop_reason(trainer) == "equilibrium"
+
+
+class StopAt(L.Callback):
+    """A user's callback that ends the run after so many steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.should_stop or trainer.global_step >= self.step
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "stop_at", "reason"),
+    [(15, 99, "max_steps"), (16, 99, "max_steps"), (40, 15, "other"), (40, 99, "equilibrium")],
+    ids=["extra tick at the end", "tick at the last step", "extra tick after another stop", "tick under way"],
+)
+def test_only_a_tick_under_way_ends_a_run(make_module, make_batches, fit, caplog, max_steps, stop_at, reason):
+    """The eighth tick is enough; of 15 steps, two a tick, it is the extra one at the end."""
+    stop, callbacks = attached(StopsAfter(0.02, 8), every=2)
+    with caplog.at_level("INFO", logger="granite_scu"):
+        trainer = fit(make_module(), make_batches(40), max_steps=max_steps, callbacks=[*callbacks, StopAt(stop_at)])
+    assert len(stop.ticks) == 8
+    assert stop_reason(trainer) == reason
+    assert caplog.text.count("stops at equilibrium") == (reason == "equilibrium")
+
+
+def test_time_that_runs_out_after_the_stop_is_not_its_reason(make_module, make_batches, fit):
+    timer, (_, callbacks) = Timer("00:00:01:00"), attached(StopsAfter(0.02, 8))
+    trainer = fit(make_module(), make_batches(40), max_steps=40, callbacks=[timer, *callbacks])
+    timer.load_state_dict({"time_elapsed": {"train": 60.0}})
+    assert stop_reason(trainer) == "equilibrium"
+
+
+def test_a_timer_without_a_limit_is_no_reason(make_module, make_batches, fit):
+    trainer = fit(make_module(), make_batches(40), max_steps=40, callbacks=[Timer(), StopAt(3)])
+    assert stop_reason(trainer) == "other"
 
 
 def test_a_run_that_does_not_settle_goes_to_its_end(make_module, make_batches, fit):

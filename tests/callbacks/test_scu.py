@@ -138,7 +138,7 @@ def test_lambda_is_that_of_the_law_alone_when_it_is_fed_what_was_measured(contro
     state = controller.init()
     travel = 0.0
     for record in attached.records:
-        travel += 2 * record["lr"] / 1e-2
+        travel += 2 * record["lr"]
         measured = {name: record[name] for name in ("s", "data_bpt", "param_bpt")}
         state, output = controller.update(state, Measurement(**measured, travel=travel))
         assert record["lambda"] == output.reg_strength
@@ -210,6 +210,22 @@ def test_a_resumed_run_records_and_steers_as_if_it_had_not_stopped(make_module, 
     assert resumed.callback.state == whole.callback.state
 
 
+def test_a_resumed_run_takes_another_learning_rate_and_its_travel_stays_comparable(
+    make_module, make_batches, fit, tmp_path
+):
+    """Travel is absolute: four steps at 0.01 and four at 0.03, of whatever share of their peaks."""
+    first, second = Attached(pi(), 2), Attached(pi(), 2)
+    fit(make_module(optimizer=FAST), make_batches(8), max_steps=4, callbacks=first.callbacks).save_checkpoint(
+        tmp_path / "state.ckpt"
+    )
+    module = make_module(optimizer={"learning_rate": 3e-2})
+    fit(module, make_batches(8), max_steps=8, callbacks=second.callbacks, ckpt_path=tmp_path / "state.ckpt")
+    assert {record["lr"] for record in second.records} == {3e-2}
+    assert second.callback.state.growth == first.callback.state.growth
+    assert first.callback.state.travel == pytest.approx(4 * 1e-2)
+    assert second.callback.state.travel == pytest.approx(4 * 1e-2 + 4 * 3e-2)
+
+
 def test_its_state_survives_a_round_trip(controlled):
     _, attached = controlled(5, every=2)
     fresh = ShannonControl(pi(), 2, Stopwatch())
@@ -230,6 +246,15 @@ def test_a_tick_counts_applied_steps_and_makes_up_for_skipped_ones(controlled, p
     assert [record["step"] for record in attached.records] == [2, 4, 8]
     assert [record["skipped"] for record in attached.records] == [0, 0, 2]
     assert not any(record["held"] for record in attached.records)
+
+
+def test_travel_is_the_sum_of_the_rates_of_the_applied_steps_alone(make_module, make_batches, fit, poison):
+    attached = Attached(pi(), 2)
+    module = make_module(optimizer={"learning_rate": 0.1, "schedule": "linear"}, total_steps=10)
+    batches = [poison(module, batch) if i in (3, 4) else batch for i, batch in enumerate(make_batches(8))]
+    fit(module, batches, callbacks=attached.callbacks)
+    rates = [0.1 * (1 - step / 10) for step in range(8)]
+    assert attached.callback.state.travel == pytest.approx(sum(rates) - rates[3] - rates[4])
 
 
 def test_an_end_without_a_finite_step_holds_lambda(controlled, poison):

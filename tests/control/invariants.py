@@ -29,7 +29,7 @@ MEASUREMENTS = st.lists(
         kl=st.one_of(st.none(), NUMBERS),
         step=st.integers(0, 100),
         progress=st.floats(0, 1),
-        learning_rate=st.floats(0, 1),
+        travel=st.floats(0, 1),
     ),
     max_size=30,
 )

@@ -37,8 +37,3 @@ def test_the_corrected_error_covers_it_where_neighbours_are_alike():
         corrected.append(found.corrected_error(40))
     assert np.mean(plain) < 0.7 * np.std(slopes)
     assert np.mean(corrected) == pytest.approx(np.std(slopes), rel=0.2)
-
-
-def test_a_perfect_line_explains_all_and_a_constant_nothing():
-    assert line([0, 1, 2], [5, 7, 9]).determination == pytest.approx(1)
-    assert line([0, 1, 2], [5, 5, 5]).determination == 0

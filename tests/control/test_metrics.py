@@ -42,6 +42,7 @@ def test_a_rise_with_overshoot_is_summarised_number_by_number():
         "in_band_second_half": 2 / 3,
         "saturated": 1 / 6,
         "held": 3 / 6,
+        "held_ticks": 3,
         "actuator_travel": pytest.approx(4),
     }
 
@@ -78,7 +79,7 @@ def test_the_error_is_weighted_by_the_steps_between_records():
 def test_without_a_setpoint_only_the_actuator_is_described():
     metrics = summarise(history([0.1, 0.2], strengths=[1.0, 2.0], target=None))
     defined = {name for name, value in metrics.items() if value is not None}
-    assert defined == {"saturated", "held", "actuator_travel"}
+    assert defined == {"saturated", "held", "held_ticks", "actuator_travel"}
 
 
 def test_lambda_of_zero_has_no_travel():

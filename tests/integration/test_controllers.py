@@ -72,6 +72,22 @@ def test_what_a_law_sets_acts(train, flags_of):
     assert adapter(train(*SHORT, "--controller", "fixed", "--actuator", "decoupled")) != plain
 
 
+@pytest.mark.parametrize("name", ["none", "fixed", "linear", "cosine", "cpr"])
+def test_a_law_that_heeds_no_setpoint_shows_none(launch, corpus, tmp_path, name):
+    flags = ("--test-run", *SHORT, "--max-steps", 2, "--control-every", 1, "--data-dir", corpus, "--controller", name)
+    code, out, err = launch(*flags, "--output-dir", tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert "S*" not in out + (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert {record["s_target"] for record in history(tmp_path / "run")} == {None}
+    metrics = json.loads((tmp_path / "run" / "scu_metrics.json").read_text(encoding="utf-8"))
+    judged = ("rise_time", "settling_time", "overshoot", "iae", "in_band", "in_band_second_half")
+    assert metrics["s_target"] is None
+    assert {metrics["control"][figure] for figure in judged} == {None}
+    assert json.loads((tmp_path / "run" / "scu_config.json").read_text(encoding="utf-8"))["target_s"] is None
+    code, out, _ = launch(*flags, "--dry-run", "--json")
+    assert (code, json.loads(out)["target_s"]) == (0, None)
+
+
 def test_a_replay_of_a_runs_own_history_is_the_same_run(train, recorded):
     strengths = [record["lambda"] for record in history(recorded)]
     assert len(set(strengths)) > 1

@@ -66,7 +66,7 @@ def auto(script, corpus, tmp_path_factory):
     """A run whose setpoint a probe finds; what the console showed, and the run folder."""
     folder = tmp_path_factory.mktemp("auto") / "run"
     flags = ("--target-s", "auto", "--max-steps", 16, "--save-steps", 8, "--lora-dropout", 0.1)
-    done = script(*SMALL, *flags, "--data-dir", corpus, "--output-dir", folder)
+    done = script(*SMALL, *flags, "--max-time", "00:01:00:00", "--data-dir", corpus, "--output-dir", folder)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done, folder
 
@@ -88,6 +88,21 @@ def test_auto_stores_what_it_found_and_what_was_asked(auto):
     assert scu["auto"]["probe_steps"] == 16
     assert 0 < scu["auto"]["s_free"]["low"] <= scu["auto"]["s_free"]["s"] <= scu["auto"]["s_free"]["high"] < 1
     assert yaml.safe_load((folder / "config.yaml").read_text())["control"]["target_s"] == "auto"
+
+
+def test_the_probe_counts_against_the_time_limit(auto):
+    spent = read(auto[1], "scu_config.json")["auto"]["probe_time_s"]
+    state = torch.load(auto[1] / "checkpoint-8" / "state.ckpt", weights_only=True)
+    assert 0 < spent < state["callbacks"]["TimeLimit"]["time_elapsed"]["train"] < 3600
+
+
+def test_a_probe_that_leaves_the_run_no_time_is_refused(launch, corpus, tmp_path):
+    flags = ("--target-s", "auto", "--max-steps", 5000, "--max-time", "00:00:00:01")
+    code, _, err = launch(*SMALL, *flags, "--data-dir", corpus, "--output-dir", tmp_path / "run")
+    assert code == 2
+    assert "--max-time 00:00:00:01: is used up by the probe of --target-s auto (500 steps)" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_probe_leaves_no_trace_in_the_history(auto):
