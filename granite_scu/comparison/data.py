@@ -90,6 +90,10 @@ class ComparedData(TextDataModule):
         batches = ShiftingBatches(sizes, self.config.batch_size, self.seed, self.task.steps // 2)
         return self._loader(both, batches)  # type: ignore[arg-type]
 
+    def whole_training_text(self) -> DataLoader:
+        """The training blocks once, in order; after a shift, those of the second text."""
+        return self._loader(self.train, self._in_order(self.train))
+
 
 class ShiftingBatches:
     """Batch sampler without end over two sets of blocks, the second numbered after the first.

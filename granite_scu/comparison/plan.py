@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from granite_scu.comparison.evidence import Evidence, Spec
@@ -219,8 +219,8 @@ def _rounded(value: float) -> float:
 
 
 def base_spec(task: Task) -> Spec:
-    """The run that trains nothing: the base model's score on a task's texts. Tasks on one corpus share it."""
-    return Spec(Task("base", task.scored_on, None, 0), task.scored_on, "", 0, {"control.controller": "none"})
+    """The run that trains nothing: the base model's score on a task's texts."""
+    return Spec(replace(task, name="base", steps=0), task.name, "", 0, {"control.controller": "none"})
 
 
 def _validation(record: dict, which: str) -> float:

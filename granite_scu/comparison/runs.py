@@ -132,13 +132,16 @@ class ComparedRun(Run):
         return super().fit()
 
     def score_base(self) -> dict:
-        """The base model on the validation text and, by document, on the test text."""
+        """The base model on the training and validation texts and, by document, on the test text."""
         module = self.make_module()
         module.configure_model()  # its adapters are untrained: B = 0, and they add nothing
+        context = torch.autocast("cpu", DTYPES[self.machine.precision])
+        training = score(module, self.data.whole_training_text(), model=module, context=context)
         context = torch.autocast("cpu", DTYPES[self.machine.precision])
         validation = score(module, self.data.val_dataloader(), model=module, context=context)
         test = by_document(module, self.data, context)
         return {
+            "training": {"final": _rounded(training.bits_per_token), "tokens": training.tokens},
             "validation": {"final": _rounded(validation.bits_per_token), "tokens": validation.tokens},
             "test": {"documents": self.data.test_documents, "tokens": test.tokens.tolist(), "final": _nats(test)},
         }

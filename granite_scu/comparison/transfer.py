@@ -28,9 +28,8 @@ class Place:
         strength: lambda.
         s: S, a ratio.
         train: DataBPT.
-        before: DataBPT at the first tick, when the adapter was near nothing.
         validation: on the validation text.
-        base_validation: of the base model there.
+        base_train, base_validation: of the base model on the training text and there.
         test: on the test text.
         n_tokens: N.
     """
@@ -38,8 +37,8 @@ class Place:
     strength: float
     s: float
     train: float
-    before: float
     validation: float
+    base_train: float
     base_validation: float
     test: float
     n_tokens: int
@@ -52,7 +51,7 @@ class Place:
     @property
     def saved(self) -> float:
         """Bits that the adapter saves on its training text."""
-        return max(self.before - self.train, 1e-3)
+        return max(self.base_train - self.train, 1e-3)
 
 
 QUANTITIES: dict[str, Callable[[Place, Place], float]] = {
@@ -94,20 +93,19 @@ def _curve(plan: Plan, task: Task) -> Curve | None:
     whole = [runs for runs in zip(*records, strict=True) if all(run and not run["failed"] for run in runs)]
     if not whole or base is None:
         return None
-    at_base = base["validation"]["final"]
-    places = [[_place(run, at_base) for run in runs if run] for runs in zip(*whole, strict=True)]
+    places = [[_place(run, base) for run in runs if run] for runs in zip(*whole, strict=True)]
     return sorted(places, key=lambda runs: runs[0].strength)
 
 
-def _place(record: dict[str, Any], base_validation: float) -> Place:
+def _place(record: dict[str, Any], base: dict[str, Any]) -> Place:
     ticks, test = record["ticks"], record["test"]
     return Place(
         strength=record["settings"].get("control.lambda_init", 0.0),
         s=float(np.mean(ticks["s"][-LAST_TICKS:])),
         train=float(np.mean(ticks["data_bpt"][-LAST_TICKS:])),
-        before=ticks["data_bpt"][0],
         validation=record["validation"]["final"],
-        base_validation=base_validation,
+        base_train=base["training"]["final"],
+        base_validation=base["validation"]["final"],
         test=sum(test["final"]) / sum(test["tokens"]) / math.log(2),
         n_tokens=record["n_tokens"],
     )
