@@ -5,6 +5,7 @@ zero this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells mat
 which the update is projected. Sums are kept on the device and divided once, where they are read.
 """
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from granite_scu.config import BaseConfig, LoraConfig, OptimizerConfig
 from granite_scu.errors import UserError
 from granite_scu.information import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
 from granite_scu.model import adapters, divergence, loading, loss
+
+log = logging.getLogger(__name__)
 
 LOSS_UNIT = 4096
 """Tokens that a micro-batch's summed loss is divided by before the backward pass and multiplied by after it.
@@ -355,6 +358,9 @@ class GraniteModule(L.LightningModule):
         (group,) = checkpoint["optimizer_states"][0]["param_groups"]
         (scheduler,) = checkpoint["lr_schedulers"]
         change = self.optimizer_config.learning_rate / group["initial_lr"]
+        if change != 1:
+            old, new = group["initial_lr"], self.optimizer_config.learning_rate
+            log.warning("--learning-rate: the checkpoint's peak was %g, this run goes on with %g", old, new)
         group["lr"], group["initial_lr"] = change * group["lr"], change * group["initial_lr"]
         scheduler["base_lrs"] = [change * rate for rate in scheduler["base_lrs"]]
 

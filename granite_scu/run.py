@@ -22,6 +22,7 @@ from granite_scu.callbacks.console import ProgressLine
 from granite_scu.callbacks.equilibrium import EquilibriumStop
 from granite_scu.callbacks.finish import Finish
 from granite_scu.callbacks.reachability import ReachabilityMonitor
+from granite_scu.callbacks.savings import Savings
 from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.config import (
@@ -48,8 +49,8 @@ from granite_scu.trainer import build_trainer, check_trainer
 
 log = logging.getLogger(__name__)
 
-LEAST_VALIDATIONS = 4
-"""Validations in a run from which cascade can tell where S helps: fewer would leave it free to the end."""
+LEAST_VALIDATIONS = 10
+"""Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,14 @@ class Run:
         self.controller = controller or build_controller(probe.provisional(request.control), self.plan.steps)
 
     def _check_validations(self) -> None:
-        every, steps = self.request.run.eval_steps, self.plan.steps
-        if self.request.control.controller == "cascade" and steps // every < LEAST_VALIDATIONS:
+        control, steps = self.request.control, self.plan.steps
+        every = max(self.request.run.eval_steps, control.every)  # what a tick finds is the newest validation
+        heeded = (steps - 1) // every
+        if control.controller == "cascade" and heeded < LEAST_VALIDATIONS:
             raise UserError(
-                f"--eval-steps {every}: --controller cascade finds its setpoint by validations, and {steps} steps hold "
-                f"{steps // every}; set --eval-steps to at most {max(1, steps // LEAST_VALIDATIONS)}"
+                f"--controller cascade: moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and "
+                f"{steps} steps hold {heeded}; set --eval-steps and --control-every to at most "
+                f"{(steps - 1) // LEAST_VALIDATIONS}, or train for longer"
             )
 
     def make_data(self) -> TextDataModule:
@@ -316,6 +320,8 @@ class Run:
         finish = self.make_finish(scu, best, stopwatch)
         finish.reachability = watch = self._watch(scu, module)
         callbacks = [stopwatch, AdapterAudit(), scu, *([watch] if watch else []), best]
+        if request.control.controller == "cascade":
+            callbacks.append(Savings(scu))
         if run.stop_at_equilibrium:
             callbacks.append(EquilibriumStop(scu, Equilibrium(self.controller.setpoint, run.stop_at_equilibrium)))
         if run.early_stopping:

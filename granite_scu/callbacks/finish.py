@@ -78,6 +78,11 @@ class Finish(L.Callback):
         hidden = not (trainer.is_global_zero and self.console.is_terminal)
         return track(loader, f"scoring the {what}", console=self.console, disable=hidden, transient=True)
 
+    def _judged(self, history: list[dict]) -> list[dict]:
+        """The history, without a setpoint where that moved about by itself: there was none to be judged by."""
+        moving = self.control.controller.setpoint is None
+        return [record | {"s_target": None} for record in history] if moving else history
+
     def _summarise(self, trainer: L.Trainer, base: Score, adapter: Score) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
@@ -102,7 +107,7 @@ class Finish(L.Callback):
             "wall_time_s": time.time() - self._started,
             "tokens_per_s": self.control.tokens / self.stopwatch.seconds if self.stopwatch.seconds else None,
             "peak_gpu_memory_gb": last.get("gpu_memory_gb"),
-            "control": summarise(history),
+            "control": summarise(self._judged(history)),
             "stopped": {"reason": stop_reason(trainer), "step": trainer.global_step},
             "reachability": self.reachability.summary() if self.reachability else None,
         }

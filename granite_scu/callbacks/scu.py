@@ -37,6 +37,9 @@ class ShannonControl(L.Callback):
         every: applied optimizer steps between ticks.
         stopwatch: for tokens per second.
         record: takes each tick's record on rank 0.
+
+    Attributes:
+        saved: what the law has not yet seen of the savings on trained and held-out text; see ``Savings``.
     """
 
     def __init__(
@@ -46,12 +49,12 @@ class ShannonControl(L.Callback):
         self.state = controller.init()
         self.action = Action(controller.initial_strength)
         self.latest: dict = {}
+        self.saved: tuple[float, float] | None = None
         self.tokens = self.skipped = 0
         self._step = self._pending = 0
         self._progress = (0, 0)  # steps applied since the last tick, and those skipped before the newest of them
         self._learning_rate: float | None = None
         self._travel = 0.0
-        self._validation: float | None = None  # not yet seen by the law
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self._act(module)
@@ -72,10 +75,6 @@ class ShannonControl(L.Callback):
         if self._pending >= self.every:
             self.tick(trainer, module)
 
-    def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        if trainer.state.fn == "fit":
-            self._validation = float(trainer.callback_metrics["val_bpt"])
-
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if self.latest.get("step") != self._step:
             self.tick(trainer, module)
@@ -89,7 +88,7 @@ class ShannonControl(L.Callback):
         self._travel += window.travel
         measured = self._measure(trainer, module, window)
         self.state, output = self.controller.update(self.state, measured)
-        self._validation = None
+        self.saved = None
         self.action = Action(output.reg_strength, output.layers, output.param_bound)
         self._act(module)
         self.latest = self._as_record(trainer, window, measured, output)
@@ -109,7 +108,7 @@ class ShannonControl(L.Callback):
             step=self._step,
             progress=min(1.0, self._step / module.total_steps),
             travel=self._travel,
-            validation_bpt=self._validation,
+            saved=self.saved,
         )
 
     def _act(self, module: GraniteModule) -> None:
@@ -143,6 +142,8 @@ class ShannonControl(L.Callback):
             "held": output.held,
             "in_deadband": output.in_deadband,
             "kl_bpt": measured.kl,
+            "saved_training": measured.saved and measured.saved[0],
+            "saved_held_out": measured.saved and measured.saved[1],
             "lr": self._learning_rate,
             "grad_norm": window.grad_norm,
             "data_grad_norm": window.data_grad_norm,
@@ -160,7 +161,7 @@ class ShannonControl(L.Callback):
             "action": self.action._asdict(),
             "counts": [self.tokens, self.skipped, self._pending],
             "travel": self._travel,
-            "validation": self._validation,
+            "saved": self.saved,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -168,4 +169,5 @@ class ShannonControl(L.Callback):
         action = state["action"]
         self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
         self.tokens, self.skipped, self._pending = state["counts"]
-        self._travel, self._validation = state["travel"], state["validation"]
+        self._travel = state["travel"]
+        self.saved = state["saved"] and tuple(state["saved"])

@@ -36,9 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time, a thread each (default: physical cores)")
     parser.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
     parser.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
-    parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs)")
+    parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs; "
+                        "with --quick or --steps, runs/compare/runs)")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
-                        help="for table and plot (default: docs/evidence; with --quick, runs/compare)")  # fmt: skip
+                        help="for table and plot (default: docs/evidence; of a part, runs/compare)")  # fmt: skip
     parser.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/evidence.md, too")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -76,9 +77,12 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         count = getattr(options, flag)
         if count is not None and count < 1:
             raise UserError(f"--{flag.replace('_', '-')} {count}: must be at least 1")
+    if options.write_docs and _is_part(options):
+        part = "--quick, --tasks, --arms, --seeds and --steps"
+        raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
     if options.steps:
         protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
-    folder = options.evidence or root / "docs" / "evidence" / "runs"
+    folder = options.evidence or _place(options, root) / "runs"
     plan = Plan(protocol, Evidence(folder), options.tasks, options.arms, options.seeds)
     console = Console()
     if not console.is_terminal:
@@ -101,11 +105,21 @@ def _report(plan: "Plan", options: argparse.Namespace, root: Path, console: "Con
 
     found = results.report(plan)
     report.show(found, console)
-    default = root / "runs" / "compare" if options.quick else root / "docs" / "evidence"
+    default = root / "runs" / "compare" if _is_part(options) else _place(options, root)
     for path in report.write(found, options.output_dir or default):
         console.print(str(path), highlight=False)
     if options.write_docs:
         report.write_docs(found, root / "docs" / "evidence.md")
+
+
+def _place(options: argparse.Namespace, root: Path) -> Path:
+    """Where finished runs are: those of the protocol, of however many, are the repository's evidence."""
+    return root / "runs" / "compare" if options.quick or options.steps else root / "docs" / "evidence"
+
+
+def _is_part(options: argparse.Namespace) -> bool:
+    """Whether the tables are about less than the protocol."""
+    return any((options.quick, options.tasks, options.arms, options.seeds, options.steps))
 
 
 def _check_names(flag: str, given: list[str] | None, known: list[str]) -> None:

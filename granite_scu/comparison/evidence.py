@@ -16,6 +16,9 @@ from granite_scu.run_folder import finite, replacing
 VERSION = 2
 """Counts up when the same settings come to mean another run: when the code of a law or of the training changes."""
 
+INNER = {"cascade": ("pi",)}
+"""Laws that act through another."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -50,7 +53,9 @@ class Spec:
     @property
     def law(self) -> dict[str, Any]:
         """The controller's gains and bounds: those set, and the product's defaults. With others it is another run."""
-        known = fields(CONTROLLERS[str(self.settings["control.controller"])])
+        name = str(self.settings["control.controller"])
+        # The inner loop's first, of which a law that has one sets some.
+        known = [field for law in (*INNER.get(name, ()), name) for field in fields(CONTROLLERS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
         return {name: self.settings.get(f"control.{name}", default) for name, default in own.items()}
 

@@ -133,9 +133,9 @@ class Plan:
             start = CONTROLLERS["pi"](setpoint=self.setpoint()).initial_strength
             settings["control.lambda_init"] = _rounded(start)
         if arm.derive == "pi-mean":
-            settings["control.lambda_init"] = mean_strength(self._finished([self._pi(cell)])[0])
+            settings["control.lambda_init"] = mean_strength(self._source(cell))
         if arm.derive == "pi-replay":
-            settings["control.replay"] = self._finished([self._pi(cell)])[0]["key"]
+            settings["control.replay"] = self._source(cell)["key"]
         return Spec(cell.task, arm.name, arm.setting, cell.seed, settings)
 
     def learning_rate(self, task: Task, arm: Arm) -> float:
@@ -190,6 +190,13 @@ class Plan:
         """The PI run that a cell takes something from."""
         seed = cell.seed if cell.arm.derive == "pi-mean" else self._other_seed(cell.seed)
         return Cell(cell.task, PI, seed)
+
+    def _source(self, cell: Cell) -> dict:
+        """What a cell takes lambda from; one that failed has none to give, and the cell is never done."""
+        source = self._finished([self._pi(cell)])[0]
+        if source["failed"]:
+            raise Missing([])
+        return source
 
     def _other_seed(self, seed: int) -> int:
         """The next one among the first seeds, or among the later ones, so that a balanced part can be finished."""

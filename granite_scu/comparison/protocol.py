@@ -110,7 +110,7 @@ TRAINING = {
     "trainer.accelerator": "cpu",
     "trainer.accumulate_grad_batches": 1,
 }
-"""What all runs share, written out, so that a changed default does not turn old runs into others."""
+"""What all runs share. Settings that are neither here nor an arm's are the product's defaults."""
 
 EVAL_STEPS = 25
 VALIDATION_TOKENS = 8_192
@@ -166,7 +166,7 @@ ISOLATING = (
     Arm("replay", "", {"control.controller": "replay"}, FAMILY, derive="pi-replay"),
 )
 """What tells feedback from what it brings about."""
-CASCADE = Arm("cascade", "", {"control.controller": "cascade"}, FAMILY)
+CASCADE = Arm("cascade", "", {"control.controller": "cascade", "run.eval_steps": 10}, FAMILY)
 OTHER_LAWS = (
     _at_chosen("p", derive="pi-start"),
     _at_chosen("i", derive="pi-start"),
@@ -199,7 +199,7 @@ FULL = Protocol(
     seeds=(0, 1, 2, 3, 4),
     rates=(1e-3, 2e-3, 4e-3),
     tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
-    headline=("none", "early-stopping", "fixed", "pi"),
+    headline=("none", "early-stopping", "fixed", "pi", "cascade"),
     swept_pi=PI_SWEPT,
     first_seeds=3,
     selection_task="docs-small",
@@ -209,11 +209,11 @@ QUICK_TASK = Task("docs-quick", "stdlib-docs", SMALL, 100)
 QUICK = Protocol(
     name="quick",
     tasks=(QUICK_TASK,),
-    arms=(NONE, STOPPED, FIXED[1], FIXED[2], PI),
+    arms=(NONE, STOPPED, FIXED[1], FIXED[2], PI, CASCADE),
     seeds=(0, 1, 2),
     rates=(2e-3,),
     tuned={},
-    headline=("none", "early-stopping", "fixed", "pi"),
+    headline=("none", "early-stopping", "fixed", "pi", "cascade"),
     swept_pi=PI_SWEPT[2:4],
     first_seeds=1,
     selection_task=QUICK_TASK.name,

@@ -67,10 +67,10 @@ def markdown(results: dict[str, Any]) -> str:
 def _transfer(results: dict[str, Any]) -> str:
     """Which quantity would have been worth holding."""
     lines = ["### What could be held at one value", ""]
-    lines += [f"| quantity | best on {results['selection_task']} | best elsewhere | mean excess | worst excess |"]
+    lines += ["| quantity | held at | best on each task | mean excess | worst excess |"]
     lines += ["|---|---|---|---|---|"]
     for row in results["transfer"]:
-        others = ", ".join(f"{value:.3g} ({task})" for task, value in row["best_elsewhere"].items())
+        others = ", ".join(f"{value:.3g} ({task})" for task, value in row["best"].items())
         excess = f"{row['mean_excess']:+.2%} | {row['worst_excess']:+.2%}"
         lines.append(f"| {row['quantity']} | {row['value']:.3g} | {others} | {excess} |")
     return "\n".join(lines)
@@ -91,30 +91,37 @@ def write_docs(results: dict[str, Any], page: Path) -> None:
 
 
 def claim_lines(results: dict[str, Any]) -> list[str]:
-    """The claim, in sentences."""
-    claim, setpoint = results["claim"], results["setpoint"]
-    if setpoint is None:
+    """The claim, in sentences: of PI, and of the law that needs no setpoint."""
+    if results["setpoint"] is None:
         return ["no PI run is finished on the task that S* is chosen on"]
     since = " (provisional: some of the runs that choose it are missing)" if results["setpoint_is_provisional"] else ""
-    lines = [f"S* = {setpoint:g}, chosen by validation on {results['selection_task']}{since}"]
-    for task in results["tasks"]:
-        if task["claim"]:
-            note = " (not counted: S* was chosen here)" if task["name"] == results["selection_task"] else ""
-            lines.append(task["claim"]["statement"] + note)
-    counts = ", ".join(f"{count} {word}" for word, count in claim["tasks"].items() if count)
-    lines.append(
-        f"one S* and one set of gains within {claim['margin']:.1%} of each task's swept best lambda: "
-        f"{claim['outcome']} (other tasks: {counts or 'none'})"
-    )
+    lines = [f"S* = {results['setpoint']:g}, chosen by validation on {results['selection_task']}{since}"]
+    for name in results["claims"]:
+        lines += _claim_lines(results, name)
     cost = results["cost"]
     lines.append(
-        f"its cost on a new task, by design: 1 run for {cost['sweep_runs']}, {cost['share']:.0%} of the tokens; "
+        f"cost on a new task, by design: 1 run for {cost['sweep_runs']}, {cost['share']:.0%} of the tokens; "
         f"with the learning rate tuned for both, {cost['with_rates']:.0%} (goal: {cost['goal']:.0%}). "
         f"Choosing S* took {cost['choosing_setpoint_runs']} runs, once"
     )
+    return lines
+
+
+def _claim_lines(results: dict[str, Any], name: str) -> list[str]:
+    claim = results["claims"][name]
+    lines = []
+    for task in results["tasks"]:
+        if found := task["claims"].get(name):
+            note = " (not counted: S* was chosen here)" if task["name"] == results["selection_task"] else ""
+            lines.append(found["statement"] + note)
+    counts = ", ".join(f"{count} {word}" for word, count in claim["tasks"].items() if count)
+    lines.append(
+        f"{name} within {claim['margin']:.1%} of each task's swept best lambda: {claim['outcome']} "
+        f"(other tasks: {counts or 'none'})"
+    )
     if claim["mean_excess"] is not None:
         lines.append(
-            f"PI's excess over the swept best: {claim['mean_excess']:+.2%} on average, "
+            f"{name}'s excess over the swept best: {claim['mean_excess']:+.2%} on average, "
             f"{claim['worst_excess']:+.2%} at worst"
         )
     if claim["carried_lambda_mean_excess"] is not None:

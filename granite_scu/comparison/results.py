@@ -8,7 +8,7 @@ import numpy as np
 
 from granite_scu.comparison import statistics
 from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
-from granite_scu.comparison.protocol import PI, Adapter, Arm, Task
+from granite_scu.comparison.protocol import CASCADE, PI, Adapter, Arm, Task
 from granite_scu.comparison.statistics import Estimate, Scores
 from granite_scu.comparison.transfer import transfer
 
@@ -16,6 +16,12 @@ MARGIN = 0.002
 """The claim: PI comes within this share of the bits per token of the swept best lambda ..."""
 TOKEN_SHARE = 0.2
 """... with this share of the sweep's tokens."""
+
+LEAST_SEEDS = 3
+"""Seeds below which no claim is decided, and two below which arms are not compared: there is no spread to go by."""
+
+CLAIMANTS = {"pi": PI, "cascade": CASCADE}
+"""What is claimed of PI at the chosen S* is asked of the law that needs none, too."""
 
 SWEEP = ("none", "fixed")
 """Arms that make up the sweep of lambda; 0 is a place in it."""
@@ -38,6 +44,9 @@ class Row:
     records: dict[int, dict]
     failed: list[int]
 
+    def has_finished(self, seed: int) -> bool:
+        return seed in self.records or seed in self.failed
+
     def validation(self, seeds: list[int]) -> float:
         """Mean validation of the scored adapter, in bits per token."""
         return float(np.mean([self.records[seed]["validation"][self.arm.adapter] for seed in seeds]))
@@ -52,7 +61,6 @@ def report(plan: Plan) -> dict[str, Any]:
     """All results, ready for JSON."""
     setpoint, provisional = _setpoint(plan)
     tasks = [found for task in plan.tasks if (found := _task(plan, task, setpoint))]
-    claims = {task["name"]: task["claim"] for task in tasks if task["claim"]}
     machines = {record["machine"]["cpu"] for record in plan.evidence if "machine" in record}
     return {
         "protocol": plan.protocol.name,
@@ -62,7 +70,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "draws": statistics.DRAWS,
         "level": statistics.LEVEL,
         "tasks": tasks,
-        "claim": _overall(plan, claims),
+        "claims": {name: _overall(plan, name, tasks) for name in CLAIMANTS},
         "cost": _cost(plan),
         "transfer": transfer(plan),
         "runs": len(plan.evidence.records),
@@ -88,10 +96,10 @@ def _row(plan: Plan, task: Task, arm: Arm, name: str) -> Row:
     return Row(arm, name, good, [seed for seed in finished if seed not in good])
 
 
-def _best(rows: list[Row]) -> Row | None:
-    """The row with the best validation over the seeds that all rows have; rows with a failed seed are none."""
+def _best(rows: list[Row], seeds: list[int] | None = None) -> Row | None:
+    """The row with the best validation over these seeds, or those that all have; rows with a failed seed are none."""
     rows = [row for row in rows if row.records and not row.failed]
-    seeds = _common(rows)
+    seeds = _common(rows) if seeds is None else seeds
     return min(rows, key=lambda row: row.validation(seeds)) if rows and seeds else None
 
 
@@ -118,7 +126,7 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
         "reference": reference.name if reference else None,
         "rows": [_as_json(row, reference) for row in shown],
         "settings": [_as_json(row, reference) for row in every],
-        "claim": _claim(plan, task, every, reference),
+        "claims": {name: _claim(plan, task, row) for name, arm in CLAIMANTS.items() for row in shown if row.arm is arm},
     }
 
 
@@ -145,7 +153,7 @@ def _as_json(row: Row, reference: Row | None) -> dict[str, Any]:
     scores = row.scores(seeds) if seeds else None
     is_reference = reference is not None and row.arm is reference.arm
     paired = None
-    if shared and reference and not is_reference:
+    if len(shared) > 1 and reference and not is_reference:
         paired = statistics.difference(row.scores(shared), reference.scores(shared))
     ends = [record["ticks"] for record in row.records.values()]
     return {
@@ -173,61 +181,68 @@ def _mean(values: list[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _claim(plan: Plan, task: Task, every: list[Row], reference: Row | None) -> dict[str, Any] | None:
-    """PI at the chosen S* against this task's swept best lambda; and against it one lambda, chosen where S* was."""
-    sweep = [row for row in every if row.arm.name in SWEEP]
-    if reference is None or len(sweep) < 2:
+def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
+    """An arm against this task's swept best lambda; and against that one lambda, chosen where S* was.
+
+    None until every place of the protocol's sweep, and the arm, are finished for a common seed. Places that lost a seed
+    to a failure are none of the best.
+    """
+    sweep = [_row(plan, task, arm, arm.label) for arm in plan.protocol.arms if arm.name in SWEEP]
+    seeds = [seed for seed in plan.seeds if all(row.has_finished(seed) for row in (*sweep, claimant))]
+    best = _best(sweep, seeds)
+    if best is None:
         return None
-    best, seeds = _best(sweep), _common([*sweep, reference])
-    if best is None or not seeds:
-        return None
-    excess = statistics.relative_excess(reference.scores(seeds), best.scores(seeds))
+    excess = None if claimant.failed else statistics.relative_excess(claimant.scores(seeds), best.scores(seeds))
     carried = _carried_lambda(plan, sweep)
-    found = outcome(excess, bool(reference.failed))
+    apart = statistics.relative_excess(carried.scores(seeds), best.scores(seeds)) if carried else None
+    found = outcome(excess, len(seeds))
     return {
         "task": task.name,
         "swept_best": best.arm.label,
         "sweep_runs": len(sweep),
         "seeds": seeds,
-        "excess": asdict(excess),
+        "excess": asdict(excess) if excess else None,
         "outcome": found,
         "carried_lambda": carried.arm.label if carried else None,
-        "carried_lambda_excess": (
-            asdict(statistics.relative_excess(carried.scores(seeds), best.scores(seeds))) if carried else None
-        ),
-        "statement": _statement(task.name, excess, found, best.arm.label),
+        "carried_lambda_excess": asdict(apart) if apart else None,
+        "statement": _statement(task.name, claimant.name, excess, found, best.arm.label, len(seeds)),
     }
 
 
 Outcome = Literal["shown", "refuted", "open"]
 
 
-def outcome(excess: Estimate, failed: bool = False) -> Outcome:
+def outcome(excess: Estimate | None, seeds: int) -> Outcome:
     """Whether a task shows the claim: the whole interval within the margin, or beyond it; a failed run refutes it."""
-    if failed or excess.low > MARGIN:
+    if excess is None:
         return "refuted"
-    return "shown" if excess.high <= MARGIN else "open"
+    if seeds < LEAST_SEEDS:
+        return "open"
+    return "refuted" if excess.low > MARGIN else "shown" if excess.high <= MARGIN else "open"
 
 
-def _statement(task: str, excess: Estimate, found: Outcome, best: str) -> str:
+def _statement(task: str, arm: str, excess: Estimate | None, found: Outcome, best: str, seeds: int) -> str:
     """One sentence on a task."""
+    if excess is None:
+        return f"{task}: the claim does not hold: a run of {arm} failed"
     word = {"shown": "holds", "refuted": "does not hold", "open": "is not decided"}[found]
     return (
-        f"{task}: the claim {word}: PI is at {excess.mean:+.2%} of the swept best ({best}), 95 % interval "
-        f"{excess.low:+.2%} to {excess.high:+.2%}"
+        f"{task}: the claim {word}: {arm} is at {excess.mean:+.2%} of the swept best ({best}), nominal 95 % interval "
+        f"{excess.low:+.2%} to {excess.high:+.2%}, {seeds} seed{'s' * (seeds > 1)}"
     )
 
 
 def _carried_lambda(plan: Plan, sweep: list[Row]) -> Row | None:
-    """This task's row of the lambda that is best on the selection task."""
+    """This task's row of the lambda that is best on the selection task; None if it lost a seed here."""
     task = plan.protocol.task(plan.protocol.selection_task)
     best = _best([_row(plan, task, row.arm, row.name) for row in sweep])
-    return next((row for row in sweep if best and row.arm is best.arm), None)
+    return next((row for row in sweep if best and row.arm is best.arm and not row.failed), None)
 
 
-def _overall(plan: Plan, claims: dict[str, dict]) -> dict[str, Any]:
+def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:
     """The claim over all tasks of the protocol but the one on which S* was chosen: it holds when every one shows it."""
     protocol = plan.protocol
+    claims = {task["name"]: claim for task in tasks if (claim := task["claims"].get(claimant))}
     names = [task.name for task in protocol.tasks if task.name != protocol.selection_task]
     outcomes = [claims[name]["outcome"] if name in claims else "not run" for name in names]
     verdict = "refuted" if "refuted" in outcomes else "shown" if set(outcomes) == {"shown"} else "open"

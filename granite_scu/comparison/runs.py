@@ -73,13 +73,13 @@ def command_line(spec: Spec, settings: dict[str, Any], folder: Path) -> list[str
     """The arguments of ``python -m granite_scu`` that the run is."""
     task = spec.task
     given = {
+        "run.eval_steps": EVAL_STEPS,
         **TRAINING,
         **settings,
         "seed_everything": spec.seed,
         "trainer.precision": PRECISION,
         "data.path": task.scored_on,
         "run.output_dir": folder,
-        "run.eval_steps": EVAL_STEPS,
         "run.save_steps": 1_000_000,  # never: a run is minutes long
         "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
     }

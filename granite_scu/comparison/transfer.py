@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from granite_scu.comparison.plan import Cell, Plan, base_spec
+from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
 from granite_scu.comparison.protocol import Task
 
 LAST_TICKS = 5
@@ -53,25 +53,40 @@ class Place:
         """Bits that the adapter saves on its training text."""
         return max(self.base_train - self.train, 1e-3)
 
+    @property
+    def carry_over(self) -> float:
+        """Bits saved on validation text for each saved on training text."""
+        return (self.base_validation - self.validation) / self.saved
 
-QUANTITIES: dict[str, Callable[[Place, Place], float]] = {
+
+@dataclass(frozen=True)
+class Ends:
+    """The ends of a sweep on one task and seed: lambda = 0, and the largest."""
+
+    free: Place
+    strongest: Place
+
+
+QUANTITIES: dict[str, Callable[[Place, Ends], float]] = {
     "λ": lambda place, _: place.strength,
     "S": lambda place, _: place.s,
-    "S / S at λ = 0": lambda place, free: place.s / free.s,
+    "S / S at λ = 0": lambda place, ends: place.s / ends.free.s,
     "ParamBPT": lambda place, _: place.param,
     "ParamBPT · N (norm of the update)": lambda place, _: place.param * place.n_tokens,
     "ParamBPT per bit saved": lambda place, _: place.param / place.saved,
     "validation minus training": lambda place, _: place.validation - place.train,
-    "share memorised": lambda place, _: 1 - (place.base_validation - place.validation) / place.saved,
+    "carry-over": lambda place, _: place.carry_over,
+    "carry-over / that at the largest λ": lambda place, ends: place.carry_over / ends.strongest.carry_over,
 }
-"""Of a run and of the run at lambda = 0 on the same task and seed. All but lambda fall as lambda rises.
+"""What could be held. The carry-over is what is saved on validation text for a bit saved on training text."""
 
-What is memorised is what is saved on the training text and not on other text, as a share of the former.
-"""
+THEORY = ("carry-over / that at the largest λ", 0.5)
+"""To second order held-out savings are largest where the carry-over is half of a small adapter's (``Cascade``)."""
 
 
 def transfer(plan: Plan) -> list[dict[str, Any]]:
-    """For each quantity its value on the selection task, and the excess over the swept best elsewhere.
+    """For each quantity its value on the selection task, and the excess over the swept best elsewhere; last, the value
+    that theory gives, and the excess everywhere.
 
     Empty until the sweep of the selection task and of another task is there for a common seed.
     """
@@ -79,7 +94,10 @@ def transfer(plan: Plan) -> list[dict[str, Any]]:
     selection = curves.pop(plan.protocol.selection_task, None)
     if selection is None or not curves:
         return []
-    return [_judge(name, selection, curves) for name in QUANTITIES]
+    chosen = [(name, float(_values(name, selection)[_best(selection)]), curves) for name in QUANTITIES]
+    name, value = THEORY
+    by_theory = (name, value, {plan.protocol.selection_task: selection, **curves})
+    return [_judge(*row) for row in (*chosen, by_theory)]
 
 
 Curve = list[list[Place]]
@@ -87,14 +105,20 @@ Curve = list[list[Place]]
 
 
 def _curve(plan: Plan, task: Task) -> Curve | None:
-    arms = [arm for arm in plan.protocol.arms if arm.name in ("none", "fixed")]
-    records = [[plan.record(Cell(task, arm, seed)) for seed in plan.seeds] for arm in arms]
+    """The sweep, every lambda at the rate of the fixed ones, 0 too: a curve in lambda and nothing else."""
+    arms = plan.protocol.arms
+    fixed, none = [arm for arm in arms if arm.name == "fixed"], next(arm for arm in arms if arm.name == "none")
+    try:
+        rate = plan.learning_rate(task, fixed[0])
+    except Missing:
+        return None
+    of_seeds = [[Cell(task, none, seed, rate), *(Cell(task, arm, seed) for arm in fixed)] for seed in plan.seeds]
+    records = [[plan.record(cell) for cell in cells] for cells in of_seeds]
+    whole = [runs for runs in records if all(run and not run["failed"] for run in runs)]
     base = plan.evidence.get(base_spec(task))
-    whole = [runs for runs in zip(*records, strict=True) if all(run and not run["failed"] for run in runs)]
     if not whole or base is None:
         return None
-    places = [[_place(run, base) for run in runs if run] for runs in zip(*whole, strict=True)]
-    return sorted(places, key=lambda runs: runs[0].strength)
+    return [[_place(run, base) for run in runs if run] for runs in zip(*whole, strict=True)]
 
 
 def _place(record: dict[str, Any], base: dict[str, Any]) -> Place:
@@ -111,14 +135,13 @@ def _place(record: dict[str, Any], base: dict[str, Any]) -> Place:
     )
 
 
-def _judge(name: str, selection: Curve, curves: dict[str, Curve]) -> dict[str, Any]:
-    chosen = float(_values(name, selection)[_best(selection)])
-    excess = {task: _excess(name, chosen, curve) for task, curve in curves.items()}
+def _judge(name: str, value: float, curves: dict[str, Curve]) -> dict[str, Any]:
+    excess = {task: _excess(name, value, curve) for task, curve in curves.items()}
     values = {task: float(_values(name, curve)[_best(curve)]) for task, curve in curves.items()}
     return {
         "quantity": name,
-        "value": chosen,
-        "best_elsewhere": values,
+        "value": value,
+        "best": values,
         "excess": excess,
         "mean_excess": float(np.mean(list(excess.values()))),
         "worst_excess": max(excess.values()),
@@ -127,8 +150,9 @@ def _judge(name: str, selection: Curve, curves: dict[str, Curve]) -> dict[str, A
 
 def _values(name: str, curve: Curve) -> np.ndarray:
     """The quantity at each setting, averaged over seeds."""
-    quantity, free = QUANTITIES[name], curve[0]
-    return np.array([np.mean([quantity(*pair) for pair in zip(runs, free, strict=True)]) for runs in curve])
+    quantity = QUANTITIES[name]
+    ends = [Ends(free, strongest) for free, strongest in zip(curve[0], curve[-1], strict=True)]
+    return np.array([np.mean([quantity(*pair) for pair in zip(runs, ends, strict=True)]) for runs in curve])
 
 
 def _best(curve: Curve) -> int:

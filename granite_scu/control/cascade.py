@@ -1,12 +1,23 @@
-"""Two loops: PI holds S at a setpoint, and validation moves the setpoint within the same run."""
+"""Two loops: PI holds S at a setpoint, and what training brings on held-out text moves the setpoint within the run."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from granite_scu.control.base import Measurement, Output, clip, require, require_alpha, require_strengths
+from granite_scu.control.base import (
+    Measurement,
+    Output,
+    clip,
+    require,
+    require_alpha,
+    require_gain,
+    require_strengths,
+)
 from granite_scu.control.pi import PI, PIState
+
+ODDS = (1e-6, 1e6)
+"""Bounds of S*/(1 - S*), which keep S* off 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -15,44 +26,47 @@ class CascadeState:
 
     Attributes:
         law: state of the inner loop.
-        odds: S*/(1 - S*) in force; None while S is free.
-        best: lowest validation so far, in bits per token; None before the first.
-        best_odds: S/(1 - S) at that time.
-        previous: the validation before, in bits per token.
+        odds: S*/(1 - S*) in force.
+        reference: the carry-over of a small adapter; None before it is measured.
+        heard: usable measurements of the savings so far.
     """
 
     law: PIState
-    odds: float | None = None
-    best: float | None = None
-    best_odds: float | None = None
-    previous: float | None = None
+    odds: float
+    reference: float | None = None
+    heard: int = 0
 
 
 @dataclass(frozen=True)
 class Cascade:
-    """Lets S grow while that helps on held-out text, and then holds it where it helped.
+    """Holds the carry-over at ``share`` of what it was while the adapter was small.
 
-    The inner loop is ``PI``. The outer one acts at the first tick after a validation v_j, on the setpoint's odds
-    o = S*/(1 - S*); with the odds of S itself at that validation, o_S:
+    An adapter that saves T bits per token on the text it trained on saves V on held-out text; V / T is the carry-over.
+    To second order V = a T - c T^2: what is learned first carries over by a share a, and memorising eats into it.
+    V is largest where V / T = a / 2, whatever a and c are, and so whatever the corpus, its size and the learning rate.
+    That is why ``share`` is a half, and the one setpoint that needs no choosing. The same model says how far it is to
+    there: with r = V / (a T), the best T is T (1 - share) / (1 - r).
 
-        free, until v_j > (1 + tolerance) min(v_1 ... v_j-1): lambda rests on its lower bound
-        turned:                   o <- o_S of the best validation so far
-        then, v_j rose:           o <- min(down o, o_S of the best)     unless S is still far above o, on its way down
-        then, v_j is the best:    o <- up min(o, o_S)                  not above what S can follow
-        then, neither:            o stays
+    The inner loop is ``PI``. The outer one acts at the first tick after a validation, on the setpoint's odds
+    o = S*/(1 - S*), which start at those of ``start``:
 
-    where "rose" means above v_j-1, and "best" below all before, by more than ``tolerance``. A validation that falls and
-    is not the best recovers from what was memorised, and says nothing for a larger adapter.
+        first ``calibration`` measurements:   o stays, and the last of them gives a = V / T
+        then:                                 o <- o exp(clip(rate ln((1 - share) / (1 - r)), +- limit))
 
-    So it needs no setpoint: with data enough that nothing overfits, lambda does nothing; with little data the growth of
-    the adapter is stopped where early stopping would end the run, and what is learned goes on changing at that size.
-    Early stopping and this look at the same validations; neither may be judged on them.
+    with ``limit`` for r of 1 or more, and o not raised above exp(limit) times the odds that S has, which it may be
+    unable to follow. (T grows about as the cube root of the odds, so a ``rate`` of 3 would be Newton's step; less is
+    damped.) So S starts small and grows as long as it pays. With data enough that nothing is memorised, V / T stays
+    near a, S* runs ahead of S, and lambda goes to its lower bound.
+
+    The held-out text chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
 
     Attributes:
+        share: setpoint of the carry-over relative to a, in (0, 1).
+        start: S* at the start, a ratio in (0, 1), small.
+        calibration: measurements of the savings up to the one that gives a, at least 1.
+        rate: of the outer loop: change of ln o at a measurement, per change of ln T that the model asks for.
+        limit: largest change of ln o at a measurement.
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
-        tolerance: relative changes of validation up to this are noise.
-        down: what a rise of validation leaves of the setpoint's odds, in (0, 1).
-        up: factor of the odds when validation is best, above 1.
         lambda_min: lower bound of lambda, above 0.
         lambda_max: upper bound of lambda.
     """
@@ -60,71 +74,61 @@ class Cascade:
     needs_kl: ClassVar[bool] = False
     setpoint: ClassVar[float | None] = None
 
+    share: float = 0.5
+    start: float = 0.02
+    calibration: int = 2
+    rate: float = 1.5
+    limit: float = 2.3
     ema_alpha: float = 0.5
-    tolerance: float = 1e-3
-    down: float = 0.6
-    up: float = 1.3
     lambda_min: float = 1e-6
     lambda_max: float = 1e6
 
     def __post_init__(self) -> None:
+        require(0 < self.share < 1, f"share {self.share}: must lie between 0 and 1")
+        require(ODDS[0] < self.start < 1 - ODDS[0], f"start {self.start}: is an S*, it must lie between 0 and 1")
+        require(self.calibration >= 1, f"calibration {self.calibration}: must be at least 1")
+        require_gain("rate", self.rate)
+        require_gain("limit", self.limit)
         require_alpha(self.ema_alpha)
         require_strengths(self.lambda_min, self.lambda_max, lambda_min=self.lambda_min)
-        require(0 <= self.tolerance < math.inf, f"tolerance {self.tolerance}: must be finite and not negative")
-        require(0 < self.down < 1, f"down {self.down}: must be in (0, 1)")
-        require(1 < self.up < math.inf, f"up {self.up}: must be finite and above 1")
 
     @property
     def initial_strength(self) -> float:
-        return self.lambda_min
+        return self._inner(self._first_odds).initial_strength
+
+    @property
+    def _first_odds(self) -> float:
+        return self.start / (1 - self.start)
 
     def init(self) -> CascadeState:
-        return CascadeState(self._inner(0.5).init())
+        return CascadeState(self._inner(self._first_odds).init(), self._first_odds)
 
     def restore(self, mapping: Mapping[str, Any]) -> CascadeState:
-        return CascadeState(**{**mapping, "law": self._inner(0.5).restore(mapping["law"])})
+        return CascadeState(**{**mapping, "law": self._inner(self._first_odds).restore(mapping["law"])})
 
     def update(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
-        validation = measurement.validation_bpt
-        if validation is not None and 0 < validation < math.inf and state.law.position is not None:
-            state = self._heed(state, validation, math.exp(state.law.position))
-        return self._hold(state, measurement) if state.odds else self._free(state, measurement)
+        if measurement.saved is not None:
+            state = self._heed(state, *measurement.saved)
+        inner = self._inner(state.odds)
+        law, output = inner.update(state.law, measurement)
+        return replace(state, law=law), replace(output, setpoint=inner.setpoint)
 
-    def _heed(self, state: CascadeState, validation: float, odds: float) -> CascadeState:
-        """The outer loop: the setpoint after a validation of the adapter that had these odds."""
-        best, previous, target = state.best, state.previous, state.odds
-        if best is None or previous is None or validation < best:
-            state = replace(state, best=validation, best_odds=odds)
-        is_best = best is not None and validation < best * (1 - self.tolerance)
-        rose = previous is not None and validation > previous * (1 + self.tolerance)
-        best_odds = odds if state.best_odds is None else state.best_odds
-        if target is None and best is not None and validation > best * (1 + self.tolerance):
-            target = best_odds
-        elif target is not None and rose and odds < target / self.down:
-            target = min(self.down * target, best_odds)
-        elif target is not None and is_best:
-            target = self.up * min(target, odds)
-        return replace(state, odds=target, previous=validation)
+    def _heed(self, state: CascadeState, training: float, held_out: float) -> CascadeState:
+        """The outer loop: the setpoint after a measurement of the savings."""
+        if not (0 < training < math.inf and math.isfinite(held_out)):
+            return state
+        carry_over, heard = held_out / training, state.heard + 1
+        if state.reference is None:
+            known = heard >= self.calibration and carry_over > 0
+            return replace(state, heard=heard, reference=carry_over if known else None)
+        memorised = 1 - carry_over / state.reference
+        missing = math.log((1 - self.share) / memorised) if memorised > 0 else math.inf
+        change = clip(self.rate * missing, -self.limit, self.limit)
+        reachable = math.exp((state.law.position or 0.0) + self.limit)
+        odds = clip(state.odds * math.exp(change), *ODDS)
+        return replace(state, heard=heard, odds=odds if change < 0 else max(state.odds, min(odds, reachable)))
 
-    def _hold(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
-        assert state.odds is not None
-        setpoint = _ratio(state.odds)
-        law, output = self._inner(setpoint).update(state.law, measurement)
-        return replace(state, law=law), replace(output, setpoint=setpoint)
-
-    def _free(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
-        """The inner loop only looks on, its setpoint at S itself, so that it starts without an integral."""
-        s = measurement.s if 0 < measurement.s < 1 else 0.5
-        law, output = self._inner(s).update(state.law, measurement)
-        law = replace(law, integral=0.0, bias=0.0)
-        free = Output(self.lambda_min, smoothed=output.smoothed, held=output.held)
-        return replace(state, law=law), free
-
-    def _inner(self, setpoint: float) -> PI:
-        bounds = {"lambda_min": self.lambda_min, "lambda_max": self.lambda_max}
-        return PI(setpoint=setpoint, ema_alpha=self.ema_alpha, **bounds)
-
-
-def _ratio(odds: float) -> float:
-    """S of these odds; kept off 0 and 1, which no setpoint may be."""
-    return clip(odds / (1 + odds), 1e-6, 1 - 1e-6)
+    def _inner(self, odds: float) -> PI:
+        # Kept off 0 and 1, which no setpoint may be.
+        setpoint = clip(odds / (1 + odds), 1e-6, 1 - 1e-6)
+        return PI(setpoint=setpoint, ema_alpha=self.ema_alpha, lambda_min=self.lambda_min, lambda_max=self.lambda_max)

@@ -24,7 +24,7 @@ def protocol() -> Protocol:
         name="small",
         tasks=(Task("first", "stdlib-docs", 1024, 4), Task("second", "stdlib-source", 1024, 4)),
         arms=(NONE, STOPPED, FIXED[2], PI, *ISOLATING, *OTHER_LAWS),
-        seeds=(0, 1),
+        seeds=(0, 1, 2),
         rates=(1e-3, 2e-3),
         tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
         headline=("none", "early-stopping", "fixed", "pi"),
@@ -60,6 +60,7 @@ def finish(evidence):
             "validation": {"final": validation, "best": validation, "best_step": 8},
             "test": {"tokens": list(tokens), "final": nats, "best": nats},
             "law": {"lambda_init": 0.5},
+            "training": {"final": 6.0, "tokens": 1024},
             "ticks": {"step": [4, 8], "s": [0.1, 0.2], "lambda": [strength + spec.seed, 0.1], "data_bpt": [6.0, 5.0]},
             "wall_time_s": 100.0,
         }

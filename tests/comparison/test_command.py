@@ -29,6 +29,7 @@ def _threads(monkeypatch):
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--jobs", "-1"], "--jobs -1: must be at least 1"),
         (["--seeds", "many"], "invalid int value: 'many'"),
+        (["--quick", "--write-docs"], "--write-docs: the page is about the whole protocol; leave out --quick,"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )
@@ -48,8 +49,8 @@ def test_a_file_that_is_no_record_is_named(capsys, tmp_path):
 def test_list_counts_and_trains_nothing(capsys, tmp_path):
     assert main(tmp_path, ["--quick", "--list"]) == 0
     printed = capsys.readouterr().out
-    # Of three seeds none, two lambdas and PI, which is one of the two runs that S* is chosen from, and the base model.
-    assert "0 of 15 runs finished" in printed
+    # Of three seeds none, two lambdas, cascade and PI, of which two on the first seed, and the base model.
+    assert "0 of 18 runs finished" in printed
     assert not list(tmp_path.rglob("*.json"))
 
 

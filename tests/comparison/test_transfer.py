@@ -7,7 +7,7 @@ import pytest
 from granite_scu.comparison.evidence import write_record
 from granite_scu.comparison.plan import Cell, Plan
 from granite_scu.comparison.protocol import FIXED, NONE
-from granite_scu.comparison.transfer import QUANTITIES, transfer
+from granite_scu.comparison.transfer import QUANTITIES, THEORY, transfer
 
 REACH = {"first": 10.0, "second": 100.0}
 """How strongly lambda acts on each task: what is best at 0.1 on the first is best at 0.01 on the second."""
@@ -19,28 +19,30 @@ def swept(protocol, evidence, finish):
     plan = Plan(replace(protocol, arms=(NONE, *FIXED)), evidence)
     while (spec := plan.next(busy=set())) is not None:
         s = 0.9 / (1 + 0.8 * REACH.get(spec.task.name, 0.0) * spec.settings.get("control.lambda_init", 0.0))
-        record = finish(spec, validation=4 + (s - 0.5) ** 2)
+        record = finish(spec, validation=4 + (s - 0.5) ** 2 if spec.task.steps else 5.0)
         record["ticks"] |= {"s": [s, s], "data_bpt": [4.5, 3.0]}
         write_record(evidence.folder / spec.file, record)
     return plan
 
 
 def test_what_the_cost_hangs_on_transfers_and_lambda_does_not(swept):
-    found = {row["quantity"]: row for row in transfer(swept)}
+    *rows, by_theory = transfer(swept)
+    found = {row["quantity"]: row for row in rows}
     assert set(found) == set(QUANTITIES)
+    assert (by_theory["quantity"], by_theory["value"]) == THEORY and set(by_theory["excess"]) == {"first", "second"}
     assert found["S"]["value"] == pytest.approx(0.5, abs=1e-6)
     assert found["S"]["excess"]["second"] == pytest.approx(0, abs=1e-6)
     # At lambda = 0.1 the second task is left with S = 0.9 / 9.
     at_best, at_that_lambda = 4 + 0.0, 4 + (0.1 - 0.5) ** 2
     assert found["λ"]["excess"]["second"] == pytest.approx(at_that_lambda / at_best - 1, rel=1e-3)
-    assert found["λ"]["best_elsewhere"]["second"] == 0.01
+    assert found["λ"]["best"]["second"] == 0.01
 
 
 def test_values_between_the_settings_are_interpolated_and_beyond_them_the_end_counts(swept, protocol):
     for seed in swept.seeds:
         record = swept.record(Cell(protocol.tasks[0], FIXED[2], seed))
         record["ticks"]["s"] = [0.95, 0.95]
-    found = {row["quantity"]: row for row in transfer(swept)}
+    found = {row["quantity"]: row for row in transfer(swept)[:-1]}
     assert found["S"]["excess"]["second"] == pytest.approx((4 + 0.4**2) / 4 - 1, rel=1e-3)  # lambda = 0, S = 0.9
 
 
