@@ -77,8 +77,8 @@ class Cascade:
     share: float = 0.5
     start: float = 0.02
     calibration: int = 2
-    rate: float = 1.5
-    limit: float = 2.3
+    rate: float = 1.0
+    limit: float = 1.5
     ema_alpha: float = 0.5
     lambda_min: float = 1e-6
     lambda_max: float = 1e6
