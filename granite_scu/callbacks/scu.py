@@ -39,7 +39,7 @@ class ShannonControl(L.Callback):
         record: takes each tick's record on rank 0.
 
     Attributes:
-        saved: what the law has not yet seen of the savings on trained and held-out text; see ``Savings``.
+        saved: savings on held-out text that the law has not yet seen; see ``Savings``.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class ShannonControl(L.Callback):
             "held": output.held,
             "in_deadband": output.in_deadband,
             "kl_bpt": measured.kl,
-            "saved_training": measured.saved and measured.saved[0],
-            "saved_held_out": measured.saved and measured.saved[1],
+            "saved": measured.saved and measured.saved[0],
+            "saved_when_scaled": measured.saved and measured.saved[1],
             "lr": self._learning_rate,
             "grad_norm": window.grad_norm,
             "data_grad_norm": window.data_grad_norm,

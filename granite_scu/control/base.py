@@ -17,8 +17,8 @@ class Measurement:
         data_bpt: loss, in bits per supervised token since the last tick.
         param_bpt: description length of the adapter's update, in bits per token.
         layers: the same of each adapted matrix, in the order of the layers; they add up to ``param_bpt``.
-        saved: bits per token that the adapter saves on text it has trained on, and on held-out text, at the first tick
-            after a validation; None at others, and unless the controller is one that heeds them.
+        saved: bits per token that the adapter saves on held-out text, and that it would save if it were scaled down to
+            ``cascade.PROBED_SCALE``, at the first tick after a validation; None at others, and for other controllers.
         kl: KL(adapted model || base model), in bits per token; None unless the controller ``needs_kl``.
         step: optimizer steps done.
         progress: the share of the run's optimizer steps that is done, 0 to 1.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.control import CONTROLLERS, Controller, Measurement, Output, build
+from granite_scu.control.cascade import PROBED_SCALE
 
 FOLDER = Path(__file__).parent
 TICKS = 48
@@ -23,7 +24,7 @@ EVERY = 5
 FAILED = 11
 """The tick whose measurement is not finite."""
 VALIDATED = 4
-"""Ticks between measurements of what is saved; held out it is largest at a total of 0.05 bits per token."""
+"""Ticks between measurements of what is saved; largest at a total of 0.05 bits per token."""
 SURGE = range(16, 26)
 """Ticks in which the data pulls the adapter hard, so that lambda saturates."""
 
@@ -57,6 +58,10 @@ class Plant:
         total = math.fsum(self.layers)
         data = (3.5 - 2 * total) * (1 + 0.01 * math.sin(1.7 * tick))
         failed = tick == FAILED
+
+        def saved(scale: float) -> float:
+            return 1.6 * scale * total - 15 * (scale * total) ** 2
+
         return Measurement(
             s=math.nan if failed else total / (data + total),
             data_bpt=math.nan if failed else data,
@@ -65,7 +70,7 @@ class Plant:
             kl=math.inf if failed else total,
             step=EVERY * tick,
             progress=tick / TICKS,
-            saved=(2 * total, 1.6 * total - 15 * total**2) if tick and tick % VALIDATED == 0 else None,
+            saved=(saved(1.0), saved(PROBED_SCALE)) if tick and tick % VALIDATED == 0 else None,
         )
 
 
