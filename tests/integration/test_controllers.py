@@ -157,7 +157,7 @@ def test_a_configuration_runs(train, name, recorded):
         (("--controller", "replay", "--replay", "nowhere"), "--replay nowhere: no such file or folder; give a run"),
         (
             ("--controller", "cascade", "--max-steps", "30", "--eval-steps", "10"),
-            "--eval-steps 10: --controller cascade",
+            "--controller cascade: moves its setpoint at validations and takes 10 at least, and 30 steps hold 2",
         ),
         (("--controller", "cascade", "--actuator", "decoupled"), "--actuator decoupled: cascade works with loss alone"),
         (("--target-s", "much"), "--target-s: 'much' is neither a ratio between 0 and 1 nor auto"),
