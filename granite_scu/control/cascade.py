@@ -24,21 +24,18 @@ ODDS = (1e-6, 1e6)
 """Bounds of S*/(1 - S*), which keep S* off 0 and 1."""
 
 
-def best_log_scale(saved: float, saved_when_scaled: float) -> float:
-    """ln of the factor that would make the adapter best on held-out text; infinite where no finite one would.
+def pull(saved: float, saved_when_scaled: float) -> float:
+    """dV/d ln x at x = 1: how much held-out text would gain from a larger adapter, in bits per token and unit of ln x.
 
-    By the parabola V(x) = a x - c x^2 through V(0) = 0, V(PROBED_SCALE) and V(1): it is best at a / 2c.
+    By the parabola through V(0) = 0, V(PROBED_SCALE) and V(1), the bits saved by the update at that share of its size.
 
     Args:
-        saved: V(1), bits per token that the adapter saves on held-out text.
-        saved_when_scaled: V(PROBED_SCALE), with the update scaled down to that share.
+        saved: V(1).
+        saved_when_scaled: V(PROBED_SCALE).
     """
     x = PROBED_SCALE
     slope = (saved_when_scaled - x * x * saved) / (x - x * x)
-    bend = slope - saved
-    if slope <= 0:
-        return -math.inf
-    return math.log(slope / (2 * bend)) if bend > 0 else math.inf
+    return 2 * saved - slope
 
 
 @dataclass(frozen=True)
@@ -56,26 +53,32 @@ class CascadeState:
 
 @dataclass(frozen=True)
 class Cascade:
-    """Holds the adapter at the size at which scaling it would not make it better on held-out text.
+    """Holds the adapter at the size at which held-out text would gain nothing from a larger or smaller one.
 
     A constant lambda has to be found by a sweep because nothing in training says when the adapter memorises. Held-out
     text does: where a smaller adapter would save more bits on it, lambda is too weak, and where a larger one would, it
     is too strong. A scaled adapter costs a forward pass, not a run.
 
     The inner loop is ``PI``. The outer one acts at the first tick after a validation, on the setpoint's odds
-    o = S*/(1 - S*), which start at those of ``start``. With x* the best scale (``best_log_scale``):
+    o = S*/(1 - S*), which start at those of ``start``. Held-out text pulls at the adapter's size with D (``pull``), and
+    lambda against it with d(lambda ParamBPT)/d ln x = 2 lambda ParamBPT, which at rest is the training text's pull. So
 
-        o <- o exp(clip(2 rate ln x*, +- limit))
+        r = D / (2 lambda ParamBPT)
 
-    since ParamBPT is the square of the scale; but o is not raised above exp(limit) times the odds that S has, which it
-    may be unable to follow. With data enough that nothing is memorised, x* stays above 1, S* runs ahead of S, and
-    lambda goes to its lower bound.
+    is the share of that pull that carries over: 1 where nothing is memorised, 0 where the adapter has the best size,
+    negative where it is too large. What does not carry over is what lambda is for, so that lambda (1 - r) balances it;
+    and the odds go about as 1 / lambda:
+
+        o <- o exp(clip(-rate ln(1 - r), +- limit))               + limit for r of 1 or more
+
+    but o is not raised above exp(limit) times the odds that S has, which it may be unable to follow. With data enough
+    that nothing is memorised, S* runs ahead of S, and lambda goes to its lower bound.
 
     The held-out text chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
 
     Attributes:
         start: S* at the start, a ratio in (0, 1).
-        rate: share of the way to the best scale that the setpoint goes at a measurement.
+        rate: change of ln o at a measurement per change of ln lambda that it asks for.
         limit: largest change of ln o at a measurement.
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
         lambda_min: lower bound of lambda, above 0.
@@ -86,7 +89,7 @@ class Cascade:
     setpoint: ClassVar[float | None] = None
 
     start: float = 0.1
-    rate: float = 0.5
+    rate: float = 1.0
     limit: float = 1.5
     ema_alpha: float = 0.5
     lambda_min: float = 1e-6
@@ -115,14 +118,19 @@ class Cascade:
 
     def update(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
         if measurement.saved is not None and all(map(math.isfinite, measurement.saved)):
-            state = replace(state, odds=self._moved(state, best_log_scale(*measurement.saved)))
+            state = replace(state, odds=self._moved(state, pull(*measurement.saved), measurement.param_bpt))
         inner = self._inner(state.odds)
         law, output = inner.update(state.law, measurement)
         return replace(state, law=law), replace(output, setpoint=inner.setpoint)
 
-    def _moved(self, state: CascadeState, log_scale: float) -> float:
+    def _moved(self, state: CascadeState, held_out_pull: float, param_bpt: float) -> float:
         """The setpoint's odds after a measurement."""
-        change = clip(2 * self.rate * log_scale, -self.limit, self.limit)
+        counter_pull = 2 * state.law.output.reg_strength * param_bpt
+        if not 0 < counter_pull < math.inf:
+            return state.odds
+        remaining = 1 - held_out_pull / counter_pull
+        wanted = -self.rate * math.log(remaining) if remaining > 0 else math.inf
+        change = clip(wanted, -self.limit, self.limit)
         odds = clip(state.odds * math.exp(change), *ODDS)
         reachable = math.exp((state.law.position or 0.0) + self.limit)
         return odds if change < 0 else max(state.odds, min(odds, reachable))
