@@ -24,10 +24,9 @@ ODDS = (1e-6, 1e6)
 """Bounds of S*/(1 - S*), which keep S* off 0 and 1."""
 
 
-def pull(saved: float, saved_when_scaled: float) -> float:
-    """dV/d ln x at x = 1: how much held-out text would gain from a larger adapter, in bits per token and unit of ln x.
-
-    By the parabola through V(0) = 0, V(PROBED_SCALE) and V(1), the bits saved by the update at that share of its size.
+def parabola(saved: float, saved_when_scaled: float) -> tuple[float, float]:
+    """(a, c) of V(x) = a x - c x^2 through V(0) = 0, V(PROBED_SCALE) and V(1): the bits per token saved on held-out
+    text by the update at x times its size.
 
     Args:
         saved: V(1).
@@ -35,7 +34,7 @@ def pull(saved: float, saved_when_scaled: float) -> float:
     """
     x = PROBED_SCALE
     slope = (saved_when_scaled - x * x * saved) / (x - x * x)
-    return 2 * saved - slope
+    return slope, slope - saved
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,14 @@ class CascadeState:
     Attributes:
         law: state of the inner loop.
         odds: S*/(1 - S*) in force.
+        pulls: sum of the training text's pulls since the last validation, one a tick.
+        ticks: their number.
     """
 
     law: PIState
     odds: float
+    pulls: float = 0.0
+    ticks: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,25 +63,23 @@ class Cascade:
     is too strong. A scaled adapter costs a forward pass, not a run.
 
     The inner loop is ``PI``. The outer one acts at the first tick after a validation, on the setpoint's odds
-    o = S*/(1 - S*), which start at those of ``start``. Held-out text pulls at the adapter's size with D (``pull``), and
-    lambda against it with d(lambda ParamBPT)/d ln x = 2 lambda ParamBPT, which at rest is the training text's pull. So
+    o = S*/(1 - S*), which start at those of ``start``. Three forces act on the adapter's size x, each a derivative by
+    ln x in bits per token: training text pulls with T, lambda pulls back with 2 lambda ParamBPT, and held-out text
+    would pull with H. What of T is not in H is memorising, and what lambda is for:
 
-        r = D / (2 lambda ParamBPT)
+        o <- o exp(clip(rate (2 lambda ParamBPT - (T - H)) / a, +- limit)),       - limit where a <= 0
 
-    is the share of that pull that carries over: 1 where nothing is memorised, 0 where the adapter has the best size,
-    negative where it is too large. What does not carry over is what lambda is for, so that lambda (1 - r) balances it;
-    and the odds go about as 1 / lambda:
-
-        o <- o exp(clip(-rate ln(1 - r), +- limit))               + limit for r of 1 or more
-
-    but o is not raised above exp(limit) times the odds that S has, which it may be unable to follow. With data enough
-    that nothing is memorised, S* runs ahead of S, and lambda goes to its lower bound.
+    where the training pull is averaged since the last validation, H = a - 2c and a are those of the ``parabola`` of the
+    bits saved on held-out text, and o is not raised above exp(limit) times the odds that S has, which it may be unable
+    to follow. So lambda comes to balance what is memorised, and then the adapter grows as if it were trained on text
+    that it has not seen. Noise in the weights, which a large learning rate leaves, is in T and in H and cancels. With
+    data enough that nothing is memorised, S* runs ahead of S, and lambda goes to its lower bound.
 
     The held-out text chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
 
     Attributes:
         start: S* at the start, a ratio in (0, 1).
-        rate: change of ln o at a measurement per change of ln lambda that it asks for.
+        rate: change of ln o at a measurement, per share of a that lambda pulls too much.
         limit: largest change of ln o at a measurement.
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
         lambda_min: lower bound of lambda, above 0.
@@ -89,7 +90,7 @@ class Cascade:
     setpoint: ClassVar[float | None] = None
 
     start: float = 0.1
-    rate: float = 1.0
+    rate: float = 2.0
     limit: float = 1.5
     ema_alpha: float = 0.5
     lambda_min: float = 1e-6
@@ -117,20 +118,23 @@ class Cascade:
         return CascadeState(**{**mapping, "law": self._inner(self._first_odds).restore(mapping["law"])})
 
     def update(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
-        if measurement.saved is not None and all(map(math.isfinite, measurement.saved)):
-            state = replace(state, odds=self._moved(state, pull(*measurement.saved), measurement.param_bpt))
+        if math.isfinite(measurement.pull):
+            state = replace(state, pulls=state.pulls + measurement.pull, ticks=state.ticks + 1)
+        if measurement.saved is not None and all(map(math.isfinite, measurement.saved)) and state.ticks:
+            odds = self._moved(state, measurement.saved, measurement.param_bpt)
+            state = replace(state, odds=odds, pulls=0.0, ticks=0)
         inner = self._inner(state.odds)
         law, output = inner.update(state.law, measurement)
         return replace(state, law=law), replace(output, setpoint=inner.setpoint)
 
-    def _moved(self, state: CascadeState, held_out_pull: float, param_bpt: float) -> float:
+    def _moved(self, state: CascadeState, saved: tuple[float, float], param_bpt: float) -> float:
         """The setpoint's odds after a measurement."""
-        counter_pull = 2 * state.law.output.reg_strength * param_bpt
-        if not 0 < counter_pull < math.inf:
+        a, c = parabola(*saved)
+        memorising = state.pulls / state.ticks - (a - 2 * c)
+        surplus = 2 * state.law.output.reg_strength * param_bpt - memorising
+        if not math.isfinite(surplus):
             return state.odds
-        remaining = 1 - held_out_pull / counter_pull
-        wanted = -self.rate * math.log(remaining) if remaining > 0 else math.inf
-        change = clip(wanted, -self.limit, self.limit)
+        change = clip(self.rate * surplus / a, -self.limit, self.limit) if a > 0 else -self.limit
         odds = clip(state.odds * math.exp(change), *ODDS)
         reachable = math.exp((state.law.position or 0.0) + self.limit)
         return odds if change < 0 else max(state.odds, min(odds, reachable))
