@@ -67,13 +67,16 @@ class Cascade:
     ln x in bits per token: training text pulls with T, lambda pulls back with 2 lambda ParamBPT, and held-out text
     would pull with H. What of T is not in H is memorising, and what lambda is for:
 
-        o <- o exp(clip(rate (2 lambda ParamBPT - (T - H)) / a, +- limit)),       - limit where a <= 0
+        o <- o exp(clip(rate (min(2 lambda ParamBPT, T) - (T - H)) / a, +- limit)),       - limit where a <= 0
 
-    where the training pull is averaged since the last validation, H = a - 2c and a are those of the ``parabola`` of the
-    bits saved on held-out text, and o is not raised above exp(limit) times the odds that S has, which it may be unable
-    to follow. So lambda comes to balance what is memorised, and then the adapter grows as if it were trained on text
-    that it has not seen. Noise in the weights, which a large learning rate leaves, is in T and in H and cancels. With
-    data enough that nothing is memorised, S* runs ahead of S, and lambda goes to its lower bound.
+    where H = a - 2c and a are those of the ``parabola`` of the bits saved on held-out text, the training pull is
+    averaged since the last validation, and lambda counts for no more than T: at rest it pulls that much, and on the way
+    to a new setpoint it overshoots. The odds are not raised above exp(limit) times those of S, which may be unable to
+    follow.
+
+    So lambda comes to balance what is memorised, and the adapter grows as if it were trained on text that it has not
+    seen. Noise in the weights, which a large learning rate leaves, is in T and in H and cancels. With data enough that
+    nothing is memorised, S* runs ahead of S, and lambda goes to its lower bound.
 
     The held-out text chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
 
@@ -130,8 +133,9 @@ class Cascade:
     def _moved(self, state: CascadeState, saved: tuple[float, float], param_bpt: float) -> float:
         """The setpoint's odds after a measurement."""
         a, c = parabola(*saved)
-        memorising = state.pulls / state.ticks - (a - 2 * c)
-        surplus = 2 * state.law.output.reg_strength * param_bpt - memorising
+        training = state.pulls / state.ticks
+        against = clip(2 * state.law.output.reg_strength * param_bpt, 0.0, max(training, 0.0))
+        surplus = against - (training - (a - 2 * c))
         if not math.isfinite(surplus):
             return state.odds
         change = clip(self.rate * surplus / a, -self.limit, self.limit) if a > 0 else -self.limit
