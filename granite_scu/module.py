@@ -44,8 +44,6 @@ class Window:
         skipped: optimizer steps left out because a loss or gradient was not finite.
         travel: sum of the learning rates of the applied steps.
         data_bpt: cross-entropy in bits per token; NaN when no step was applied.
-        pull: what the data would gain from a larger update, in bits per token and unit of ln size, over the window; 0
-            unless the module ``measures_pull``.
         layer_bpt: bits per token that describe each adapted matrix now.
         grad_norm: of the last step, data and penalty together, before clipping.
         data_grad_norm: of the cross-entropy alone.
@@ -58,7 +56,6 @@ class Window:
     skipped: int
     travel: float
     data_bpt: float
-    pull: float
     layer_bpt: tuple[float, ...]
     grad_norm: float
     data_grad_norm: float
@@ -114,11 +111,10 @@ class GraniteModule(L.LightningModule):
         self.param_bound: float | None = None
         self.latest_input_ids: Tensor | None = None
         self.micro_batches = 0
-        self.measures_pull = False
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
         self.model: torch.nn.Module | None = None
         self.register_buffer("_finite", torch.ones((), dtype=torch.bool), persistent=False)
-        for name, size in (("_micro", 2), ("_since_read", 6), ("_norms", 3), ("_validated", 2)):
+        for name, size in (("_micro", 2), ("_since_read", 5), ("_norms", 3), ("_validated", 2)):
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64), persistent=False)
 
     # Model
@@ -173,7 +169,6 @@ class GraniteModule(L.LightningModule):
         gradients = [p.grad for u in self.updates.values() for p in (u.a, u.b)]
         torch._foreach_mul_(gradients, (self._backward_scale() / tokens.clamp(min=1)).float())
         data_norm = torch.nn.utils.get_total_norm(gradients)
-        pull = self._pull() if self.measures_pull else torch.zeros_like(data_norm)
         penalty_norm = torch.zeros_like(data_norm)
         if self.actuator == "loss" and any(self._strengths()):
             penalty = self._penalty()
@@ -188,13 +183,7 @@ class GraniteModule(L.LightningModule):
         self._finite.copy_(finite)
         self._skip_unless(finite, optimizer)
         self._norms.copy_(torch.stack([norm, data_norm, penalty_norm]))
-        self._count(nats, tokens, finite, optimizer.param_groups[0]["lr"], pull)
-
-    def _pull(self) -> Tensor:
-        """-d loss / d ln x for an update scaled to x times its size, at x = 1, in nats per token: minus <dL/dB, B>."""
-        factors = [u.b for u in self.updates.values()]
-        products = torch._foreach_mul([b.grad for b in factors], factors)
-        return -torch.stack([product.sum() for product in products]).sum()
+        self._count(nats, tokens, finite, optimizer.param_groups[0]["lr"])
 
     def _strengths(self) -> list[float]:
         """Lambda of each adapted matrix."""
@@ -247,10 +236,10 @@ class GraniteModule(L.LightningModule):
         each = [scale for scale in scales.float().unbind() for _ in ("a", "b")]
         torch._foreach_mul_([p for u in self.updates.values() for p in (u.a, u.b)], each)
 
-    def _count(self, nats: Tensor, tokens: Tensor, finite: Tensor, learning_rate: float, pull: Tensor) -> None:
+    def _count(self, nats: Tensor, tokens: Tensor, finite: Tensor, learning_rate: float) -> None:
         one, zero = torch.ones_like(nats), torch.zeros_like(nats)
-        applied = torch.stack([nats, tokens, one, zero, learning_rate * one, pull * tokens])
-        skipped = torch.stack([zero, zero, zero, one, zero, zero])
+        applied = torch.stack([nats, tokens, one, zero, learning_rate * one])
+        skipped = torch.stack([zero, zero, zero, one, zero])
         self._since_read += torch.where(finite, applied, skipped)
         self._micro.zero_()
 
@@ -261,7 +250,7 @@ class GraniteModule(L.LightningModule):
 
     def read_window(self) -> Window:
         """Read, reduce and reset what was counted since the last reading. Synchronises with the device."""
-        nats, tokens, applied, skipped, travel, pull = self._since_read.tolist()
+        nats, tokens, applied, skipped, travel = self._since_read.tolist()
         self._since_read.zero_()
         norm, data_norm, penalty_norm = self._norms.tolist()
         return Window(
@@ -271,7 +260,6 @@ class GraniteModule(L.LightningModule):
             skipped=int(skipped),
             travel=travel,
             data_bpt=bits(nats / tokens) if tokens else math.nan,
-            pull=bits(pull / tokens) if tokens else math.nan,
             layer_bpt=self.layer_bpt(),
             grad_norm=norm,
             data_grad_norm=data_norm,

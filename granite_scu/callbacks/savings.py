@@ -25,9 +25,6 @@ class Savings(L.Callback):
         self.control = control
         self._base: float | None = None
 
-    def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        module.measures_pull = True
-
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if trainer.state.fn != "fit":
             return

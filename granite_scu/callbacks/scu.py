@@ -108,7 +108,6 @@ class ShannonControl(L.Callback):
             step=self._step,
             progress=min(1.0, self._step / module.total_steps),
             travel=self._travel,
-            pull=window.pull,
             saved=self.saved,
         )
 
@@ -143,7 +142,6 @@ class ShannonControl(L.Callback):
             "held": output.held,
             "in_deadband": output.in_deadband,
             "kl_bpt": measured.kl,
-            "pull": measured.pull,
             "saved": measured.saved and measured.saved[0],
             "saved_when_scaled": measured.saved and measured.saved[1],
             "lr": self._learning_rate,

@@ -17,8 +17,6 @@ class Measurement:
         data_bpt: loss, in bits per supervised token since the last tick.
         param_bpt: description length of the adapter's update, in bits per token.
         layers: the same of each adapted matrix, in the order of the layers; they add up to ``param_bpt``.
-        pull: what the training text would gain from a larger adapter, in bits per token and unit of ln size, since the
-            last tick; 0 where it is not measured.
         saved: bits per token that the adapter saves on held-out text, and that it would save if it were scaled down to
             ``cascade.PROBED_SCALE``, at the first tick after a validation; None at others, and for other controllers.
         kl: KL(adapted model || base model), in bits per token; None unless the controller ``needs_kl``.
@@ -37,7 +35,6 @@ class Measurement:
     step: int = 0
     progress: float = 0.0
     travel: float = 0.0
-    pull: float = 0.0
     saved: tuple[float, float] | None = None
 
     @property

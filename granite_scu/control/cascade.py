@@ -24,17 +24,21 @@ ODDS = (1e-6, 1e6)
 """Bounds of S*/(1 - S*), which keep S* off 0 and 1."""
 
 
-def parabola(saved: float, saved_when_scaled: float) -> tuple[float, float]:
-    """(a, c) of V(x) = a x - c x^2 through V(0) = 0, V(PROBED_SCALE) and V(1): the bits per token saved on held-out
-    text by the update at x times its size.
+def best_log_scale(saved: float, saved_when_scaled: float) -> float:
+    """ln of the factor that would make the adapter best on held-out text; infinite where no finite one would.
+
+    By the parabola V(x) = a x - c x^2 through V(0) = 0, V(PROBED_SCALE) and V(1): it is best at a / 2c.
 
     Args:
-        saved: V(1).
-        saved_when_scaled: V(PROBED_SCALE).
+        saved: V(1), bits per token that the adapter saves on held-out text.
+        saved_when_scaled: V(PROBED_SCALE), with the update scaled down to that share.
     """
     x = PROBED_SCALE
     slope = (saved_when_scaled - x * x * saved) / (x - x * x)
-    return slope, slope - saved
+    bend = slope - saved
+    if slope <= 0:
+        return -math.inf
+    return math.log(slope / (2 * bend)) if bend > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -44,45 +48,34 @@ class CascadeState:
     Attributes:
         law: state of the inner loop.
         odds: S*/(1 - S*) in force.
-        pulls: sum of the training text's pulls since the last validation, one a tick.
-        ticks: their number.
     """
 
     law: PIState
     odds: float
-    pulls: float = 0.0
-    ticks: int = 0
 
 
 @dataclass(frozen=True)
 class Cascade:
-    """Holds the adapter at the size at which held-out text would gain nothing from a larger or smaller one.
+    """Holds the adapter at the size at which scaling it would not make it better on held-out text.
 
     A constant lambda has to be found by a sweep because nothing in training says when the adapter memorises. Held-out
     text does: where a smaller adapter would save more bits on it, lambda is too weak, and where a larger one would, it
     is too strong. A scaled adapter costs a forward pass, not a run.
 
     The inner loop is ``PI``. The outer one acts at the first tick after a validation, on the setpoint's odds
-    o = S*/(1 - S*), which start at those of ``start``. Three forces act on the adapter's size x, each a derivative by
-    ln x in bits per token: training text pulls with T, lambda pulls back with 2 lambda ParamBPT, and held-out text
-    would pull with H. What of T is not in H is memorising, and what lambda is for:
+    o = S*/(1 - S*), which start at those of ``start``. With x* the best scale (``best_log_scale``):
 
-        o <- o exp(clip(rate (min(2 lambda ParamBPT, T) - (T - H)) / a, +- limit)),       - limit where a <= 0
+        o <- o exp(clip(2 rate ln x*, +- limit))
 
-    where H = a - 2c and a are those of the ``parabola`` of the bits saved on held-out text, the training pull is
-    averaged since the last validation, and lambda counts for no more than T: at rest it pulls that much, and on the way
-    to a new setpoint it overshoots. The odds are not raised above exp(limit) times those of S, which may be unable to
-    follow.
-
-    So lambda comes to balance what is memorised, and the adapter grows as if it were trained on text that it has not
-    seen. Noise in the weights, which a large learning rate leaves, is in T and in H and cancels. With data enough that
-    nothing is memorised, S* runs ahead of S, and lambda goes to its lower bound.
+    since ParamBPT is the square of the scale; but o is not raised above exp(limit) times the odds that S has, which it
+    may be unable to follow. With data enough that nothing is memorised, x* stays above 1, S* runs ahead of S, and
+    lambda goes to its lower bound.
 
     The held-out text chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
 
     Attributes:
         start: S* at the start, a ratio in (0, 1).
-        rate: change of ln o at a measurement, per share of a that lambda pulls too much.
+        rate: share of the way to the best scale that the setpoint goes at a measurement.
         limit: largest change of ln o at a measurement.
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
         lambda_min: lower bound of lambda, above 0.
@@ -93,7 +86,7 @@ class Cascade:
     setpoint: ClassVar[float | None] = None
 
     start: float = 0.1
-    rate: float = 2.0
+    rate: float = 0.5
     limit: float = 1.5
     ema_alpha: float = 0.5
     lambda_min: float = 1e-6
@@ -121,24 +114,15 @@ class Cascade:
         return CascadeState(**{**mapping, "law": self._inner(self._first_odds).restore(mapping["law"])})
 
     def update(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
-        if math.isfinite(measurement.pull):
-            state = replace(state, pulls=state.pulls + measurement.pull, ticks=state.ticks + 1)
-        if measurement.saved is not None and all(map(math.isfinite, measurement.saved)) and state.ticks:
-            odds = self._moved(state, measurement.saved, measurement.param_bpt)
-            state = replace(state, odds=odds, pulls=0.0, ticks=0)
+        if measurement.saved is not None and all(map(math.isfinite, measurement.saved)):
+            state = replace(state, odds=self._moved(state, best_log_scale(*measurement.saved)))
         inner = self._inner(state.odds)
         law, output = inner.update(state.law, measurement)
         return replace(state, law=law), replace(output, setpoint=inner.setpoint)
 
-    def _moved(self, state: CascadeState, saved: tuple[float, float], param_bpt: float) -> float:
+    def _moved(self, state: CascadeState, log_scale: float) -> float:
         """The setpoint's odds after a measurement."""
-        a, c = parabola(*saved)
-        training = state.pulls / state.ticks
-        against = clip(2 * state.law.output.reg_strength * param_bpt, 0.0, max(training, 0.0))
-        surplus = against - (training - (a - 2 * c))
-        if not math.isfinite(surplus):
-            return state.odds
-        change = clip(self.rate * surplus / a, -self.limit, self.limit) if a > 0 else -self.limit
+        change = clip(2 * self.rate * log_scale, -self.limit, self.limit)
         odds = clip(state.odds * math.exp(change), *ODDS)
         reachable = math.exp((state.law.position or 0.0) + self.limit)
         return odds if change < 0 else max(state.odds, min(odds, reachable))

@@ -70,7 +70,6 @@ class Plant:
             kl=math.inf if failed else total,
             step=EVERY * tick,
             progress=tick / TICKS,
-            pull=2 * total,
             saved=(saved(1.0), saved(PROBED_SCALE)) if tick and tick % VALIDATED == 0 else None,
         )
 
