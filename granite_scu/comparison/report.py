@@ -157,7 +157,7 @@ def _word(row: dict[str, Any]) -> str:
         return "reference"
     paired = row["difference"]
     if paired is None:
-        return ""
+        return "one seed" if len(row["seeds"]) == 1 else ""
     if paired["low"] <= 0 <= paired["high"]:
         return "no difference shown"
     return "worse" if paired["mean"] > 0 else "better"

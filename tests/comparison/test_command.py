@@ -95,7 +95,7 @@ def test_it_goes_on_after_being_stopped_and_ends_with_table_json_and_plot(tmp_pa
     assert names == ["none", f"pi (S* = {found['setpoint']})"]
     none, pi = found["tasks"][0]["rows"]
     assert none["test_bpt"]["mean"] < found["tasks"][0]["base_bpt"]  # four steps help
-    assert pi["verdict"] is None and none["verdict"] is not None
+    assert pi["verdict"] is None and none["verdict"] is None  # nothing is said of one seed
     assert (tmp_path / "out" / "comparison.png").stat().st_size > 10_000
     assert "bits/token" in second.stdout
     for path in (tmp_path / "runs").rglob("*.json"):
