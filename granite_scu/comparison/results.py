@@ -47,6 +47,12 @@ class Row:
     def has_finished(self, seed: int) -> bool:
         return seed in self.records or seed in self.failed
 
+    def is_not(self, other: "Row | None") -> bool:
+        """Whether these are other runs: one of several settings may be the chosen one."""
+        return other is None or {run["key"] for run in self.records.values()} != {
+            run["key"] for run in other.records.values()
+        }
+
     def validation(self, seeds: list[int]) -> float:
         """Mean validation of the scored adapter, in bits per token."""
         return float(np.mean([self.records[seed]["validation"][self.arm.adapter] for seed in seeds]))
@@ -114,7 +120,9 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
         return None
     shown = _shown(every)
     reference = next((_named(row, f"pi (S* = {setpoint:g})") for row in shown if row.arm is PI), None)
-    shown = [reference if reference and row.arm is PI else row for row in shown]
+    shown = [
+        reference if reference and row.arm is PI else row for row in shown if row.arm is PI or row.is_not(reference)
+    ]
     base = plan.evidence.get(base_spec(task))
     base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
