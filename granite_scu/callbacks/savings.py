@@ -1,11 +1,14 @@
-"""What the adapter saves on held-out text, as it is and scaled down."""
+"""What the adapter saves on held-out text and on the training text that is next, as it is and scaled down."""
 
+from collections.abc import Iterable
 from itertools import islice
 
 import lightning as L
 from peft.helpers import rescale_adapter_scale
+from torch import Tensor
 
 from granite_scu.callbacks.scu import ShannonControl
+from granite_scu.control.base import Saved
 from granite_scu.control.cascade import PROBED_SCALE
 from granite_scu.evaluation import score
 from granite_scu.module import GraniteModule
@@ -14,8 +17,9 @@ from granite_scu.module import GraniteModule
 class Savings(L.Callback):
     """After each validation measures the savings, in bits per token, and hands them to ``control`` for its next tick.
 
-    The validation itself has scored the adapter as it is. The adapter scaled down is scored on the same text, another
-    validation each time, and the base model once.
+    The validation itself has scored the adapter as it is. Scaled down it is scored on the same text, another
+    validation each time, and the base model once. The training text is new each time: as many batches as a validation
+    has, scored three times before they are trained on.
 
     Args:
         control: the callback that ticks.
@@ -28,16 +32,32 @@ class Savings(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if trainer.state.fn != "fit":
             return
+        n_batches = trainer.num_val_batches[0]
+        held_out = lambda: islice(trainer.val_dataloaders, n_batches)  # noqa: E731
         if self._base is None:
-            with module.model.disable_adapter():
-                self._base = _validate(trainer, module)
-        with rescale_adapter_scale(module.model, PROBED_SCALE):
-            scaled = _validate(trainer, module)
-        self.control.saved = self._base - float(trainer.callback_metrics["val_bpt"]), self._base - scaled
+            self._base = _base(trainer, module, held_out())
+        adapted = float(trainer.callback_metrics["val_bpt"])
+        upcoming = trainer.datamodule.upcoming(module.micro_batches, n_batches)
+        base = _base(trainer, module, upcoming)
+        self.control.saved = Saved(
+            self._base - adapted,
+            self._base - _scaled(trainer, module, held_out()),
+            base - _score(trainer, module, upcoming),
+            base - _scaled(trainer, module, upcoming),
+        )
 
 
-def _validate(trainer: L.Trainer, module: GraniteModule) -> float:
-    """Bits per token on the run's validation sample, over all ranks."""
-    batches = islice(trainer.val_dataloaders, trainer.num_val_batches[0])
+def _base(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
+    with module.model.disable_adapter():
+        return _score(trainer, module, batches)
+
+
+def _scaled(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
+    with rescale_adapter_scale(module.model, PROBED_SCALE):
+        return _score(trainer, module, batches)
+
+
+def _score(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
+    """Bits per token, over all ranks."""
     context = trainer.precision_plugin.forward_context()
     return score(module, batches, model=module, reduce=module.reduced, context=context).bits_per_token

@@ -9,7 +9,7 @@ import torch
 
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.control import Controller, Measurement
-from granite_scu.control.base import Output
+from granite_scu.control.base import Output, Saved
 from granite_scu.errors import RunFailed
 from granite_scu.information import information_ratio
 from granite_scu.module import GraniteModule, Window
@@ -39,7 +39,7 @@ class ShannonControl(L.Callback):
         record: takes each tick's record on rank 0.
 
     Attributes:
-        saved: savings on held-out text that the law has not yet seen; see ``Savings``.
+        saved: savings that the law has not yet seen; see ``Savings``.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ShannonControl(L.Callback):
         self.state = controller.init()
         self.action = Action(controller.initial_strength)
         self.latest: dict = {}
-        self.saved: tuple[float, float] | None = None
+        self.saved: Saved | None = None
         self.tokens = self.skipped = 0
         self._step = self._pending = 0
         self._progress = (0, 0)  # steps applied since the last tick, and those skipped before the newest of them
@@ -142,8 +142,7 @@ class ShannonControl(L.Callback):
             "held": output.held,
             "in_deadband": output.in_deadband,
             "kl_bpt": measured.kl,
-            "saved": measured.saved and measured.saved[0],
-            "saved_when_scaled": measured.saved and measured.saved[1],
+            **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in Saved._fields},
             "lr": self._learning_rate,
             "grad_norm": window.grad_norm,
             "data_grad_norm": window.data_grad_norm,
@@ -161,7 +160,7 @@ class ShannonControl(L.Callback):
             "action": self.action._asdict(),
             "counts": [self.tokens, self.skipped, self._pending],
             "travel": self._travel,
-            "saved": self.saved,
+            "saved": self.saved and tuple(self.saved),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -170,4 +169,4 @@ class ShannonControl(L.Callback):
         self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
         self.tokens, self.skipped, self._pending = state["counts"]
         self._travel = state["travel"]
-        self.saved = state["saved"] and tuple(state["saved"])
+        self.saved = state["saved"] and Saved(*state["saved"])

@@ -1,9 +1,9 @@
 """The text of a task: read once in a process, its validation cut to size, and replaced half-way where the task says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
+from itertools import count, islice
 
 import torch
 from torch.utils.data import DataLoader
@@ -81,14 +81,14 @@ class ComparedData(TextDataModule):
     def n_tokens(self) -> int:
         return super().n_tokens + (self.before_shift.n_supervised if self.before_shift else 0)
 
-    def train_dataloader(self) -> DataLoader:
+    def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
         if self.before_shift is None:
-            return super().train_dataloader()
+            return super()._training_order(start)
         assert self.task.steps is not None
         sizes = (len(self.before_shift), len(self.train))
         both = torch.utils.data.ConcatDataset([self.before_shift, self.train])  # type: ignore[list-item]
         batches = ShiftingBatches(sizes, self.config.batch_size, self.seed, self.task.steps // 2)
-        return self._loader(both, batches)  # type: ignore[arg-type]
+        return both, islice(batches, start, None)  # type: ignore[return-value]
 
     def whole_training_text(self) -> DataLoader:
         """The training blocks once, in order; after a shift, those of the second text."""

@@ -3,9 +3,23 @@
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 StateT = TypeVar("StateT")
+
+
+class Saved(NamedTuple):
+    """Bits per token that the adapter saves over the base model, as it is and scaled down to ``cascade.PROBED_SCALE``.
+
+    Attributes:
+        held_out, held_out_scaled: on held-out text.
+        training, training_scaled: on the training text that comes next.
+    """
+
+    held_out: float
+    held_out_scaled: float
+    training: float
+    training_scaled: float
 
 
 @dataclass(frozen=True)
@@ -17,8 +31,7 @@ class Measurement:
         data_bpt: loss, in bits per supervised token since the last tick.
         param_bpt: description length of the adapter's update, in bits per token.
         layers: the same of each adapted matrix, in the order of the layers; they add up to ``param_bpt``.
-        saved: bits per token that the adapter saves on held-out text, and that it would save if it were scaled down to
-            ``cascade.PROBED_SCALE``, at the first tick after a validation; None at others, and for other controllers.
+        saved: at the first tick after a validation; None at others, and for controllers that do not ask for it.
         kl: KL(adapted model || base model), in bits per token; None unless the controller ``needs_kl``.
         step: optimizer steps done.
         progress: the share of the run's optimizer steps that is done, 0 to 1.
@@ -35,7 +48,7 @@ class Measurement:
     step: int = 0
     progress: float = 0.0
     travel: float = 0.0
-    saved: tuple[float, float] | None = None
+    saved: Saved | None = None
 
     @property
     def log_s(self) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from granite_scu.control.base import (
     Measurement,
     Output,
+    Saved,
     clip,
     require,
     require_alpha,
@@ -39,6 +40,13 @@ def best_log_scale(saved: float, saved_when_scaled: float) -> float:
     if slope <= 0:
         return -math.inf
     return math.log(slope / (2 * bend)) if bend > 0 else math.inf
+
+
+def log_carried_share(saved: Saved) -> float | None:
+    """ln of the best scale on held-out text over that on training text; None where neither has a finite one."""
+    held_out = best_log_scale(saved.held_out, saved.held_out_scaled)
+    training = best_log_scale(saved.training, saved.training_scaled)
+    return None if held_out == training else held_out - training
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,8 @@ class Cascade:
     setpoint: ClassVar[float | None] = None
 
     start: float = 0.1
-    rate: float = 0.5
+    aim: float = 0.65
+    gain: float = 1.0
     limit: float = 1.5
     ema_alpha: float = 0.5
     lambda_min: float = 1e-6
@@ -94,7 +103,8 @@ class Cascade:
 
     def __post_init__(self) -> None:
         require(ODDS[0] < self.start < 1 - ODDS[0], f"start {self.start}: is an S*, it must lie between 0 and 1")
-        require_gain("rate", self.rate)
+        require(0 < self.aim < 1, f"aim {self.aim}: must lie between 0 and 1")
+        require_gain("gain", self.gain)
         require_gain("limit", self.limit)
         require_alpha(self.ema_alpha)
         require_strengths(self.lambda_min, self.lambda_max, lambda_min=self.lambda_min)
@@ -115,14 +125,17 @@ class Cascade:
 
     def update(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
         if measurement.saved is not None and all(map(math.isfinite, measurement.saved)):
-            state = replace(state, odds=self._moved(state, best_log_scale(*measurement.saved)))
+            state = replace(state, odds=self._moved(state, measurement.saved))
         inner = self._inner(state.odds)
         law, output = inner.update(state.law, measurement)
         return replace(state, law=law), replace(output, setpoint=inner.setpoint)
 
-    def _moved(self, state: CascadeState, log_scale: float) -> float:
+    def _moved(self, state: CascadeState, saved: Saved) -> float:
         """The setpoint's odds after a measurement."""
-        change = clip(2 * self.rate * log_scale, -self.limit, self.limit)
+        log_share = log_carried_share(saved)
+        if log_share is None:
+            return state.odds
+        change = clip(self.gain * (log_share - math.log(self.aim)), -self.limit, self.limit)
         odds = clip(state.odds * math.exp(change), *ODDS)
         reachable = math.exp((state.law.position or 0.0) + self.limit)
         return odds if change < 0 else max(state.odds, min(odds, reachable))

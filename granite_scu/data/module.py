@@ -1,8 +1,10 @@
 """The data of a run, as Lightning wants it: read, split, packed, and served in batches."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -135,11 +137,12 @@ class TextDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Batches without end, reshuffled every epoch."""
-        rank, world_size = self._rank_and_world_size()
-        batches = EndlessBatches(
-            len(self.train), self.config.batch_size, self.seed, rank, world_size, start=self.start_batch
-        )
-        return self._loader(self.train, batches)
+        return self._loader(*self._training_order(self.start_batch))
+
+    def upcoming(self, start: int, count: int) -> list[dict[str, Tensor]]:
+        """The rank's training batches ``start`` to ``start + count - 1``, read apart from the loader's."""
+        blocks, batches = self._training_order(start)
+        return [_collate([blocks[index] for index in batch]) for batch in islice(batches, count)]
 
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
@@ -153,6 +156,13 @@ class TextDataModule(LightningDataModule):
     def _prepared(self) -> Split[Blocks]:
         assert self._blocks is not None, "prepare() comes first"
         return self._blocks
+
+    def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
+        """What is trained on, and the numbers of its blocks, batch by batch from ``start`` on."""
+        rank, world_size = self._rank_and_world_size()
+        return self.train, EndlessBatches(
+            len(self.train), self.config.batch_size, self.seed, rank, world_size, start=start
+        )
 
     def _tail_held_out(self, whole: Blocks) -> Split[Blocks]:
         if len(whole) < MIN_BLOCKS:
@@ -175,7 +185,7 @@ class TextDataModule(LightningDataModule):
         size = self.config.eval_batch_size or self.config.batch_size
         return [mine[i : i + size] for i in range(0, len(mine), size)]
 
-    def _loader(self, blocks: Blocks, batches: EndlessBatches | list[list[int]]) -> DataLoader:
+    def _loader(self, blocks: Blocks, batches: Iterable[list[int]]) -> DataLoader:
         workers: dict[str, Any] = {}
         if self.config.num_workers:
             workers = {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
@@ -183,7 +193,7 @@ class TextDataModule(LightningDataModule):
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         return DataLoader(
             blocks,  # type: ignore[arg-type]  # a map-style data set without torch's base class
-            batch_sampler=batches,
+            batch_sampler=batches,  # type: ignore[arg-type]
             collate_fn=_collate,
             num_workers=self.config.num_workers,
             pin_memory=torch.cuda.is_available(),
