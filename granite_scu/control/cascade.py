@@ -1,4 +1,4 @@
-"""Two loops: PI holds S at a setpoint, and held-out text moves the setpoint within the run."""
+"""Two loops: PI holds S at a setpoint, and what held-out text makes of the adapter moves the setpoint within the run."""
 
 import math
 from collections.abc import Mapping
@@ -18,20 +18,21 @@ from granite_scu.control.base import (
 from granite_scu.control.pi import PI, PIState
 
 PROBED_SCALE = 0.8
-"""The adapter is scored on held-out text at its own scale and at this share of it: far enough for a difference beyond
-rounding, near enough for the slope at 1."""
+"""The adapter is scored at its own scale and at this share of it: far enough for a difference beyond rounding, near
+enough for the slope at 1."""
 
-ODDS = (1e-6, 1e6)
-"""Bounds of S*/(1 - S*), which keep S* off 0 and 1."""
+ODDS = (0.01, 1e6)
+"""Bounds of S*/(1 - S*). An adapter at the lower one does no harm, and can still grow within a few validations; the upper
+one keeps S* off 1."""
 
 
 def best_log_scale(saved: float, saved_when_scaled: float) -> float:
-    """ln of the factor that would make the adapter best on held-out text; infinite where no finite one would.
+    """ln of the factor that would make the adapter best on a text; infinite where no finite one would.
 
     By the parabola V(x) = a x - c x^2 through V(0) = 0, V(PROBED_SCALE) and V(1): it is best at a / 2c.
 
     Args:
-        saved: V(1), bits per token that the adapter saves on held-out text.
+        saved: V(1), bits per token that the adapter saves on the text.
         saved_when_scaled: V(PROBED_SCALE), with the update scaled down to that share.
     """
     x = PROBED_SCALE
@@ -42,11 +43,15 @@ def best_log_scale(saved: float, saved_when_scaled: float) -> float:
     return math.log(slope / (2 * bend)) if bend > 0 else math.inf
 
 
-def log_carried_share(saved: Saved) -> float | None:
-    """ln of the best scale on held-out text over that on training text; None where neither has a finite one."""
+def headroom(saved: Saved, aim: float) -> float:
+    """ln of a factor by which the adapter may grow, negative where it should shrink.
+
+    The larger of ln x*, x* the best scale on held-out text, and ln(r / aim), r that over the best scale on training
+    text: the share of what is learned that carries over. Where neither scale is finite r says nothing.
+    """
     held_out = best_log_scale(saved.held_out, saved.held_out_scaled)
-    training = best_log_scale(saved.training, saved.training_scaled)
-    return None if held_out == training else held_out - training
+    carried = held_out - best_log_scale(saved.training, saved.training_scaled)
+    return held_out if math.isnan(carried) else max(held_out, carried - math.log(aim))
 
 
 @dataclass(frozen=True)
@@ -64,26 +69,30 @@ class CascadeState:
 
 @dataclass(frozen=True)
 class Cascade:
-    """Holds the adapter at the size at which scaling it would not make it better on held-out text.
+    """Lets the adapter grow until held-out text would have it smaller and the training text would not.
 
-    A constant lambda has to be found by a sweep because nothing in training says when the adapter memorises. Held-out
-    text does: where a smaller adapter would save more bits on it, lambda is too weak, and where a larger one would, it
-    is too strong. A scaled adapter costs a forward pass, not a run.
+    A constant lambda has to be found by a sweep because nothing in the training loss says when the adapter memorises.
+    Two texts do: scale the adapter, and see at which scale it would save most on held-out text and at which on the
+    training text that comes next. As the adapter learns by heart, the training text asks for ever more of it and
+    held-out text for less; where text is never repeated the two ask for nearly the same. A scaled adapter costs a
+    forward pass, not a run.
 
     The inner loop is ``PI``. The outer one acts at the first tick after a validation, on the setpoint's odds
-    o = S*/(1 - S*), which start at those of ``start``. With x* the best scale (``best_log_scale``):
+    o = S*/(1 - S*), which start at those of ``start``. With x* the best scale on held-out text, and r that over the
+    best scale on training text:
 
-        o <- o exp(clip(2 rate ln x*, +- limit))
+        o <- o exp(clip(gain max(ln x*, ln(r / aim)), +- limit))
 
-    since ParamBPT is the square of the scale; but o is not raised above exp(limit) times the odds that S has, which it
-    may be unable to follow. With data enough that nothing is memorised, x* stays above 1, S* runs ahead of S, and
-    lambda goes to its lower bound.
+    but o is not raised above exp(limit) times the odds that S has, which it may be unable to follow. So the setpoint
+    falls only when both say so. Where nothing is memorised S* runs ahead of S, and lambda goes to its lower bound.
 
-    The held-out text chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
+    Why both, and where ``aim`` comes from: docs/design.md. The held-out text chooses lambda, as it chooses the step in
+    early stopping: neither may be judged on it.
 
     Attributes:
         start: S* at the start, a ratio in (0, 1).
-        rate: share of the way to the best scale that the setpoint goes at a measurement.
+        aim: r above which the adapter may grow whatever x* is, a ratio in (0, 1).
+        gain: change of ln o for a change of ln x* or ln r.
         limit: largest change of ln o at a measurement.
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
         lambda_min: lower bound of lambda, above 0.
@@ -93,16 +102,16 @@ class Cascade:
     needs_kl: ClassVar[bool] = False
     setpoint: ClassVar[float | None] = None
 
-    start: float = 0.1
-    aim: float = 0.65
-    gain: float = 1.0
+    start: float = 0.2
+    aim: float = 0.55
+    gain: float = 0.7
     limit: float = 1.5
     ema_alpha: float = 0.5
     lambda_min: float = 1e-6
     lambda_max: float = 1e6
 
     def __post_init__(self) -> None:
-        require(ODDS[0] < self.start < 1 - ODDS[0], f"start {self.start}: is an S*, it must lie between 0 and 1")
+        require(0 < self.start < 1, f"start {self.start}: is an S*, it must lie between 0 and 1")
         require(0 < self.aim < 1, f"aim {self.aim}: must lie between 0 and 1")
         require_gain("gain", self.gain)
         require_gain("limit", self.limit)
@@ -132,10 +141,7 @@ class Cascade:
 
     def _moved(self, state: CascadeState, saved: Saved) -> float:
         """The setpoint's odds after a measurement."""
-        log_share = log_carried_share(saved)
-        if log_share is None:
-            return state.odds
-        change = clip(self.gain * (log_share - math.log(self.aim)), -self.limit, self.limit)
+        change = clip(self.gain * headroom(saved, self.aim), -self.limit, self.limit)
         odds = clip(state.odds * math.exp(change), *ODDS)
         reachable = math.exp((state.law.position or 0.0) + self.limit)
         return odds if change < 0 else max(state.odds, min(odds, reachable))

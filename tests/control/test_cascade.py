@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -7,11 +8,11 @@ from hypothesis import strategies as st
 from invariants import UNUSABLE, check, run, seen
 
 from granite_scu.control import PI, Cascade
-from granite_scu.control.base import Measurement, Output
-from granite_scu.control.cascade import PROBED_SCALE, best_log_scale
+from granite_scu.control.base import Measurement, Output, Saved
+from granite_scu.control.cascade import PROBED_SCALE, best_log_scale, headroom
 
 
-def at(odds: float, saved: tuple[float, float] | None = None, travel: float = 5.0) -> Measurement:
+def at(odds: float, saved: Saved | None = None, travel: float = 5.0) -> Measurement:
     """S of these odds at a DataBPT of 2."""
     return Measurement(s=odds / (1 + odds), data_bpt=2.0, param_bpt=2.0 * odds, travel=travel, saved=saved)
 
@@ -46,59 +47,111 @@ def test_where_no_finite_scale_is_best_it_says_in_which_direction():
     assert best_log_scale(*on_parabola(-1.0, 0.5)) == -math.inf
 
 
-def test_the_setpoint_goes_to_where_scaling_changes_nothing():
-    """ParamBPT, and nearly the odds, are the square of the scale."""
-    law = Cascade(rate=1.0, limit=5.0, start=0.02)
-    state, _ = run(law, [at(0.02)])
-    for scale in (0.5, 0.9, 1.0, 1.3):
-        _, (output,) = run(law, [at(0.02, on_parabola(2.0 * scale, 1.0))], state)
-        assert odds_of(output) == pytest.approx(state.odds * scale**2)
+def saved_with(held_out: float, training: float = 1.0) -> Saved:
+    """Savings whose best scales are these."""
+    return Saved(*on_parabola(2 * held_out, 1.0), *on_parabola(2 * training, 1.0))
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0.1, 0.9))
+def test_the_adapter_may_grow_while_held_out_text_asks_for_it_or_what_is_learned_carries_over(held_out, training, aim):
+    expected = max(math.log(held_out), math.log(held_out / training / aim))
+    assert headroom(saved_with(held_out, training), aim) == pytest.approx(expected, abs=1e-6)
+
+
+ENDLESS, HARMFUL = on_parabola(1.0, -0.5), on_parabola(-1.0, 0.5)
+FINITE = on_parabola(1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "training", "expected"),
+    [
+        (ENDLESS, ENDLESS, math.inf),
+        (HARMFUL, HARMFUL, -math.inf),
+        (ENDLESS, FINITE, math.inf),
+        (HARMFUL, FINITE, -math.inf),
+        (FINITE, ENDLESS, math.log(0.5)),
+        (FINITE, HARMFUL, math.inf),
+    ],
+)
+def test_where_no_finite_scale_is_best(held_out, training, expected):
+    assert headroom(Saved(*held_out, *training), 0.5) == pytest.approx(expected)
+
+
+def test_the_setpoint_follows_the_headroom():
+    law = Cascade(aim=0.5, gain=2.0, limit=9.0, start=0.2)
+    state, _ = run(law, [at(0.2)])
+    for held_out, training, factor in ((0.8, 1.0, 1.6), (1.5, 6.0, 1.5), (0.3, 1.5, 0.4), (0.7, 2.0, 0.7)):
+        _, (output,) = run(law, [at(0.2, saved_with(held_out, training))], state)
+        assert odds_of(output) == pytest.approx(state.odds * factor**2)
 
 
 def test_it_moves_by_no_more_than_the_limit():
-    law = Cascade(rate=1.0, limit=0.5, start=0.02)
+    law = Cascade(gain=1.0, limit=0.5, start=0.02)
     state, _ = run(law, [at(state_odds := 0.02 / 0.98)])
-    for saved, change in (((1.0, 0.8), 0.5), ((-1.0, 0.5), -0.5)):
-        _, (output,) = run(law, [at(state_odds, saved)], state)
+    for held_out, change in ((5.0, 0.5), (0.05, -0.5)):
+        _, (output,) = run(law, [at(state_odds, saved_with(held_out))], state)
         assert odds_of(output) == pytest.approx(state_odds * math.exp(change))
 
 
 def test_the_setpoint_does_not_run_away_from_an_s_that_cannot_follow():
-    law = Cascade(limit=1.0)
-    state, _ = run(law, [at(0.05), *[at(0.05, (1.0, 0.8))] * 20])
+    law = Cascade(start=0.1, limit=1.0)
+    state, _ = run(law, [at(0.05), *[at(0.05, saved_with(1.0))] * 30])
     assert state.odds == pytest.approx(0.05 * math.e)
 
 
-@pytest.mark.parametrize(("slope", "bend"), [(0.9, 0.3), (0.5, 0.5), (0.3, 0.05)])
-def test_it_finds_the_best_of_a_curve_it_does_not_know(slope, bend):
-    """An adapter whose scale is the root of the odds, and an S that follows S* at once."""
-    law, scale = Cascade(), 0.1
+def test_the_setpoint_falls_no_lower_than_from_where_it_can_return():
+    """Text that harms in every size, as held-out text of another kind does before a shift."""
+    law = Cascade()
+    state, _ = run(law, [at(0.05), *[at(0.05, Saved(*HARMFUL, *FINITE))] * 30])
+    assert state.odds == 0.01
+    odds = state.odds
+    for _ in range(8):  # and S follows
+        state, output = law.update(state, at(odds, saved_with(0.9)))
+        odds = odds_of(output)
+    assert odds > 0.1
+
+
+@pytest.mark.parametrize(("steepness", "size"), [(0.2, 0.3), (0.45, 1.0), (0.8, 3.0)])
+def test_it_finds_the_size_at_which_neither_asks_for_more(steepness, size):
+    """A plant in which what carries over falls as a power of the odds, and an S that follows S* at once."""
+    law = Cascade()
+    state, odds = law.init(), 0.1
+    for _ in range(80):
+        share = min(1.0, law.aim * (size / odds) ** steepness)
+        state, output = law.update(state, at(odds, saved_with(share)))
+        odds = odds_of(output)
+    assert odds == pytest.approx(size, rel=0.02)
+
+
+def test_text_that_is_never_repeated_sets_the_adapter_free():
+    """As measured in one pass over fresh text: 0.93, whatever lambda is."""
+    law, odds = Cascade(), 0.1
     state = law.init()
-    for _ in range(40):
-        saved = on_parabola(slope * scale, bend * scale**2)
-        state, output = law.update(state, at(scale**2, saved))
-        scale = odds_of(output) ** 0.5
-    assert scale == pytest.approx(slope / (2 * bend), rel=0.02)
+    for _ in range(20):
+        state, output = law.update(state, at(odds, saved_with(0.93)))
+        odds = min(odds_of(output), 2.0)
+    assert odds_of(output) > 2.0
 
 
 def test_measurements_that_are_not_finite_are_not_heeded():
     law = Cascade()
     state, _ = run(law, [at(0.1)])
-    for saved in ((math.nan, 0.1), (0.1, math.nan), (math.inf, 0.1)):
+    for place, bad in product(range(4), (math.nan, math.inf)):
+        saved = Saved(*(bad if i == place else 0.1 * (i + 1) for i in range(4)))
         assert run(law, [at(0.1, saved)], state)[0].odds == state.odds
 
 
 NUMBERS = st.one_of(st.floats(-20, 20), st.sampled_from(UNUSABLE))
-SAVED = st.one_of(st.none(), st.tuples(NUMBERS, NUMBERS))
+SAVED = st.one_of(st.none(), st.builds(Saved, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
 USABLE = st.builds(at, st.floats(1e-6, 1e6), SAVED, st.floats(0, 1e3))
-UNSEEN = [replace(seen(s), saved=saved) for s in (0.0, *UNUSABLE) for saved in (None, (0.5, 0.1))]
+UNSEEN = [replace(seen(s), saved=saved) for s in (0.0, *UNUSABLE) for saved in (None, saved_with(0.5))]
 COURSES = st.lists(st.one_of(USABLE, st.sampled_from(UNSEEN)), max_size=30)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.floats(0.1, 10), st.floats(0.1, 3), st.floats(0.05, 1), COURSES)
-def test_invariants(rate, limit, alpha, course):
-    law = Cascade(rate=rate, limit=limit, ema_alpha=alpha, lambda_min=0.01, lambda_max=10.0)
+def test_invariants(gain, limit, alpha, course):
+    law = Cascade(gain=gain, limit=limit, ema_alpha=alpha, lambda_min=0.01, lambda_max=10.0)
     check(law, course, 0.01, 10.0)
 
 
@@ -106,7 +159,8 @@ def test_invariants(rate, limit, alpha, course):
     "bad",
     [
         {"start": 0.0},
-        {"rate": 0.0},
+        {"aim": 1.0},
+        {"gain": 0.0},
         {"limit": math.inf},
         {"ema_alpha": 0.0},
         {"lambda_min": 0.0},

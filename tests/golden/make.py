@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.control import CONTROLLERS, Controller, Measurement, Output, build
+from granite_scu.control.base import Saved
 from granite_scu.control.cascade import PROBED_SCALE
 
 FOLDER = Path(__file__).parent
@@ -24,7 +25,7 @@ EVERY = 5
 FAILED = 11
 """The tick whose measurement is not finite."""
 VALIDATED = 4
-"""Ticks between measurements of what is saved; largest at a total of 0.05 bits per token."""
+"""Ticks between measurements of what is saved."""
 SURGE = range(16, 26)
 """Ticks in which the data pulls the adapter hard, so that lambda saturates."""
 
@@ -59,8 +60,10 @@ class Plant:
         data = (3.5 - 2 * total) * (1 + 0.01 * math.sin(1.7 * tick))
         failed = tick == FAILED
 
-        def saved(scale: float) -> float:
-            return 1.6 * scale * total - 15 * (scale * total) ** 2
+        def saved(scale: float, bend: float) -> float:
+            return 1.6 * scale * total - bend * (scale * total) ** 2
+
+        held_out = 9.0 + tick / 2  # the longer it has trained, the less of it carries over: from 0.9 to 0.24
 
         return Measurement(
             s=math.nan if failed else total / (data + total),
@@ -70,7 +73,9 @@ class Plant:
             kl=math.inf if failed else total,
             step=EVERY * tick,
             progress=tick / TICKS,
-            saved=(saved(1.0), saved(PROBED_SCALE)) if tick and tick % VALIDATED == 0 else None,
+            saved=Saved(*(saved(scale, bend) for bend in (held_out, 8.0) for scale in (1.0, PROBED_SCALE)))
+            if tick and tick % VALIDATED == 0
+            else None,
         )
 
 
