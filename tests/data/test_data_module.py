@@ -114,6 +114,15 @@ def test_training_starts_where_it_is_told(tokenizer, one_text):
     assert all(map(torch.equal, batches[30:], resumed))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_upcoming_batches_are_those_that_the_loader_gives_next(tokenizer, one_text, rank):
+    data = on_rank(prepared(tokenizer, one_text), rank, 2)
+    loaded = list(islice(data.train_dataloader(), 40))
+    for start, count in ((0, 3), (33, 7)):
+        for batch, expected in zip(data.upcoming(start, count), loaded[start : start + count], strict=True):
+            assert all(torch.equal(batch[name], expected[name]) for name in ("input_ids", "labels"))
+
+
 def test_two_ranks_train_on_what_one_has_in_a_batch_of_both(tokenizer, one_text):
     alone = prepared(tokenizer, one_text, batch_size=4)
     shared = prepared(tokenizer, one_text, batch_size=2)

@@ -1,11 +1,20 @@
 """Every controller trains, goes on after a stop, and leaves a history that can be replayed."""
 
 import json
+import math
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 
+from granite_scu.config import DataConfig
 from granite_scu.control import CONTROLLERS
+from granite_scu.control.cascade import PROBED_SCALE
+from granite_scu.data.module import TextDataModule
+from granite_scu.model.loading import load_tokenizer, resolve
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "controller"
 SHORT = ("--batch-size", 1, "--block-size", 32, "--eval-steps", 100, "--eval-iters", 1)
@@ -81,6 +90,42 @@ def test_the_cascade_goes_on_as_if_it_had_not_stopped(train, launch, flags_of):
     assert (code, err) == (0, ""), out + err
     assert [record["s_target"] for record in history(whole)] == setpoints
     assert adapter(whole) == there
+
+
+@torch.no_grad()
+def bits_per_token(model, batch: dict[str, torch.Tensor]) -> float:
+    logits = model.eval()(batch["input_ids"]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()).item() / math.log(2)
+
+
+@contextmanager
+def rescale_b(model, scale: float):
+    matrices = [parameter for name, parameter in model.named_parameters() if "lora_B" in name]
+    there = [matrix.data.clone() for matrix in matrices]
+    for matrix in matrices:
+        matrix.data *= scale
+    yield
+    for matrix, values in zip(matrices, there, strict=True):
+        matrix.data = values
+
+
+def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(train, flags_of):
+    """Against transformers' own loss: the base model, and the checkpoint's adapter with its B scaled."""
+    folder = train(*SHORT, *flags_of("cascade"), "--save-steps", 22, "--control-every", 1)
+    record = next(record for record in history(folder) if record["step"] == 23)
+    config = json.loads((folder / "training_config.json").read_text(encoding="utf-8"))
+    data = TextDataModule(DataConfig(**config["data"]), config["seed"])
+    data.prepare(load_tokenizer("tiny-granite-h"))
+    texts = {"held_out": next(iter(data.val_dataloader())), "training": data.upcoming(22, 1)[0]}
+    base = AutoModelForCausalLM.from_pretrained(resolve("tiny-granite-h"), dtype=torch.float32)
+    scores = {name: bits_per_token(base, text) for name, text in texts.items()}
+    adapted = PeftModel.from_pretrained(base, folder / "checkpoint-22")
+    for scale, suffix in ((1.0, ""), (PROBED_SCALE, "_scaled")):
+        for name, text in texts.items():
+            with rescale_b(adapted, scale):
+                saved = scores[name] - bits_per_token(adapted, text)
+            assert record[f"saved_{name}{suffix}"] == pytest.approx(saved, abs=2e-5), (name, scale)
+    assert record["saved_training"] > 0.05
 
 
 def test_what_a_law_sets_acts(train, flags_of):
