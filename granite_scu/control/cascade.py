@@ -1,4 +1,4 @@
-"""Two loops: PI holds S at a setpoint, and what held-out text makes of the adapter moves the setpoint within the run."""
+"""Two loops: PI holds S at a setpoint, and what two texts make of the adapter moves the setpoint within the run."""
 
 import math
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ PROBED_SCALE = 0.8
 enough for the slope at 1."""
 
 ODDS = (0.01, 1e6)
-"""Bounds of S*/(1 - S*). An adapter at the lower one does no harm, and can still grow within a few validations; the upper
-one keeps S* off 1."""
+"""Bounds of S*/(1 - S*). An adapter at the lower one does no harm, and can still grow within a few validations; the
+upper one keeps S* off 1."""
 
 
 def best_log_scale(saved: float, saved_when_scaled: float) -> float:
