@@ -1,5 +1,6 @@
 """What the adapter saves on held-out text and on the training text that is next, as it is and scaled down."""
 
+import math
 from collections.abc import Iterable
 from itertools import islice
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.control.base import Saved
 from granite_scu.control.cascade import PROBED_SCALE
+from granite_scu.data.module import TextDataModule
 from granite_scu.evaluation import score
 from granite_scu.module import GraniteModule
 
@@ -18,8 +20,8 @@ class Savings(L.Callback):
     """After each validation measures the savings, in bits per token, and hands them to ``control`` for its next tick.
 
     The validation itself has scored the adapter as it is. Scaled down it is scored on the same text, another
-    validation each time, and the base model once. The training text is new each time: as many batches as a validation
-    has, scored three times before they are trained on.
+    validation each time, and the base model once. The training text is new each time: as many blocks as a validation
+    has, to a batch, scored three times before they are trained on.
 
     Args:
         control: the callback that ticks.
@@ -32,14 +34,21 @@ class Savings(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if trainer.state.fn != "fit":
             return
+        self.control.stopwatch.stop()  # it counts training alone
+        self.control.saved = self._measure(trainer, module)
+        self.control.stopwatch.start()
+
+    def _measure(self, trainer: L.Trainer, module: GraniteModule) -> Saved:
         n_batches = trainer.num_val_batches[0]
         held_out = lambda: islice(trainer.val_dataloaders, n_batches)  # noqa: E731
         if self._base is None:
             self._base = _base(trainer, module, held_out())
         adapted = float(trainer.callback_metrics["val_bpt"])
-        upcoming = trainer.datamodule.upcoming(module.micro_batches, n_batches)
+        data: TextDataModule = trainer.datamodule
+        per_batch = (data.config.eval_batch_size or data.config.batch_size) / data.config.batch_size
+        upcoming = data.upcoming(module.micro_batches, math.ceil(n_batches * per_batch))
         base = _base(trainer, module, upcoming)
-        self.control.saved = Saved(
+        return Saved(
             self._base - adapted,
             self._base - _scaled(trainer, module, held_out()),
             base - _score(trainer, module, upcoming),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count, islice
+from itertools import count
 
 import torch
 from torch.utils.data import DataLoader
@@ -87,8 +87,8 @@ class ComparedData(TextDataModule):
         assert self.task.steps is not None
         sizes = (len(self.before_shift), len(self.train))
         both = torch.utils.data.ConcatDataset([self.before_shift, self.train])  # type: ignore[list-item]
-        batches = ShiftingBatches(sizes, self.config.batch_size, self.seed, self.task.steps // 2)
-        return both, islice(batches, start, None)  # type: ignore[return-value]
+        batches = ShiftingBatches(sizes, self.config.batch_size, self.seed, self.task.steps // 2, start)
+        return both, batches  # type: ignore[return-value]
 
     def whole_training_text(self) -> DataLoader:
         """The training blocks once, in order; after a shift, those of the second text."""
@@ -103,14 +103,15 @@ class ShiftingBatches:
         batch_size: blocks in a batch.
         seed: of both orders.
         shift: batches from the first before the second takes over.
+        start: first batch.
     """
 
-    def __init__(self, sizes: tuple[int, int], batch_size: int, seed: int, shift: int) -> None:
-        self.sizes, self.batch_size, self.seed, self.shift = sizes, batch_size, seed, shift
+    def __init__(self, sizes: tuple[int, int], batch_size: int, seed: int, shift: int, start: int = 0) -> None:
+        self.sizes, self.batch_size, self.seed, self.shift, self.start = sizes, batch_size, seed, shift, start
 
     def __iter__(self) -> Iterator[list[int]]:
         first, second = self.sizes
-        for k in count():
+        for k in count(self.start):
             if k < self.shift:
                 yield indices(k, first, self.batch_size, self.seed)
             else:

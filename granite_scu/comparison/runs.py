@@ -21,6 +21,7 @@ from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.comparison.data import ComparedData
 from granite_scu.comparison.evidence import Evidence, Spec, write_record
 from granite_scu.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
+from granite_scu.control.base import Saved
 from granite_scu.errors import RunFailed
 from granite_scu.evaluation import DocumentScores, score, score_documents
 from granite_scu.hardware import detect
@@ -179,6 +180,8 @@ class ScoreByDocument(Finish):
         controller = self.control.controller
         ticks = self.folder.finish_history()
         names = {"step": "step", "s": "s", "lambda": "lambda", "data_bpt": "data_bpt"}
+        if any(tick["saved_held_out"] is not None for tick in ticks):  # what a setpoint was moved by, and to where
+            names |= {name: name for name in ("s_target", *(f"saved_{field}" for field in Saved._fields))}
         return {
             "law": {**self.law, "lambda_init": controller.initial_strength, "target_s": controller.setpoint},
             "ticks": {name: [_short(tick[field]) for tick in ticks] for name, field in names.items()},

@@ -47,11 +47,11 @@ def headroom(saved: Saved, aim: float) -> float:
     """ln of a factor by which the adapter may grow, negative where it should shrink.
 
     The larger of ln x*, x* the best scale on held-out text, and ln(r / aim), r that over the best scale on training
-    text: the share of what is learned that carries over. Where neither scale is finite r says nothing.
+    text. Where the training text has no finite best scale, as just after a shift, r says nothing.
     """
     held_out = best_log_scale(saved.held_out, saved.held_out_scaled)
-    carried = held_out - best_log_scale(saved.training, saved.training_scaled)
-    return held_out if math.isnan(carried) else max(held_out, carried - math.log(aim))
+    training = best_log_scale(saved.training, saved.training_scaled)
+    return max(held_out, held_out - training - math.log(aim)) if math.isfinite(training) else held_out
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class CascadeState:
 
 @dataclass(frozen=True)
 class Cascade:
-    """Lets the adapter grow until held-out text would have it smaller and the training text would not.
+    """Lets the adapter grow until held-out text would have it smaller, and by far smaller than the training text would.
 
     A constant lambda has to be found by a sweep because nothing in the training loss says when the adapter memorises.
     Two texts do: scale the adapter, and see at which scale it would save most on held-out text and at which on the
@@ -84,13 +84,14 @@ class Cascade:
         o <- o exp(clip(gain max(ln x*, ln(r / aim)), +- limit))
 
     but o is not raised above exp(limit) times the odds that S has, which it may be unable to follow. So the setpoint
-    falls only when both say so. Where nothing is memorised S* runs ahead of S, and lambda goes to its lower bound.
+    falls only where x* < 1 and r < aim. Where nothing is memorised S* runs ahead of S, and lambda goes to its lower
+    bound.
 
-    Why both, and where ``aim`` comes from: docs/design.md. The held-out text chooses lambda, as it chooses the step in
-    early stopping: neither may be judged on it.
+    Why both: docs/design.md. ``aim``, ``gain`` and ``start`` were chosen by trial: docs/log.md. The held-out text
+    chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
 
     Attributes:
-        start: S* at the start, a ratio in (0, 1).
+        start: S* at the start, a ratio of at least 1 %.
         aim: r above which the adapter may grow whatever x* is, a ratio in (0, 1).
         gain: change of ln o for a change of ln x* or ln r.
         limit: largest change of ln o at a measurement.
@@ -111,7 +112,8 @@ class Cascade:
     lambda_max: float = 1e6
 
     def __post_init__(self) -> None:
-        require(0 < self.start < 1, f"start {self.start}: is an S*, it must lie between 0 and 1")
+        odds = self._first_odds if 0 < self.start < 1 else math.nan
+        require(ODDS[0] <= odds <= ODDS[1], f"start {self.start}: is an S*, it must lie between 0.01 and 1")
         require(0 < self.aim < 1, f"aim {self.aim}: must lie between 0 and 1")
         require_gain("gain", self.gain)
         require_gain("limit", self.limit)
@@ -140,10 +142,12 @@ class Cascade:
         return replace(state, law=law), replace(output, setpoint=inner.setpoint)
 
     def _moved(self, state: CascadeState, saved: Saved) -> float:
-        """The setpoint's odds after a measurement."""
+        """The setpoint's odds after a measurement. An adapter that is still zero saves nothing, which says nothing."""
+        if state.law.position is None or not any(saved):
+            return state.odds
         change = clip(self.gain * headroom(saved, self.aim), -self.limit, self.limit)
         odds = clip(state.odds * math.exp(change), *ODDS)
-        reachable = math.exp((state.law.position or 0.0) + self.limit)
+        reachable = math.exp(state.law.position + self.limit)
         return odds if change < 0 else max(state.odds, min(odds, reachable))
 
     def _inner(self, odds: float) -> PI:

@@ -70,7 +70,7 @@ FINITE = on_parabola(1.0, 1.0)
         (ENDLESS, FINITE, math.inf),
         (HARMFUL, FINITE, -math.inf),
         (FINITE, ENDLESS, math.log(0.5)),
-        (FINITE, HARMFUL, math.inf),
+        (FINITE, HARMFUL, math.log(0.5)),
     ],
 )
 def test_where_no_finite_scale_is_best(held_out, training, expected):
@@ -83,6 +83,17 @@ def test_the_setpoint_follows_the_headroom():
     for held_out, training, factor in ((0.8, 1.0, 1.6), (1.5, 6.0, 1.5), (0.3, 1.5, 0.4), (0.7, 2.0, 0.7)):
         _, (output,) = run(law, [at(0.2, saved_with(held_out, training))], state)
         assert odds_of(output) == pytest.approx(state.odds * factor**2)
+
+
+def test_an_adapter_that_is_still_zero_moves_nothing():
+    law = Cascade()
+    state, _ = run(law, [at(0.1)])
+    assert run(law, [at(0.1, Saved(0.0, 0.0, 0.0, 0.0))], state)[0].odds == state.odds
+
+
+def test_before_s_has_been_measured_nothing_moves():
+    law = Cascade()
+    assert run(law, [replace(seen(0.0), saved=saved_with(2.0))])[0].odds == law.init().odds
 
 
 def test_it_moves_by_no_more_than_the_limit():
@@ -159,6 +170,8 @@ def test_invariants(gain, limit, alpha, course):
     "bad",
     [
         {"start": 0.0},
+        {"start": 0.009},
+        {"start": 1.0},
         {"aim": 1.0},
         {"gain": 0.0},
         {"limit": math.inf},

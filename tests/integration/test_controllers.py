@@ -75,12 +75,13 @@ def test_a_controller_trains_and_goes_on_as_if_it_had_not_stopped(train, launch,
 
 
 def test_the_cascade_goes_on_as_if_it_had_not_stopped(train, launch, flags_of):
-    flags = (*SHORT, *flags_of("cascade"), "--save-steps", 15, "--control-every", 1)
+    # Checkpoint 15 holds what was measured at 14, which the tick at 16 will see.
+    flags = (*SHORT, *flags_of("cascade"), "--save-steps", 15, "--control-every", 2)
     whole = train(*flags)
     records = history(whole)
     setpoints = [record["s_target"] for record in records]
-    assert len(set(setpoints[:2])) == 1 and len(set(setpoints)) > 5  # it has moved its setpoint
-    assert [record["saved_held_out"] is None for record in records[:6]] == [True, True, False, True, False, True]
+    assert len(set(setpoints)) > 5  # it has moved its setpoint
+    assert [record["saved_held_out"] is None for record in records] == [True] + [False] * 11
 
     there = adapter(whole)
     (whole / "adapter_model.safetensors").unlink()
@@ -109,14 +110,18 @@ def rescale_b(model, scale: float):
         matrix.data = values
 
 
-def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(train, flags_of):
+@pytest.mark.parametrize("eval_batch", [1, 2])
+def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(train, flags_of, eval_batch):
     """Against transformers' own loss: the base model, and the checkpoint's adapter with its B scaled."""
-    folder = train(*SHORT, *flags_of("cascade"), "--save-steps", 22, "--control-every", 1)
+    flags = (*SHORT, *flags_of("cascade"), "--eval-batch-size", eval_batch)
+    folder = train(*flags, "--save-steps", 22, "--control-every", 1)
     record = next(record for record in history(folder) if record["step"] == 23)
     config = json.loads((folder / "training_config.json").read_text(encoding="utf-8"))
     data = TextDataModule(DataConfig(**config["data"]), config["seed"])
     data.prepare(load_tokenizer("tiny-granite-h"))
-    texts = {"held_out": next(iter(data.val_dataloader())), "training": data.upcoming(22, 1)[0]}
+    upcoming = data.upcoming(22, eval_batch)
+    training = {name: torch.cat([batch[name] for batch in upcoming]) for name in upcoming[0]}
+    texts = {"held_out": next(iter(data.val_dataloader())), "training": training}
     base = AutoModelForCausalLM.from_pretrained(resolve("tiny-granite-h"), dtype=torch.float32)
     scores = {name: bits_per_token(base, text) for name, text in texts.items()}
     adapted = PeftModel.from_pretrained(base, folder / "checkpoint-22")
