@@ -139,7 +139,7 @@ class Plan:
         return Spec(cell.task, arm.name, arm.setting, cell.seed, settings)
 
     def learning_rate(self, task: Task, arm: Arm) -> float:
-        """The rate at which the family's representative had the best validation, of the adapter that counts."""
+        """The rate at which the family's representative had the best validation, of the adapter that counts for it."""
         return self._once(("rate", task.name, arm.family), lambda: self._learning_rate(task, arm))
 
     def _learning_rate(self, task: Task, arm: Arm) -> float:
@@ -147,7 +147,7 @@ class Plan:
         if len(rates) == 1:
             return rates[0]
         records = self._finished(self._tuning(task, arm))
-        scores = [_validation(record, arm.adapter) for record in records]
+        scores = [_validation(record, self.protocol.tuned[arm.family].adapter) for record in records]
         return rates[scores.index(min(scores))]
 
     def setpoint(self) -> float:

@@ -120,8 +120,9 @@ FAMILY = "regularised"
 """The family of every arm that has a lambda: what differs between them is lambda and nothing else."""
 
 
-def _constant(value: float) -> Arm:
-    return Arm("fixed", f"λ={value:g}", {"control.controller": "fixed", "control.lambda_init": value}, FAMILY)
+def _constant(value: float, name: str = "fixed", adapter: Adapter = "final") -> Arm:
+    settings = {"control.controller": "fixed", "control.lambda_init": value}
+    return Arm(name, f"λ={value:g}", settings, FAMILY, adapter)
 
 
 def _setpoint(value: float) -> Arm:
@@ -145,6 +146,8 @@ def _at_chosen(controller: str, **more: Any) -> Arm:
 NONE = Arm("none", "", {"control.controller": "none"}, "none")
 STOPPED = Arm("early-stopping", "", {"control.controller": "none"}, "stopped", adapter="best")
 FIXED = tuple(_constant(value) for value in LAMBDAS)
+FIXED_STOPPED = tuple(_constant(value, "fixed-stopped", "best") for value in LAMBDAS)
+"""The same runs, judged by their best validated adapter: the rival that uses validation text as much as it can."""
 PI = _at_chosen("pi")
 PI_SWEPT = tuple(_setpoint(value) for value in SETPOINTS)
 DECAY = tuple(
@@ -195,11 +198,25 @@ TASKS = (
 FULL = Protocol(
     name="full",
     tasks=TASKS,
-    arms=(NONE, STOPPED, *FIXED, PI, CASCADE, *ISOLATING, *PI_SWEPT, *OTHER_LAWS, *SCHEDULES, *DECAY, *CPR, *KL),
+    arms=(
+        NONE,
+        STOPPED,
+        *FIXED,
+        *FIXED_STOPPED,
+        PI,
+        CASCADE,
+        *ISOLATING,
+        *PI_SWEPT,
+        *OTHER_LAWS,
+        *SCHEDULES,
+        *DECAY,
+        *CPR,
+        *KL,
+    ),
     seeds=(0, 1, 2, 3, 4),
     rates=(1e-3, 2e-3, 4e-3),
     tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
-    headline=("none", "early-stopping", "fixed", "pi", "cascade"),
+    headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi", "cascade"),
     swept_pi=PI_SWEPT,
     first_seeds=3,
     selection_task="docs-small",

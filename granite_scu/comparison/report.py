@@ -114,6 +114,11 @@ def _claim_lines(results: dict[str, Any], name: str) -> list[str]:
         if found := task["claims"].get(name):
             note = " (not counted: S* was chosen here)" if task["name"] == results["selection_task"] else ""
             lines.append(found["statement"] + note)
+            if behind := found["stopped_excess"]:
+                lines.append(
+                    f"{task['name']}: with early stopping the swept best is {found['stopped_best']}; {name} is at "
+                    f"{behind['mean']:+.2%} of it ({behind['low']:+.2%} to {behind['high']:+.2%})"
+                )
     counts = ", ".join(f"{count} {word}" for word, count in claim["tasks"].items() if count)
     lines.append(
         f"{name} within {claim['margin']:.1%} of each task's swept best lambda: {claim['outcome']} "
@@ -123,6 +128,11 @@ def _claim_lines(results: dict[str, Any], name: str) -> list[str]:
         lines.append(
             f"{name}'s excess over the swept best: {claim['mean_excess']:+.2%} on average, "
             f"{claim['worst_excess']:+.2%} at worst"
+        )
+    if claim["stopped_mean_excess"] is not None:
+        lines.append(
+            f"{name}'s excess over the swept best with early stopping: {claim['stopped_mean_excess']:+.2%} on average, "
+            f"{claim['stopped_worst_excess']:+.2%} at worst"
         )
     if claim["carried_lambda_mean_excess"] is not None:
         lines.append(

@@ -26,6 +26,9 @@ CLAIMANTS = {"pi": PI, "cascade": CASCADE}
 SWEEP = ("none", "fixed")
 """Arms that make up the sweep of lambda; 0 is a place in it."""
 
+STOPPED_SWEEP = ("early-stopping", "fixed-stopped")
+"""The same sweep with early stopping: validation chooses lambda and the step."""
+
 
 @dataclass(frozen=True, eq=False)
 class Row:
@@ -201,6 +204,12 @@ def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
     if best is None:
         return None
     excess = None if claimant.failed else statistics.relative_excess(claimant.scores(seeds), best.scores(seeds))
+    stopped = _best(
+        [_row(plan, task, arm, arm.label) for arm in plan.protocol.arms if arm.name in STOPPED_SWEEP], seeds
+    )
+    behind = None
+    if stopped and not claimant.failed:
+        behind = statistics.relative_excess(claimant.scores(seeds), stopped.scores(seeds))
     carried = _carried_lambda(plan, sweep)
     apart = statistics.relative_excess(carried.scores(seeds), best.scores(seeds)) if carried else None
     found = outcome(excess, len(seeds))
@@ -211,6 +220,8 @@ def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
         "seeds": seeds,
         "excess": asdict(excess) if excess else None,
         "outcome": found,
+        "stopped_best": stopped.arm.label if stopped else None,
+        "stopped_excess": asdict(behind) if behind else None,
         "carried_lambda": carried.arm.label if carried else None,
         "carried_lambda_excess": asdict(apart) if apart else None,
         "statement": _statement(task.name, claimant.name, excess, found, best.arm.label, len(seeds)),
@@ -254,9 +265,9 @@ def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:
     names = [task.name for task in protocol.tasks if task.name != protocol.selection_task]
     outcomes = [claims[name]["outcome"] if name in claims else "not run" for name in names]
     verdict = "refuted" if "refuted" in outcomes else "shown" if set(outcomes) == {"shown"} else "open"
-    means, carried = (
+    means, stopped, carried = (
         [claims[name][kind]["mean"] for name in names if name in claims and claims[name][kind]]
-        for kind in ("excess", "carried_lambda_excess")
+        for kind in ("excess", "stopped_excess", "carried_lambda_excess")
     )
     return {
         "margin": MARGIN,
@@ -264,6 +275,8 @@ def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:
         "tasks": {word: outcomes.count(word) for word in ("shown", "refuted", "open", "not run")},
         "mean_excess": float(np.mean(means)) if means else None,
         "worst_excess": max(means, default=None),
+        "stopped_mean_excess": float(np.mean(stopped)) if stopped else None,
+        "stopped_worst_excess": max(stopped, default=None),
         "carried_lambda_mean_excess": float(np.mean(carried)) if carried else None,
         "carried_lambda_worst_excess": max(carried, default=None),
     }

@@ -83,6 +83,23 @@ def test_the_claim_is_shown_where_pi_matches_the_sweep(finished):
     assert found["cost"]["share"] == 1 / 2 and found["cost"]["with_rates"] == 2 / 3
 
 
+def test_the_claimants_are_held_against_the_sweep_with_early_stopping_too(finished, evidence):
+    """A sweep whose final adapters are worse than PI's, but whose best are better by a tenth."""
+    plan = finished(cost)
+    for record in list(evidence):
+        if record["arm"] == "none":
+            record["validation"]["best"] = record["validation"]["final"] - 2
+            record["test"]["best"] = [3.6 * 100] * 12
+            write_record(next(evidence.folder.rglob(f"*{record['key']}.json")), record)
+    found = results.report(Plan(plan.protocol, Evidence(evidence.folder)))
+    claim = found["tasks"][1]["claims"]["pi"]
+    assert claim["stopped_best"] == "early-stopping"
+    assert claim["stopped_excess"]["mean"] == pytest.approx(4.0 / 3.6 - 1, abs=1e-4)
+    assert claim["outcome"] == "shown"  # the claim itself is about final adapters
+    assert found["claims"]["pi"]["stopped_worst_excess"] == pytest.approx(4.0 / 3.6 - 1, abs=1e-3)
+    assert "with early stopping the swept best is early-stopping" in " ".join(report.claim_lines(found))
+
+
 def test_tasks_that_are_not_run_leave_the_claim_open(finished):
     plan = finished(cost)
     found = results.report(Plan(plan.protocol, plan.evidence, tasks=["first"]))
