@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from granite_scu.comparison.evidence import Evidence, Spec
-from granite_scu.comparison.protocol import PI, Arm, Protocol, Task
+from granite_scu.comparison.protocol import CASCADE, PI, Arm, Protocol, Task
 from granite_scu.control import CONTROLLERS
 
 T = TypeVar("T")
@@ -132,9 +132,9 @@ class Plan:
         if arm.derive == "pi-start":
             start = CONTROLLERS["pi"](setpoint=self.setpoint()).initial_strength
             settings["control.lambda_init"] = _rounded(start)
-        if arm.derive == "pi-mean":
+        if arm.derive.endswith("-mean"):
             settings["control.lambda_init"] = mean_strength(self._source(cell))
-        if arm.derive == "pi-replay":
+        if arm.derive.endswith("-replay"):
             settings["control.replay"] = self._source(cell)["key"]
         return Spec(cell.task, arm.name, arm.setting, cell.seed, settings)
 
@@ -171,10 +171,10 @@ class Plan:
         needs = []
         if cell.rate is None and len(self.protocol.rates) > 1:
             needs += self._tuning(cell.task, cell.arm)
-        if cell.arm.at_chosen or cell.arm.derive:
+        if cell.arm.at_chosen or cell.arm.derive.startswith("pi"):
             needs += self._selection()
-        if cell.arm.derive in ("pi-mean", "pi-replay"):
-            needs.append(self._pi(cell))
+        if cell.arm.derive.endswith(("-mean", "-replay")):
+            needs.append(self._source_cell(cell))
         return needs
 
     def _tuning(self, task: Task, arm: Arm) -> list[Cell]:
@@ -186,14 +186,16 @@ class Plan:
         seeds = self.protocol.seeds[: self.protocol.first_seeds]
         return [Cell(task, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]
 
-    def _pi(self, cell: Cell) -> Cell:
-        """The PI run that a cell takes something from."""
-        seed = cell.seed if cell.arm.derive == "pi-mean" else self._other_seed(cell.seed)
-        return Cell(cell.task, PI, seed)
+    def _source_cell(self, cell: Cell) -> Cell:
+        """The run that a cell takes lambda from."""
+        law, _, what = cell.arm.derive.partition("-")
+        return Cell(
+            cell.task, {"pi": PI, "cascade": CASCADE}[law], cell.seed if what == "mean" else self._other_seed(cell.seed)
+        )
 
     def _source(self, cell: Cell) -> dict:
         """What a cell takes lambda from; one that failed has none to give, and the cell is never done."""
-        source = self._finished([self._pi(cell)])[0]
+        source = self._finished([self._source_cell(cell)])[0]
         if source["failed"]:
             raise Missing([])
         return source

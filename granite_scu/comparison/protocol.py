@@ -7,7 +7,7 @@ runs (a tuned learning rate, lambda's average under PI), so it is worked out by 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Derivation = Literal["", "pi-start", "pi-mean", "pi-replay"]
+Derivation = Literal["", "pi-start", "pi-mean", "pi-replay", "cascade-mean", "cascade-replay"]
 Adapter = Literal["final", "best"]
 
 
@@ -46,8 +46,8 @@ class Arm:
         settings: dotted configuration keys and their values.
         family: arms of a family train with one learning rate, tuned on its representative (``Protocol.tuned``).
         adapter: the one that counts: at the end of the run, or the best validated.
-        derive: what its settings take from PI: the lambda that it starts from, lambda's time average in the same task
-            and seed, or lambda(t) of another seed.
+        derive: what its settings take from PI or the cascade: the lambda that it starts from, lambda's time average in
+            the same task and seed, or lambda(t) of another seed.
         at_chosen: takes the setpoint that was chosen on the selection task.
     """
 
@@ -164,9 +164,11 @@ KL = tuple(
     for value in (0.25, 0.5, 1.0)
 )
 ISOLATING = (
-    _at_chosen("projection"),
     Arm("fixed-at-mean", "", {"control.controller": "fixed"}, FAMILY, derive="pi-mean"),
     Arm("replay", "", {"control.controller": "replay"}, FAMILY, derive="pi-replay"),
+    Arm("fixed-at-cascade-mean", "", {"control.controller": "fixed"}, FAMILY, derive="cascade-mean"),
+    Arm("replay-of-cascade", "", {"control.controller": "replay"}, FAMILY, derive="cascade-replay"),
+    _at_chosen("projection"),
 )
 """What tells feedback from what it brings about."""
 CASCADE = Arm("cascade", "", {"control.controller": "cascade", "run.eval_steps": 10}, FAMILY)

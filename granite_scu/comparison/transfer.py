@@ -81,8 +81,8 @@ QUANTITIES: dict[str, Callable[[Place, Ends], float]] = {
 """What could be held. The carry-over is what is saved on validation text for a bit saved on training text."""
 
 THEORY = ("carry-over / that at the largest λ", 0.5)
-"""If held-out savings V are a parabola in those on training text, V = a T - c T^2, they are largest at T = a / 2c, where
-the carry-over V / T is half of a, a small adapter's."""
+"""If held-out savings V are a parabola in those on training text, V = a T - c T^2, they are largest at T = a / 2c,
+where the carry-over V / T is half of a, a small adapter's."""
 
 
 def transfer(plan: Plan) -> list[dict[str, Any]]:
