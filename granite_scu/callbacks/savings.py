@@ -9,7 +9,6 @@ from peft.helpers import rescale_adapter_scale
 from torch import Tensor
 
 from granite_scu.callbacks.scu import ShannonControl
-from granite_scu.control.base import Saved
 from granite_scu.control.cascade import PROBED_SCALE
 from granite_scu.data.module import TextDataModule
 from granite_scu.evaluation import score
@@ -35,10 +34,10 @@ class Savings(L.Callback):
         if trainer.state.fn != "fit":
             return
         self.control.stopwatch.stop()  # it counts training alone
-        self.control.saved = self._measure(trainer, module)
+        self.control.heed(**self._measure(trainer, module))
         self.control.stopwatch.start()
 
-    def _measure(self, trainer: L.Trainer, module: GraniteModule) -> Saved:
+    def _measure(self, trainer: L.Trainer, module: GraniteModule) -> dict[str, float]:
         n_batches = trainer.num_val_batches[0]
         held_out = lambda: islice(trainer.val_dataloaders, n_batches)  # noqa: E731
         if self._base is None:
@@ -48,12 +47,12 @@ class Savings(L.Callback):
         per_batch = (data.config.eval_batch_size or data.config.batch_size) / data.config.batch_size
         upcoming = data.upcoming(module.micro_batches, math.ceil(n_batches * per_batch))
         base = _base(trainer, module, upcoming)
-        return Saved(
-            self._base - adapted,
-            self._base - _scaled(trainer, module, held_out()),
-            base - _score(trainer, module, upcoming),
-            base - _scaled(trainer, module, upcoming),
-        )
+        return {
+            "held_out": self._base - adapted,
+            "held_out_scaled": self._base - _scaled(trainer, module, held_out()),
+            "training": base - _score(trainer, module, upcoming),
+            "training_scaled": base - _scaled(trainer, module, upcoming),
+        }
 
 
 def _base(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:

@@ -79,6 +79,10 @@ class ShannonControl(L.Callback):
         if self.latest.get("step") != self._step:
             self.tick(trainer, module)
 
+    def heed(self, **saved: float) -> None:
+        """Take what the adapter saves, the fields of ``Saved``, for the next tick."""
+        self.saved = Saved(**saved)
+
     def tick(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Measure, update, act and log."""
         window = module.read_window()
