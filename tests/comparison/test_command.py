@@ -24,7 +24,10 @@ def _threads(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--arms", "pid"], "--arms pid: there is none of that name; there are none, early-stopping, fixed, fixed-stopped, pi, cascade"),
+        (
+            ["--arms", "pid"],
+            "--arms pid: there is none of that name; there are none, early-stopping, fixed, fixed-stopped, pi, cascade",
+        ),
         (["--tasks", "docs"], "--tasks docs: there is none of that name; there are docs-small"),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--jobs", "-1"], "--jobs -1: must be at least 1"),
