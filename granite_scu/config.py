@@ -269,7 +269,10 @@ class IdentifyConfig:
 
     def __post_init__(self) -> None:
         _check(self.settle >= 2, "--step_test.settle", self.settle, "must be at least 2 ticks")
-        _check(0 < self.amplitude < math.inf, "--step_test.amplitude", self.amplitude, "must be positive and finite")
+        amplitude = self.amplitude
+        _check(
+            0 < amplitude <= 20, "--step_test.amplitude", amplitude, "must be positive and at most 20 (in ln lambda)"
+        )
         _check(self.dwell >= 1, "--step_test.dwell", self.dwell, "must be at least 1 tick")
         least = self.settle + max(20, 6 * self.dwell)
         remedy = (

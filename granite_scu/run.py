@@ -113,10 +113,9 @@ class Run:
         self.found: dict | None = None  # what --target-s auto found
         self.probe_seconds = 0.0  # and how long that took
         if request.run.stop_at_equilibrium and request.control.controller not in control.STEERING:
-            raise UserError(
-                f"--stop-at-equilibrium: --controller {request.control.controller} closes no loop, so nothing settles; "
-                "use --early-stopping"
-            )
+            name = request.control.controller
+            reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
+            raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
         self.machine = machine.resolve(request.base, request.run, request.trainer)
         self.folder = RunFolder(request.run.output_dir)
         self.tokenizer = loading.load_tokenizer(request.base.name)

@@ -100,8 +100,9 @@ def claim_lines(results: dict[str, Any]) -> list[str]:
         lines += _claim_lines(results, name)
     cost = results["cost"]
     lines.append(
-        f"cost on a new task, by design: 1 run for {cost['sweep_runs']}, {cost['share']:.0%} of the tokens; "
-        f"with the learning rate tuned for both, {cost['with_rates']:.0%} (goal: {cost['goal']:.0%}). "
+        f"cost on a new task, by design: 1 run for {cost['sweep_runs']}, {cost['share']:.0%} of the training tokens, "
+        "validations on top; with the learning rate tuned for both, "
+        f"{cost['with_rates']:.0%} (goal: {cost['goal']:.0%}). "
         f"Choosing S* took {cost['choosing_setpoint_runs']} runs, once"
     )
     return lines

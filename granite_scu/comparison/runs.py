@@ -1,5 +1,6 @@
 """One run of the comparison: trained as a user's run is, scored by document, and kept as one small record."""
 
+import math
 import os
 import tempfile
 import time
@@ -158,6 +159,8 @@ class ScoreByDocument(Finish):
         data, best = trainer.datamodule, self.best
         if best.latest_step != trainer.global_step:
             best.consider(trainer, module, self._score(trainer, module, data.val_dataloader()).bits_per_token)
+        if not math.isfinite(best.latest):
+            raise RunFailed(f"the adapter scores {best.latest} on the validation text")
         context = trainer.precision_plugin.forward_context
         final = by_document(module, data, context())
         at_best = final

@@ -47,6 +47,7 @@ def test_a_step_test_too_noisy_proposes_nothing_or_something_and_says_which(iden
     [
         (["--step_test.amplitude=0"], "--step_test.amplitude 0.0: must be positive"),
         (["--step_test.amplitude=-1"], "--step_test.amplitude -1.0: must be positive"),
+        (["--step_test.amplitude=1000"], "--step_test.amplitude 1000.0: must be positive and at most 20"),
         (["--step_test.ticks=40"], "--step_test.ticks 40: too short for the excitation"),
         (["--step_test.step=60"], "--step_test.step 60.0: takes S* 0.02 beyond 1"),
         (["--control.target_s=auto"], "--control.target_s auto: identify works at one operating point"),

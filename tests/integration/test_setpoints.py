@@ -152,6 +152,10 @@ def test_a_dry_run_of_auto_says_that_a_probe_comes_first(launch, corpus):
             ["--stop-at-equilibrium", "--controller", "fixed"],
             "--stop-at-equilibrium: --controller fixed closes no loop",
         ),
+        (
+            ["--stop-at-equilibrium", "--controller", "cascade"],
+            "--stop-at-equilibrium: --controller cascade moves its own setpoint",
+        ),
         (["--stop-at-equilibrium", "7"], "--stop-at-equilibrium 7: must be at least 8 ticks"),
     ],
 )
