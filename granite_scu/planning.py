@@ -23,16 +23,15 @@ UTILISATION = 0.3
 KEPT, KEPT_MAMBA = 23, 34
 """Values a token and hidden unit that a layer keeps for the backward pass, with attention and with a Mamba-2 mixer: 71 MB
 and 106 MB were kept by those of Granite-4.0-H-1B, adapters included, at 1 x 1024 tokens under bf16 autocast, counted
-with ``torch.autograd.graph.saved_tensors_hooks``. Without Mamba layers: Korthikanti et al. 2022, arXiv 2205.05198,
-has 34 for a block of four times the width without its attention matrix."""
+with ``torch.autograd.graph.saved_tensors_hooks``. (Korthikanti et al. 2022, arXiv 2205.05198, have 34 for a transformer's.)"""
 
 
 def describe(run: "Run") -> dict:
     """The plan of a run as readable facts: steps, tokens, first batch, memory and time estimates.
 
     Memory: frozen weights, adapters with gradient and two moments in fp32, the activations that a micro-batch
-    keeps (``KEPT`` and ``KEPT_MAMBA`` say where the numbers come from), and the logits of one chunk, in bf16 and
-    twice in fp32: the scaled ones and their gradient. Time: 4 FLOP a frozen weight and token (forward and the
+    keeps (``KEPT`` and ``KEPT_MAMBA`` say where the numbers come from), and the logits of one chunk, in fp32
+    and twice in bf16: the product and their gradient. Time: 4 FLOP a frozen weight and token (forward and the
     gradient of activations; frozen weights want none of their own).
     """
     request, plan, machine = run.request, run.plan, run.machine
@@ -121,7 +120,7 @@ def _memory_bytes(config, run: "Run", frozen: int, trained: int, dtype: torch.dt
     tokens = request.data.batch_size * request.data.block_size
     kept = 2 * config.num_hidden_layers if request.base.gradient_checkpointing else _kept(config)
     activations = kept * tokens * config.hidden_size * width
-    logits = min(tokens, loss.chunk_on(run.machine.accelerator)) * config.vocab_size * (2 + 4 + 4)
+    logits = min(tokens, loss.chunk_on(run.machine.accelerator)) * config.vocab_size * (4 + 2 + 2)
     return weights + trained * 16 + activations + logits
 
 
