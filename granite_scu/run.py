@@ -237,12 +237,12 @@ class Run:
         self.machine.claim(self.request.run.memory_fraction)
         device, dtype = self.machine.torch_device, DTYPES[self.machine.precision]
         base = loading.load_model(self._base(), dtype, self.machine.attention, device).to(device)
-        self._say_kernels(base)
         # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
         try:
             model = peft.PeftModel.from_pretrained(base, folder)
         except (RuntimeError, ValueError) as error:
             raise UserError(f"--run.output_dir {folder}: its adapter does not fit {self.request.base.name}") from error
+        self._say_kernels(base)
         loader = {"validation": self.data.val_dataloader, "test": self.data.test_dataloader}[split]
         autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
