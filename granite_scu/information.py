@@ -17,7 +17,7 @@ is kept for comparison: it is mostly A's random initialisation, so S is far from
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -44,9 +44,36 @@ class LowRankUpdate:
 
 def squared_norms(updates: Sequence[LowRankUpdate], measure: Measure = "delta") -> Tensor:
     """|Delta W_i|^2 of each layer, (layers,), without forming Delta W; or |A_i|^2 + |B_i|^2. Differentiable."""
-    if measure == "factors":
-        return torch.stack([u.a.square().sum() + u.b.square().sum() for u in updates])
-    return torch.stack([u.scale**2 * ((u.a @ u.a.T) * (u.b.T @ u.b)).sum() for u in updates])
+    norms: dict[int, Tensor] = {}
+    for layers in _alike(updates):
+        a, b, scale = _stacked(updates, layers)
+        if measure == "factors":
+            batch = a.square().sum((1, 2)) + b.square().sum((1, 2))
+        else:
+            batch = scale**2 * ((a @ a.mT) * (b.mT @ b)).sum((1, 2))
+        norms |= zip(layers, batch.unbind(), strict=True)
+    return torch.stack([norms[layer] for layer in range(len(updates))])
+
+
+def _alike(updates: Sequence[LowRankUpdate]) -> list[list[int]]:
+    """The layers in batches for one product each: on a GPU those of equal shapes and scale, on a CPU every one alone.
+
+    The products are small. A GPU waits for each launch; a CPU takes longer over a batch of narrow matrices than over
+    the matrices one by one.
+    """
+    batches: dict[Any, list[int]] = {}
+    for layer, u in enumerate(updates):
+        key = layer if u.a.device.type == "cpu" else (u.a.shape, u.b.shape, u.scale)
+        batches.setdefault(key, []).append(layer)
+    return list(batches.values())
+
+
+def _stacked(updates: Sequence[LowRankUpdate], layers: list[int]) -> tuple[Tensor, Tensor, float]:
+    """The factors of layers of a kind, (layers, rank, in) and (layers, out, rank), and their scale."""
+    first = updates[layers[0]]
+    if len(layers) == 1:
+        return first.a.unsqueeze(0), first.b.unsqueeze(0), first.scale
+    return torch.stack([updates[i].a for i in layers]), torch.stack([updates[i].b for i in layers]), first.scale
 
 
 def layer_npt(updates: Sequence[LowRankUpdate], sigma: float, n_tokens: int, measure: Measure = "delta") -> Tensor:
@@ -77,15 +104,17 @@ def penalty_gradient(
     at the start of training, both of the first are zero.
     """
     unit = 1 / (sigma**2 * n_tokens)
-    gradients = []
-    for u in updates:
-        a, b = u.a.detach(), u.b.detach()
+    gradients: dict[int, tuple[Tensor, Tensor]] = {}
+    for layers in _alike(updates):
+        a, b, scale = _stacked(updates, layers)
+        a, b = a.detach(), b.detach()
         if measure == "factors":
-            gradients.append((unit * a, unit * b))
+            by_a, by_b = unit * a, unit * b
         else:
-            weight = u.scale**2 * unit
-            gradients.append((weight * ((b.T @ b) @ a), weight * (b @ (a @ a.T))))
-    return gradients
+            weight = scale**2 * unit
+            by_a, by_b = weight * ((b.mT @ b) @ a), weight * (b @ (a @ a.mT))
+        gradients |= zip(layers, zip(by_a.unbind(), by_b.unbind(), strict=True), strict=True)
+    return [gradients[layer] for layer in range(len(updates))]
 
 
 def decay(strength: float, learning_rate: float, sigma: float, n_tokens: int, measure: Measure = "delta") -> float:

@@ -130,6 +130,8 @@ class GraniteModule(L.LightningModule):
         # from_pretrained returns evaluation mode, and Lightning leaves modes as it finds them: without this,
         # neither LoRA's dropout nor gradient checkpointing would act.
         self.model = adapters.attach(model, self.lora).train()
+        if self.dtype_of_base != torch.float32:  # then the precision is a mixed one
+            adapters.leave_casting_to_autocast(self.model)
         self.updates = adapters.low_rank_updates(self.model)
         if self.base.compile:
             self.language_model.base_model.compile(mode=self.base.compile_mode)

@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 UTILISATION = 0.3
 """Share of the measured matrix-product rate that a training step is assumed to reach."""
 
-KEPT = 34
-"""Values a token and hidden unit that a layer keeps for the backward pass: Korthikanti et al. 2022, arXiv 2205.05198,
-for a transformer block without its attention matrix."""
-
-KEPT_MAMBA = 70
-"""The same for a Mamba layer with its adapters: 219 MB were kept by one of Granite-4.0-H-1B at 1 x 1024 tokens under
-bf16 autocast, counted with ``torch.autograd.graph.saved_tensors_hooks``."""
+KEPT, KEPT_MAMBA = 23, 34
+"""Values a token and hidden unit that a layer keeps for the backward pass, with attention and with a Mamba-2 mixer: 71 MB
+and 106 MB were kept by those of Granite-4.0-H-1B, adapters included, at 1 x 1024 tokens under bf16 autocast, counted
+with ``torch.autograd.graph.saved_tensors_hooks``. Without Mamba layers: Korthikanti et al. 2022, arXiv 2205.05198,
+has 34 for a block of four times the width without its attention matrix."""
 
 
 def describe(run: "Run") -> dict:
@@ -64,7 +62,7 @@ def describe(run: "Run") -> dict:
         "controller": request.control.controller,
         "target_s": _setpoint(run),
         "s_ceiling_estimate": _ceiling(run, [(m.out_features, request.lora.rank) for m in adapted]),
-        "memory_gb_estimate": round(_memory_bytes(model.config, request, frozen, trained, dtype) / 1e9, 2),
+        "memory_gb_estimate": round(_memory_bytes(model.config, run, frozen, trained, dtype) / 1e9, 2),
         "time_s_estimate": round(seconds),
         "output_dir": str(run.folder.path),
     }
@@ -116,13 +114,14 @@ def beyond_the_ceiling(setpoint: float | None, most: float | None) -> str | None
     )
 
 
-def _memory_bytes(config, request, frozen: int, trained: int, dtype: torch.dtype) -> float:
+def _memory_bytes(config, run: "Run", frozen: int, trained: int, dtype: torch.dtype) -> float:
+    request = run.request
     width = torch.finfo(dtype).bits // 8
     weights = frozen * (0.55 if request.base.quantize_4bit else width)
     tokens = request.data.batch_size * request.data.block_size
     kept = 2 * config.num_hidden_layers if request.base.gradient_checkpointing else _kept(config)
     activations = kept * tokens * config.hidden_size * width
-    logits = min(tokens, loss.CHUNK) * config.vocab_size * (2 + 4 + 4)
+    logits = min(tokens, loss.chunk_on(run.machine.accelerator)) * config.vocab_size * (2 + 4 + 4)
     return weights + trained * 16 + activations + logits
 
 

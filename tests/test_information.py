@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from granite_scu import information
 from granite_scu.information import (
     LowRankUpdate,
     bits,
@@ -63,6 +64,19 @@ def test_squared_norms_are_those_of_the_updates_formed_explicitly(updates):
 def test_param_npt_is_the_summed_squares_of_the_updates_over_two_sigma_squared_n(updates, sigma, n_tokens):
     explicit = sum(delta(u).square().sum() for u in updates) / (2 * sigma**2 * n_tokens)
     torch.testing.assert_close(param_npt(updates, sigma, n_tokens), explicit, rtol=1e-9, atol=1e-300)
+
+
+@given(adapters(min_layers=2), st.sampled_from(["delta", "factors"]))
+def test_layers_batched_by_shape_as_on_a_gpu_give_what_they_give_one_by_one(updates, measure):
+    updates = [*updates, *(LowRankUpdate(u.a.flip(1), u.b.flip(0), u.scale) for u in updates)]
+    kinds = {}
+    for layer, u in enumerate(updates):
+        kinds.setdefault((u.a.shape, u.b.shape, u.scale), []).append(layer)
+    alone = squared_norms(updates, measure), penalty_gradient(updates, 0.5, 10, measure)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(information, "_alike", lambda _: list(kinds.values()))
+        batched = squared_norms(updates, measure), penalty_gradient(updates, 0.5, 10, measure)
+    torch.testing.assert_close(batched, alone)
 
 
 @given(adapters(), SIGMAS, N_TOKENS)

@@ -430,7 +430,7 @@ def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, m
     for checkpointing in (False, True):
         module = make_module(UnderSGD, base={"gradient_checkpointing": checkpointing})
         counted = []
-        module.language_model.model.layers[0].mamba.norm.register_forward_hook(lambda *_, c=counted: c.append(1))
+        module.language_model.model.layers[0].mamba.in_proj.register_forward_hook(lambda *_, c=counted: c.append(1))
         steps += fit(module, make_batches(1)).optimizers[0].seen
         calls.append(len(counted))
     assert calls == [1, 2]

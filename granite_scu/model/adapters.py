@@ -58,6 +58,16 @@ def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
     return updates
 
 
+def leave_casting_to_autocast(model: nn.Module) -> None:
+    """Let adapters take bf16 or fp16 inputs as they are, where every forward pass runs under autocast.
+
+    PEFT would widen an input to the dtype of the factors, for autocast to narrow it again.
+    """
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+
+
 def untrained(updates: dict[str, LowRankUpdate]) -> list[str]:
     """Layers whose B has no gradient, or one that is zero everywhere: something bypasses them.
 

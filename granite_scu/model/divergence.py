@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from granite_scu.model.loss import CHUNK, CHUNKED_TYPES
+from granite_scu.model.loss import CHUNKED_TYPES, chunk_on
 
 
 def summed_kl(
@@ -32,9 +32,10 @@ def summed_kl(
     adapted = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, -2)
     with without_adapter():
         base = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, -2)
+    chunk = chunk_on(adapted.device.type)
     parts = [
         _kl(F.linear(p, head) / scaling, F.linear(q, head) / scaling)
-        for p, q in zip(adapted.split(CHUNK), base.split(CHUNK), strict=True)
+        for p, q in zip(adapted.split(chunk), base.split(chunk), strict=True)
     ]
     return torch.stack(parts).sum()
 

@@ -13,9 +13,12 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from granite_scu.model.conv import causal_conv_silu
+from granite_scu.model.norm import gated_norm, groups_of, is_gated_norm
 from granite_scu.model.ssd import ssd_scan
 
 _PARAMETERS = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "norm", "out_proj")
@@ -40,7 +43,7 @@ class Kernels:
 
 def activated_conv(inputs: Tensor, conv: nn.Conv1d) -> Tensor:
     """The causal convolution and its SiLU. (batch, time, channels) in and out."""
-    return F.silu(causal_conv(inputs, conv))
+    return causal_conv_silu(inputs, conv.weight.squeeze(1), conv.bias)
 
 
 TORCH = Kernels("PyTorch", ssd_scan, activated_conv)
@@ -73,6 +76,7 @@ def install(model: nn.Module, kernels: Kernels = TORCH) -> int:
                 f"{name} ({type(layer).__name__}) has no {', '.join(missing)}: "
                 "this transformers version is not supported; see the range in pyproject.toml"
             )
+        layer.norm.granite_scu_plain = is_gated_norm(layer.norm)
         layer.forward = types.MethodType(_forward(type(layer).forward, kernels), layer)
         layer.kernels = kernels
     return len(layers)
@@ -121,18 +125,13 @@ def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, 
         c.view(batch, time, layer.n_groups, -1),
         layer.D,
     )
-    return layer.out_proj(layer.norm(y.flatten(2), gate).to(hidden.dtype))
+    return layer.out_proj(_norm(layer.norm, y.flatten(2), gate, hidden.dtype))
 
 
-def causal_conv(inputs: Tensor, conv: nn.Conv1d) -> Tensor:
-    """Depthwise causal convolution along time as shifted products. (batch, time, channels) in and out."""
-    width = conv.kernel_size[0]
-    weight = conv.weight.squeeze(1).to(inputs.dtype)  # (channels, width)
-    padded = F.pad(inputs, (0, 0, width - 1, 0))
-    time = inputs.shape[1]
-    taps = [padded[:, k : k + time] * weight[:, k] for k in range(width)]
-    out = sum(taps[1:], start=taps[0])
-    return out if conv.bias is None else out + conv.bias.to(inputs.dtype)
+def _norm(norm: nn.Module, y: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
+    if not norm.granite_scu_plain:
+        return norm(y, gate).to(dtype)
+    return gated_norm(y, gate, norm.weight, norm.variance_epsilon, groups_of(norm), dtype)
 
 
 def _zero_padding(states: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from granite_scu.config import LoraConfig
 from granite_scu.errors import UserError
 from granite_scu.information import squared_norms
-from granite_scu.model.adapters import attach, linear_layers, low_rank_updates, untrained
+from granite_scu.model.adapters import attach, leave_casting_to_autocast, linear_layers, low_rank_updates, untrained
 
 PROJECTIONS = {
     "mamba": ["in_proj", "out_proj"],
@@ -109,3 +109,20 @@ def test_an_adapter_with_a_gradient_of_zeros_is_named(model):
     updates = low_rank_updates(adapted)
     updates["model.layers.0.mamba.out_proj"].b.grad.zero_()
     assert untrained(updates) == ["model.layers.0.mamba.out_proj"]
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_casting_left_to_autocast_changes_no_number_and_widens_no_input(library_model, leave):
+    adapted = attach(library_model.bfloat16(), LoraConfig(rank=2))
+    randomise(low_rank_updates(adapted))
+    tokens, seen = torch.arange(2, 22)[None], []
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = adapted(input_ids=tokens, use_cache=False).logits
+        if leave:
+            leave_casting_to_autocast(adapted)
+        for name, module in adapted.named_modules():
+            if name.endswith("lora_A.default"):
+                module.register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
+        found = adapted(input_ids=tokens, use_cache=False).logits
+    assert torch.equal(found, expected)
+    assert (torch.float32 in seen) == (not leave)

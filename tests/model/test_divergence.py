@@ -64,7 +64,7 @@ def plain_kl(moved: Moved, ids) -> torch.Tensor:
 @pytest.mark.parametrize("build", [granite, llama])
 @pytest.mark.parametrize("chunk", [4, 2048])
 def test_it_is_what_the_models_own_logits_say_whatever_the_chunk(build, chunk, ids, monkeypatch):
-    monkeypatch.setattr(divergence, "CHUNK", chunk)
+    monkeypatch.setattr(divergence, "chunk_on", lambda device: chunk)
     moved = Moved(build, size=0.1)
     assert moved.model.get_output_embeddings().weight is not moved.weight
     with torch.no_grad():

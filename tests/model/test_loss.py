@@ -98,10 +98,45 @@ def test_the_chunk_changes_neither_the_nats_nor_the_gradient(chunk):
 
 def test_the_logits_of_a_chunk_exist_at_once_and_no_more(monkeypatch):
     seen = []
-    original = loss._chunk_loss
-    monkeypatch.setattr(loss, "_chunk_loss", lambda h, *rest: seen.append(len(h)) or original(h, *rest))
-    summed_cross_entropy(torch.randn(2, 25, 4), torch.randn(8, 4), torch.zeros(2, 25, dtype=torch.long), 1.0, chunk=20)
-    assert seen == [20, 20, 10]
+    original = loss._log_probabilities
+    monkeypatch.setattr(
+        loss,
+        "_log_probabilities",
+        lambda buffer, h, *rest: seen.append((len(buffer), len(h))) or original(buffer, h, *rest),
+    )
+    hidden = torch.randn(2, 25, 4, requires_grad=True)
+    nats = summed_cross_entropy(hidden, torch.randn(8, 4), torch.zeros(2, 25, dtype=torch.long), 1.0, chunk=20)
+    nats.backward()
+    assert seen == [(20, 20), (20, 20), (20, 10)]  # and none again for the backward pass
+
+
+def test_what_is_kept_for_the_backward_pass_is_as_large_as_the_hidden_states():
+    hidden, kept = torch.randn(2, 25, 4, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        summed_cross_entropy(hidden, torch.randn(8, 4), torch.zeros(2, 25, dtype=torch.long), 1.0)
+    assert kept == [hidden.numel()]
+
+
+def test_the_gradient_is_exact_in_double_precision():
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(*s, generator=generator).double().requires_grad_() for s in ((1, 7, 3), (5, 3)))
+    labels = torch.tensor([[0, 4, IGNORED, 2, 2, IGNORED, 1]])
+    assert torch.autograd.gradcheck(lambda h, w: 3 * summed_cross_entropy(h, w, labels, 1.7, chunk=3), (hidden, head))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gives_the_plain_loss_to_its_own_precision(dtype):
+    """Against the library's way: products in half precision, the softmax in fp32."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 20, 16, generator=generator).to(dtype).requires_grad_()
+    head = torch.randn(5000, 16, generator=generator).to(dtype)
+    labels = torch.randint(0, 5000, (3, 20), generator=generator)
+    found = summed_cross_entropy(hidden, head, labels, scaling=6.0)
+    expected = F.cross_entropy(((hidden @ head.T).float() / 6.0).flatten(0, 1), labels.flatten(), reduction="sum")
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    exact = F.cross_entropy((hidden.float() @ head.float().T / 6.0).flatten(0, 1), labels.flatten(), reduction="sum")
+    one, library, reference = (torch.autograd.grad(y, hidden)[0].float() for y in (found, expected, exact))
+    assert (one - reference).norm() <= 1.5 * (library - reference).norm()
 
 
 def test_positions_that_are_ignored_count_nowhere(batch):

@@ -1,10 +1,13 @@
 """The chunked scan against the recurrence it stands for, one token after the other in float64."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from granite_scu.model import ssd
 from granite_scu.model.ssd import ssd_scan
 
 NAMES = ("x", "dt", "a", "b", "c", "d")
@@ -71,9 +74,9 @@ def test_outputs_and_gradients_are_those_of_the_recurrence_at_any_length(time):
     assert_scan_is_the_recurrence(inputs(time=time), chunk=16)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
 def test_heads_read_the_projections_of_their_own_group(groups):
-    assert_scan_is_the_recurrence(inputs(groups=groups), chunk=8)
+    assert_scan_is_the_recurrence(inputs(heads=8, groups=groups), chunk=8)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,103 @@ def test_a_step_as_large_as_the_configuration_allows_leaves_everything_finite():
 def test_the_result_does_not_depend_on_the_chunk(batch, time, groups, heads_per_group, chunk, seed):
     tensors = inputs(batch=batch, time=time, groups=groups, heads=groups * heads_per_group, seed=seed)
     torch.testing.assert_close(ssd_scan(*tensors, chunk=chunk), ssd_scan(*tensors), rtol=1e-4, atol=1e-5)
+
+
+def test_the_backward_pass_is_the_derivative_in_double_precision():
+    x, dt, a, b, c, d = (t.double().requires_grad_() for t in inputs(batch=1, time=7, heads=4, groups=2, head_dim=2))
+    state = torch.randn(1, 4, 2, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
+
+    def scan(x, dt, a, b, c, d, state):
+        return ssd_scan(x, dt, a, b, c, d, 3, documents, state, return_state=True)
+
+    assert torch.autograd.gradcheck(scan, (x, dt, a, b, c, d, state))
+
+
+@pytest.mark.parametrize("chunk", [4, 16, 64])
+def test_a_scan_of_two_halves_that_hand_over_the_state_is_the_scan_of_the_whole(chunk):
+    x, dt, a, b, c, d = inputs(time=40, groups=2)
+    whole, last = ssd_scan(x, dt, a, b, c, d, chunk, return_state=True)
+    parts, state = [], None
+    for half in (slice(0, 19), slice(19, None)):
+        args = (x[:, half], dt[:, half], a, b[:, half], c[:, half], d)
+        y, state = ssd_scan(*args, chunk, initial_state=state, return_state=True)
+        parts.append(y)
+    assert state.shape == (2, 4, 5, 6)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state, last, rtol=1e-5, atol=1e-5)
+
+
+def test_the_state_returned_is_the_one_that_the_recurrence_ends_in():
+    x, b = torch.ones(1, 2, 1, 1), torch.ones(1, 2, 1, 1)
+    dt, a = torch.tensor([[[0.5], [2.0]]]), torch.tensor([-1.0])
+    _, state = ssd_scan(x, dt, a, b, b, torch.zeros(1), return_state=True)
+    torch.testing.assert_close(state.item(), 0.5 * math.exp(-2.0) + 2.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=5), st.sampled_from([4, 16, 64]), st.integers(1, 2), st.booleans()
+)
+def test_documents_of_a_block_are_scanned_as_if_each_stood_alone(lengths, chunk, groups, numbers_come_back):
+    time = sum(lengths)
+    tensors = tuple(t.requires_grad_() for t in inputs(batch=1, time=time, groups=groups))
+    numbers = [i % 2 if numbers_come_back else i for i in range(len(lengths))]
+    documents = torch.repeat_interleave(torch.tensor(numbers), torch.tensor(lengths))[None]
+    together = ssd_scan(*tensors, chunk, seq_idx=documents)
+    x, dt, a, b, c, d = tensors
+    parts = zip(*(t.split(lengths, 1) for t in (x, dt, b, c)), strict=True)
+    alone = torch.cat([ssd_scan(x, dt, a, b, c, d, chunk) for x, dt, b, c in parts], 1)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    weight = torch.randn(alone.shape, generator=torch.Generator().manual_seed(1))
+    for one, other in zip(*(torch.autograd.grad((y * weight).sum(), tensors) for y in (together, alone)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_the_state_before_the_first_token_belongs_to_the_first_document_only():
+    x, dt, a, b, c, d = inputs(batch=1, time=12)
+    state, documents = torch.randn(1, 4, 5, 6), torch.tensor([[3] * 5 + [7] * 7])
+    y = ssd_scan(x, dt, a, b, c, d, 4, documents, state)
+    first = ssd_scan(x[:, :5], dt[:, :5], a, b[:, :5], c[:, :5], d, initial_state=state)
+    second = ssd_scan(x[:, 5:], dt[:, 5:], a, b[:, 5:], c[:, 5:], d)
+    torch.testing.assert_close(y, torch.cat([first, second], 1), rtol=1e-5, atol=1e-5)
+
+
+def test_all_chunks_at_once_as_on_a_gpu_give_what_one_after_the_other_gives(monkeypatch):
+    tensors = tuple(t.requires_grad_() for t in inputs(time=50, groups=2))
+    results = []
+    for spans in (ssd._spans, lambda x: [slice(0, x.shape[1])]):
+        monkeypatch.setattr(ssd, "_spans", spans)
+        y = ssd_scan(*tensors, chunk=8)
+        results.append((y, *torch.autograd.grad(y.square().sum(), tensors)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_the_backward_pass_keeps_the_inputs_and_the_chunks_states_and_nothing_else():
+    tensors = tuple(t.requires_grad_() for t in inputs(batch=2, time=64, heads=4, head_dim=5, state=6))
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        ssd_scan(*tensors, chunk=16)
+    states = 2 * 4 * 4 * 5 * 6  # batch, chunks, heads, head dimension, state
+    assert sum(kept.values()) <= sum(t.numel() for t in tensors) + states
+
+
+@pytest.mark.slow
+def test_it_compiles_without_a_graph_break():
+    tensors = tuple(t.requires_grad_() for t in inputs(time=50, groups=2))
+    compiled = torch.compile(ssd_scan, fullgraph=True)
+    results = []
+    for scan in (ssd_scan, compiled):
+        y = scan(*tensors, chunk=16)
+        results.append((y, *torch.autograd.grad(y.square().sum(), tensors)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_later_tokens_do_not_change_earlier_outputs():
