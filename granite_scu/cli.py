@@ -32,6 +32,9 @@ from granite_scu.errors import UserError
 from granite_scu.run import Request, Run
 
 COMMANDS = ("fit", "validate", "test", "identify")
+SCORED = {"validate": "validation", "test": "test"}
+"""Commands that print a score, and the split that they score."""
+
 PIPE_WIDTH = 120
 """Columns where the output is no terminal, which has no width of its own."""
 
@@ -166,7 +169,8 @@ def run(arguments: list[str]) -> int:
     as_json = arguments[:1] == ["identify"] and "--json" in arguments
     cli = parse([argument for argument in arguments if not (as_json and argument == "--json")])
     console = make_console(stderr=as_json)
-    quiet(console)
+    answers = as_json or cli.subcommand in SCORED
+    quiet(make_console(stderr=True) if answers else console)  # what goes to stdout is JSON then, and nothing else
     if cli.step_test is not None:
         return identify.identify(cli.request, cli.step_test, console, as_json)
     job = Run(cli.request, console)
@@ -175,8 +179,7 @@ def run(arguments: list[str]) -> int:
         if summary:
             print_summary(summary, job.folder.path, console)
         return 0
-    split = {"validate": "validation", "test": "test"}[cli.subcommand]
-    console.print_json(data=job.score_saved(split))
+    console.print_json(data=job.score_saved(SCORED[cli.subcommand]))
     return 0
 
 
@@ -201,6 +204,8 @@ def check_requirements(arguments: list[str], as_json: bool) -> int:
             cpu_is_meant=request.trainer["accelerator"] == "cpu",
             quantize_4bit=request.base.quantize_4bit,
             attention=request.base.attention,
+            kernels=request.base.kernels,
+            deterministic=bool(request.trainer["deterministic"]),
             precision=request.trainer["precision"],
             model=request.base.name,
             data_path=request.data.path,

@@ -37,6 +37,8 @@ class BaseConfig:
         name: hub id, local folder, or ``tiny-granite-h`` for the embedded model.
         quantize_4bit: hold the linear layers in 4 bits (nf4, double quantisation), as QLoRA does.
         attention: attention kernel; ``auto`` takes flash_attention_2 where it is installed.
+        kernels: of the Mamba-2 layers; ``auto`` takes compiled ones where installed and proven right, and PyTorch
+            elsewhere; ``cuda`` insists on compiled ones.
         gradient_checkpointing: recompute activations in the backward pass: less memory, about 30 % slower.
         compile: run torch.compile on the model.
         compile_mode: mode of torch.compile.
@@ -45,6 +47,7 @@ class BaseConfig:
     name: str = "ibm-granite/granite-4.0-h-1b"
     quantize_4bit: bool = False
     attention: Literal["sdpa", "eager", "flash_attention_2", "auto"] = "sdpa"
+    kernels: Literal["auto", "torch", "cuda"] = "auto"
     gradient_checkpointing: bool = False
     compile: bool = False
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"

@@ -124,6 +124,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--gradient-checkpointing", "base.gradient_checkpointing", bool,
              "recompute activations in the backward pass: less memory, slower"),
         Flag("--attn", "base.attention", str, "attention kernel", ("sdpa", "eager", "flash_attention_2", "auto")),
+        Flag("--kernels", "base.kernels", str, "of the Mamba-2 layers; auto takes compiled ones where installed and "
+             "proven right on the GPU, cuda insists on them", ("auto", "torch", "cuda")),
         Flag("--memory-fraction", "run.memory_fraction", float, "largest share of the GPU's memory to take, 0 to 1",
              default="what is needed"),
         Flag("--num-workers", "data.num_workers", int, "loader processes"),

@@ -10,6 +10,7 @@ import torch
 from granite_scu import hardware
 from granite_scu.config import BaseConfig, RunConfig
 from granite_scu.errors import UserError
+from granite_scu.model.kernels import check
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Machine:
         devices: processes on this node.
         nodes: machines.
         attention: transformers' attention implementation.
+        kernels: what the Mamba-2 layers may take; see ``model.kernels.choose``.
     """
 
     device: hardware.Device
@@ -31,6 +33,7 @@ class Machine:
     devices: int
     nodes: int
     attention: str
+    kernels: str
 
     @property
     def world_size(self) -> int:
@@ -63,7 +66,8 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machin
     precision = hardware.resolve_precision(trainer["precision"], device)
     devices, nodes = _processes(run.multi_gpu, device)
     attention = _attention(base.attention, device, precision)
-    return Machine(device, accelerator, precision, devices, nodes, attention)
+    kernels = _kernels(base.kernels, accelerator, bool(trainer.get("deterministic")))
+    return Machine(device, accelerator, precision, devices, nodes, attention, kernels)
 
 
 def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
@@ -104,3 +108,12 @@ def _attention(requested: str, device: hardware.Device, precision: str) -> str:
             "use --attn sdpa"
         )
     return ("flash_attention_2" if usable else "sdpa") if requested == "auto" else requested
+
+
+def _kernels(requested: str, accelerator: str, deterministic: bool) -> str:
+    check(requested, accelerator)
+    if requested == "cuda" and deterministic:
+        raise UserError(
+            "--kernels cuda: compiled kernels may add in any order, and --deterministic wants one; drop one"
+        )
+    return "torch" if deterministic else requested

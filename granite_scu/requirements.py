@@ -26,6 +26,7 @@ from rich.text import Text
 from granite_scu.config import TINY_MODEL, BaseConfig, RunConfig
 from granite_scu.errors import UserError
 from granite_scu.hardware import GIB, Device, detect, dotted, resolve_precision
+from granite_scu.model import kernels
 
 HUB_DATASET = "Salesforce/wikitext"
 _HUB_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
@@ -42,6 +43,8 @@ class Wanted:
         cpu_is_meant: whether ``auto`` may mean the CPU.
         quantize_4bit: ``--4bit-quantization``.
         attention: ``--attn``.
+        kernels: ``--kernels``.
+        deterministic: ``--deterministic``.
         precision: as ``resolve_precision`` takes it.
         model: ``--model``.
         data_path: ``--data-dir``; null is the dataset on the hub.
@@ -53,6 +56,8 @@ class Wanted:
     cpu_is_meant: bool = False
     quantize_4bit: bool = BaseConfig.quantize_4bit
     attention: str = BaseConfig.attention
+    kernels: str = BaseConfig.kernels
+    deterministic: bool = False
     precision: str | None = None
     model: str = BaseConfig.name
     data_path: str | None = None
@@ -101,7 +106,7 @@ def check_requirements(wanted: Wanted) -> list[Check]:
         *_check_number_formats(device),
         _check_bitsandbytes(wanted),
         _check_flash_attention(wanted, device),
-        *_check_scan_kernels(),
+        _check_mamba_kernels(wanted, device),
         _check_model(wanted.model),
         _check_disk(wanted.output_dir),
         _check_hub(wanted),
@@ -297,13 +302,25 @@ def _check_flash_attention(wanted: Wanted, device: Device) -> Check:
     return Check("flash-attn", found, False, True, meaning, f"{install}use --attn sdpa")
 
 
-def _check_scan_kernels() -> list[Check]:
-    meaning = "not needed: training scans in PyTorch"
-    versions = {name: _version(name) for name in ("mamba-ssm", "causal-conv1d")}
-    return [
-        Check(name, version or "not installed", version is not None, False, meaning)
-        for name, version in versions.items()
-    ]
+def _check_mamba_kernels(wanted: Wanted, device: Device) -> Check:
+    name, needed = "Mamba-2 kernels", wanted.kernels == "cuda"
+    installed = kernels.installed()
+    found = ", ".join(f"{package} {version}" for package, version in installed.items()) or "not installed"
+    in_the_way = {
+        "--kernels torch": wanted.kernels == "torch",
+        "--deterministic": wanted.deterministic,
+        "a CPU": device.kind == "cpu",
+    }
+    reason = next((reason for reason, holds in in_the_way.items() if holds), None)
+    if reason and needed:
+        return Check(name, found, False, True, f"the run is refused: {reason}", "use --kernels auto")
+    if reason:
+        return Check(name, found, None, False, f"not used, {reason}: the layers run in PyTorch")
+    if installed:
+        otherwise = "else the run is refused" if needed else "else PyTorch"
+        return Check(name, found, True, needed, f"taken if their self-check at the start passes, {otherwise}")
+    meaning = "the run is refused" if needed else "the layers run in PyTorch"
+    return Check(name, found, False, needed, meaning, kernels.INSTALL)
 
 
 def _check_model(name: str) -> Check:

@@ -40,7 +40,7 @@ from granite_scu.control.reachability import Reachability
 from granite_scu.data.module import TextDataModule
 from granite_scu.errors import UserError
 from granite_scu.evaluation import score
-from granite_scu.model import loading
+from granite_scu.model import loading, mamba
 from granite_scu.model.loss import summed_nats
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.provenance import git_revision, versions
@@ -119,12 +119,19 @@ class Run:
         self.machine = machine.resolve(request.base, request.run, request.trainer)
         self.folder = RunFolder(request.run.output_dir)
         self.tokenizer = loading.load_tokenizer(request.base.name)
+        self._check_block_size()
         self.data = self.make_data()
         self.data.prepare(self.tokenizer)
         self.data.check_processes(self.machine.world_size)
         self.plan = self._plan()
         self._check_validations()
         self.controller = controller or build_controller(probe.provisional(request.control), self.plan.steps)
+
+    def _check_block_size(self) -> None:
+        name, size = self.request.base.name, self.request.data.block_size
+        width = getattr(loading.load_model_config(name), "mamba_d_conv", 0)
+        if size < width:
+            raise UserError(f"--block-size {size}: shorter than the {width} tokens that a convolution of {name} spans")
 
     def _check_validations(self) -> None:
         control, steps = self.request.control, self.plan.steps
@@ -229,12 +236,13 @@ class Run:
             raise UserError(f"--run.output_dir {folder}: holds no adapter_model.safetensors; run fit first")
         self.machine.claim(self.request.run.memory_fraction)
         device, dtype = self.machine.torch_device, DTYPES[self.machine.precision]
-        base = loading.load_model(self.request.base, dtype, self.machine.attention, device).to(device)
+        base = loading.load_model(self._base(), dtype, self.machine.attention, device).to(device)
         # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
         try:
             model = peft.PeftModel.from_pretrained(base, folder)
         except (RuntimeError, ValueError) as error:
             raise UserError(f"--run.output_dir {folder}: its adapter does not fit {self.request.base.name}") from error
+        self._say_kernels(base)
         loader = {"validation": self.data.val_dataloader, "test": self.data.test_dataloader}[split]
         autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
@@ -270,7 +278,8 @@ class Run:
         return self.request.control.controller in control.STEERING and self.controller.setpoint is not None
 
     def _say_first(self, module: GraniteModule) -> None:
-        """What is known of the setpoint before the first step."""
+        """What the run log is to have before the first step: the kernels, and what is known of the setpoint."""
+        self._say_kernels(module.language_model)
         if self.found:
             log.info("--target-s auto: S* = %.3g: %s", self.controller.setpoint, self.found["reason"])
         if self._steers():
@@ -278,11 +287,20 @@ class Run:
             if warning := planning.beyond_the_ceiling(self.controller.setpoint, most):
                 log.warning(warning)
 
+    def _say_kernels(self, model: torch.nn.Module) -> None:
+        kernels = mamba.kernels_in_use(model)
+        if kernels:
+            log.info("Mamba-2 layers run in %s", kernels.name)
+
+    def _base(self) -> BaseConfig:
+        """The base's configuration, with the kernels that this machine allows it."""
+        return replace(self.request.base, kernels=self.machine.kernels)
+
     def make_module(self, **changed: Any) -> GraniteModule:
         """The module that is trained; ``changed`` are fields of the base's configuration that are to differ."""
         request = self.request
         return GraniteModule(
-            replace(request.base, **changed),
+            replace(self._base(), **changed),
             request.lora,
             request.optimizer,
             request.prior.sigma,

@@ -8,6 +8,7 @@ from devices import A100, CPU, T4
 from granite_scu import hardware, machine
 from granite_scu.config import TRAINER_DEFAULTS, BaseConfig, RunConfig
 from granite_scu.errors import UserError
+from granite_scu.model import kernels
 
 TRAINER = {**TRAINER_DEFAULTS, "precision": None}
 
@@ -83,3 +84,25 @@ def test_flash_attention_asked_for_where_it_cannot_run_is_refused(on, monkeypatc
     monkeypatch.setattr(machine, "find_spec", lambda name: object())
     with pytest.raises(UserError, match=r"--attn flash_attention_2.*use --attn sdpa"):
         on(T4, base=BaseConfig(attention="flash_attention_2"))
+
+
+@pytest.mark.parametrize(("asked", "deterministic", "expected"), [("auto", False, "auto"), ("auto", True, "torch")])
+def test_a_deterministic_run_takes_no_compiled_kernels(on, asked, deterministic, expected):
+    found = on(A100, base=BaseConfig(kernels=asked), deterministic=deterministic)
+    assert found.kernels == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "deterministic", "words"),
+    [
+        (CPU, {"fla-core": "0.6.0"}, False, "on the CPU"),
+        (A100, {}, False, "pip install"),
+        (A100, {"fla-core": "0.6.0"}, True, "--deterministic"),
+    ],
+)
+def test_compiled_kernels_insisted_on_where_they_cannot_be_are_refused(
+    on, monkeypatch, device, installed, deterministic, words
+):
+    monkeypatch.setattr(kernels, "installed", lambda: installed)
+    with pytest.raises(UserError, match=rf"^--kernels cuda: .*{words}"):
+        on(device, base=BaseConfig(kernels="cuda"), deterministic=deterministic)

@@ -153,6 +153,28 @@ def test_flash_attention_needs_package_and_gpu(machine, monkeypatch, device, ins
     assert can_start(check_requirements(ON_GPU)), "sdpa needs no package"
 
 
+@pytest.mark.parametrize(
+    ("device", "installed", "wanted", "meaning", "remedy", "starts"),
+    [
+        (A100, {"fla-core": "0.6.0"}, {}, "taken if their self-check at the start passes, else PyTorch", "", True),
+        (A100, {}, {}, "the layers run in PyTorch", "pip install 'granite-scu[kernels]'", True),
+        (A100, {}, {"kernels": "cuda"}, "the run is refused", "pip install 'granite-scu[kernels]'", False),
+        (A100, {}, {"kernels": "torch"}, "not used, --kernels torch: the layers run in PyTorch", "", True),
+        (A100, {}, {"deterministic": True}, "not used, --deterministic: the layers run in PyTorch", "", True),
+        (CPU, {"fla-core": "0.6.0"}, {}, "not used, a CPU: the layers run in PyTorch", "", True),
+        (CPU, {}, {"kernels": "cuda"}, "the run is refused: a CPU", "use --kernels auto", False),
+    ],
+)
+def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, installed, wanted, meaning, remedy, starts):
+    machine(device)
+    monkeypatch.setattr(requirements.kernels, "installed", lambda: installed)
+    checks = check_requirements(Wanted(device.kind, model=TINY_MODEL, data_path="stdlib-docs", **wanted))
+    check = found(checks, "Mamba-2 kernels")
+    assert (check.meaning, check.remedy) == (meaning, remedy)
+    assert can_start(checks) is starts
+    assert check.found == ("fla-core 0.6.0" if installed else "not installed")
+
+
 @pytest.mark.parametrize(("launched", "starts"), [(None, False), ("2", True)])
 def test_one_cpu_process_is_not_several(machine, monkeypatch, launched, starts):
     machine(CPU)

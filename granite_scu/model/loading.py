@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from granite_scu.config import TINY_MODEL, BaseConfig
 from granite_scu.errors import UserError
-from granite_scu.model import mamba
+from granite_scu.model import kernels, mamba
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +71,10 @@ def load_model(
         config: what to load and how.
         dtype: of the weights; of the products with 4-bit weights.
         attention: transformers' attention implementation.
-        device: where 4-bit weights are made; others come on the CPU, for the Trainer to move.
+        device: where the model will run: 4-bit weights are made there, others come on the CPU, for the Trainer to move.
 
     Raises:
-        UserError: unknown model, or 4 bits without bitsandbytes.
+        UserError: unknown model, 4 bits without bitsandbytes, or no compiled kernels where they are insisted on.
     """
     kwargs: dict = {"dtype": dtype, "attn_implementation": attention}
     if config.quantize_4bit:
@@ -101,7 +101,10 @@ def load_model(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     model.requires_grad_(False)
-    mamba.install(model)
+    mixers = mamba.layers_of(model)
+    if mixers:
+        sizes = kernels.Sizes.of(next(iter(mixers.values())))
+        mamba.install(model, kernels.choose(config.kernels, device, dtype, sizes))
     return model
 
 

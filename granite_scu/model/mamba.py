@@ -4,10 +4,14 @@ With mamba-ssm installed, transformers' layer calls in training one fused functi
 ``self.out_proj.weight``, past whatever wraps ``out_proj``: a LoRA adapter there gets no gradient
 and a 4-bit weight is read as if it were a matrix. So the forward pass without a cache is replaced
 here, the one place where granite-scu reaches into a transformers model. It calls ``in_proj`` and
-``out_proj`` as modules. Generation (with a cache) keeps the library's forward.
+``out_proj`` as modules, and between them whatever scan and convolution it was given (see ``kernels``).
+Generation (with a cache) keeps the library's forward.
 """
 
+import inspect
 import types
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +23,31 @@ from granite_scu.model.ssd import ssd_scan
 
 _PARAMETERS = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "norm", "out_proj")
 _SIZES = ("num_heads", "head_dim", "n_groups", "ssm_state_size", "intermediate_size", "conv_dim", "time_step_limit")
+_ARGUMENTS = ("hidden_states", "cache_params", "attention_mask")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What computes a layer between its projections.
+
+    Attributes:
+        name: what the log calls it.
+        scan: as ``ssd_scan``: (x, dt, a, b, c, d) -> (batch, time, heads, head_dim), dt after softplus and clamping.
+        conv: ((batch, time, channels), the layer's convolution) -> the same shape, causal and after SiLU.
+    """
+
+    name: str
+    scan: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    conv: Callable[[Tensor, nn.Conv1d], Tensor]
+
+
+def activated_conv(inputs: Tensor, conv: nn.Conv1d) -> Tensor:
+    """The causal convolution and its SiLU. (batch, time, channels) in and out."""
+    return causal_conv_silu(inputs, conv.weight.squeeze(1), conv.bias)
+
+
+TORCH = Kernels("PyTorch", ssd_scan, activated_conv)
+"""Ours: runs everywhere, and is what compiled kernels are checked against."""
 
 
 def is_mamba2(module: nn.Module) -> bool:
@@ -26,43 +55,57 @@ def is_mamba2(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("in_proj", "conv1d", "A_log", "out_proj", "ssm_state_size"))
 
 
-def install(model: nn.Module) -> int:
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The Mamba-2 mixers of ``model`` by name."""
+    return {name: module for name, module in model.named_modules() if is_mamba2(module)}
+
+
+def install(model: nn.Module, kernels: Kernels = TORCH) -> int:
     """Replace the cache-free forward of every Mamba-2 layer in ``model``; returns how many.
 
     Raises:
-        RuntimeError: a layer lacks a parameter or size that the forward needs (the library changed).
+        RuntimeError: a layer lacks what the forward needs, or its own takes other arguments (the library changed).
     """
-    layers = [(name, module) for name, module in model.named_modules() if is_mamba2(module)]
-    for name, layer in layers:
+    layers = layers_of(model)
+    for name, layer in layers.items():
+        taken = inspect.signature(type(layer).forward).parameters
         missing = [field for field in _PARAMETERS + _SIZES if not hasattr(layer, field)]
+        missing += [f"argument {argument}" for argument in _ARGUMENTS if argument not in taken]
         if missing:
             raise RuntimeError(
                 f"{name} ({type(layer).__name__}) has no {', '.join(missing)}: "
                 "this transformers version is not supported; see the range in pyproject.toml"
             )
         layer.norm.granite_scu_plain = is_gated_norm(layer.norm)
-        layer.forward = types.MethodType(_forward(type(layer).forward), layer)
+        layer.forward = types.MethodType(_forward(type(layer).forward, kernels), layer)
+        layer.kernels = kernels
     return len(layers)
 
 
-def _forward(library_forward):
+def kernels_in_use(model: nn.Module) -> Kernels | None:
+    """What ``install`` gave the layers of ``model``; None for a model without Mamba-2 layers."""
+    return next((layer.kernels for layer in layers_of(model).values()), None)
+
+
+def _forward(library_forward, kernels: Kernels):
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
         if cache_params is not None:
             return library_forward(
                 self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs
             )
-        return mix(self, hidden_states, attention_mask)
+        return mix(self, hidden_states, attention_mask, kernels)
 
     return forward
 
 
-def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, kernels: Kernels = TORCH) -> Tensor:
     """A Mamba-2 mixer over whole sequences.
 
     Args:
         layer: the mixer whose parameters are used.
         hidden: (batch, time, hidden) inputs.
         attention_mask: (batch, time), zero where padded; None when nothing before a token is padding.
+        kernels: the scan and the convolution.
 
     Returns:
         (batch, time, hidden) outputs in the dtype of ``hidden``.
@@ -71,11 +114,10 @@ def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None) 
     groups_state = layer.n_groups * layer.ssm_state_size
     hidden = _zero_padding(hidden, attention_mask)
     gate, conv_in, dt = layer.in_proj(hidden).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
-    weight, bias = layer.conv1d.weight.squeeze(1), layer.conv1d.bias
-    conv_out = _zero_padding(causal_conv_silu(conv_in, weight, bias), attention_mask)
+    conv_out = _zero_padding(kernels.conv(conv_in, layer.conv1d), attention_mask)
     x, b, c = conv_out.split([layer.intermediate_size, groups_state, groups_state], -1)
     dt = F.softplus(dt.float() + layer.dt_bias.float()).clamp(*layer.time_step_limit)
-    y = ssd_scan(
+    y = kernels.scan(
         x.view(batch, time, layer.num_heads, layer.head_dim),
         dt,
         -layer.A_log.float().exp(),

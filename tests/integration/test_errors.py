@@ -320,3 +320,13 @@ def test_the_script_itself_prints_one_line_and_nothing_else_on_stderr(script, tm
     done = script(*argv, "--output-dir", tmp_path / "out")
     assert done.returncode == 2
     assert words in one_line(done.stderr)
+
+
+def test_a_block_shorter_than_the_convolution_is_refused(refusal, tmp_path):
+    config = json.loads((Path(loading.resolve("tiny-granite-h")) / "config.json").read_text())
+    model = tmp_path / "wide"
+    shutil.copytree(loading.resolve("tiny-granite-h"), model)
+    (model / "config.json").write_text(json.dumps(config | {"mamba_d_conv": 20}))
+    assert f"--block-size 16: shorter than the 20 tokens that a convolution of {model} spans" in refusal(
+        *("--model", model, "--block-size", "16")
+    )

@@ -101,6 +101,12 @@ def test_nothing_goes_to_stderr(run):
     assert run.err == ""
 
 
+def test_what_the_mamba_layers_run_in_is_said_and_logged(run):
+    log = (run.folder / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
+    for said in (run.out, log):
+        assert said.count("Mamba-2 layers run in PyTorch") == 1
+
+
 def test_the_console_shows_the_course_and_the_result(run):
     assert re.search(r"^step 36/42  loss \d\.\d+ bits/token  S \d\.\d+% \(S\* 2\.00%\)  lambda ", run.out, re.MULTILINE)
     assert re.search(r"^step 20  validation \d\.\d{4} bits/token *$", run.out, re.MULTILINE)
@@ -272,7 +278,7 @@ def test_the_saved_configuration_gives_the_same_run_bit_for_bit(run, command, tm
 def test_the_commands_that_score_the_saved_adapter(run, capfd, split):
     assert cli.main([split, "--config", str(run.folder / "config.yaml")]) == 0
     printed = capfd.readouterr()
-    assert printed.err == ""
+    assert printed.err.split("\n") == ["Mamba-2 layers run in PyTorch".ljust(cli.PIPE_WIDTH), ""]
     found, metrics = json.loads(printed.out), read_json(run.folder / "scu_metrics.json")
     if split == "test":
         assert found["adapter_bpt"] == pytest.approx(metrics["final_test_bpt"], abs=1e-6)
