@@ -134,7 +134,7 @@ class GraniteModule(L.LightningModule):
             adapters.leave_casting_to_autocast(self.model)
         self.updates = adapters.low_rank_updates(self.model)
         if self.base.compile:
-            self.language_model.base_model.compile(mode=self.base.compile_mode)
+            compile_training(self.language_model.base_model, self.base.compile_mode)
 
     @property
     def language_model(self) -> torch.nn.Module:
@@ -383,6 +383,17 @@ def schedule(step: int, config: OptimizerConfig, total_steps: int) -> float:
             return 1 - progress
         case _:
             return 1.0
+
+
+def compile_training(model: torch.nn.Module, mode: str) -> None:
+    """Compile a model's forward pass where it is trained, once.
+
+    Without gradients it runs as it is. Validation differs in grad mode and in the size of its last batch, and each
+    would be compiled anew, for minutes, to save seconds.
+    """
+    plain = model.forward
+    compiled = torch.compile(plain, mode=mode)
+    model.forward = lambda *args, **kwargs: (compiled if torch.is_grad_enabled() else plain)(*args, **kwargs)
 
 
 @contextmanager

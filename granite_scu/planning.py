@@ -21,9 +21,9 @@ UTILISATION = 0.3
 """Share of the measured matrix-product rate that a training step is assumed to reach."""
 
 KEPT, KEPT_MAMBA = 23, 34
-"""Values a token and hidden unit that a layer keeps for the backward pass, with attention and with a Mamba-2 mixer: 71 MB
-and 106 MB were kept by those of Granite-4.0-H-1B, adapters included, at 1 x 1024 tokens under bf16 autocast, counted
-with ``torch.autograd.graph.saved_tensors_hooks``. (Korthikanti et al. 2022, arXiv 2205.05198, have 34 for a transformer's.)"""
+"""Values a token and hidden unit that a layer keeps for the backward pass, with attention and with a Mamba-2 mixer: 71
+and 106 MB by those of Granite-4.0-H-1B, adapters included, at 1 x 1024 tokens under bf16 autocast, counted with
+``torch.autograd.graph.saved_tensors_hooks``. (A transformer's: 34; Korthikanti et al. 2022, arXiv 2205.05198.)"""
 
 
 def describe(run: "Run") -> dict:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config import OptimizerConfig
 from granite_scu.errors import UserError
@@ -435,6 +435,32 @@ def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, m
         calls.append(len(counted))
     assert calls == [1, 2]
     assert error(steps[1].gradient, steps[0].gradient) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches):
+    """Whatever lambda does, and though validation has no gradients and a last batch that is smaller."""
+
+    class Steer(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            module.reg_strength = 0.1 * index
+
+    class Validated(UnderSGD):
+        def val_dataloader(self):
+            return DataLoader([*make_batches(2), *make_batches(1, rows=1)], batch_size=None)
+
+    counters = torch._dynamo.utils.counters
+    gradients = []
+    for compiled in (False, True):
+        counters.clear()
+        module = make_module(Validated, base={"compile": compiled})
+        trained_factors(module)
+        trainer = fit(module, make_batches(5), callbacks=[Steer()], val_check_interval=2)
+        gradients.append([step.gradient for step in trainer.optimizers[0].seen])
+        assert counters["stats"]["unique_graphs"] == int(compiled)
+        assert not counters["graph_break"]
+    for one, other in zip(*gradients, strict=True):
+        assert error(one, other) < 1e-4
 
 
 def test_everything_is_in_training_mode_while_training(make_module, fit, make_batches):
