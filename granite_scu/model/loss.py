@@ -82,15 +82,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         unit = 256.0 if hidden.dtype == torch.float16 else 1.0
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            p, counted = _log_probabilities(logits, hidden[part], head, scaling), labels[part] != IGNORED
-            targets = labels[part].clamp(min=0).unsqueeze(1)
-            nats -= p.gather(1, targets).squeeze(1).masked_fill(~counted, 0).sum()
+            targets, counted = labels[part].clamp(min=0).unsqueeze(1), (labels[part] != IGNORED).unsqueeze(1)
+            z = _logits(logits, hidden[part], head, scaling)
+            z.sub_(z.amax(1, keepdim=True))
+            target = z.gather(1, targets)
+            total = z.exp_().sum(1, keepdim=True)  # in the logits' own memory, as all that follows
+            nats += (total.log() - target).masked_fill_(~counted, 0).sum()
             if not (wants_hidden or wants_head):
                 continue
-            # d nats / d products = (p - onehot) / scaling where a position counts, in the logits' own memory.
-            p.exp_().scatter_add_(1, targets, p.new_full(targets.shape, -1.0))
-            p.mul_(counted.unsqueeze(1) * (unit / scaling))
-            narrow = p.to(hidden.dtype)
+            # d nats / d products = (softmax - onehot) / scaling where a position counts.
+            z.mul_(counted * (unit / scaling) / total)
+            z.scatter_add_(1, targets, counted * torch.full_like(target, -unit / scaling))
+            narrow = z.to(hidden.dtype)
             if d_hidden is not None:
                 d_hidden[part] = narrow @ head
             if d_head is not None:
@@ -106,12 +109,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return d_hidden, d_head, None, None, None
 
 
-def _log_probabilities(buffer: Tensor, hidden: Tensor, head: Tensor, scaling: float) -> Tensor:
-    """ln p of each token of a chunk, (tokens, vocabulary), in the memory of ``buffer``."""
+def _logits(buffer: Tensor, hidden: Tensor, head: Tensor, scaling: float) -> Tensor:
+    """The logits of a chunk, (tokens, vocabulary), in the memory of ``buffer``."""
     logits = buffer[: len(hidden)]
     if hidden.dtype == logits.dtype:
         torch.mm(hidden, head.mT, out=logits)
     else:
         logits.copy_(hidden @ head.mT)
-    logits.div_(scaling)
-    return logits.sub_(logits.logsumexp(1, keepdim=True))
+    return logits.div_(scaling)
