@@ -20,9 +20,15 @@ from typing import Any
 from granite_scu.errors import RunFailed
 
 GIB = 2**30
+PATIENCE = 20
+"""Seconds that a process has to end by itself."""
 
 Side = tuple[Callable[..., None], tuple]
 """A function of the module it is imported from, called with a ``Gate``, and its further arguments."""
+
+
+class Over(BaseException):
+    """The parent has closed the gate for good: the side unwinds, past whatever catches errors in it."""
 
 
 class Gate:
@@ -52,7 +58,10 @@ class Gate:
             seconds, most = time.perf_counter() - self._since, peak(self.device)
             extra = None if most is None or self._before is None else max(0, most - self._before) / GIB
             self.connection.send({"seconds": seconds, "extra_gb": extra, **report()})
-        self.connection.recv()
+        try:
+            self.connection.recv()
+        except EOFError:
+            raise Over from None
         self._since = time.perf_counter()
 
 
@@ -120,10 +129,10 @@ class Child:
     def __init__(self, side: Callable[..., None], arguments: tuple, device: str) -> None:
         # Not forked: a child would start with the parent's memory, and CUDA does not survive a fork.
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, device, side, arguments), daemon=True)
+        self._connection, its_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(its_end, device, side, arguments), daemon=True)
         self._process.start()
-        theirs.close()
+        its_end.close()
 
     def __enter__(self) -> "Child":
         return self
@@ -150,7 +159,9 @@ class Child:
         return self.loaded()
 
     def close(self) -> None:
-        """End the process, in the midst of its work if need be."""
+        """End the process: at its gate it may clean up, in the midst of its work it is killed after a while."""
+        self._connection.close()
+        self._process.join(PATIENCE)
         self._process.kill()
         self._process.join()
 
@@ -160,6 +171,8 @@ def _serve(connection: Connection, device: str, side: Callable[..., None], argum
     try:
         side(Gate(connection, device), *arguments)
         connection.send("it ended before its last turn")
+    except (Over, KeyboardInterrupt):
+        pass
     except Exception as error:
         connection.send(" ".join(f"{type(error).__name__}: {error}".split())[:300])
 

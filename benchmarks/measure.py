@@ -69,13 +69,24 @@ def usable(precisions: list[str], device: str) -> list[str]:
     return precisions
 
 
-def compared(case: str, device: str, ours: Outcome, theirs: Outcome, **facts: Any) -> dict[str, Any]:
-    """A case: times, memory and their ratios; null where a side could not be measured, and ``reason`` says why."""
+def compared(
+    case: str, device: str, ours: Outcome, theirs: Outcome, units: int = 1, **facts: Any
+) -> dict[str, Any]:
+    """A case: times, memory and their ratios; null where a side could not be measured, and ``reason`` says why.
+
+    Args:
+        case: its name.
+        device: "cpu" or "cuda".
+        ours: what our side did.
+        theirs: what the other did.
+        units: what a turn consists of; times are of one.
+        facts: further fields.
+    """
     reasons = [f"{name}: {o.reason}" for name, o in (("ours", ours), ("theirs", theirs)) if o.reason]
     return {
         "case": case,
-        "ours_s": ours.seconds,
-        "theirs_s": theirs.seconds,
+        "ours_s": ratio(ours.seconds, units),
+        "theirs_s": ratio(theirs.seconds, units),
         "speedup": ratio(theirs.seconds, ours.seconds),
         "ours_extra_gb": ours.extra_gb,
         "theirs_extra_gb": theirs.extra_gb,
