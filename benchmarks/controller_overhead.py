@@ -31,18 +31,17 @@ GOAL = 0.01
 COLUMNS = {
     "case": "case", "ours_s": "with SCU, s/step|.4f", "theirs_s": "without|.4f", "overhead": "overhead|.2%",
     "overhead_paired": "of pairs|.2%", "ours_extra_gb": "with SCU, GiB|.3f", "theirs_extra_gb": "without|.3f",
-    "memory_ratio": "ratio|.2f", "max_rel_err": "first loss differs|.0e", "goal_met": "at most 1 %", "reason": "not measured",
+    "memory_ratio": "ratio|.2f", "max_rel_err": "first loss differs|.0e", "goal_met": "at most 1 %",
+    "reason": "not measured",
 }  # fmt: skip
 
 
-def run_case(
-    case: training.Case, folder: str, device: str, repeats: int, advance: Callable[[], None]
-) -> dict[str, Any]:
+def run_case(case: training.Case, device: str, repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
     """Train with and without SCU in turn."""
     steps = case.block * (1 + repeats) + 1
     sides = {
-        "ours": (training.run_ours, (case, folder, steps, (), False)),
-        "theirs": (training.run_ours, (case, folder, steps, ("--controller", "none"), True)),
+        "ours": (training.run_ours, (case, steps, (), False)),
+        "theirs": (training.run_ours, (case, steps, ("--controller", "none"), True)),
     }
     outcomes = race(sides, device, repeats, advance)
     first = [[loss for report in o.reports[:1] for loss in report["losses"][:1]] for o in outcomes.values()]
@@ -65,12 +64,11 @@ def main() -> int:
     training.add_flags(parser)
     options = measure.parse(parser)
     cases = training.cases(options, block=ControlConfig.every)
-    found = []
-    with measure.progress(len(cases) * (2 + options.repeats)) as shown:
-        for case, folder in training.with_folders(cases):
-            shown.update(shown.task_ids[0], description=str(case))
-            advance = shown.advance
-            found.append(run_case(case, folder, options.device, options.repeats, lambda: advance(shown.task_ids[0])))
+    found = measure.measure_each(
+        training.with_models(cases),
+        options.turns,
+        lambda case, advance: run_case(case, options.device, options.repeats, advance),
+    )
     measure.present(found, COLUMNS, "what SCU costs", options.json)
     return 0
 

@@ -4,9 +4,9 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -16,6 +16,8 @@ from benchmarks.gate import Outcome
 from granite_scu import hardware
 from granite_scu.errors import UserError
 from granite_scu.flags import Parser
+
+T = TypeVar("T")
 
 WIDTH = 160
 """Columns of a table where the output is no terminal, which has no width of its own."""
@@ -39,6 +41,7 @@ def parse(parser: Parser) -> Namespace:
         options.repeats = options.few if options.quick else options.usual
     require_positive(repeats=options.repeats)
     options.device = resolve_device(options.device)
+    options.turns = 2 + options.repeats  # loading and warming up are the first two
     return options
 
 
@@ -69,9 +72,7 @@ def usable(precisions: list[str], device: str) -> list[str]:
     return precisions
 
 
-def compared(
-    case: str, device: str, ours: Outcome, theirs: Outcome, units: int = 1, **facts: Any
-) -> dict[str, Any]:
+def compared(case: str, device: str, ours: Outcome, theirs: Outcome, units: int = 1, **facts: Any) -> dict[str, Any]:
     """A case: times, memory and their ratios; null where a side could not be measured, and ``reason`` says why.
 
     Args:
@@ -103,13 +104,21 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator is not None and denominator else None
 
 
-@contextmanager
-def progress(total: int) -> Iterator[Progress]:
-    """A live line on stderr that goes away; its only task counts to ``total``."""
+def measure_each(cases: Iterable[T], turns: int, run_case: Callable[[T, Callable[[], None]], dict]) -> list[dict]:
+    """What ``run_case`` finds of each case, with a live line on stderr.
+
+    Args:
+        cases: what is to be measured.
+        turns: rounds of a case.
+        run_case: measures a case; its second argument is to be called after each round.
+    """
     columns = SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
+    found = []
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        shown.add_task("", total=total)
-        yield shown
+        for case in cases:
+            task = shown.add_task(str(case), total=turns)
+            found.append(run_case(case, partial(shown.advance, task)))
+    return found
 
 
 def present(cases: list[dict[str, Any]], columns: dict[str, str], title: str, as_json: bool) -> None:

@@ -5,9 +5,9 @@
     python benchmarks/scan.py --device cuda --lengths 4096 --repeats 50
 
 Compared are ``granite_scu.model.ssd.ssd_scan`` and the function that transformers' Granite-4.0-H layers call without
-mamba-ssm, in the dimensions of Granite-4.0-H-1B (48 heads of 64, state 128, one group, the library's chunk of 256), with
-gradients for x, dt, B and C. In fp32, and in bf16 as a layer sees it: under autocast, with x, B and C in bf16 and dt in
-fp32. On CUDA with mamba-ssm installed, its Triton kernel is a third side, ``kernel_*``.
+mamba-ssm, in the dimensions of Granite-4.0-H-1B (48 heads of 64, state 128, one group, the library's chunk of 256),
+with gradients for x, dt, B and C. In fp32, and in bf16 as a layer sees it: under autocast, with x, B and C in bf16 and
+dt in fp32. On CUDA with mamba-ssm installed, its Triton kernel is a third side, ``kernel_*``.
 
 The sides take turns, each in a process of its own. ``extra_gb`` is the most memory on top of the inputs: resident on a
 CPU, of the allocator on CUDA. ``max_rel_err`` is the largest |ours - reference| / |reference| over the output and the
@@ -37,7 +37,7 @@ from granite_scu import guard
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 HEADS, HEAD_DIM, STATE, GROUPS, CHUNK = 48, 64, 128, 1, 256
 REFERENCE_TENSORS = 13
-"""fp32 tensors of (batch, chunks, chunk, chunk, heads) that the reference holds at its peak: rounded up from measured."""
+"""fp32 tensors of (batch, chunks, chunk, chunk, heads) that the reference holds at its peak: 12.3 were measured."""
 
 COLUMNS = {
     "case": "case", "ours_s": "ours s|.4f", "theirs_s": "theirs s|.4f", "kernel_s": "kernel s|.4f",
@@ -242,11 +242,9 @@ def main() -> int:
         for precision in measure.usable(options.precisions, device)
         for length in lengths
     ]
-    found = []
-    with measure.progress(len(cases) * (2 + options.repeats)) as shown:
-        for case in cases:
-            shown.update(shown.task_ids[0], description=str(case))
-            found.append(run_case(case, device, options.repeats, lambda: shown.advance(shown.task_ids[0])))
+    found = measure.measure_each(
+        cases, options.turns, lambda case, advance: run_case(case, device, options.repeats, advance)
+    )
     measure.present(with_linearity(found), COLUMNS, "the scan, forward and backward", options.json)
     return 0
 

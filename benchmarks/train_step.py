@@ -6,11 +6,11 @@
 
 Both sides train the same LoRA adapters on every linear layer of the same weights with the same batches in the same
 order, AdamW, cosine schedule and clipping, so their loss curves must coincide: ``max_rel_err`` is the largest relative
-difference between the losses of a step. Under bf16 both hold the base in bf16 and the adapters in fp32 and compute under
-bf16 autocast (``from_pretrained(dtype=bf16)`` with ``bf16=True`` there). Ours is what a user gets from
+difference between the losses of a step. Under bf16 both hold the base in bf16 and the adapters in fp32 and compute
+under bf16 autocast (``from_pretrained(dtype=bf16)`` with ``bf16=True`` there). Ours is what a user gets from
 ``train_granite_cuda.py --controller none``, with every callback and logger: lambda would move the losses apart. What
-SCU costs is in ``controller_overhead.py``; S is measured here all the same, once in ten steps. Theirs is what a user gets
-without kernels to install, or with them where mamba-ssm is there.
+SCU costs is in ``controller_overhead.py``; S is measured here all the same, once in ten steps. Theirs takes the kernels
+of mamba-ssm and causal-conv1d where they are installed.
 
 The sides take turns, each in a process of its own, a block of steps at a time: ten, or one where a step takes seconds.
 A step's time is everything from its beginning to that of the next. ``extra_gb`` is the most memory on top of the loaded
@@ -46,13 +46,12 @@ COLUMNS = {
 
 
 def run_case(
-    case: training.Case, folder: str, device: str, repeats: int, peak: float | None, advance: Callable[[], None]
+    case: training.Case, device: str, repeats: int, peak: float | None, advance: Callable[[], None]
 ) -> dict[str, Any]:
     """Train both sides in turn.
 
     Args:
         case: what is trained.
-        folder: where its model is.
         device: "cpu" or "cuda".
         repeats: timed blocks of steps.
         peak: operations a second that the device could do, in units of 1e12.
@@ -60,14 +59,15 @@ def run_case(
     """
     steps = case.block * (1 + repeats) + 1  # the last one only closes the block before it
     sides = {
-        "ours": (training.run_ours, (case, folder, steps, ("--controller", "none"), False)),
-        "theirs": (training.run_theirs, (case, folder, steps)),
+        "ours": (training.run_ours, (case, steps, ("--controller", "none"), False)),
+        "theirs": (training.run_theirs, (case, steps)),
     }
     outcomes = race(sides, device, repeats, advance)
-    return measure.compared(str(case), device, *outcomes.values(), units=case.block, **_facts(case, outcomes, peak, folder))
+    facts = _facts(case, outcomes, peak)
+    return measure.compared(str(case), device, *outcomes.values(), units=case.block, **facts)
 
 
-def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None, folder: str) -> dict[str, Any]:
+def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None) -> dict[str, Any]:
     losses = {name: [loss for report in o.reports for loss in report["losses"]] for name, o in outcomes.items()}
     facts: dict[str, Any] = {
         "max_rel_err": training.largest_difference(*losses.values()),
@@ -76,12 +76,13 @@ def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None
         "length": case.length,
         "precision": case.precision,
     }
-    operations = 4 * case.tokens * training.frozen_weights(folder)
+    # What the device could do in a step, in such steps a second.
+    most = peak and peak * 1e12 / (4 * case.tokens * training.frozen_weights(case.name))
     for name, outcome in outcomes.items():
         step = ratio(outcome.seconds, case.block)
         facts[f"{name}_last_loss"] = losses[name][-1] if losses[name] else None
         facts[f"{name}_tokens_per_s"] = ratio(case.tokens, step)
-        facts[f"{name}_mfu"] = ratio(ratio(operations, step), peak and peak * 1e12)
+        facts[f"{name}_mfu"] = ratio(1, step and most and step * most)
     return facts
 
 
@@ -104,14 +105,11 @@ def main() -> int:
     cases = training.cases(options, options.block)
     if options.sweep:
         cases = swept(cases)
-    found = []
-    with measure.progress(len(cases) * (2 + options.repeats)) as shown:
-        for case, folder in training.with_folders(cases):
-            shown.update(shown.task_ids[0], description=str(case))
-            found.append(
-                run_case(case, folder, options.device, options.repeats, options.peak_tflops,
-                         lambda: shown.advance(shown.task_ids[0]))
-            )  # fmt: skip
+    found = measure.measure_each(
+        training.with_models(cases),
+        options.turns,
+        lambda case, advance: run_case(case, options.device, options.repeats, options.peak_tflops, advance),
+    )
     measure.present(found, COLUMNS, "an optimizer step, ours against Hugging Face's Trainer with PEFT", options.json)
     return 0
 

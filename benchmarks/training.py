@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gate import Gate
-from benchmarks.measure import usable
+from benchmarks.measure import require_positive, usable
 from granite_scu.config import TINY_MODEL, DataConfig
 from granite_scu.flags import Parser
 
@@ -41,6 +41,7 @@ class Case:
         batch: sequences in a step.
         length: tokens in a sequence.
         block: optimizer steps between two gates.
+        name: of the model for both libraries: embedded, or a folder.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Case:
     batch: int
     length: int
     block: int = 1
+    name: str = TINY_MODEL
 
     @property
     def tokens(self) -> int:
@@ -79,12 +81,14 @@ def model_folder(model: str) -> Iterator[str]:
         yield TINY_MODEL
         return
     from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+    from transformers.utils import logging
 
     from granite_scu.model import loading
 
     torch.manual_seed(SEED)
     config = GraniteMoeHybridConfig(**granite_h_1b(10 if model == "cut" else 40), dtype="bfloat16")
     with tempfile.TemporaryDirectory() as folder:
+        logging.disable_progress_bar()
         made = GraniteMoeHybridForCausalLM(config).to(torch.bfloat16)
         made.save_pretrained(folder)
         del made
@@ -92,12 +96,12 @@ def model_folder(model: str) -> Iterator[str]:
         yield folder
 
 
-def with_folders(cases: list[Case]) -> Iterator[tuple[Case, str]]:
-    """Each case with its model's name or folder; a model of random weights is made once for neighbouring cases."""
+def with_models(cases: list[Case]) -> Iterator[Case]:
+    """Each case while its model is there; one of random weights is made once for neighbouring cases."""
     for model, group in groupby(cases, key=lambda case: case.model):
-        with model_folder(model) as folder:
+        with model_folder(model) as name:
             for case in group:
-                yield case, folder
+                yield replace(case, name=name)
 
 
 def frozen_weights(model: str) -> int:
@@ -150,13 +154,12 @@ class Losses:
         return {"losses": losses}
 
 
-def run_ours(gate: Gate, case: Case, model: str, steps: int, flags: tuple[str, ...], plain: bool) -> None:
+def run_ours(gate: Gate, case: Case, steps: int, flags: tuple[str, ...], plain: bool) -> None:
     """A run of granite-scu as a user starts it, gated.
 
     Args:
         gate: waited at before every block of steps.
         case: what is trained.
-        model: name or folder.
         steps: optimizer steps of the run, at the least those that are gated.
         flags: further flags of the training script.
         plain: train without the callback that measures and steers S.
@@ -165,7 +168,7 @@ def run_ours(gate: Gate, case: Case, model: str, steps: int, flags: tuple[str, .
 
     console = _quiet_console()
     with tempfile.TemporaryDirectory() as folder:
-        request = _request(gate.device, case, model, steps, flags, folder)
+        request = _request(gate.device, case, steps, flags, folder)
         request = replace(request, trainer={**request.trainer, "callbacks": [_gated_callback(gate, case, plain)]})
         Run(request, console).fit()
 
@@ -183,15 +186,14 @@ def _quiet_console() -> Any:
     return console
 
 
-def _request(device: str, case: Case, model: str, steps: int, flags: tuple[str, ...], folder: str) -> Any:
+def _request(device: str, case: Case, steps: int, flags: tuple[str, ...], folder: str) -> Any:
     from granite_scu import cli
     from granite_scu.flags import translate
 
     given = {
-        "model": model, "data-dir": CORPUS, "output-dir": folder, "block-size": case.length, "batch-size": case.batch,
-        "gradient-accumulation-steps": 1, "max-steps": steps, "eval-steps": steps, "save-steps": steps,
+        "model": case.name, "data-dir": CORPUS, "output-dir": folder, "accelerator": device,
+        "block-size": case.length, "batch-size": case.batch, "gradient-accumulation-steps": 1, "max-steps": steps, "eval-steps": steps, "save-steps": steps,
         "warmup-steps": 0, "learning-rate": LEARNING_RATE, "seed": SEED, "precision": case.precision,
-        "accelerator": device,
     }  # fmt: skip
     arguments, _ = translate([*(f"--{name}={value}" for name, value in given.items()), *flags], Path())
     return cli.parse(arguments).request
@@ -229,7 +231,7 @@ def _gated_callback(gate: Gate, case: Case, plain: bool) -> Any:
     return Gated()
 
 
-def run_theirs(gate: Gate, case: Case, model: str, steps: int) -> None:
+def run_theirs(gate: Gate, case: Case, steps: int) -> None:
     """Hugging Face's Trainer on a PEFT model, gated. The arguments are those of ``run_ours``."""
     _quiet_console()
     import transformers
@@ -247,7 +249,7 @@ def run_theirs(gate: Gate, case: Case, model: str, steps: int) -> None:
             losses.add(loss)
             return loss
 
-    adapted = _adapted(case, model).to(gate.device)
+    adapted = _adapted(case).to(gate.device)
     warm_up(adapted, gate.device, case.precision)
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
@@ -269,10 +271,10 @@ def run_theirs(gate: Gate, case: Case, model: str, steps: int) -> None:
             report_to="none",
             disable_tqdm=True,
         )
-        Listening(adapted, arguments, train_dataset=_rows(case, model, steps), callbacks=[Gated()]).train()
+        Listening(adapted, arguments, train_dataset=_rows(case, steps), callbacks=[Gated()]).train()
 
 
-def _adapted(case: Case, model: str) -> torch.nn.Module:
+def _adapted(case: Case) -> torch.nn.Module:
     """The library's model with adapters on every linear layer, as ours has them."""
     from transformers import AutoModelForCausalLM
 
@@ -280,19 +282,19 @@ def _adapted(case: Case, model: str) -> torch.nn.Module:
     from granite_scu.model import adapters, loading
 
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
-    base = AutoModelForCausalLM.from_pretrained(loading.resolve(model), dtype=dtype)
+    base = AutoModelForCausalLM.from_pretrained(loading.resolve(case.name), dtype=dtype)
     adapted = adapters.attach(base, LoraConfig())
     reset_adapters(adapted)
     return adapted
 
 
-def _rows(case: Case, model: str, steps: int) -> list[dict[str, Tensor]]:
+def _rows(case: Case, steps: int) -> list[dict[str, Tensor]]:
     """The blocks that a run of ours trains on, one by one in its order. Labels are shifted already, as ours are."""
     from granite_scu.data.module import TextDataModule
     from granite_scu.model import loading
 
     data = TextDataModule(DataConfig(CORPUS, block_size=case.length, batch_size=case.batch), SEED)
-    data.prepare(loading.load_tokenizer(model))
+    data.prepare(loading.load_tokenizer(case.name))
     return [
         {"input_ids": ids, "labels": labels, "shift_labels": labels}
         for batch in data.upcoming(0, steps)
@@ -315,7 +317,8 @@ def cases(options: Namespace, block: int | None) -> list[Case]:
         options: the flags given.
         block: optimizer steps between two gates; None takes ten, and one where a step takes seconds.
     """
-    DataConfig(CORPUS, block_size=options.length or 128, batch_size=options.batch or 8)  # refuses what cannot be
+    require_positive(batch=options.batch, length=options.length)
+    DataConfig(CORPUS, block_size=options.length or 128)  # refuses what is too short
     usual = ["embedded", *(["cut"] if not options.quick else []), *(["whole"] if _on_gpu(options) else [])]
     found = []
     for model in options.model or usual:
