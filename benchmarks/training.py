@@ -192,7 +192,8 @@ def _request(device: str, case: Case, steps: int, flags: tuple[str, ...], folder
 
     given = {
         "model": case.name, "data-dir": CORPUS, "output-dir": folder, "accelerator": device,
-        "block-size": case.length, "batch-size": case.batch, "gradient-accumulation-steps": 1, "max-steps": steps, "eval-steps": steps, "save-steps": steps,
+        "block-size": case.length, "batch-size": case.batch, "gradient-accumulation-steps": 1,
+        "max-steps": steps, "eval-steps": steps, "save-steps": steps,
         "warmup-steps": 0, "learning-rate": LEARNING_RATE, "seed": SEED, "precision": case.precision,
     }  # fmt: skip
     arguments, _ = translate([*(f"--{name}={value}" for name, value in given.items()), *flags], Path())
