@@ -164,9 +164,9 @@ def run_ours(gate: Gate, case: Case, steps: int, flags: tuple[str, ...], plain: 
         flags: further flags of the training script.
         plain: train without the callback that measures and steers S.
     """
+    console = _quiet_console()
     from granite_scu.run import Run
 
-    console = _quiet_console()
     with tempfile.TemporaryDirectory() as folder:
         request = _request(gate.device, case, steps, flags, folder)
         request = replace(request, trainer={**request.trainer, "callbacks": [_gated_callback(gate, case, plain)]})
@@ -272,7 +272,9 @@ def run_theirs(gate: Gate, case: Case, steps: int) -> None:
             report_to="none",
             disable_tqdm=True,
         )
-        Listening(adapted, arguments, train_dataset=_rows(case, steps), callbacks=[Gated()]).train()
+        trainer = Listening(adapted, arguments, train_dataset=_rows(case, steps), callbacks=[Gated()])
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
 
 
 def _adapted(case: Case) -> torch.nn.Module:

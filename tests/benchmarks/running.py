@@ -22,7 +22,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
 def cases(name: str, *arguments: str) -> list[dict]:
     """What it prints with --json on the CPU, every field that all have in place and every side measured."""
     ran = run(name, "--json", "--device", "cpu", *arguments)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0 and ran.stderr.strip() == "", ran.stderr
     found = json.loads(ran.stdout)
     assert found
     for case in found:
