@@ -1,6 +1,6 @@
 """The Mamba-2 scan, forward and backward: ours against the PyTorch reference in transformers.
 
-    python benchmarks/scan.py --quick                2 x 1024 tokens in fp32 and bf16, under a minute on two cores
+    python benchmarks/scan.py --quick                2 x 1024 tokens and less, under a minute on two cores
     python benchmarks/scan.py --json > out.json      2 x 256 to 2 x 8192 tokens
     python benchmarks/scan.py --device cuda --lengths 4096 --repeats 50
 
@@ -236,11 +236,11 @@ def main() -> int:
     options = measure.parse(parser)
     measure.require_positive(lengths=options.lengths, batch=options.batch, heads=options.heads)
     device = options.device
-    lengths = options.lengths or ([1024] if options.quick else list(LENGTHS))
+    quick = {"fp32": [256, 1024], "bf16": [1024]}  # two lengths show whether time is linear in them
     cases = [
         Case(precision, options.batch, length, options.heads)
         for precision in measure.usable(options.precisions, device)
-        for length in lengths
+        for length in options.lengths or (quick[precision] if options.quick else LENGTHS)
     ]
     found = measure.measure_each(
         cases, options.turns, lambda case, advance: run_case(case, device, options.repeats, advance)
