@@ -1,0 +1,77 @@
+"""What SCU costs: an optimizer step with the controller against one of plain LoRA in the same program.
+
+    python benchmarks/controller_overhead.py --quick              the embedded model, under a minute on two cores
+    python benchmarks/controller_overhead.py --json > out.json    and ten blocks of Granite-4.0-H-1B at full width
+
+Ours is a run as a user gets it: the default controller pi with a tick every ten steps, the penalty's gradient in every
+step, history and log. Theirs is the same run without the callback that measures and steers S, at lambda = 0. The sides
+take turns of ten steps, one tick among them, each in a process of its own; ``ours_s`` and ``theirs_s`` are medians over
+the turns of the mean time of a step, and ``overhead`` is ours_s / theirs_s - 1. ``overhead_paired`` is the median over
+pairs of neighbouring turns, which a drift of the machine moves less. The goal is at most 1 %.
+
+``max_rel_err`` is of the first step's loss: later ones differ, because lambda acts.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import measure, training
+from benchmarks.gate import Outcome, race
+from granite_scu import guard
+from granite_scu.config import ControlConfig
+
+GOAL = 0.01
+
+COLUMNS = {
+    "case": "case", "ours_s": "with SCU, s/step|.4f", "theirs_s": "without|.4f", "overhead": "overhead|.2%",
+    "overhead_paired": "of pairs|.2%", "ours_extra_gb": "with SCU, GiB|.3f", "theirs_extra_gb": "without|.3f",
+    "memory_ratio": "ratio|.2f", "max_rel_err": "first loss differs|.0e", "goal_met": "at most 1 %",
+    "reason": "not measured",
+}  # fmt: skip
+
+
+def run_case(case: training.Case, device: str, repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
+    """Train with and without SCU in turn."""
+    steps = case.block * (1 + repeats) + 1
+    sides = {
+        "ours": (training.run_ours, (case, steps, (), False)),
+        "theirs": (training.run_ours, (case, steps, ("--controller", "none"), True)),
+    }
+    outcomes = race(sides, device, repeats, advance)
+    first = [[loss for report in o.reports[:1] for loss in report["losses"][:1]] for o in outcomes.values()]
+    facts = {"max_rel_err": training.largest_difference(*first), **overhead(*outcomes.values())}
+    return measure.compared(str(case), device, *outcomes.values(), units=case.block, **facts)
+
+
+def overhead(ours: Outcome, theirs: Outcome) -> dict[str, Any]:
+    """The share of time that SCU adds; None where a side could not be measured."""
+    if ours.seconds is None or theirs.seconds is None:
+        return {"overhead": None, "overhead_paired": None, "goal_met": None}
+    pairs = zip(ours.reports[1:], theirs.reports[1:], strict=True)
+    paired = statistics.median(with_it["seconds"] / without["seconds"] for with_it, without in pairs)
+    added = ours.seconds / theirs.seconds - 1
+    return {"overhead": added, "overhead_paired": paired - 1, "goal_met": added <= GOAL}
+
+
+def main() -> int:
+    parser = measure.build_parser(str(__doc__), repeats=15, quick=5)
+    training.add_flags(parser)
+    options = measure.parse(parser)
+    cases = training.cases(options, block=ControlConfig.every)
+    found = measure.measure_each(
+        training.with_models(cases),
+        options.turns,
+        lambda case, advance: run_case(case, options.device, options.repeats, advance),
+    )
+    measure.present(found, COLUMNS, "what SCU costs", options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guard.guarded(main, debug=False))

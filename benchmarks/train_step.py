@@ -1,0 +1,118 @@
+"""An optimizer step of granite-scu against one of Hugging Face's Trainer with PEFT.
+
+    python benchmarks/train_step.py --quick                     the embedded model, under a minute on two cores
+    python benchmarks/train_step.py --json > out.json           and ten blocks of Granite-4.0-H-1B at full width
+    python benchmarks/train_step.py --model whole --peak-tflops 989 --sweep     all forty, on a GPU
+
+Both sides train the same LoRA adapters on every linear layer of the same weights with the same batches in the same
+order, AdamW, cosine schedule and clipping, so their loss curves must coincide: ``max_rel_err`` is the largest relative
+difference between the losses of a step. Under bf16 both hold the base in bf16 and the adapters in fp32 and compute
+under bf16 autocast (``from_pretrained(dtype=bf16)`` with ``bf16=True`` there). Ours is what a user gets from
+``train_granite_cuda.py --controller none``, with every callback and logger: lambda would move the losses apart. What
+SCU costs is in ``controller_overhead.py``; S is measured here all the same, once in ten steps. Theirs takes the kernels
+of mamba-ssm and causal-conv1d where they are installed.
+
+The sides take turns, each in a process of its own, a block of steps at a time: ten, or one where a step takes seconds.
+A step's time is everything from its beginning to that of the next. ``extra_gb`` is the most memory on top of the loaded
+model: resident on a CPU, of the allocator on CUDA. ``mfu`` counts 4 operations a token and frozen weight.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import measure, training
+from benchmarks.gate import Outcome, race
+from benchmarks.measure import ratio
+from granite_scu import guard
+from granite_scu.errors import UserError
+
+BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)
+
+COLUMNS = {
+    "case": "case", "ours_s": "ours s/step|.3f", "theirs_s": "theirs s/step|.3f", "speedup": "speedup|.2f",
+    "ours_tokens_per_s": "ours tokens/s|,.0f", "theirs_tokens_per_s": "theirs|,.0f",
+    "ours_mfu": "ours MFU|.1%", "theirs_mfu": "theirs|.1%",
+    "ours_extra_gb": "ours GiB|.3f", "theirs_extra_gb": "theirs|.3f", "memory_ratio": "ratio|.2f",
+    "first_loss": "first loss|.4f", "ours_last_loss": "ours last|.4f", "theirs_last_loss": "theirs|.4f",
+    "max_rel_err": "difference|.0e", "reason": "not measured",
+}  # fmt: skip
+
+
+def run_case(
+    case: training.Case, device: str, repeats: int, peak: float | None, advance: Callable[[], None]
+) -> dict[str, Any]:
+    """Train both sides in turn.
+
+    Args:
+        case: what is trained.
+        device: "cpu" or "cuda".
+        repeats: timed blocks of steps.
+        peak: operations a second that the device could do, in units of 1e12.
+        advance: called after each round.
+    """
+    steps = case.block * (1 + repeats) + 1  # the last one only closes the block before it
+    sides = {
+        "ours": (training.run_ours, (case, steps, ("--controller", "none"), False)),
+        "theirs": (training.run_theirs, (case, steps)),
+    }
+    outcomes = race(sides, device, repeats, advance)
+    facts = _facts(case, outcomes, peak)
+    return measure.compared(str(case), device, *outcomes.values(), units=case.block, **facts)
+
+
+def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None) -> dict[str, Any]:
+    losses = {name: [loss for report in o.reports for loss in report["losses"]] for name, o in outcomes.items()}
+    facts: dict[str, Any] = {
+        "max_rel_err": training.largest_difference(*losses.values()),
+        "first_loss": losses["ours"][0] if losses["ours"] else None,
+        "batch": case.batch,
+        "length": case.length,
+        "precision": case.precision,
+    }
+    # What the device could do in a step, in such steps a second.
+    most = peak and peak * 1e12 / (4 * case.tokens * training.frozen_weights(case.name))
+    for name, outcome in outcomes.items():
+        step = ratio(outcome.seconds, case.block)
+        facts[f"{name}_last_loss"] = losses[name][-1] if losses[name] else None
+        facts[f"{name}_tokens_per_s"] = ratio(case.tokens, step)
+        facts[f"{name}_mfu"] = ratio(1, step and most and step * most)
+    return facts
+
+
+def swept(cases: list[training.Case]) -> list[training.Case]:
+    """Each model and precision at every batch size and length."""
+    grid = list(product(cases, BATCHES, LENGTHS))
+    return list(dict.fromkeys(replace(case, batch=batch, length=length) for case, batch, length in grid))
+
+
+def main() -> int:
+    parser = measure.build_parser(str(__doc__), repeats=5, quick=3)
+    training.add_flags(parser)
+    parser.add_argument("--block", type=int, help="optimizer steps in a turn (default: 10, or 1 where a step is long)")
+    parser.add_argument("--peak-tflops", type=float, help="of the device in this precision: adds the MFU")
+    parser.add_argument("--sweep", action="store_true", help=f"batches of {BATCHES}, lengths of {LENGTHS}")
+    options = measure.parse(parser)
+    measure.require_positive(block=options.block)
+    if options.peak_tflops is not None and options.peak_tflops <= 0:
+        raise UserError(f"--peak-tflops {options.peak_tflops}: must be positive")
+    cases = training.cases(options, options.block)
+    if options.sweep:
+        cases = swept(cases)
+    found = measure.measure_each(
+        training.with_models(cases),
+        options.turns,
+        lambda case, advance: run_case(case, options.device, options.repeats, options.peak_tflops, advance),
+    )
+    measure.present(found, COLUMNS, "an optimizer step, ours against Hugging Face's Trainer with PEFT", options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guard.guarded(main, debug=False))

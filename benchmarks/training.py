@@ -1,0 +1,337 @@
+"""The training sides of the benchmarks: a run of ours, with or without SCU, and Hugging Face's Trainer with PEFT.
+
+All train the same adapters, from the same start, on the same blocks of the embedded text in the same order, with the
+same AdamW, cosine schedule, clipping and precision. Base weights are held in the compute dtype (bf16 under bf16
+autocast), adapters in fp32, which is what both libraries do by default.
+"""
+
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gate import Gate
+from benchmarks.measure import require_positive, usable
+from granite_scu.config import TINY_MODEL, DataConfig
+from granite_scu.flags import Parser
+
+MODELS = ("embedded", "cut", "whole")
+"""The embedded model; ten blocks of Granite-4.0-H-1B, and all forty, of random weights."""
+
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
+CORPUS = "stdlib-docs"
+SEED = 42
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained.
+
+    Attributes:
+        model: one of ``MODELS``.
+        precision: fp32 or bf16.
+        batch: sequences in a step.
+        length: tokens in a sequence.
+        block: optimizer steps between two gates.
+        name: of the model for both libraries: embedded, or a folder.
+    """
+
+    model: str
+    precision: str
+    batch: int
+    length: int
+    block: int = 1
+    name: str = TINY_MODEL
+
+    @property
+    def tokens(self) -> int:
+        """Of an optimizer step."""
+        return self.batch * self.length
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.precision} {self.batch} x {self.length}"
+
+
+def granite_h_1b(blocks: int) -> dict[str, Any]:
+    """Granite-4.0-H-1B's published configuration, cut to so many blocks: attention in every tenth, from the sixth."""
+    kinds = ["full_attention" if index % 10 == 5 else "linear_attention" for index in range(blocks)]
+    mamba = {"n_heads": 48, "d_head": 64, "d_state": 128, "n_groups": 1, "d_conv": 4, "expand": 2, "chunk_size": 256}
+    return {
+        "vocab_size": 100352, "hidden_size": 1536, "num_hidden_layers": blocks, "layer_types": kinds,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "shared_intermediate_size": 4096,
+        "num_local_experts": 0, "num_experts_per_tok": 0, "tie_word_embeddings": True, "position_embedding_type": None,
+        "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.0078125, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 0,
+        **{f"mamba_{name}": value for name, value in mamba.items()},
+    }  # fmt: skip
+
+
+@contextmanager
+def model_folder(model: str) -> Iterator[str]:
+    """The name of the model for both libraries; random weights are saved in a folder that goes away."""
+    if model == "embedded":
+        yield TINY_MODEL
+        return
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+    from transformers.utils import logging
+
+    from granite_scu.model import loading
+
+    torch.manual_seed(SEED)
+    config = GraniteMoeHybridConfig(**granite_h_1b(10 if model == "cut" else 40), dtype="bfloat16")
+    with tempfile.TemporaryDirectory() as folder:
+        logging.disable_progress_bar()
+        made = GraniteMoeHybridForCausalLM(config).to(torch.bfloat16)
+        made.save_pretrained(folder)
+        del made
+        loading.load_tokenizer(TINY_MODEL).save_pretrained(folder)
+        yield folder
+
+
+def with_models(cases: list[Case]) -> Iterator[Case]:
+    """Each case while its model is there; one of random weights is made once for neighbouring cases."""
+    for model, group in groupby(cases, key=lambda case: case.model):
+        with model_folder(model) as name:
+            for case in group:
+                yield replace(case, name=name)
+
+
+def frozen_weights(model: str) -> int:
+    """Parameters of the base model; a tied output head counts once."""
+    from transformers import AutoModelForCausalLM
+
+    from granite_scu.model import loading
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(loading.load_model_config(model)).num_parameters()
+
+
+def largest_difference(ours: list[float], theirs: list[float]) -> float | None:
+    """Between the losses of a step, relative to theirs; None where a side has none."""
+    pairs = list(zip(ours, theirs, strict=False))  # a side that failed has fewer
+    return max((abs(one - other) / other for one, other in pairs), default=None)
+
+
+def reset_adapters(model: torch.nn.Module) -> None:
+    """The same adapters for every side, in the library's distribution; drawn on the CPU, for every device."""
+    from granite_scu.model import adapters
+
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for _, update in sorted(adapters.low_rank_updates(model).items()):
+            drawn = torch.nn.init.kaiming_uniform_(torch.empty(update.a.shape), a=5**0.5, generator=generator)
+            update.a.copy_(drawn)
+            update.b.zero_()
+
+
+def warm_up(model: torch.nn.Module, device: str, precision: str) -> None:
+    """A forward and backward pass over eight tokens, so that code and weights are in memory before it is measured."""
+    tokens = torch.arange(8, device=device)[None]
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+    model.zero_grad(set_to_none=True)
+
+
+class Losses:
+    """Losses of the steps since the last gate, in nats a token; read only when the gate has stopped its clock."""
+
+    def __init__(self) -> None:
+        self._pending: list[Tensor] = []
+
+    def add(self, loss: Tensor) -> None:
+        self._pending.append(loss)
+
+    def report(self) -> dict[str, list[float]]:
+        losses, self._pending = [float(loss) for loss in self._pending], []
+        return {"losses": losses}
+
+
+def run_ours(gate: Gate, case: Case, steps: int, flags: tuple[str, ...], plain: bool) -> None:
+    """A run of granite-scu as a user starts it, gated.
+
+    Args:
+        gate: waited at before every block of steps.
+        case: what is trained.
+        steps: optimizer steps of the run, at the least those that are gated.
+        flags: further flags of the training script.
+        plain: train without the callback that measures and steers S.
+    """
+    console = _quiet_console()
+    from granite_scu.run import Run
+
+    with tempfile.TemporaryDirectory() as folder:
+        request = _request(gate.device, case, steps, flags, folder)
+        request = replace(request, trainer={**request.trainer, "callbacks": [_gated_callback(gate, case, plain)]})
+        Run(request, console).fit()
+
+
+def _quiet_console() -> Any:
+    """Where nothing shows; the libraries' chatter is turned off with it, on both sides."""
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from granite_scu import cli
+
+    console = Console(quiet=True)
+    cli.quiet(console)
+    logging.disable_progress_bar()
+    return console
+
+
+def _request(device: str, case: Case, steps: int, flags: tuple[str, ...], folder: str) -> Any:
+    from granite_scu import cli
+    from granite_scu.flags import translate
+
+    given = {
+        "model": case.name, "data-dir": CORPUS, "output-dir": folder, "accelerator": device,
+        "block-size": case.length, "batch-size": case.batch, "gradient-accumulation-steps": 1,
+        "max-steps": steps, "eval-steps": steps, "save-steps": steps,
+        "warmup-steps": 0, "learning-rate": LEARNING_RATE, "seed": SEED, "precision": case.precision,
+    }  # fmt: skip
+    arguments, _ = translate([*(f"--{name}={value}" for name, value in given.items()), *flags], Path())
+    return cli.parse(arguments).request
+
+
+def _gated_callback(gate: Gate, case: Case, plain: bool) -> Any:
+    import lightning as L
+
+    from granite_scu.callbacks.scu import ShannonControl
+    from granite_scu.model.loss import IGNORED
+    from granite_scu.module import LOSS_UNIT
+
+    losses = Losses()
+
+    class Gated(L.Callback):
+        """The last callback: what it waits before is the whole of a step, the other callbacks' work among it."""
+
+        def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
+            if plain:
+                trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, ShannonControl)]
+
+        def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            reset_adapters(module.model)
+            warm_up(module.model, gate.device, case.precision)
+
+        def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: dict, index: int) -> None:
+            if index % case.block == 0:
+                gate.wait(losses.report)
+
+        def on_train_batch_end(
+            self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: dict, index: int
+        ) -> None:
+            losses.add(outputs["loss"] * LOSS_UNIT / (batch["labels"] != IGNORED).sum())
+
+    return Gated()
+
+
+def run_theirs(gate: Gate, case: Case, steps: int) -> None:
+    """Hugging Face's Trainer on a PEFT model, gated. The arguments are those of ``run_ours``."""
+    _quiet_console()
+    import transformers
+
+    losses = Losses()
+
+    class Gated(transformers.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % case.block == 0:
+                gate.wait(losses.report)
+
+    class Listening(transformers.Trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+            loss = super().training_step(*args, **kwargs)
+            losses.add(loss)
+            return loss
+
+    adapted = _adapted(case).to(gate.device)
+    warm_up(adapted, gate.device, case.precision)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder,
+            per_device_train_batch_size=case.batch,
+            max_steps=steps,
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="cosine",
+            weight_decay=0.0,
+            adam_beta2=0.999,
+            max_grad_norm=1.0,
+            bf16=case.precision == "bf16",
+            use_cpu=gate.device == "cpu",
+            train_sampling_strategy="sequential",
+            remove_unused_columns=False,  # shift_labels would be one
+            dataloader_pin_memory=gate.device == "cuda",
+            logging_steps=10,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = Listening(adapted, arguments, train_dataset=_rows(case, steps), callbacks=[Gated()])
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+
+
+def _adapted(case: Case) -> torch.nn.Module:
+    """The library's model with adapters on every linear layer, as ours has them."""
+    from transformers import AutoModelForCausalLM
+
+    from granite_scu.config import LoraConfig
+    from granite_scu.model import adapters, loading
+
+    dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
+    base = AutoModelForCausalLM.from_pretrained(loading.resolve(case.name), dtype=dtype)
+    adapted = adapters.attach(base, LoraConfig())
+    reset_adapters(adapted)
+    return adapted
+
+
+def _rows(case: Case, steps: int) -> list[dict[str, Tensor]]:
+    """The blocks that a run of ours trains on, one by one in its order. Labels are shifted already, as ours are."""
+    from granite_scu.data.module import TextDataModule
+    from granite_scu.model import loading
+
+    data = TextDataModule(DataConfig(CORPUS, block_size=case.length, batch_size=case.batch), SEED)
+    data.prepare(loading.load_tokenizer(case.name))
+    return [
+        {"input_ids": ids, "labels": labels, "shift_labels": labels}
+        for batch in data.upcoming(0, steps)
+        for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True)
+    ]
+
+
+def add_flags(parser: Parser) -> None:
+    """The flags that say what is trained."""
+    parser.add_argument("--model", nargs="+", choices=MODELS, help="default: embedded and cut; on CUDA whole too")
+    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), help="default: see above")
+    parser.add_argument("--batch", type=int, help="sequences in a step (default: 8 of the embedded model, or 2)")
+    parser.add_argument("--length", type=int, help="tokens in a sequence (default: 128 of the embedded model, or 512)")
+
+
+def cases(options: Namespace, block: int | None) -> list[Case]:
+    """What is to be trained: the embedded model in fp32 and bf16, the others in bf16.
+
+    Args:
+        options: the flags given.
+        block: optimizer steps between two gates; None takes ten, and one where a step takes seconds.
+    """
+    require_positive(batch=options.batch, length=options.length)
+    DataConfig(CORPUS, block_size=options.length or 128)  # refuses what is too short
+    usual = ["embedded", *(["cut"] if not options.quick else []), *(["whole"] if _on_gpu(options) else [])]
+    found = []
+    for model in options.model or usual:
+        small = model == "embedded"
+        wanted = options.precisions or (["fp32", "bf16"] if small else ["bf16"])
+        each = block or (10 if small or options.device == "cuda" else 1)
+        batch, length = options.batch or (8 if small else 2), options.length or (128 if small else 512)
+        found += [Case(model, precision, batch, length, each) for precision in usable(wanted, options.device)]
+    return found
+
+
+def _on_gpu(options: Namespace) -> bool:
+    return options.device == "cuda" and not options.quick

@@ -1,0 +1,40 @@
+"""How the tests start a benchmark: as a user does, with one thread."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FIELDS = {
+    "case", "ours_s", "theirs_s", "speedup", "ours_extra_gb", "theirs_extra_gb", "memory_ratio", "max_rel_err",
+    "reason",
+}  # fmt: skip
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, f"benchmarks/{name}.py", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+
+
+def cases(name: str, *arguments: str) -> list[dict]:
+    """What it prints with --json on the CPU, every field that all have in place and every side measured."""
+    ran = run(name, "--json", "--device", "cpu", *arguments)
+    assert ran.returncode == 0 and ran.stderr.strip() == "", ran.stderr
+    found = json.loads(ran.stdout)
+    assert found
+    for case in found:
+        assert case.keys() >= FIELDS
+        assert case["reason"] is None
+        assert case["ours_s"] > 0 and case["theirs_s"] > 0 and case["ours_extra_gb"] > 0 and case["theirs_extra_gb"] > 0
+        assert abs(case["speedup"] - case["theirs_s"] / case["ours_s"]) < 1e-9
+    return found
+
+
+def refuses(name: str, arguments: list[str], said: str) -> None:
+    """It says what is wrong in one line and ends with code 2."""
+    ran = run(name, *arguments)
+    assert ran.returncode == 2
+    assert ran.stdout == "" and ran.stderr.count("\n") == 1 and said in ran.stderr, ran.stderr

@@ -1,0 +1,35 @@
+import os
+
+import pytest
+
+from benchmarks.gate import GIB, Gate, race
+
+
+def taking(gate: Gate, gib: float) -> None:
+    """Loads much, works with ``gib``."""
+    loaded = b"\1" * (GIB // 8)
+    assert loaded
+    while True:
+        gate.wait(lambda: {"process": os.getpid()})
+        taken = b"\1" * int(gib * GIB)
+        del taken
+
+
+def failing(gate: Gate) -> None:
+    gate.wait()
+    raise ValueError("no more")
+
+
+def test_each_side_is_measured_in_its_own_process_without_what_it_loaded():
+    outcomes = race({"more": (taking, (0.25,)), "less": (taking, (0.0625,))}, "cpu", repeats=2)
+    assert len({outcome.reports[0]["process"] for outcome in outcomes.values()} | {os.getpid()}) == 3
+    assert outcomes["more"].extra_gb == pytest.approx(0.25, abs=0.02)
+    assert outcomes["less"].extra_gb == pytest.approx(0.0625, abs=0.02)
+    assert [len(outcome.reports) for outcome in outcomes.values()] == [3, 3]
+
+
+def test_a_side_that_fails_says_why_and_leaves_the_other_to_go_on():
+    outcomes = race({"bad": (failing, ()), "good": (taking, (0.01,))}, "cpu", repeats=1)
+    assert outcomes["bad"].reason == "ValueError: no more"
+    assert outcomes["bad"].seconds is None and outcomes["bad"].extra_gb is None
+    assert outcomes["good"].seconds > 0

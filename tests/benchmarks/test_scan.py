@@ -1,0 +1,35 @@
+import pytest
+from running import cases, refuses
+
+from benchmarks import scan
+from benchmarks.scan import Case, with_linearity
+
+
+def test_it_agrees_with_the_reference_and_reports_every_length():
+    found = cases("scan", "--lengths", "64", "300", "--heads", "2", "--repeats", "1", "--precisions", "fp32")
+    assert [case["case"] for case in found] == ["fp32 2 x 64", "fp32 2 x 300"]
+    for case in found:
+        assert case["max_rel_err"] < 1e-4
+        assert case["ours_us_per_token"] == pytest.approx(1e6 * case["ours_s"] / (2 * case["length"]))
+    assert found[0]["linearity"] == 1.0
+
+
+def test_time_per_token_is_compared_with_the_shortest_length_of_a_precision():
+    found = with_linearity(
+        [{"precision": "fp32", "length": length, "ours_us_per_token": each} for length, each in ((512, 3.0), (64, 2.0))]
+    )
+    assert [case["linearity"] for case in found] == [1.5, 1.0]
+
+
+def test_a_reference_that_does_not_fit_is_left_out_with_a_reason():
+    case = Case("fp32", 2, 8192, heads=2)
+    assert scan.missing_memory(case, "cpu", copies=1) is None
+    assert "GiB" in scan.missing_memory(case, "cpu", copies=10**9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--lengths", "0"], "--lengths 0"), (["--repeats", "0"], "--repeats 0"), (["--precisions", "fp8"], "fp8")],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
+    refuses("scan", arguments, said)

@@ -1,0 +1,21 @@
+import pytest
+from running import cases, refuses
+
+SMALL = ("--model", "embedded", "--batch", "2", "--length", "32", "--repeats", "1")
+
+
+def test_the_loss_curves_coincide():
+    (found,) = cases("train_step", *SMALL, "--precisions", "fp32", "--block", "2", "--peak-tflops", "1")
+    assert found["max_rel_err"] < 1e-5
+    assert found["ours_last_loss"] == pytest.approx(found["theirs_last_loss"], rel=1e-5)
+    assert found["first_loss"] != found["ours_last_loss"]
+    assert found["ours_tokens_per_s"] == pytest.approx(2 * 32 / found["ours_s"])
+    assert 0 < found["ours_mfu"] < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--length", "0"], "--length 0"), (["--model", "huge"], "huge"), (["--peak-tflops", "0"], "--peak-tflops")],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
+    refuses("train_step", arguments, said)
