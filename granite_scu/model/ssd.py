@@ -104,73 +104,68 @@ class _Scan(torch.autograd.Function):
         carried: Tensor,
         runs: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        log_decay, decays = _decays(dt, a, runs)
+        decays = _decays(dt, a, runs)
         y = x.new_empty(x.shape, dtype=dt.dtype)
         starts = x.new_empty(*x.shape[:2], *carried.shape[1:])
         for span in _spans(x):
-            x_, dt_, b_, c_ = (_by_group(t[:, span]) for t in (x, dt, b, c))
+            x_, b_, c_ = (_by_group(t[:, span]) for t in (x, b, c))
             decay = decays.at(span)
-            x_dt = x_ * dt_.unsqueeze(-1)
-            added = b_.mT @ _flat(x_dt * decay.to_end.unsqueeze(-1)).to(x.dtype)
+            added = b_.mT @ (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype).flatten(-2)
             for i in range(added.shape[1]):
                 starts[:, span.start + i] = carried
-                carried = _scaled(carried, decay.whole[:, i]) + added[:, i]
-            weights = _kernel(log_decay[:, span], _at(runs, span)).mul_((c_ @ b_.mT).unsqueeze(3))
-            within = weights.to(x.dtype) @ x_dt.to(x.dtype).transpose(3, 4)  # (Z, K, G, H, L, P)
+                carried = _decayed(carried, decay.whole[:, i], added[:, i])
+            weights = _weights(_kernel(decay), (c_ @ b_.mT).unsqueeze(3), d)
+            within = weights.to(x.dtype) @ x_.transpose(3, 4)  # (Z, K, G, H, L, P)
             across = (c_ @ starts[:, span]).unflatten(-1, x.shape[-2:])
-            out = across * decay.from_start.unsqueeze(-1)
-            out += within.transpose(3, 4)
-            y[:, span] = _by_group(out.addcmul_(x_.to(dt.dtype), d[:, None, :, None]))
+            y[:, span] = _by_group((across * decay.from_start.unsqueeze(-1)).add_(within.transpose(3, 4)))
         ctx.save_for_backward(x, dt, a, b, c, d, starts, runs)
         return y, carried
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, d_carried: Tensor) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, starts, runs = ctx.saved_tensors
-        log_decay, decays = _decays(dt, a, runs)
-        dx, d_dt, d_log, db, dc = (torch.empty_like(t) for t in (x, dt, dt, b, c))
+        decays = _decays(dt, a, runs)
+        dx, d_log_decay, d_log_dt, db, dc = (torch.empty_like(t) for t in (x, dt, dt, b, c))
         for span in reversed(_spans(x)):
-            x_, dt_, b_, c_, dy_ = (_by_group(t[:, span]) for t in (x, dt, b, c, dy))
+            x_, b_, c_, dy_ = (_by_group(t[:, span]) for t in (x, b, c, dy))
             decay, start = decays.at(span), starts[:, span]
-            x_dt, narrow_dy = (x_ * dt_.unsqueeze(-1)), dy_.to(x.dtype)
 
             # Through the state: what was read at each token, what each token added, and the decay of the whole chunk.
             d_read = dy_ * decay.from_start.unsqueeze(-1)
             read = (c_ @ start).unflatten(-1, x.shape[-2:])
-            d_log_ = (d_read * read).sum(-1)  # (Z, K, G, L, H)
-            d_read = _flat(d_read).to(x.dtype)
-            d_start = c_.mT @ d_read
-            d_end = torch.empty_like(start, dtype=dt.dtype)
+            from_read = (d_read * read).sum(-1)  # (Z, K, G, L, H)
+            d_read = d_read.to(x.dtype).flatten(-2)
+            d_start, ends = c_.mT @ d_read, []
             for i in reversed(range(start.shape[1])):
-                d_end[:, i] = d_carried
-                d_carried = _scaled(d_carried, decay.whole[:, i]) + d_start[:, i]
-            added = x_dt * decay.to_end.unsqueeze(-1)
-            narrow_end = d_end.to(x.dtype)
-            d_added = (b_ @ narrow_end).unflatten(-1, x.shape[-2:])
-            dc_, db_ = d_read @ start.mT, _flat(added).to(x.dtype) @ narrow_end.mT
-            d_to_end = (d_added * added).sum(-1)
-            d_whole = (d_end * start).unflatten(-1, x.shape[-2:]).sum((-3, -1)) * decay.whole
-            d_log_ -= d_to_end
-            d_log_[..., -1, :] += d_to_end.sum(-2) + d_whole
+                ends.insert(0, d_carried)
+                d_carried = _decayed(d_carried, decay.whole[:, i], d_start[:, i])
+            d_end = torch.stack(ends, 1) if len(ends) > 1 else ends[0].unsqueeze(1)
+            narrow_end, added = d_end.to(x.dtype), (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype)
+            # The smaller factor on the right: half-precision products copy a transposed one.
+            dc_, db_ = (start @ d_read.mT).mT, (narrow_end @ added.flatten(-2).mT).mT
+            dx_ = (b_ @ narrow_end).unflatten(-1, x.shape[-2:]) * decay.to_end.unsqueeze(-1)
+            from_added = (dx_ * x_).sum(-1)
+            from_whole = (d_end * start).unflatten(-1, x.shape[-2:]).sum((-3, -1)) * decay.whole
 
-            # Within the chunk: weights[l, s] = kernel[l, s] scores[l, s].
-            kernel, scores = _kernel(log_decay[:, span], _at(runs, span)), (c_ @ b_.mT).unsqueeze(3)
-            d_within, within = narrow_dy.transpose(3, 4), x_dt.to(x.dtype).transpose(3, 4)
-            d_weights = kernel * (d_within @ within.mT)
-            d_scores = d_weights.sum(3).to(x.dtype)
-            dc_, db_ = dc_ + d_scores @ b_, db_ + d_scores.mT @ c_
-            d_weights *= scores
-            d_log_ += (d_weights.sum(-1) - d_weights.sum(-2)).mT
-            kernel *= scores
-            d_x_dt = (kernel.to(x.dtype).mT @ d_within).transpose(3, 4) + d_added * decay.to_end.unsqueeze(-1)
+            # Within the chunk: y = weights x, and weights = kernel scores + the skip connection.
+            kernel, scores = _kernel(decay), (c_ @ b_.mT).unsqueeze(3)
+            d_within, within = dy_.transpose(3, 4).to(x.dtype), x_.transpose(3, 4)
+            d_kernel = kernel * (d_within @ within.mT)
+            d_scores = d_kernel.sum(3).to(x.dtype)
+            d_kernel *= scores  # by the logarithm of the kernel, in fact
+            to_rows, to_columns = d_kernel.sum(-1).mT, d_kernel.sum(-2).mT
+            dx_ += (_weights(kernel, scores, d).to(x.dtype).mT @ d_within).transpose(3, 4)
 
-            dx[:, span] = _by_group(d_x_dt * dt_.unsqueeze(-1) + dy_ * d[:, None, :, None])
-            d_dt[:, span] = _by_group((d_x_dt * x_).sum(-1))
-            d_log[:, span], db[:, span], dc[:, span] = _by_group(d_log_), _by_group(db_), _by_group(dc_)
-        d_steps = _sums(d_log, ahead=True)
+            from_log = to_rows - to_columns + from_read - from_added
+            from_log[..., -1, :] += from_added.sum(-2) + from_whole
+            dx[:, span], db[:, span] = _by_group(dx_), _by_group(db_ + d_scores.mT @ c_)
+            dc[:, span] = _by_group(dc_ + d_scores @ b_)
+            d_log_decay[:, span], d_log_dt[:, span] = _by_group(from_log), _by_group(from_added + to_columns)
+        d_steps = _sums(d_log_decay, ahead=True)
+        d_dt = torch.where(dt > 0, d_log_dt / dt, 0).addcmul_(d_steps, a)
         da = (d_steps * dt).sum((0, 1, 2)) if ctx.needs_input_grad[2] else None
         dd = (dy * x).sum((0, 1, 2, 5)) if ctx.needs_input_grad[5] else None
-        return dx, d_dt.addcmul_(d_steps, a), da, db, dc, dd, d_carried, None
+        return dx, d_dt, da, db, dc, dd, d_carried, None
 
 
 def _spans(x: Tensor) -> list[slice]:
@@ -181,25 +176,41 @@ def _spans(x: Tensor) -> list[slice]:
 
 
 class _Decays(NamedTuple):
-    """What the carried state is multiplied by: from_start and to_end (Z, K, G, L, H), whole (Z, K, G, H)."""
+    """The decays of every chunk.
+
+    Attributes:
+        from_start: of what is carried into the chunk, at each token. (Z, K, G, L, H)
+        to_end: of what each token adds to the state, times its step size. (Z, K, G, L, H)
+        whole: of what is carried through the chunk. (Z, K, G, H)
+        rows: logarithm of the decay from the chunk's start up to and with each token. (Z, K, G, H, L)
+        steps: step sizes. (Z, K, G, H, L)
+        cut: pairs (l, s) of tokens, of which l gets nothing from s; (L, L) or (Z, K, 1, 1, L, L).
+    """
 
     from_start: Tensor
     to_end: Tensor
     whole: Tensor
+    rows: Tensor
+    steps: Tensor
+    cut: Tensor
 
     def at(self, span: slice) -> "_Decays":
-        return _Decays(*(t[:, span] for t in self))
+        *per_chunk, cut = self
+        return _Decays(*(t[:, span] for t in per_chunk), cut if cut.dim() == 2 else cut[:, span])
 
 
-def _decays(dt: Tensor, a: Tensor, runs: Tensor | None) -> tuple[Tensor, _Decays]:
-    """The logarithm of the decay from a chunk's start up to and with each token, (Z, K, G, H, L), and the decays."""
-    log_decay = _by_group(_sums(dt * a))
+def _decays(dt: Tensor, a: Tensor, runs: Tensor | None) -> _Decays:
+    log_decay, dt_ = _by_group(_sums(dt * a)), _by_group(dt)
+    length = dt.shape[2]
     from_start, to_end = log_decay.exp(), (log_decay[..., -1:, :] - log_decay).exp()
+    cut = torch.ones(length, length, dtype=torch.bool, device=dt.device).triu(1)
     if runs is not None:  # what crosses a document's start is cut, not decayed
         before = torch.cat([runs[:, :1, 0], runs[:, :-1, -1]], 1).unsqueeze(-1)  # the token before each chunk
         from_start = from_start * (runs == before)[:, :, None, :, None]
         to_end = to_end * (runs == runs[..., -1:])[:, :, None, :, None]
-    return log_decay.mT.contiguous(), _Decays(from_start, to_end, from_start[..., -1, :])
+        cut = (cut | (runs.unsqueeze(-1) != runs.unsqueeze(-2)))[:, :, None, None]
+    rows, steps = log_decay.mT.contiguous(), dt_.mT.contiguous()
+    return _Decays(from_start, to_end * dt_, from_start[..., -1, :], rows, steps, cut)
 
 
 def _sums(steps: Tensor, ahead: bool = False) -> Tensor:
@@ -210,17 +221,18 @@ def _sums(steps: Tensor, ahead: bool = False) -> Tensor:
     return torch.einsum("ls,zksgh->zklgh", ones.triu() if ahead else ones.tril(), steps)
 
 
-def _kernel(log_decay: Tensor, runs: Tensor | None) -> Tensor:
-    """The decay from token s to token l of a chunk, zero where l is before s or in another document.
-
-    (Z, K, G, H, L) and (Z, K, L) in, (Z, K, G, H, L, L) out.
-    """
-    length = log_decay.shape[-1]
-    cut = torch.ones(length, length, dtype=torch.bool, device=log_decay.device).triu(1)
-    if runs is not None:
-        cut = (cut | (runs.unsqueeze(-1) != runs.unsqueeze(-2)))[:, :, None, None]
+def _kernel(decay: _Decays) -> Tensor:
+    """The decay from token s to token l of a chunk times the step size at s; zero where cut. (Z, K, G, H, L, L)"""
     # Masked before the exponential: above the diagonal the exponent is positive and may overflow.
-    return (log_decay.unsqueeze(-1) - log_decay.unsqueeze(-2)).masked_fill_(cut, -torch.inf).exp_()
+    exponent = (decay.rows.unsqueeze(-1) - decay.rows.unsqueeze(-2)).masked_fill_(decay.cut, -torch.inf)
+    return exponent.exp_().mul_(decay.steps.unsqueeze(-2))
+
+
+def _weights(kernel: Tensor, scores: Tensor, d: Tensor) -> Tensor:
+    """What token l gets of x_s within a chunk, D x_l included, in the memory of ``kernel``. (Z, K, G, H, L, L)"""
+    kernel *= scores
+    kernel.diagonal(dim1=-2, dim2=-1).add_(d.unsqueeze(-1))
+    return kernel
 
 
 def _by_group(t: Tensor) -> Tensor:
@@ -228,15 +240,7 @@ def _by_group(t: Tensor) -> Tensor:
     return t.transpose(2, 3)
 
 
-def _flat(t: Tensor) -> Tensor:
-    return t.flatten(-2)
-
-
-def _at(t: Tensor | None, span: slice) -> Tensor | None:
-    return None if t is None else t[:, span]
-
-
-def _scaled(state: Tensor, decay: Tensor) -> Tensor:
-    """A state (Z, G, N, H P), each head times its decay (Z, G, H)."""
-    heads = decay.shape[-1]
-    return (state.unflatten(-1, (heads, -1)) * decay[:, :, None, :, None]).flatten(-2)
+def _decayed(state: Tensor, decay: Tensor, added: Tensor) -> Tensor:
+    """A state (Z, G, N, H P), each head times its decay (Z, G, H), and what is added."""
+    state, added = (t.unflatten(-1, (decay.shape[-1], -1)) for t in (state, added.to(state.dtype)))
+    return torch.addcmul(added, state, decay[:, :, None, :, None]).flatten(-2)
