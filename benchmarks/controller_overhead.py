@@ -60,9 +60,11 @@ def overhead(ours: Outcome, theirs: Outcome) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = measure.build_parser(str(__doc__), repeats=15, quick=5)
+    parser = measure.build_parser(str(__doc__), repeats=15, quick=4)
     training.add_flags(parser)
     options = measure.parse(parser)
+    if options.quick and not options.precisions:
+        options.precisions = ["fp32"]
     cases = training.cases(options, block=ControlConfig.every)
     found = measure.measure_each(
         training.with_models(cases),

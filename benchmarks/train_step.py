@@ -93,7 +93,7 @@ def swept(cases: list[training.Case]) -> list[training.Case]:
 
 
 def main() -> int:
-    parser = measure.build_parser(str(__doc__), repeats=5, quick=3)
+    parser = measure.build_parser(str(__doc__), repeats=5, quick=2)
     training.add_flags(parser)
     parser.add_argument("--block", type=int, help="optimizer steps in a turn (default: 10, or 1 where a step is long)")
     parser.add_argument("--peak-tflops", type=float, help="of the device in this precision: adds the MFU")

@@ -327,7 +327,7 @@ def cases(options: Namespace, block: int | None) -> list[Case]:
     for model in options.model or usual:
         small = model == "embedded"
         wanted = options.precisions or (["fp32", "bf16"] if small else ["bf16"])
-        each = block or (10 if small or options.device == "cuda" else 1)
+        each = block or (1 if not small and options.device == "cpu" else 3 if options.quick else 10)
         batch, length = options.batch or (8 if small else 2), options.length or (128 if small else 512)
         found += [Case(model, precision, batch, length, each) for precision in usable(wanted, options.device)]
     return found
