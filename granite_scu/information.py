@@ -48,10 +48,10 @@ def squared_norms(updates: Sequence[LowRankUpdate], measure: Measure = "delta") 
     for layers in _alike(updates):
         a, b, scale = _stacked(updates, layers)
         if measure == "factors":
-            batch = a.square().sum((1, 2)) + b.square().sum((1, 2))
+            batch = a.square().sum((-2, -1)) + b.square().sum((-2, -1))
         else:
-            batch = scale**2 * ((a @ a.mT) * (b.mT @ b)).sum((1, 2))
-        norms |= zip(layers, batch.unbind(), strict=True)
+            batch = scale**2 * ((a @ a.mT) * (b.mT @ b)).sum((-2, -1))
+        norms |= zip(layers, batch.view(-1).unbind(), strict=True)
     return torch.stack([norms[layer] for layer in range(len(updates))])
 
 
@@ -69,10 +69,10 @@ def _alike(updates: Sequence[LowRankUpdate]) -> list[list[int]]:
 
 
 def _stacked(updates: Sequence[LowRankUpdate], layers: list[int]) -> tuple[Tensor, Tensor, float]:
-    """The factors of layers of a kind, (layers, rank, in) and (layers, out, rank), and their scale."""
+    """The factors of layers of a kind, (layers, rank, in) and (layers, out, rank), and their scale; one alone 2-d."""
     first = updates[layers[0]]
     if len(layers) == 1:
-        return first.a.unsqueeze(0), first.b.unsqueeze(0), first.scale
+        return first.a, first.b, first.scale
     return torch.stack([updates[i].a for i in layers]), torch.stack([updates[i].b for i in layers]), first.scale
 
 
@@ -112,8 +112,9 @@ def penalty_gradient(
             by_a, by_b = unit * a, unit * b
         else:
             weight = scale**2 * unit
-            by_a, by_b = weight * ((b.mT @ b) @ a), weight * (b @ (a @ a.mT))
-        gradients |= zip(layers, zip(by_a.unbind(), by_b.unbind(), strict=True), strict=True)
+            by_a, by_b = (weight * (b.mT @ b)) @ a, b @ (weight * (a @ a.mT))
+        pairs = [(by_a, by_b)] if len(layers) == 1 else zip(by_a.unbind(), by_b.unbind(), strict=True)
+        gradients |= zip(layers, pairs, strict=True)
     return [gradients[layer] for layer in range(len(updates))]
 
 
