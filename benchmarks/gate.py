@@ -48,7 +48,7 @@ class Gate:
         """End a unit of work, the first time the loading, and wait for the next.
 
         Args:
-            report: further facts about the unit; making them is neither timed nor part of its memory.
+            report: further facts about the unit; making them is not timed.
         """
         if self._since is None:
             self._before = reset_peak(self.device)
@@ -199,8 +199,10 @@ def reset_peak(device: str) -> int | None:
         return None
     # What loading has freed goes back to the system, or the work would use it unseen.
     ctypes.CDLL(None).malloc_trim(0)
-    with contextlib.suppress(OSError):  # a sandbox may refuse it: then the peak of the loading counts too
+    try:
         Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # a sandbox may refuse it, and the peak would be that of the loading
+        return None
     return _status("VmRSS")
 
 

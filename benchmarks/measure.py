@@ -139,7 +139,7 @@ def present(cases: list[dict[str, Any]], columns: dict[str, str], title: str, as
     for name, column in columns.items():
         if any(case.get(name) is not None for case in cases):
             heading, _, styles[name] = column.partition("|")
-            table.add_column(heading, justify="right" if styles[name] else "left")
+            table.add_column(heading, justify="right" if styles[name] else "left", no_wrap=name == "case")
     for case in cases:
         table.add_row(*(_cell(case.get(name), style) for name, style in styles.items()))
     console = Console()

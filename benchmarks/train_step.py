@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--sweep", action="store_true", help=f"batches of {BATCHES}, lengths of {LENGTHS}")
     options = measure.parse(parser)
     measure.require_positive(block=options.block)
-    if options.peak_tflops is not None and options.peak_tflops <= 0:
+    if options.peak_tflops is not None and not options.peak_tflops > 0:  # nor NaN
         raise UserError(f"--peak-tflops {options.peak_tflops}: must be positive")
     cases = training.cases(options, options.block)
     if options.sweep:

@@ -308,7 +308,12 @@ def _rows(case: Case, steps: int) -> list[dict[str, Tensor]]:
 def add_flags(parser: Parser) -> None:
     """The flags that say what is trained."""
     parser.add_argument("--model", nargs="+", choices=MODELS, help="default: embedded and cut; on CUDA whole too")
-    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), help="default: see above")
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=list(PRECISIONS),
+        help="default: both for the embedded model, bf16 for the others",
+    )
     parser.add_argument("--batch", type=int, help="sequences in a step (default: 8 of the embedded model, or 2)")
     parser.add_argument("--length", type=int, help="tokens in a sequence (default: 128 of the embedded model, or 512)")
 

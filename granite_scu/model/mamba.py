@@ -12,6 +12,7 @@ import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,16 @@ from granite_scu.model.norm import gated_norm, groups_of, is_gated_norm
 from granite_scu.model.ssd import ssd_scan
 
 _PARAMETERS = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "norm", "out_proj")
-_SIZES = ("num_heads", "head_dim", "n_groups", "ssm_state_size", "intermediate_size", "conv_dim", "time_step_limit")
+_SIZES = (
+    "num_heads",
+    "head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "intermediate_size",
+    "conv_dim",
+    "time_step_limit",
+    "activation",
+)
 _ARGUMENTS = ("hidden_states", "cache_params", "attention_mask")
 
 
@@ -41,9 +51,9 @@ class Kernels:
     conv: Callable[[Tensor, nn.Conv1d], Tensor]
 
 
-def activated_conv(inputs: Tensor, conv: nn.Conv1d) -> Tensor:
+def activated_conv(inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
     """The causal convolution and its SiLU. (batch, time, channels) in and out."""
-    return causal_conv_silu(inputs, conv.weight.squeeze(1), conv.bias)
+    return causal_conv_silu(inputs, conv.weight.squeeze(1), conv.bias, seq_idx)
 
 
 TORCH = Kernels("PyTorch", ssd_scan, activated_conv)
@@ -51,8 +61,12 @@ TORCH = Kernels("PyTorch", ssd_scan, activated_conv)
 
 
 def is_mamba2(module: nn.Module) -> bool:
-    """Whether a module is a Mamba-2 mixer of transformers' family (Granite hybrid, Bamba, Falcon-H1, Mamba-2)."""
-    return all(hasattr(module, name) for name in ("in_proj", "conv1d", "A_log", "out_proj", "ssm_state_size"))
+    """Whether a module is a Mamba-2 mixer as Granite hybrid, Bamba and Mamba-2 have it.
+
+    Falcon-H1's, which scales what it projects, is another; it keeps the library's forward.
+    """
+    parts = ("in_proj", "conv1d", "A_log", "out_proj", "ssm_state_size")
+    return all(hasattr(module, name) for name in parts) and not hasattr(module, "mup_vector")
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -76,6 +90,10 @@ def install(model: nn.Module, kernels: Kernels = TORCH) -> int:
                 f"{name} ({type(layer).__name__}) has no {', '.join(missing)}: "
                 "this transformers version is not supported; see the range in pyproject.toml"
             )
+        if layer.activation not in ("silu", "swish"):
+            raise RuntimeError(
+                f"{name} has the activation {layer.activation} behind its convolution; only silu is known"
+            )
         layer.norm.granite_scu_plain = is_gated_norm(layer.norm)
         layer.forward = types.MethodType(_forward(type(layer).forward, kernels), layer)
         layer.kernels = kernels
@@ -93,12 +111,18 @@ def _forward(library_forward, kernels: Kernels):
             return library_forward(
                 self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs
             )
-        return mix(self, hidden_states, attention_mask, kernels)
+        return mix(self, hidden_states, attention_mask, kernels, kwargs.get("seq_idx"))
 
     return forward
 
 
-def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, kernels: Kernels = TORCH) -> Tensor:
+def mix(
+    layer: nn.Module,
+    hidden: Tensor,
+    attention_mask: Tensor | None = None,
+    kernels: Kernels = TORCH,
+    seq_idx: Tensor | None = None,
+) -> Tensor:
     """A Mamba-2 mixer over whole sequences.
 
     Args:
@@ -106,6 +130,7 @@ def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, 
         hidden: (batch, time, hidden) inputs.
         attention_mask: (batch, time), zero where padded; None when nothing before a token is padding.
         kernels: the scan and the convolution.
+        seq_idx: (batch, time) numbers of documents that do not see one another; ours is used for them.
 
     Returns:
         (batch, time, hidden) outputs in the dtype of ``hidden``.
@@ -114,10 +139,13 @@ def mix(layer: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, 
     groups_state = layer.n_groups * layer.ssm_state_size
     hidden = _zero_padding(hidden, attention_mask)
     gate, conv_in, dt = layer.in_proj(hidden).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
-    conv_out = _zero_padding(kernels.conv(conv_in, layer.conv1d), attention_mask)
+    conv, scan = kernels.conv, kernels.scan
+    if seq_idx is not None:
+        conv, scan = partial(activated_conv, seq_idx=seq_idx), partial(ssd_scan, seq_idx=seq_idx)
+    conv_out = _zero_padding(conv(conv_in, layer.conv1d), attention_mask)
     x, b, c = conv_out.split([layer.intermediate_size, groups_state, groups_state], -1)
     dt = F.softplus(dt.float() + layer.dt_bias.float()).clamp(*layer.time_step_limit)
-    y = kernels.scan(
+    y = scan(
         x.view(batch, time, layer.num_heads, layer.head_dim),
         dt,
         -layer.A_log.float().exp(),

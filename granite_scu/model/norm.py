@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from granite_scu.model.conv import blocks
@@ -55,6 +56,7 @@ class _GatedNorm(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         hidden, gate, weight = ctx.saved_tensors
         d_hidden, d_gate = torch.empty_like(hidden), torch.empty_like(gate, memory_format=torch.contiguous_format)

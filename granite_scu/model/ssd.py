@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from granite_scu.model.conv import runs_of
 
 CHUNK = 64
 """Tokens per chunk. The quadratic part costs O(chunk) a token, the state part O(1/chunk)."""
@@ -41,12 +44,14 @@ def ssd_scan(
 
     Args:
         x: (batch, time, heads, head_dim) inputs. Their dtype, or autocast's, is that of the matrix products.
-        dt: (batch, time, heads) step sizes, positive, after softplus and clamping.
+        dt: (batch, time, heads) step sizes, positive, after softplus and clamping. 0 counts as padding: it gets no
+            gradient of its own.
         a: (heads,) decay rates, negative.
         b: (batch, time, groups, state) input projections; ``groups`` divides ``heads``.
         c: (batch, time, groups, state) output projections.
         d: (heads,) skip connection.
-        chunk: tokens per chunk; the result does not depend on it. None takes what is fastest.
+        chunk: tokens per chunk; the result does not depend on it. None takes 64, the
+            fastest measured on a CPU.
         seq_idx: (batch, time) numbers of documents; where the number changes, the state starts from zero.
         initial_state: (batch, heads, head_dim, state), the state before the first token; None is zero.
         return_state: also return the state after the last token, as ``initial_state``, in fp32.
@@ -57,11 +62,13 @@ def ssd_scan(
     """
     batch, time, heads, head_dim = x.shape
     groups, state = b.shape[2:]
+    if time < 1 or (chunk is not None and chunk < 1):
+        raise ValueError(f"a scan of {time} tokens in chunks of {chunk}: both must be at least 1")
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     wide = torch.promote_types(x.dtype, torch.float32)
     chunk = min(chunk or CHUNK, time)
-    runs = None if seq_idx is None else _runs(seq_idx)
+    runs = None if seq_idx is None else runs_of(seq_idx)
     if initial_state is None:
         carried = x.new_zeros(batch, groups, state, heads // groups * head_dim, dtype=wide)
     else:
@@ -78,11 +85,6 @@ def ssd_scan(
     if not return_state:
         return y
     return y, carried.unflatten(3, (-1, head_dim)).permute(0, 1, 3, 4, 2).flatten(1, 2)
-
-
-def _runs(seq_idx: Tensor) -> Tensor:
-    """Documents counted from 0 in the order in which they come, (batch, time): a number may come back later."""
-    return F.pad((seq_idx[:, 1:] != seq_idx[:, :-1]).long().cumsum(1), (1, 0))
 
 
 class _Scan(torch.autograd.Function):
@@ -122,7 +124,13 @@ class _Scan(torch.autograd.Function):
         return y, carried
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor, d_carried: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(dy.device.type, enabled=False):
+            return _Scan._backward(ctx, dy, d_carried)
+
+    @staticmethod
+    def _backward(ctx: Any, dy: Tensor, d_carried: Tensor) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, starts, runs = ctx.saved_tensors
         decays = _decays(dt, a, runs)
         dx, d_log_decay, d_log_dt, db, dc = (torch.empty_like(t) for t in (x, dt, dt, b, c))
@@ -183,6 +191,7 @@ class _Decays(NamedTuple):
         to_end: of what each token adds to the state, times its step size. (Z, K, G, L, H)
         whole: of what is carried through the chunk. (Z, K, G, H)
         rows: logarithm of the decay from the chunk's start up to and with each token. (Z, K, G, H, L)
+        rest: what ``rows`` lost when it was rounded. Of two large sums the difference counts, and may be small.
         steps: step sizes. (Z, K, G, H, L)
         cut: pairs (l, s) of tokens, of which l gets nothing from s; (L, L) or (Z, K, 1, 1, L, L).
     """
@@ -191,6 +200,7 @@ class _Decays(NamedTuple):
     to_end: Tensor
     whole: Tensor
     rows: Tensor
+    rest: Tensor
     steps: Tensor
     cut: Tensor
 
@@ -200,17 +210,19 @@ class _Decays(NamedTuple):
 
 
 def _decays(dt: Tensor, a: Tensor, runs: Tensor | None) -> _Decays:
-    log_decay, dt_ = _by_group(_sums(dt * a)), _by_group(dt)
+    # Summed in fp64: after a strong decay all later sums of the chunk are large, and their differences small.
+    log_decay, dt_ = _by_group(_sums(dt.double() * a.double())), _by_group(dt)
     length = dt.shape[2]
-    from_start, to_end = log_decay.exp(), (log_decay[..., -1:, :] - log_decay).exp()
+    from_start, to_end = log_decay.exp().to(dt.dtype), (log_decay[..., -1:, :] - log_decay).exp().to(dt.dtype)
     cut = torch.ones(length, length, dtype=torch.bool, device=dt.device).triu(1)
     if runs is not None:  # what crosses a document's start is cut, not decayed
         before = torch.cat([runs[:, :1, 0], runs[:, :-1, -1]], 1).unsqueeze(-1)  # the token before each chunk
         from_start = from_start * (runs == before)[:, :, None, :, None]
         to_end = to_end * (runs == runs[..., -1:])[:, :, None, :, None]
         cut = (cut | (runs.unsqueeze(-1) != runs.unsqueeze(-2)))[:, :, None, None]
-    rows, steps = log_decay.mT.contiguous(), dt_.mT.contiguous()
-    return _Decays(from_start, to_end * dt_, from_start[..., -1, :], rows, steps, cut)
+    exact, steps = log_decay.mT.contiguous(), dt_.mT.contiguous()
+    rows = exact.to(dt.dtype)
+    return _Decays(from_start, to_end * dt_, from_start[..., -1, :], rows, (exact - rows).to(dt.dtype), steps, cut)
 
 
 def _sums(steps: Tensor, ahead: bool = False) -> Tensor:
@@ -224,8 +236,10 @@ def _sums(steps: Tensor, ahead: bool = False) -> Tensor:
 def _kernel(decay: _Decays) -> Tensor:
     """The decay from token s to token l of a chunk times the step size at s; zero where cut. (Z, K, G, H, L, L)"""
     # Masked before the exponential: above the diagonal the exponent is positive and may overflow.
-    exponent = (decay.rows.unsqueeze(-1) - decay.rows.unsqueeze(-2)).masked_fill_(decay.cut, -torch.inf)
-    return exponent.exp_().mul_(decay.steps.unsqueeze(-2))
+    exponent = decay.rows.unsqueeze(-1) - decay.rows.unsqueeze(-2)
+    exponent += decay.rest.unsqueeze(-1)
+    exponent -= decay.rest.unsqueeze(-2)
+    return exponent.masked_fill_(decay.cut, -torch.inf).exp_().mul_(decay.steps.unsqueeze(-2))
 
 
 def _weights(kernel: Tensor, scores: Tensor, d: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ def test_the_adapters_agree(runs):
     assert one.keys() == two.keys()
     assert max(tensor.abs().max().item() for name, tensor in one.items() if ".lora_B." in name) > 1e-3  # it has moved
     for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-6)
+        # Sums are taken in another order, and Adam divides a small gradient by its own size.
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=2e-5)
 
 
 def test_the_histories_agree(read):

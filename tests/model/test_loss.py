@@ -139,6 +139,28 @@ def test_half_precision_gives_the_plain_loss_to_its_own_precision(dtype):
     assert (one - reference).norm() <= 1.5 * (library - reference).norm()
 
 
+def test_the_factor_that_accumulation_puts_before_the_loss_is_not_rounded_to_bf16():
+    hidden = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    head, labels = torch.randn(16, 8).bfloat16(), torch.zeros(2, 9, dtype=torch.long)
+    nats = summed_cross_entropy(hidden, head, labels, 1.0)
+    (whole,) = torch.autograd.grad(nats, hidden, retain_graph=True)
+    (third,) = torch.autograd.grad(nats / 3, hidden)
+    mean = float((3 * third.double() * whole.double()).sum() / whole.double().square().sum())
+    assert abs(mean - 1) < 5e-4  # 1/3 in bf16 is 0.002 off
+
+
+def test_a_label_that_is_no_word_is_refused_and_not_counted_as_the_first():
+    with pytest.raises((RuntimeError, IndexError)):
+        summed_cross_entropy(torch.randn(1, 2, 4), torch.randn(8, 4), torch.tensor([[0, -1]]), 1.0)
+
+
+def test_each_positions_nats_add_up_to_the_sum(model, batch):
+    each = loss.token_nats(model, *batch)
+    assert each.shape == batch[1].shape
+    assert not each[batch[1] == IGNORED].any()
+    torch.testing.assert_close(each.sum(), summed_nats(model, *batch).detach(), rtol=1e-5, atol=0)
+
+
 def test_positions_that_are_ignored_count_nowhere(batch):
     model = dense_granite()
     input_ids, labels = batch

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
 
 from granite_scu.config import LoraConfig
@@ -120,3 +121,27 @@ def test_a_layer_that_lacks_what_the_forward_needs_is_named(library_model, field
 
 def test_a_model_without_mamba_layers_is_left_alone():
     assert mamba.install(torch.nn.Sequential(torch.nn.Linear(2, 2))) == 0
+
+
+def test_documents_of_a_block_are_mixed_as_if_each_stood_alone(model):
+    layer = mamba_layers(model)[0]
+    hidden = torch.randn(1, 30, layer.in_proj.in_features)
+    documents = torch.repeat_interleave(torch.tensor([4, 9, 4]), torch.tensor([3, 16, 11]))[None]
+    with torch.no_grad():
+        together = layer(hidden, seq_idx=documents)
+        alone = torch.cat([layer(part) for part in hidden.split([3, 16, 11], 1)], 1)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_another_activation_is_refused(library_model):
+    library_model.model.layers[0].mamba.activation = "gelu"
+    with pytest.raises(RuntimeError, match=r"model\.layers\.0\.mamba has the activation gelu .* only silu"):
+        mamba.install(library_model)
+
+
+def test_falcons_mixer_which_scales_what_it_projects_keeps_its_own_forward():
+    config = FalconH1Config(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, mamba_d_ssm=32, mamba_n_heads=2, mamba_d_head=16, mamba_d_state=8,
+    )  # fmt: skip
+    assert mamba.install(FalconH1ForCausalLM(config)) == 0

@@ -97,6 +97,31 @@ def test_a_token_that_wipes_the_state_leaves_what_comes_after_it_exact():
     assert relative_error(ssd_scan(x, dt, a, b, c, d)[:, 11:], expected[:, 11:]) < 1e-5
 
 
+@pytest.mark.parametrize("case", ["mixed", "now and then", "once"])
+def test_weak_decays_beside_strong_ones_keep_their_digits(case):
+    """Decays are differences of sums that one strong step makes large; without D, which would hide the error."""
+    x, dt, a, b, c, d = inputs(time=70, rate=16.0)
+    generator = torch.Generator().manual_seed(1)
+    if case == "mixed":
+        dt = 10 ** (4 * torch.rand(dt.shape, generator=generator) - 3)
+    elif case == "now and then":
+        dt[:, ::16] = 20.0
+    else:
+        dt[:, 10] = 1e4
+        x[:, 10] = 1e-4 * x[:, 10]
+    tensors = (x, dt, b, c)
+    x, dt, b, c = (t.requires_grad_() for t in tensors)
+    exact = doubled((x, dt, b, c))
+    none = torch.zeros_like(d)
+    found = ssd_scan(x, dt, a, b, c, none, chunk=32)
+    expected = recurrence(exact[0], exact[1], a.double(), exact[2], exact[3], none.double())
+    assert relative_error(found, expected) < 1e-6
+    weight = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+    gradients = torch.autograd.grad((found * weight.float()).sum(), tensors)
+    for one, other in zip(gradients, torch.autograd.grad((expected * weight).sum(), exact), strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
 def test_a_step_as_large_as_the_configuration_allows_leaves_everything_finite():
     x, dt, a, b, c, d = (t.requires_grad_() for t in inputs(time=70))
     dt = dt.detach().fill_(1e6).requires_grad_()  # the upper end of time_step_limit
