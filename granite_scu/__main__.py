@@ -1,8 +1,6 @@
 """``python -m granite_scu``."""
 
-import sys
-
-from granite_scu.cli import main
+from granite_scu.commands import entry_point
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry_point()

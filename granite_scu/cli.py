@@ -6,17 +6,9 @@ LightningCLI parses it (defaults < YAML files, layered < flags); ``run`` carries
 
 import json
 import logging
-import os
 import sys
 import warnings
 from typing import Any
-
-# Set before transformers and tokenizers are imported, which read them once.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-
-# bitsandbytes warns at import that an optional hub kernel is absent; peft imports it even where it is not used.
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 import jsonargparse
 import lightning as L
@@ -26,7 +18,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from granite_scu import config, flags, guard, identify, planning, requirements
+from granite_scu import commands, config, flags, guard, identify, planning, requirements
 from granite_scu.callbacks.console import LIVE
 from granite_scu.errors import UserError
 from granite_scu.run import Request, Run
@@ -34,6 +26,12 @@ from granite_scu.run import Request, Run
 COMMANDS = ("fit", "validate", "test", "identify")
 SCORED = {"validate": "validation", "test": "test"}
 """Commands that print a score, and the split that they score."""
+
+ABOUT = {
+    "prog": "granite-scu",
+    "description": "Fine-tune a Granite model while a controller holds S at its target.",
+    "epilog": commands.in_words(),
+}
 
 PIPE_WIDTH = 120
 """Columns where the output is no terminal, which has no width of its own."""
@@ -60,7 +58,7 @@ class GraniteCLI(LightningCLI):
             trainer_class=Commands,
             save_config_callback=None,
             seed_everything_default=config.SEED,
-            parser_kwargs={**strict, **{name: dict(strict) for name in COMMANDS}},
+            parser_kwargs={**strict, **ABOUT, **{name: dict(strict) for name in COMMANDS}},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             args=arguments,
@@ -263,13 +261,8 @@ def _print_facts(title: str, facts: dict[str, Any], console: Console) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command ``granite-scu``; returns the exit code."""
+    """The commands that train and score; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     return guard.guarded(lambda: run(arguments), debug)
-
-
-def entry_point() -> None:
-    """The installed command."""
-    sys.exit(main())

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -48,6 +49,30 @@ def resolve(name: str) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise UserError(f"--model {name}: no such folder, and not a hub id (owner/name) or {TINY_MODEL}")
     return name
+
+
+def download(name: str) -> Path:
+    """The folder of a model's files: where they are, or the hub cache, into which what is missing is loaded.
+
+    Raises:
+        UserError: they cannot be had.
+    """
+    with _HubErrors(name):
+        found = resolve(name)
+        if Path(found).is_dir():
+            return Path(found)
+        return Path(snapshot_download(found, allow_patterns=["model*.safetensors", "*.json", "*.jinja"]))
+
+
+def device_named(name: str) -> torch.device:
+    """The device that ``--device`` stands for; ``auto`` is the GPU where there is one.
+
+    Raises:
+        UserError: there is no GPU.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: there is no CUDA device; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -1,0 +1,46 @@
+"""The command ``granite-scu``, also ``python -m granite_scu``: training by ``cli``, and what comes after it."""
+
+import argparse
+import sys
+from importlib import import_module
+
+from granite_scu import guard
+from granite_scu.flags import Parser
+
+AFTER_TRAINING = {
+    "merge": ("granite_scu.merging", "write base model and adapter as one plain model"),
+}
+"""Commands that train nothing, so that they need none of the configuration: module and meaning of each.
+
+The module has ``add_arguments(parser)`` and ``run(options) -> exit code``."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] and arguments[0] in AFTER_TRAINING:
+        return guard.guarded(lambda: _run(*arguments), "--debug" in arguments, go_on="nothing was written")
+    from granite_scu import cli  # late: it loads Lightning
+
+    return cli.main(arguments)
+
+
+def _run(name: str, *arguments: str) -> int:
+    module, meaning = AFTER_TRAINING[name]
+    parser = Parser(prog=f"granite-scu {name}", description=f"{meaning[0].upper()}{meaning[1:]}.", allow_abbrev=False)
+    command = import_module(module)
+    command.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options: argparse.Namespace = parser.parse_args(arguments)
+    return command.run(options)
+
+
+def in_words() -> str:
+    """What there is after training, for the help of what trains."""
+    each = "; ".join(f"{name}: {meaning}" for name, (_, meaning) in AFTER_TRAINING.items())
+    return f"After training, each with its own --help. {each}."
+
+
+def entry_point() -> None:
+    """The installed command."""
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""What a finished run is good for: merged, tried, listed and gone on from, as a user would."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from granite_scu import commands, flags, saved
+
+TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
+
+SHORT = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--eval-iters", 2, "--control-every", 2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run on the embedded documentation."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    argv = ("--test-run", *SHORT, "--learning-rate", "1e-2", "--output-dir", folder)
+    assert flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv]) == 0
+    return folder
+
+
+@pytest.fixture
+def told(capfd):
+    """Runs a command in this process; returns exit code, stdout and stderr."""
+
+    def tell(*argv) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = commands.main([str(argument) for argument in argv])
+        return code, *capfd.readouterr()
+
+    return tell
+
+
+def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run, told, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "merged"
+    code, printed, err = told("merge", run, "--out", out)
+    assert (code, err) == (0, "")
+    record = json.loads((out / "granite_scu_merge.json").read_text())
+    check = record["check"]
+    assert check["text"] == "the run's validation text"
+    assert abs(check["difference"]) < 0.25 * (check["base_bpt"] - check["adapter_bpt"])
+    assert f"{check['merged_bpt']:.4f}" in printed
+    assert record["adapter_sha256"] == saved.find(run).sha256
+    assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))
+    assert str(tmp_path) not in (out / "README.md").read_text()
+    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
+    assert tokenizer.chat_template
+    inputs = tokenizer("A function is", return_tensors="pt")
+    assert model.dtype == torch.bfloat16
+    assert model.generate(**inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
+    code, _, err = told("merge", run / "best", "--out", out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--overwrite" in err
+    assert told("merge", run / "best", "--out", out, "--overwrite", "--no-check")[0] == 0
+    assert json.loads((out / "granite_scu_merge.json").read_text())["adapter"] == "best"
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_a_run_that_was_cut_off_names_what_it_kept(run, told, tmp_path):
+    cut_off = tmp_path / "cut_off"
+    for part in ("best", "checkpoint-3"):
+        (cut_off / part).mkdir(parents=True)
+        (cut_off / part / "adapter_config.json").write_text((run / "adapter_config.json").read_text())
+    (cut_off / "training_config.json").write_text("{}")
+    code, out, err = told("merge", cut_off, "--out", tmp_path / "merged")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{cut_off}/best, {cut_off}/checkpoint-3" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("merge", "nowhere", "--out", "merged"), "nowhere: no such folder"),
+        (("merge", ".", "--out", "merged"), "is not a run folder"),
+        (("merge", "."), "--out"),
+        (("merge", ".", "--out", "merged", "--colour", "red"), "unrecognized arguments: --colour red"),
+    ],
+)
+def test_a_wrong_request_gets_one_line(told, argv, words):
+    code, out, err = told(*argv)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_help_lists_every_command(command):
+    shown = " ".join(command("-m", "granite_scu", "--help").stdout.split())
+    for name, (_, meaning) in commands.AFTER_TRAINING.items():
+        assert f"{name}: {meaning}" in shown
+
+
+@pytest.mark.parametrize("name", commands.AFTER_TRAINING)
+def test_every_command_has_a_help_of_its_own(told, capfd, name):
+    with pytest.raises(SystemExit):
+        told(name, "--help")
+    assert f"usage: granite-scu {name}" in capfd.readouterr().out
