@@ -186,7 +186,12 @@ class Run:
             step = checkpoint.load_state(resume)["global_step"]
             self.console.print(f"going on from {resume.name} at step {step}", highlight=False)
             finish.best.resume(resume.parent / "best", step, write=main)
-        self.train(trainer, module, resume)
+        try:
+            self.train(trainer, module, resume)
+        except BaseException:
+            if main and self.folder.read_history():  # how far a run got that failed or was stopped
+                self.report()
+            raise
         if main:
             self.illustrate(finish.summary)
         _part(trainer)
@@ -353,7 +358,9 @@ class Run:
         logs = folder.path / "logs"
         # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
         leg = f"from-{resume.name}" if resume else ""
-        loggers = [TensorBoardLogger(logs, name="tensorboard", version=""), CSVLogger(logs, name="csv", version=leg)]
+        # Written at once, so that a crash loses no validation.
+        csv = CSVLogger(logs, name="csv", version=leg, flush_logs_every_n_steps=1)
+        loggers = [TensorBoardLogger(logs, name="tensorboard", version=""), csv]
         trainer = build_trainer(
             request.trainer,
             self.machine,
@@ -431,13 +438,21 @@ class Run:
     def _resolved_control(self) -> dict:
         return asdict(self.request.control) | {"target_s": self.controller.setpoint, "auto": self.found}
 
+    def report(self) -> None:
+        """The page about the run, as far as it got."""
+        from viz.report import NAME, write_report
+        from viz.run_folder import read_run
+
+        write_report(read_run(self.folder.path), self.folder.path / NAME)
+
     def illustrate(self, summary: dict) -> None:
-        """The picture of S and lambda, and the model card."""
+        """The picture of S and lambda, the report, and the model card."""
         from viz.control_plot import plot_control
         from viz.run_folder import read_run
         from viz.style import save
 
         save(plot_control(read_run(self.folder.path)), self.folder.path / "control")
+        self.report()
         request = self.request
         model_card.write_model_card(
             self.folder.path,

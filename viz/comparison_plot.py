@@ -33,11 +33,27 @@ _FAR = 3.0
 """Times the typical distance to the reference beyond which a point leaves the panel and is written at its edge."""
 
 
+def read_comparison(file: Path) -> dict[str, Any]:
+    """What ``scripts/compare_controllers.py`` found.
+
+    Raises:
+        ValueError: it is not that, or no task has a finished run.
+    """
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+        rows = [row for task in results["tasks"] for row in task["rows"]]
+        for row in rows:
+            row["name"], row["is_reference"], row["test_bpt"], row["difference"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{file}: not the comparison.json of scripts/compare_controllers.py ({error!r})") from error
+    if not rows:
+        raise ValueError(f"{file}: no task has a finished run")
+    return results
+
+
 def plot_comparison(results: dict[str, Any]) -> Figure:
     """A panel for each task: a line for each arm, its test score, and the interval of its distance to the reference."""
     tasks = results["tasks"]
-    if not tasks:
-        raise ValueError("no task has a finished run")
     arms = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"]))
     columns = min(2, len(tasks))
     lines = -(-len(tasks) // columns)
@@ -74,16 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("results", metavar="FILE", type=Path, help="comparison.json")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the pictures (default: that of FILE)")
     options = parser.parse_args(arguments)
-    try:
-        figure = plot_comparison(json.loads(options.results.read_text(encoding="utf-8")))
-        folder = options.out or options.results.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        written = style.save(figure, folder / "comparison")
-    except (ValueError, KeyError, OSError) as error:
-        print(f"error: {options.results}: {error}", file=sys.stderr)
-        return 2
-    print(*written, sep="\n")
-    return 0
+    folder = options.out or options.results.parent
+    return style.draw_to(folder, "comparison", lambda: plot_comparison(read_comparison(options.results)))
 
 
 def _plot_task(axes: Axes, task: dict[str, Any], arms: list[str]) -> None:

@@ -8,7 +8,6 @@ writes ``control.png`` and ``control.svg`` into the run folder, or into DIR.
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,10 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from viz import style
-from viz.run_folder import Run, read_run
-
-BAND = 0.10
-"""Half width of the band around the setpoint, relative to it."""
+from viz.run_folder import BAND, Run, read_run
 
 
 def plot_control(run: Run) -> Figure:
@@ -47,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="run folder, finished or not")
     parser.add_argument("--out", metavar="DIR", help="folder for control.png and control.svg (default: RUN)")
     options = parser.parse_args(arguments)
-    stem = Path(options.out or options.run) / "control"
-    return style.draw_to(stem, lambda: plot_control(read_run(options.run)))
+    folder = options.out or options.run
+    return style.draw_to(folder, "control", lambda: plot_control(read_run(options.run)))
 
 
 def _plot_s(axes: Axes, run: Run) -> None:

@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="the --run.output_dir of identify")
     parser.add_argument("--out", metavar="DIR", help="folder for identification.png and .svg (default: RUN)")
     options = parser.parse_args(arguments)
-    stem = Path(options.out or options.run) / "identification"
-    return style.draw_to(stem, lambda: plot_identification(read_identification(options.run)))
+    folder = options.out or options.run
+    return style.draw_to(folder, "identification", lambda: plot_identification(read_identification(options.run)))
 
 
 def _plot_fit(axes: Axes, result: dict[str, Any]) -> None:

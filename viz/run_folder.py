@@ -1,7 +1,10 @@
-"""Reading a run folder, of a run that is finished or still under way."""
+"""Reading a run folder, of a run that is finished, under way, or cut off."""
 
+import csv
+import io
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,10 @@ import numpy as np
 
 FINISHED = "scu_history.json"
 UNFINISHED = "scu_history.jsonl"
+LOG = "logs/cuda_optimized_training.log"
+
+BAND = 0.10
+"""Half width of the band around the setpoint, relative to it, in which S counts as held."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,9 @@ class Run:
         config: the controller as run (``scu_config.json``); empty where there is none yet.
         metrics: the summary (``scu_metrics.json``); empty where there is none yet.
         finished: whether the run came to its end.
+        settings: everything that was asked for and found (``training_config.json``); empty where it is missing.
+        validations: (optimizer step, bits per token on the validation sample), in the order of the run.
+        warnings: what the run's log has at the level of a warning or above.
     """
 
     path: Path
@@ -28,6 +38,9 @@ class Run:
     config: dict[str, Any]
     metrics: dict[str, Any]
     finished: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+    validations: tuple[tuple[int, float], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -36,7 +49,20 @@ class Run:
 
     def column(self, field: str) -> np.ndarray:
         """(ticks,) a field of every record as float64: NaN where it was not measured, 0 and 1 for false and true."""
-        return numbers([record.get(field) for record in self.history])
+        try:
+            return numbers([record.get(field) for record in self.history])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.path}: {field} is not a number in every record of the history") from error
+
+    @property
+    def heeds_setpoint(self) -> bool:
+        """Whether there is a setpoint that S was to hold or to follow."""
+        return bool(np.isfinite(self.column("s_target")).any())
+
+    @property
+    def measured(self) -> bool:
+        """Whether any tick has a usable measurement."""
+        return bool(np.isfinite(np.concatenate([self.column("s"), self.column("data_bpt")])).any())
 
 
 def numbers(values: list[float | None]) -> np.ndarray:
@@ -58,8 +84,26 @@ def read_run(path: str | Path) -> Run:
     history = _read_list(folder / FINISHED) if finished else _read_lines(folder / UNFINISHED)
     if not history:
         raise ValueError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
-    config, metrics = (_read_object(folder / name) for name in ("scu_config.json", "scu_metrics.json"))
-    return Run(folder, tuple(history), config, metrics, finished)
+    names = ("scu_config.json", "scu_metrics.json", "training_config.json")
+    config, metrics, settings = (_read_object(folder / name) for name in names)
+    validations = _read_validations(folder, metrics)
+    return Run(folder, tuple(history), config, metrics, finished, settings, validations, _read_warnings(folder))
+
+
+def read_measured_run(path: str | Path) -> Run:
+    """``read_run`` for a command that draws.
+
+    Raises:
+        ValueError: as ``read_run``, and where no tick has a usable measurement.
+    """
+    run = read_run(path)
+    if not run.measured:
+        ticks = f"{len(run.history)} tick{'s' if len(run.history) > 1 else ''}"
+        raise ValueError(
+            f"{run.path}: nothing was measured in its {ticks}, S is null throughout, so there is nothing to draw; "
+            f"{LOG} may say why (a loss that is not finite: lower --learning-rate)"
+        )
+    return run
 
 
 def _read_list(file: Path) -> list[dict[str, Any]]:
@@ -76,6 +120,48 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     if not all(map(_is_record, records)):
         raise ValueError(f"{file}: not one record with a step in each line")
     return records
+
+
+def _read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    """From the CSV log, of which a resumed run has a file for each leg, and for the last step from the summary."""
+    found: dict[int, float] = {}
+    for file in sorted((folder / "logs" / "csv").glob("**/metrics.csv"), key=lambda file: file.stat().st_mtime):
+        resumed = re.fullmatch(r"from-checkpoint-(\d+)", file.parent.name)
+        if resumed:  # it did again what came after its checkpoint
+            found = {step: value for step, value in found.items() if step <= int(resumed[1])}
+        found |= _read_csv(file)
+    last, value = metrics.get("steps"), metrics.get("final_val_bpt")
+    if isinstance(last, int) and isinstance(value, float | int):
+        found.setdefault(last, float(value))
+    return tuple(sorted(found.items()))
+
+
+def _read_csv(file: Path) -> dict[int, float]:
+    text = file.read_bytes().decode("utf-8")
+    whole = text[: text.rfind("\n") + 1]  # a line without its end was torn by a crash
+    rows = (row for row in csv.DictReader(io.StringIO(whole)) if row.get("val_bpt"))
+    try:
+        # The logger counts a step as done only after its validation.
+        return {int(row["step"]) + 1: float(row["val_bpt"]) for row in rows}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file}: not the CSV log of a run ({error}); the file is damaged") from error
+
+
+_ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ", re.MULTILINE)
+
+
+def _read_warnings(folder: Path) -> tuple[str, ...]:
+    file = folder / LOG
+    if not file.is_file():
+        return ()
+    text = file.read_text(encoding="utf-8", errors="replace")
+    entries = list(_ENTRY.finditer(text))
+    ends = [entry.start() for entry in entries[1:]] + [len(text)]
+    return tuple(
+        text[entry.end() : end].strip()
+        for entry, end in zip(entries, ends, strict=True)
+        if entry["level"] in ("WARNING", "ERROR", "CRITICAL")
+    )
 
 
 def _is_record(value: Any) -> bool:

@@ -1,6 +1,5 @@
 """What the pictures have in common: their colours, their lettering, their axes, and how they are written."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from viz.files import make_folder, replacing, report_outcome
 
 # Okabe and Ito's colours, which the common kinds of colour blindness keep apart.
 BLUE, SKY, VERMILION, ORANGE, GREEN, PURPLE = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"
@@ -61,20 +62,18 @@ def save(figure: Figure, path_stem: str | Path) -> list[Path]:
     """Write ``<path_stem>.png`` (150 dots an inch) and ``<path_stem>.svg``; the same figure gives the same bytes."""
     stem = Path(path_stem)
     png, svg = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg"))
-    figure.savefig(png, dpi=150)
-    with matplotlib.rc_context({"svg.hashsalt": stem.name}):
-        figure.savefig(svg, metadata={"Date": None})
+    with replacing(png) as temporary:
+        figure.savefig(temporary, format="png", dpi=150)
+    with replacing(svg) as temporary, matplotlib.rc_context({"svg.hashsalt": stem.name}):
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
     return [png, svg]
 
 
-def draw_to(path_stem: Path, draw: Callable[[], Figure]) -> int:
-    """Draw, ``save``, and print where to or in one line why not; returns the exit code of a command."""
-    try:
+def draw_to(folder: str | Path, name: str, draw: Callable[[], Figure]) -> int:
+    """Draw, ``save`` under that name in the folder, and say so; returns the exit code of a command."""
+
+    def write() -> list[Path]:
         figure = draw()
-        path_stem.parent.mkdir(parents=True, exist_ok=True)
-        written = save(figure, path_stem)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(*written, sep="\n")
-    return 0
+        return save(figure, make_folder(folder) / name)
+
+    return report_outcome(write)

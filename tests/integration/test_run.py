@@ -121,7 +121,7 @@ def test_the_folder_is_complete(run):
     expected = [
         *("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "tokenizer_config.json"),
         *("scu_config.json", "scu_metrics.json", "scu_history.json", "training_config.json", "config.yaml"),
-        *("logs/cuda_optimized_training.log", "logs/csv/metrics.csv", "control.png", "README.md"),
+        *("logs/cuda_optimized_training.log", "logs/csv/metrics.csv", "control.png", "report.html", "README.md"),
         *("best/adapter_model.safetensors", "best/adapter_config.json"),
         *(f"checkpoint-{step}/{name}" for step in (21, 42) for name in ("state.ckpt", "adapter_model.safetensors")),
     ]
@@ -149,7 +149,8 @@ def test_no_path_of_this_machine_is_left_but_the_output_folder(run):
         for place, value in leaves(yaml.safe_load(path.read_text(encoding="utf-8"))):
             if isinstance(value, str) and PurePosixPath(value).is_absolute():
                 assert place == ("run", "output_dir"), f"{path.name}: {place} is {value}"
-    for path in [*run.folder.rglob("*.json"), *run.folder.rglob("*.yaml"), run.folder / "README.md"]:
+    read_by_people = [run.folder / name for name in ("README.md", "report.html")]
+    for path in [*run.folder.rglob("*.json"), *run.folder.rglob("*.yaml"), *read_by_people]:
         text = path.read_text(encoding="utf-8").replace(str(run.folder), "")
         for machine in (str(ROOT), EMBEDDED, str(Path.home()), str(run.folder.parent)):
             assert machine not in text, path
@@ -210,6 +211,8 @@ def test_the_picture_and_the_card(run):
     for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt"):
         assert f"{metrics[name]:.4f} bits per token" in card
     assert "control.png" in card
+    report = (run.folder / "report.html").read_text(encoding="utf-8")
+    assert f"<strong>{metrics['final_test_bpt']:.3f}</strong>" in report
     assert "| targets | every linear layer |" in card
 
 
@@ -403,6 +406,7 @@ def test_a_signal_ends_the_run_with_its_own_exit_code(corpus, tmp_path, number, 
     assert "Traceback" not in err
     assert "--resume-from-checkpoint last" in err if number == signal.SIGINT else "stopped by SIGTERM" in out
     assert (folder / "checkpoint-12").is_dir()
+    assert "recorded up to step" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 # What a run can be asked to be

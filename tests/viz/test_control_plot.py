@@ -2,7 +2,6 @@
 
 import ast
 import json
-import math
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot
 import numpy as np
 import pytest
+from folders import METRICS, record
 
 import viz
 from viz.control_plot import main, plot_control
@@ -18,52 +18,6 @@ from viz.run_folder import read_run
 from viz.style import save
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-
-def record(step: int, **changes) -> dict:
-    fields = {
-        "step": step,
-        "tokens": 4096 * step,
-        "data_bpt": 6.4,
-        "param_bpt": 0.13,
-        "s": 0.02,
-        "s_ema": 0.02,
-        "s_target": 0.02,
-        "error": 0.0,
-        "lambda": 1.0,
-        "p_term": 0.0,
-        "i_term": 0.0,
-        "saturated": False,
-        "held": False,
-        "lr": 1e-4,
-        "grad_norm": 1.0,
-        "tokens_per_s": 2000.0,
-        "gpu_memory_gb": None,
-    }
-    return fields | changes
-
-
-def rising(ticks: int = 40) -> list[dict]:
-    """S rises over two decades into its setpoint while lambda climbs from 0.1 to 10."""
-    return [
-        record(
-            10 * k,
-            s=0.02 * (1 - math.exp(-k / 8)) ** 2,
-            s_ema=0.019 * (1 - math.exp(-k / 8)) ** 2,
-            **{"lambda": 10 ** (2 * k / ticks - 1)},
-        )
-        for k in range(1, ticks + 1)
-    ]
-
-
-@pytest.fixture
-def finished(tmp_path) -> Path:
-    folder = tmp_path / "finished"
-    folder.mkdir()
-    (folder / "scu_history.json").write_text(json.dumps(rising()))
-    (folder / "scu_config.json").write_text(json.dumps({"controller": "pi", "target_s": 0.02}))
-    (folder / "scu_metrics.json").write_text(json.dumps({"steps": 400}))
-    return folder
 
 
 def unfinished(folder: Path, records: list[dict], torn: str = "") -> Path:
@@ -87,7 +41,7 @@ def axes_of(folder: Path):
 def test_a_finished_run_is_read_whole(finished):
     run = read_run(finished)
     assert run.finished and run.name == "finished" and len(run.history) == 40
-    assert run.config["controller"] == "pi" and run.metrics == {"steps": 400}
+    assert run.config["controller"] == "pi" and run.metrics == METRICS
     assert run.column("step").tolist() == list(range(10, 401, 10))
     assert np.isnan(run.column("gpu_memory_gb")).all(), "null is not measured, not zero"
 

@@ -1,0 +1,211 @@
+"""The report's HTML, read without a browser."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import record, rising, settings, write_run
+
+from viz.report import build_report, main
+from viz.report_data import MOST_TICKS, chart_data, thinned
+from viz.run_folder import LOG, read_run
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"quoted\" 'both'"
+
+
+class Page(HTMLParser):
+    """Text, scripts and what would be fetched."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.words: list[str] = []
+        self.data: dict = {}
+        self._inside: tuple[str, str | None] = ("", None)
+        self.feed(source)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self._inside = (tag, dict(attributes).get("id"))
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "action", "data")]
+
+    def handle_data(self, text):
+        if self._inside == ("script", "run-data"):
+            self.data = self.data or json.loads(text)
+        elif self._inside[0] not in ("script", "style"):
+            self.words.append(text)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def page(folder: Path) -> Page:
+    return Page(build_report(read_run(folder)))
+
+
+def test_it_says_what_came_of_the_run(finished):
+    text = page(finished).text
+    assert "from 6.500 to 5.850 bits per token (\N{MINUS SIGN}10.0 %, 14,088 tokens)" in text
+    assert "S settled at step 130. It overshot S* by 4 %. Once within ±10 % of S* it was there at 96 %" in text
+    assert "The run ended at step 400: all steps done." in text
+    assert "best validation5.9bits per token, step 400" in text
+    assert "wall time1:59 min2,000 tokens/s" in text
+
+
+def test_configuration_and_environment_are_there_and_what_was_not_set_is_not(finished):
+    text = page(finished).text
+    for words in ("learning_rate0.001", "pathstdlib-docs", "torch2.13.0", "device.nameAMD EPYC", "seed42"):
+        assert words in text
+    assert "lambda_init" not in text and "profiler" not in text and "detect_anomaly" not in text
+
+
+def test_the_charts_have_the_histories_own_numbers(finished):
+    run, data = read_run(finished), page(finished).data
+    assert data["steps"] == run.column("step").tolist()
+    for name in ("s", "s_ema", "s_target", "lambda", "data_bpt", "param_bpt", "tokens_per_s"):
+        np.testing.assert_allclose(data["columns"][name], run.column(name), rtol=1e-5)
+    assert data["validations"] == [[100, 6.1], [200, 5.95], [300, 5.92], [400, 5.9]]
+    units = {chart["name"]: chart["unit"] for chart in data["charts"]}
+    assert units["data_bpt"] == "bits per token" and units["s"] == "share of bits" and units["lambda"] == "no unit"
+
+
+def test_the_table_has_the_last_ticks(finished):
+    source = build_report(read_run(finished))
+    rows = re.findall(r"<tr><td>(.*?)</td></tr>", source)
+    assert len(rows) == 12
+    last = rising()[-1]
+    cells = [
+        "400",
+        *(f"{100 * last[name]:.3g}\N{NO-BREAK SPACE}%" for name in ("s", "s_ema", "s_target")),
+        *(f"{last[name]:.4g}" for name in ("lambda", "data_bpt", "param_bpt")),
+        "5.9",
+        "2,000",
+    ]
+    assert rows[-1].split("</td><td>") == cells
+
+
+def test_nothing_is_fetched_and_only_its_own_script_may_run(finished):
+    source = build_report(read_run(finished))
+    assert Page(source).addresses == []
+    assert "default-src 'none'" in source and "unsafe-inline" not in source
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", source)
+    assert "style=" not in source, "the policy would not let it act"
+
+
+def test_what_the_folder_tells_is_escaped(tmp_path):
+    texts = {"base": {"name": EVIL}, "data": {"path": EVIL}, "lora": {EVIL: EVIL}, "git_revision": EVIL, "seed": EVIL}
+    folder = write_run(
+        tmp_path / "<b>run<b> & co",
+        [record(10)],
+        {"controller": EVIL},
+        settings(**texts),
+        metrics={"stopped": {"reason": EVIL, "step": EVIL}, "reachability": {"advice": EVIL}},
+    )
+    (folder / LOG).write_text(f"2026-01-01 00:00:00,000 WARNING {EVIL}\n")
+    read = page(folder)
+    assert read.tags.count("script") == 2 and not {"img", "b"} & set(read.tags)
+    assert "<b>run<b> & co" in read.text and read.text.count("<img src=x onerror=alert(2)>") >= 6
+
+
+def test_of_an_absolute_path_only_the_last_name_is_shown(tmp_path):
+    changed = settings(data={"path": "/home/me/secret/texts"}, base={"name": "C:\\models\\mine"})
+    text = page(write_run(tmp_path / "run", [record(10)], {}, changed)).text
+    assert "…/texts" in text and "…/mine" in text
+    assert "secret" not in text and "models" not in text and str(tmp_path) not in text
+
+
+def test_a_run_that_was_cut_off_is_drawn_as_far_as_it_got(cut_off):
+    read = page(cut_off)
+    assert read.data["steps"] == list(range(10, 121, 10)) and read.data["validations"] == [[100, 6.1]]
+    assert "The run has not come to its end: recorded up to step 120 of 400." in read.text
+    assert "The run is unfinished" in read.text and "wall time" not in read.text
+
+
+def test_a_history_alone_is_enough(tmp_path):
+    (tmp_path / "scu_history.jsonl").write_text(json.dumps({"step": 1}) + "\n")
+    text = page(tmp_path).text
+    assert "its training_config.json is missing" in text
+    assert "Nothing was measured: S is null at every tick." in text
+    assert text.count("Not measured at any tick.") == 4 and "λ was not recorded." in text
+
+
+def test_lambda_of_zero_is_said_in_words(tmp_path):
+    history = [record(10 * k, s_target=None, **{"lambda": 0.0}) for k in range(1, 5)]
+    text = page(write_run(tmp_path / "run", history, {"controller": "none"}, settings())).text
+    assert "λ = 0 throughout: nothing was steered." in text and "no setpoint" in text and "S*" not in text.split("λ")[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"skipped": 3}, "3 optimizer steps were skipped"),
+        ({"held": True}, "4 of 4 ticks had no usable measurement"),
+        ({"saturated": True}, "λ stood at a bound at 100 % of the ticks"),
+    ],
+)
+def test_what_went_wrong_is_among_the_warnings(tmp_path, changes, words):
+    history = [record(10 * k, **changes) for k in range(1, 5)]
+    assert words in page(write_run(tmp_path / "run", history, {}, settings())).text
+
+
+def test_a_run_without_trouble_has_no_warnings(finished):
+    assert "Warnings" not in page(finished).text
+
+
+def test_a_long_run_is_thinned_to_its_extremes_and_stays_small(tmp_path):
+    ticks = 20_000
+    history = [record(k + 1, s=0.02 + 1e-9 * k, **{"lambda": 1 + 1e-6 * k}) for k in range(ticks)]
+    history[11_234]["s"], history[14_235]["lambda"], history[7]["s"] = 0.9, 1e-4, None
+    folder = tmp_path / "run"
+    write_run(folder, history, {}, settings())
+    run = read_run(folder)
+    kept = thinned(run)
+    assert {0, 11_234, 14_235, ticks - 1} <= set(kept.tolist()) and len(kept) <= MOST_TICKS
+    assert np.diff(kept).max() < 100, "no stretch is left out"
+    source = build_report(run)
+    assert len(source.encode()) < 1_000_000
+    assert f"Of 20,000 ticks {len(kept):,} are drawn" in source
+
+
+def test_a_short_run_is_not_thinned(finished):
+    run = read_run(finished)
+    assert chart_data(run)["ticks"] == len(thinned(run)) == 40
+
+
+# The command.
+
+
+def test_the_command_writes_into_the_run_or_where_it_is_told(finished, tmp_path, capsys):
+    assert main([str(finished)]) == 0
+    assert main([str(finished), "--out", str(tmp_path / "new" / "mine.html")]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(finished / "report.html"), str(tmp_path / "new" / "mine.html")]
+    assert (finished / "report.html").read_bytes() == (tmp_path / "new" / "mine.html").read_bytes()
+
+
+def test_what_it_cannot_do_is_one_line_and_leaves_nothing(finished, tmp_path, capsys):
+    nothing = write_run(tmp_path / "nothing", [record(10, s=None, data_bpt=None)], {}, settings())
+    (finished / "file").touch()
+    refused = {
+        (tmp_path / "missing",): "no such folder",
+        (tmp_path,): "has neither scu_history.json",
+        (nothing,): "nothing was measured in its 1 tick",
+        (finished, "--out", finished): "is a folder; name a file",
+        (finished, "--out", finished / "file" / "report.html"): "name a folder",
+    }
+    for arguments, words in refused.items():
+        assert main(list(map(str, arguments))) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and words in line
+    assert not list(tmp_path.rglob("*.html")) and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(finished, monkeypatch):
+    (finished / "report.html").write_text("old")
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    assert main([str(finished)]) == 2
+    assert (finished / "report.html").read_text() == "old" and not list(finished.glob(".*"))

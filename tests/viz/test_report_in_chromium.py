@@ -1,0 +1,171 @@
+"""The report as a reader has it before them: in headless Chromium, pointed at, zoomed, by keyboard, light and dark."""
+
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from chromium import Browser, find
+from folders import record, settings, write_run
+
+from viz.report import write_report
+from viz.run_folder import read_run
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(find() is None, reason="needs Chromium (Debian: apt-get install chromium)"),
+]
+
+PLOT = "#chart-s .plot"
+LEFT, RIGHT = 66, 14
+"""Margins of a plot in pixels, as in report.js."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(find(), tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def opened(browser, finished):
+    """The report of the finished run, open in a light window."""
+    browser.open(write_report(read_run(finished), finished / "report.html"))
+    yield browser
+    assert browser.errors == []
+    assert {address.split(":")[0] for address in browser.requests} == {"file"}
+
+
+def place(browser, step: float, steps: float = 400, plot: str = PLOT) -> tuple[float, float]:
+    """Where in the window a step lies while steps 0 to ``steps`` are shown."""
+    left, top, width, height = browser.box(plot)
+    return left + LEFT + step / steps * (width - LEFT - RIGHT), top + height / 2
+
+
+def test_what_is_pointed_at_is_read_out_in_every_chart(opened, finished):
+    run = read_run(finished)
+    opened.mouse("mouseMoved", *place(opened, 203))
+    index = run.column("step").tolist().index(200)
+    assert opened.text("#readout") == "step 200 819,200 tokens"
+    percent = [f"{float(f'{100 * run.column(name)[index]:.4g}'):g} %" for name in ("s", "s_ema", "s_target")]
+    assert [opened.evaluate(f"document.querySelectorAll('#chart-s .legend b')[{k}].textContent") for k in range(3)] == (
+        percent
+    )
+    assert f"λ {run.column('lambda')[index]:.4g}" in opened.text("#chart-lambda .legend")
+    assert "validation 5.95" in opened.text("#chart-data_bpt .legend")
+    cursors = [
+        float(opened.evaluate(f"document.querySelectorAll('.cursor')[{k}].getAttribute('x1')")) for k in range(5)
+    ]
+    assert len(set(cursors)) == 1, "one cursor for all charts"
+
+
+def test_a_validation_between_two_ticks_says_when_it_was(opened):
+    opened.mouse("mouseMoved", *place(opened, 290))
+    assert "validation 5.95 (step 200)" in opened.text("#chart-data_bpt .legend")
+    opened.mouse("mouseMoved", *place(opened, 20))
+    assert "validation \N{EN DASH}" in opened.text("#chart-data_bpt .legend")
+
+
+def test_dragging_zooms_all_charts_and_a_double_click_shows_all(opened):
+    left, right = place(opened, 100), place(opened, 202)
+    opened.drag(left, right)
+    assert "shown: steps 100 to 20" in opened.text("#readout")
+    assert axis(opened, "s") == axis(opened, "lambda") and axis(opened, "s")[0] >= 100 and axis(opened, "s")[-1] <= 203
+    assert opened.evaluate("document.getElementById('reset').disabled") is False
+    for clicks in (1, 2):
+        opened.mouse("mousePressed", *left, clicks=clicks)
+        opened.mouse("mouseReleased", *left, clicks=clicks)
+    assert "shown" not in opened.text("#readout") and axis(opened, "s")[-1] == 400
+
+
+def axis(browser, chart: str) -> list[int]:
+    """The steps that stand below a chart."""
+    return browser.evaluate(
+        f"[...document.querySelectorAll('#chart-{chart} text[text-anchor=middle]')].map(each => +each.textContent)"
+    )
+
+
+def test_the_keyboard_does_it_too(opened):
+    opened.evaluate(f"document.querySelector('{PLOT}').focus()")
+    assert opened.text("#readout").startswith("step 400")
+    for key, expected in (("ArrowLeft", 390), ("ArrowLeft", 380), ("PageDown", 280), ("Home", 10), ("ArrowRight", 20)):
+        opened.key(key)
+        assert opened.text("#readout").startswith(f"step {expected} ")
+        assert opened.evaluate(f"document.querySelector('{PLOT}').getAttribute('aria-valuenow')") == str(expected)
+    said = opened.evaluate(f"document.querySelector('{PLOT}').getAttribute('aria-valuetext')")
+    assert said.startswith("step 20: S at each tick ") and "S* 2 %" in said
+    opened.key("+")
+    assert "shown: steps" in opened.text("#readout")
+    opened.key("End")
+    assert axis(opened, "s")[-1] == 400, "the range follows the cursor"
+    opened.key("0")
+    assert "shown" not in opened.text("#readout")
+
+
+def test_the_buttons_zoom(opened):
+    for _ in range(2):
+        opened.evaluate("document.getElementById('in').click()")
+    assert "shown: steps 300 to 400" in opened.text("#readout")
+    opened.evaluate("document.getElementById('out').click()")
+    assert "shown: steps 200 to 400" in opened.text("#readout")
+    opened.evaluate("document.getElementById('reset').click()")
+    assert "shown" not in opened.text("#readout")
+
+
+def test_the_lines_are_where_the_numbers_are(opened, finished):
+    strength = read_run(finished).column("lambda")
+    trace = opened.evaluate("document.querySelector('#chart-lambda path.line').getAttribute('d')")
+    corners = trace.replace("M", "").replace("V", ",").split("H")
+    heights = np.array([float(corner.split(",")[-1]) for corner in corners])
+    assert len(heights) == len(strength)
+    slopes = np.diff(heights) / np.diff(np.log(strength))
+    assert slopes == pytest.approx(slopes[0], abs=2), "a logarithmic axis"
+    assert slopes[0] < 0
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_the_window_and_follows_the_scheme(browser, finished, tmp_path, scheme, width):
+    page = write_report(read_run(finished), finished / "report.html")
+    browser.open(page, width=width, scheme=scheme)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    ground = pixel(browser.screenshot(tmp_path / f"{scheme}.png"), 3, 3)
+    assert min(ground) > 240 if scheme == "light" else max(ground) < 40
+    contrast = browser.evaluate(
+        "(() => { const style = getComputedStyle(document.body);"
+        "const light = text => { const [r, g, b] = text.match(/\\d+/g).map(value => (value / 255) ** 2.2);"
+        "return 0.2126 * r + 0.7152 * g + 0.0722 * b; };"
+        "const [a, b] = [light(style.color), light(style.backgroundColor)].sort((x, y) => y - x);"
+        "return (a + 0.05) / (b + 0.05); })()"
+    )
+    assert contrast > 10
+
+
+def pixel(file: Path, x: int, y: int) -> tuple[int, ...]:
+    """Red, green and blue of a pixel, from 0 to 255."""
+    return tuple(round(255 * value) for value in matplotlib.image.imread(file)[y, x, :3])
+
+
+def test_runs_that_were_cut_off_or_measured_little_are_drawn(browser, cut_off, tmp_path):
+    gaps = [record(10 * k, s=None if k % 2 else 0.02, data_bpt=None, **{"lambda": 0.0}) for k in range(1, 6)]
+    folders = (
+        cut_off,
+        write_run(tmp_path / "one", [record(10)], {}, settings()),
+        write_run(tmp_path / "gaps", gaps, {}, settings()),
+        write_run(tmp_path / "nothing", [record(10, s=None, s_ema=None, data_bpt=None)], {}, settings()),
+    )
+    for folder in folders:
+        browser.open(write_report(read_run(folder), folder / "report.html"))
+        assert browser.errors == []
+    browser.open(folders[2] / "report.html")
+    assert browser.evaluate("document.querySelectorAll('#chart-s circle.sky').length") == 2, "a lone point is a dot"
+
+
+def test_a_name_that_is_markup_stays_text(browser, tmp_path):
+    name = "<img src=x onerror=document.title='owned'>"
+    folder = write_run(tmp_path / name, [record(10)], {"controller": f"</script>{name}"}, settings())
+    browser.requests.clear()
+    browser.open(write_report(read_run(folder), tmp_path / "report.html"))
+    assert browser.text("h1").startswith(name) and browser.evaluate("document.title").startswith(name)
+    assert len(browser.requests) == 1 and browser.errors == []

@@ -1,0 +1,394 @@
+// The charts of a run: one range of steps and one cursor for all of them.
+"use strict";
+(() => {
+const data = JSON.parse(document.getElementById("run-data").textContent);
+const steps = data.steps;
+const last = steps.length - 1;
+const MARGIN = {left: 66, right: 14, top: 10, bottom: 26};
+const HEIGHT = {s: 280, lambda: 190, data_bpt: 230};
+const LEAST = 60; // pixels between two labelled ticks of an axis
+
+// Numbers.
+
+function plain(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e7 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  return String(Number(value.toPrecision(4)));
+}
+
+const FORMATS = {
+  number: plain,
+  percent: value => `${plain(100 * value)} %`,
+};
+
+function near(sorted, value) { // index of the nearest entry
+  let low = 0, high = sorted.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] <= value) low = middle; else high = middle;
+  }
+  return value - sorted[low] <= sorted[high] - value ? low : high;
+}
+
+function linearTicks(low, high, most) {
+  const rough = (high - low) / Math.max(most, 1);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999);
+  const first = Math.ceil(low / step - 1e-9);
+  const count = Math.floor(high / step + 1e-9) - first + 1;
+  return Array.from({length: count}, (_, k) => Number(((first + k) * step).toPrecision(12)));
+}
+
+function logTicks(low, high, most) {
+  const decades = Math.log10(high / low);
+  if (decades < 0.9) return linearTicks(low, high, most);
+  const factors = decades < 1.8 ? [1, 2, 5] : decades < 3.5 ? [1, 3] : [1];
+  const skip = Math.max(1, Math.ceil(decades / most));
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    if (factors.length === 1 && power % skip) continue;
+    for (const factor of factors) {
+      const tick = Number((factor * 10 ** power).toPrecision(6));
+      if (tick >= low && tick <= high) ticks.push(tick);
+    }
+  }
+  return ticks;
+}
+
+function element(name, attributes = {}, parent = null) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  parent?.append(made);
+  return made;
+}
+
+function html(name, className, text, parent) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text) made.textContent = text;
+  parent?.append(made);
+  return made;
+}
+
+// What all charts share.
+
+const view = {
+  full: [0, Math.max(steps[last], ...data.validations.map(([step]) => step), 1)],
+  shown: null,   // [from, to] in steps
+  cursor: last,  // index of a tick
+  drag: null,    // [from, to] in steps, while a range is being drawn
+  charts: [],
+
+  show(from, to) {
+    const [first, end] = this.full;
+    const width = Math.min(Math.max(to - from, Math.min(2, end)), end - first);
+    const start = Math.min(Math.max(from, first), end - width);
+    this.shown = [start, start + width];
+    this.cursor = this.inSight(this.cursor);
+    this.draw();
+  },
+  inSight(index) { // the nearest tick in sight; the same where none is
+    const [from, to] = this.shown;
+    let found = index;
+    while (found < last && steps[found] < from) found++;
+    while (found > 0 && steps[found] > to) found--;
+    return steps[found] >= from && steps[found] <= to ? found : index;
+  },
+  zoom(factor) { // around the cursor
+    const [from, to] = this.shown;
+    const centre = Math.min(Math.max(steps[this.cursor], from), to);
+    this.show(centre - (centre - from) * factor, centre + (to - centre) * factor);
+  },
+  reset() { this.show(...this.full); },
+  point(index) {
+    this.cursor = Math.min(Math.max(index, 0), last);
+    const [from, to] = this.shown, at = steps[this.cursor];
+    if (at < from) this.show(at, at + to - from);
+    else if (at > to) this.show(at - (to - from), at);
+    else this.mark();
+  },
+  draw() { this.charts.forEach(chart => chart.draw()); this.mark(); },
+  mark() { this.charts.forEach(chart => chart.mark()); readout(); },
+};
+
+// What stands at a tick.
+
+function valueAt(series, index) { // [value, step where it was measured]
+  if (series.form !== "points") return [data.columns[series.column][index], steps[index]];
+  const before = data.validations.filter(([step]) => step <= steps[index]);
+  return before.length ? [before[before.length - 1][1], before[before.length - 1][0]] : [null, null];
+}
+
+function worded(chart, series) {
+  const [value, step] = valueAt(series, view.cursor);
+  if (value === null) return "–";
+  const words = FORMATS[chart.numbers](value);
+  return series.form === "points" && step !== steps[view.cursor] ? `${words} (step ${plain(step)})` : words;
+}
+
+function readout() {
+  const index = view.cursor, [from, to] = view.shown;
+  const tokens = data.tokens[index];
+  const parts = [tokens === null ? "" : `${plain(tokens)} tokens`];
+  if (data.marks.saturated.includes(index)) parts.push("λ at a bound");
+  if (data.marks.held.includes(index)) parts.push("held: no usable measurement");
+  const whole = from === view.full[0] && to === view.full[1];
+  if (!whole) parts.push(`shown: steps ${plain(Math.ceil(from))} to ${plain(Math.floor(to))}`);
+  const place = document.getElementById("readout");
+  place.querySelector("strong").textContent = `step ${plain(steps[index])}`;
+  place.querySelector("span").textContent = parts.filter(Boolean).join(" · ");
+  document.getElementById("reset").disabled = document.getElementById("out").disabled = whole;
+}
+
+// A chart.
+
+class Chart {
+  constructor(definition, figure) {
+    Object.assign(this, definition);
+    this.plot = figure.querySelector(".plot");
+    this.svg = element("svg", {"aria-hidden": "true"});
+    this.plot.append(this.svg);
+    this.height = HEIGHT[this.name] ?? 170;
+    this.legend = this.makeLegend(figure.querySelector(".legend"));
+    this.listen();
+  }
+
+  makeLegend(place) {
+    const entries = this.series.filter(series => this.points(series).length).map(series => {
+      const entry = html("span", series.colour, "", place);
+      html("i", series.form, "", entry);
+      entry.append(`${series.label} `);
+      const value = html("b", "", "", entry);
+      if (series.band) html("span", "faint", ` (±${100 * data.band} % shaded)`, entry);
+      return [series, value];
+    });
+    if (this.series.some(series => series.marks)) {
+      for (const [name, label] of [["saturated", "at a bound"], ["held", "held"]]) {
+        if (!data.marks[name].length) continue;
+        const entry = html("span", "orange", "", place);
+        html("i", name, "", entry);
+        entry.append(label);
+      }
+    }
+    return entries;
+  }
+
+  points(series) { // [step, value or null]
+    if (series.form === "points") return data.validations;
+    return data.columns[series.column].some(value => value !== null)
+      ? data.columns[series.column].map((value, index) => [steps[index], value]) : [];
+  }
+
+  limits() { // of the values in sight, and whether the scale is logarithmic
+    const [from, to] = view.shown, values = [];
+    for (const series of this.series) {
+      const points = this.points(series);
+      points.forEach(([step, value], index) => {
+        // A line is also in sight between two points of which one is.
+        const reaches = series.form !== "points"
+          && ((points[index + 1]?.[0] ?? step) >= from && (points[index - 1]?.[0] ?? step) <= to);
+        if (value === null || !(reaches || (step >= from && step <= to))) return;
+        values.push(value);
+        if (series.band) values.push(value * (1 - data.band), value * (1 + data.band));
+      });
+    }
+    const shown = values.filter(value => this.scale !== "log" || value > 0);
+    if (!shown.length) return null;
+    const positive = shown.filter(value => value > 0).sort((a, b) => a - b);
+    const least = positive[0], most = positive[positive.length - 1];
+    // One rise from 0 needs no logarithm; values that dwell in several decades do.
+    const low20 = positive[Math.floor(0.2 * positive.length)];
+    if (this.scale === "log" || (this.scale === "auto" && positive.length && most > 10 * low20)) {
+      let low = Math.max(least, this.scale === "auto" ? most / 300 : 0) / 1.25, high = most * 1.25;
+      if (high < 4 * low) { // nearly constant: keep noise from filling the chart
+        const middle = Math.sqrt(low * high);
+        [low, high] = [middle / 2, middle * 2];
+      }
+      return {low, high, log: true};
+    }
+    const low = Math.min(...shown), high = Math.max(...shown);
+    const pad = 0.08 * (high - low) || 0.05 * Math.abs(high) || 1;
+    return {low: this.scale === "zero" || (low >= 0 && low < pad) ? 0 : low - pad, high: high + pad, log: false};
+  }
+
+  draw() {
+    const width = this.plot.clientWidth, height = this.height;
+    this.svg.replaceChildren();
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.svg.setAttribute("height", height);
+    this.inner = {left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom};
+    const [from, to] = view.shown;
+    this.x = step => this.inner.left + (step - from) / (to - from) * (this.inner.right - this.inner.left);
+    this.stepAt = pixel => from + (pixel - this.inner.left) / (this.inner.right - this.inner.left) * (to - from);
+    const limits = this.limits();
+    const scaled = limits && (limits.log ? Math.log : value => value);
+    this.y = value => this.inner.bottom
+      - (scaled(value) - scaled(limits.low)) / (scaled(limits.high) - scaled(limits.low))
+      * (this.inner.bottom - this.inner.top);
+    this.positiveOnly = Boolean(limits?.log);
+    this.drawAxes(limits);
+    const clip = element("clipPath", {id: `clip-${this.name}`}, this.svg);
+    element("rect", { // a little wider than the axes, so that the last point is whole
+      x: this.inner.left - 6, y: 0, width: 12 + this.inner.right - this.inner.left, height: this.inner.bottom + 6,
+    }, clip);
+    const body = element("g", {"clip-path": `url(#clip-${this.name})`}, this.svg);
+    if (limits) this.series.forEach(series => this.drawSeries(series, body));
+    this.over = element("g", {}, body);
+  }
+
+  drawAxes(limits) {
+    const {left, right, top, bottom} = this.inner;
+    for (const step of linearTicks(...view.shown, (right - left) / (1.6 * LEAST))) {
+      if (!Number.isInteger(step)) continue;
+      element("line", {x1: this.x(step), x2: this.x(step), y1: top, y2: bottom, class: "grid"}, this.svg);
+      this.label(this.x(step), bottom + 18, plain(step), "middle");
+    }
+    element("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, this.svg);
+    this.label(left - 14, bottom + 18, "steps", "end");
+    if (!limits) return this.label((left + right) / 2, (top + bottom) / 2, "nothing measured in these steps", "middle");
+    const most = (bottom - top) / 38;
+    for (const value of (limits.log ? logTicks : linearTicks)(limits.low, limits.high, most)) {
+      element("line", {x1: left, x2: right, y1: this.y(value), y2: this.y(value), class: "grid"}, this.svg);
+      this.label(left - 8, this.y(value) + 4.5, FORMATS[this.numbers](value), "end");
+    }
+  }
+
+  label(x, y, text, anchor) {
+    element("text", {x, y, "text-anchor": anchor}, this.svg).textContent = text;
+  }
+
+  drawSeries(series, parent) {
+    const drawable = value => value !== null && !(this.positiveOnly && value <= 0);
+    const points = this.points(series);
+    if (series.form === "points") {
+      for (const [step, value] of points) if (drawable(value)) this.dot(parent, series.colour, step, value, 4.5);
+      return;
+    }
+    const runs = []; // stretches without a gap
+    points.forEach(([step, value], index) => {
+      if (!drawable(value)) return;
+      const before = index > 0 && drawable(points[index - 1][1]);
+      if (before) runs[runs.length - 1].push([step, value]); else runs.push([[step, value]]);
+    });
+    // A record's setpoint held since the record before it, the first one's since the start of the run.
+    if (series.form === "since" && runs.length && runs[0][0][0] === points[0][0]) runs[0].unshift([0, runs[0][0][1]]);
+    for (const run of runs) {
+      if (series.band) this.drawBand(parent, series, run);
+      if (run.length === 1) this.dot(parent, series.colour, ...run[0], 3);
+      else element("path", {d: this.trace(run, series.form), class: `line ${series.form} ${series.colour}${series.colour === "sky" ? " raw" : ""}`}, parent);
+    }
+    if (series.marks) for (const name of ["saturated", "held"]) {
+      for (const index of data.marks[name]) {
+        const value = data.columns[series.column][index];
+        if (drawable(value)) this.dot(parent, `orange ${name}`, steps[index], value, 3.5);
+      }
+    }
+  }
+
+  trace(run, form) {
+    const at = ([step, value]) => [this.x(step).toFixed(1), this.y(value).toFixed(1)];
+    const [first, ...rest] = run.map(at);
+    let path = `M${first[0]},${first[1]}`;
+    for (const [x, y] of rest) path += form === "until" ? `H${x}V${y}` : form === "since" ? `V${y}H${x}` : `L${x},${y}`;
+    return path;
+  }
+
+  drawBand(parent, series, run) {
+    const edge = factor => run.map(([step, value]) => [step, value * factor]);
+    const upper = this.trace(edge(1 + data.band), series.form);
+    const [first, ...rest] = edge(1 - data.band).reverse();
+    let path = `${upper}L${this.x(first[0]).toFixed(1)},${this.y(first[1]).toFixed(1)}`;
+    for (const [step, value] of rest) path += `H${this.x(step).toFixed(1)}V${this.y(value).toFixed(1)}`;
+    element("path", {d: `${path}Z`, class: `band ${series.colour}`}, parent);
+  }
+
+  dot(parent, classes, step, value, radius) {
+    element("circle", {cx: this.x(step), cy: this.y(value), r: radius, class: `dot ${classes}`}, parent);
+  }
+
+  mark() { // the cursor, the range being drawn, and the numbers at the cursor
+    this.over.replaceChildren();
+    const {left, right, top, bottom} = this.inner;
+    if (view.drag) {
+      const [from, to] = view.drag.map(this.x).sort((a, b) => a - b);
+      element("rect", {
+        x: Math.max(from, left), y: top, width: Math.max(0, Math.min(to, right) - Math.max(from, left)),
+        height: bottom - top, class: "selection",
+      }, this.over);
+    }
+    const x = this.x(steps[view.cursor]);
+    element("line", {x1: x, x2: x, y1: top, y2: bottom, class: "cursor"}, this.over);
+    for (const [series, place] of this.legend) {
+      place.textContent = worded(this, series);
+      const [value, step] = valueAt(series, view.cursor);
+      if (value !== null && !(this.positiveOnly && value <= 0)) this.dot(this.over, series.colour, step, value, 5);
+    }
+    const said = this.legend.map(([series]) => `${series.label} ${worded(this, series)}`).join(", ");
+    this.plot.setAttribute("aria-valuenow", steps[view.cursor]);
+    this.plot.setAttribute("aria-valuetext", `step ${steps[view.cursor]}: ${said}`);
+  }
+
+  listen() {
+    const plot = this.plot;
+    const stepOf = event => this.stepAt(event.clientX - plot.getBoundingClientRect().left);
+    plot.addEventListener("pointerdown", event => {
+      if (event.button !== 0) return;
+      view.point(view.inSight(near(steps, stepOf(event))));
+      if (event.pointerType === "touch") return; // a finger moves the cursor; the buttons zoom
+      plot.setPointerCapture(event.pointerId);
+      view.drag = [stepOf(event), stepOf(event)];
+    });
+    plot.addEventListener("pointermove", event => {
+      if (view.drag) view.drag[1] = stepOf(event);
+      view.point(view.inSight(near(steps, stepOf(event))));
+    });
+    plot.addEventListener("pointerup", () => {
+      const drag = view.drag;
+      view.drag = null;
+      if (!drag) return;
+      const [from, to] = drag.sort((a, b) => a - b);
+      if (this.x(to) - this.x(from) > 8) view.show(from, to); else view.mark();
+    });
+    plot.addEventListener("pointercancel", () => { view.drag = null; view.mark(); });
+    plot.addEventListener("dblclick", () => view.reset());
+    plot.addEventListener("keydown", event => {
+      const action = KEYS[event.key];
+      if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      action();
+    });
+  }
+}
+
+const KEYS = {
+  ArrowRight: () => view.point(view.cursor + 1),
+  ArrowUp: () => view.point(view.cursor + 1),
+  ArrowLeft: () => view.point(view.cursor - 1),
+  ArrowDown: () => view.point(view.cursor - 1),
+  PageUp: () => view.point(view.cursor + 10),
+  PageDown: () => view.point(view.cursor - 10),
+  Home: () => view.point(0),
+  End: () => view.point(last),
+  "+": () => view.zoom(0.5),
+  "=": () => view.zoom(0.5),
+  "-": () => view.zoom(2),
+  "0": () => view.reset(),
+  Escape: () => view.reset(),
+};
+
+// Start.
+
+view.shown = [...view.full];
+for (const definition of data.charts) {
+  const figure = document.getElementById(`chart-${definition.name}`);
+  if (figure.querySelector(".plot")) view.charts.push(new Chart(definition, figure));
+}
+document.getElementById("in").addEventListener("click", () => view.zoom(0.5));
+document.getElementById("out").addEventListener("click", () => view.zoom(2));
+document.getElementById("reset").addEventListener("click", () => view.reset());
+document.getElementById("controls").hidden = !view.charts.length;
+new ResizeObserver(() => view.draw()).observe(document.querySelector("main"));
+view.draw();
+})();

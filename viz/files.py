@@ -1,0 +1,43 @@
+"""How files get written whole or not at all, and what a command says about them."""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; on success it takes the place of ``path``, otherwise it vanishes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: str | Path) -> Path:
+    """The folder, made where it is missing.
+
+    Raises:
+        ValueError: it, or one above it, is a file or cannot be written.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"--out {folder}: is a file, or lies below one; name a folder") from error
+    return folder
+
+
+def report_outcome(write: Callable[[], Iterable[Path]]) -> int:
+    """Write, and print what was written or in one line why not; returns the exit code of a command."""
+    try:
+        written = list(write())
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(*written, sep="\n")
+    return 0

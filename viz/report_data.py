@@ -1,0 +1,109 @@
+"""What the charts of the report draw: the columns of a history, thinned where it is long, as JSON."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from viz.run_folder import BAND, Run
+
+MOST_TICKS = 4000
+"""Ticks that the report draws at most: it stays a small file, and no screen has more columns of pixels."""
+
+COLUMNS = ("s", "s_ema", "s_target", "lambda", "data_bpt", "param_bpt", "tokens_per_s", "lr", "grad_norm")
+_DECISIVE = ("s", "s_ema", "lambda", "data_bpt")
+_DIGITS = 6
+
+
+def chart_data(run: Run) -> dict[str, Any]:
+    """The data block of the page: JSON values only, null where there is no measurement.
+
+    Returns:
+        ``steps``, ``tokens`` and each of ``columns`` have one entry a drawn tick; ``marks`` has the places in them of
+        the ticks that were at a bound or held; ``validations`` has (step, bits per token); ``ticks`` is the number of
+        ticks recorded; ``charts`` says what to draw.
+    """
+    kept = thinned(run)
+    columns = {name: run.column(name)[kept] for name in COLUMNS}
+    return {
+        "steps": run.column("step")[kept].astype(int).tolist(),
+        "tokens": _numbers(run.column("tokens")[kept]),
+        "columns": {name: _numbers(values) for name, values in columns.items()},
+        "marks": {name: np.flatnonzero(run.column(name)[kept] == 1).tolist() for name in ("saturated", "held")},
+        "validations": [[step, _number(value)] for step, value in run.validations],
+        "ticks": len(run.history),
+        "band": BAND,
+        "charts": _charts(run),
+    }
+
+
+def thinned(run: Run) -> np.ndarray:
+    """(kept,) indices of the ticks to draw: all, or of each stretch those where S, lambda or DataBPT is extreme."""
+    ticks = len(run.history)
+    if ticks <= MOST_TICKS:
+        return np.arange(ticks)
+    kept = {0, ticks - 1}
+    stretches = np.array_split(np.arange(ticks), MOST_TICKS // (2 * len(_DECISIVE)) - 1)
+    for name in _DECISIVE:
+        values = run.column(name)
+        for stretch in stretches:
+            there = stretch[np.isfinite(values[stretch])]
+            if there.size:
+                kept |= {int(there[values[there].argmin()]), int(there[values[there].argmax()])}
+    return np.array(sorted(kept))
+
+
+def _charts(run: Run) -> list[dict[str, Any]]:
+    """Each: a title, the format of its numbers, the scale, and its series by column, form and colour."""
+    target = run.heeds_setpoint
+    s = [
+        _series("S at each tick", "s", "line", "sky"),
+        _series("S smoothed", "s_ema", "line", "blue"),
+        *([_series("S*", "s_target", "since", "green", band=True)] if target else []),
+    ]
+    return [
+        _chart("s", "S against its setpoint S*" if target else "S", "share of bits", "percent", "auto", s),
+        _chart(
+            "lambda", "Regularisation strength λ", "no unit", "number", "log",
+            [_series("λ", "lambda", "until", "vermilion", marks=True)],
+            "λ = 0 throughout: nothing was steered." if _all_zero(run) else "λ was not recorded.",
+        ),
+        _chart(
+            "data_bpt", "DataBPT, the loss", "bits per token", "number", "linear",
+            [_series("training text", "data_bpt", "line", "sky"), _series("validation", "", "points", "ink")],
+        ),
+        _chart(
+            "param_bpt", "ParamBPT, the adapter", "bits per token", "number", "auto",
+            [_series("ParamBPT", "param_bpt", "line", "purple")],
+        ),
+        _chart(
+            "tokens_per_s", "Throughput", "tokens per second", "number", "zero",
+            [_series("tokens/s", "tokens_per_s", "line", "orange")],
+        ),
+    ]  # fmt: skip
+
+
+def _all_zero(run: Run) -> bool:
+    strength = run.column("lambda")
+    return bool(np.isfinite(strength).any() and not (strength > 0).any())
+
+
+def _chart(
+    name: str, title: str, unit: str, numbers: str, scale: str, series: list[dict], empty: str = ""
+) -> dict[str, Any]:
+    words = empty or "Not measured at any tick."
+    return {
+        "name": name, "title": title, "unit": unit, "numbers": numbers, "scale": scale, "series": series, "empty": words
+    }  # fmt: skip
+
+
+def _series(label: str, column: str, form: str, colour: str, band: bool = False, marks: bool = False) -> dict[str, Any]:
+    return {"label": label, "column": column, "form": form, "colour": colour, "band": band, "marks": marks}
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [_number(value) for value in values.tolist()]
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
