@@ -223,6 +223,7 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
         "held-out documents, base": f"{summary['base_test_bpt']:.4f} bits/token",
         "held-out documents, adapter": f"{summary['final_test_bpt']:.4f} bits/token ({gain:+.4f} saved)",
         "validation, final": f"{summary['final_val_bpt']:.4f} bits/token (best {best})",
+        "better adapter": better_in_words(summary),
         "S": "not measured" if summary["s_ema"] is None else f"{summary['s_ema']:.3%}",
         **_about_setpoint(summary),
         "lambda": f"{summary['lambda']:.4g}",
@@ -233,6 +234,13 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
         "files": str(folder),
     }
     _print_facts("done", facts, console)
+
+
+def better_in_words(summary: dict) -> str:
+    """Which adapter of a run validated better, and by how much."""
+    if summary["better"]["adapter"] == "final":
+        return "the final one, at the top of the folder; none validated better"
+    return f"best/, by {summary['better']['by_bpt']:.4f} bits/token on validation"
 
 
 def _about_setpoint(summary: dict) -> dict[str, str]:

@@ -9,6 +9,8 @@ from granite_scu.flags import Parser
 
 AFTER_TRAINING = {
     "merge": ("granite_scu.merging", "write base model and adapter as one plain model"),
+    "generate": ("granite_scu.generation", "let base model and adapter go on with a text, side by side"),
+    "runs": ("granite_scu.runs", "list the runs in a folder, and compare them"),
 }
 """Commands that train nothing, so that they need none of the configuration: module and meaning of each.
 

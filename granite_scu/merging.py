@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +62,13 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     quiet(console)
     adapter = saved.find(options.run)
-    merger = Merger(adapter, base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser())))
+    merger = Merger(
+        adapter, saved.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
+    )
     merger.check_out(options.overwrite)
     device = loading.device_named(options.device)
     merger.merge(console, device if options.check else None)
     return 0
-
-
-def base_of(adapter: saved.SavedAdapter, name: str | None) -> BaseConfig:
-    """The base that an adapter goes on: the one that it was trained on, or that which the user names."""
-    base = adapter.base if name is None else replace(adapter.base, name=name)
-    saved.require_base(adapter, base.name)
-    return base
 
 
 class Merger:

@@ -69,6 +69,7 @@ def _results(facts: Mapping[str, Any]) -> str:
         ("with the adapter, same documents", _number(summary.get("final_test_bpt"), ".4f", "bits per token", test)),
         ("at the end, on the validation sample", _number(summary.get("final_val_bpt"), ".4f", "bits per token")),
         ("best, on the validation sample", _number(summary.get("best_val_bpt"), ".4f", "bits per token")),
+        ("the better of the two", _better(summary)),
         ("S at the end, smoothed", _number(summary.get("s_ema"), ".4g")),
         *([] if target is None else [("setpoint S*", f"{target:g}")]),
         ("lambda at the end", _number(summary.get("lambda"), ".4g")),
@@ -77,6 +78,15 @@ def _results(facts: Mapping[str, Any]) -> str:
         ("wall time", _number(summary.get("wall_time_s"), ",.0f", "s")),
     )
     return f"## Results\n\n{_table(('measured', 'value'), rows)}\n\nOne run, one seed: no interval is given."
+
+
+def _better(summary: Mapping[str, Any]) -> str:
+    better = summary.get("better")
+    if better is None:
+        return NOT_MEASURED
+    if better["adapter"] == "final":
+        return "the one at the end, which this folder holds"
+    return f"the best, in `best/`, by {better['by_bpt']:.4f} bits per token"
 
 
 def _control(facts: Mapping[str, Any]) -> str:

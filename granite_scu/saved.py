@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -164,14 +164,23 @@ def find(path: str | Path, called: str | None = None) -> SavedAdapter:
     return SavedAdapter(folder, _plain_lora(folder, called), _training_of(folder, called), called)
 
 
-def require_base(adapter: SavedAdapter, name: str, flag: str = "--model") -> None:
-    """Refuse another base model than the adapter's where both have names that everyone knows them by.
+def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
+    """The base that an adapter goes on: the one that it was trained on, or that which the user names.
 
-    A local folder may hold a copy of either; whether it fits is seen from its shapes.
+    Another one is refused where both have names that everyone knows them by. A local folder may hold a copy of either;
+    whether the adapter fits is seen from the shapes.
+
+    Raises:
+        UserError: another one, or none is known.
     """
-    trained_on = adapter.config.base_model_name_or_path or name
-    if name != trained_on and _is_public(name) and _is_public(trained_on):
-        raise UserError(f"{adapter.called}: was trained on {trained_on}, and not on {flag} {name}")
+    trained_on = adapter.config.base_model_name_or_path
+    if name is None and not trained_on:
+        raise UserError(f"{adapter.called}: {CONFIG} names no base model; give it by --model")
+    if name is None:
+        return adapter.base
+    if trained_on and name != trained_on and _is_public(name) and _is_public(trained_on):
+        raise UserError(f"{adapter.called}: was trained on {trained_on}, and not on --model {name}")
+    return replace(adapter.base, name=name)
 
 
 def _is_public(name: str) -> bool:

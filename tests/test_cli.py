@@ -214,6 +214,7 @@ def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
     summary = {
         **dict.fromkeys((*bits, "s_ema", "s_target", "lambda", "train_time_s", "tokens_per_s"), 0.5),
         **dict.fromkeys(("best_val_step", "steps", "tokens"), 100),
+        "better": {"adapter": "final", "by_bpt": 0.0},
         "control": {"held_ticks": held},
         "stopped": {"reason": "max_steps", "step": 100},
         "reachability": None,
@@ -221,3 +222,18 @@ def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
     console = Console(file=io.StringIO(), width=120)
     cli.print_summary(summary, tmp_path, console)
     assert ("3, without a usable measurement of S" in console.file.getvalue()) == (held == 3)
+
+
+@pytest.mark.parametrize(
+    ("final", "best", "adapter", "words"),
+    [
+        (5.25, 5.25, "final", "the final one, at the top of the folder; none validated better"),
+        (5.25, 5.0, "best", "best/, by 0.2500 bits/token on validation"),
+    ],
+)
+def test_the_summary_says_which_adapter_is_better_and_by_how_much(final, best, adapter, words):
+    from granite_scu.callbacks.finish import better_of
+
+    better = better_of(final, best)
+    assert better == {"adapter": adapter, "by_bpt": final - best}
+    assert cli.better_in_words({"better": better}) == words

@@ -181,7 +181,7 @@ def test_an_adapter_for_another_base_is_refused_before_anything_is_written(
     config = json.loads((folder / saved.CONFIG).read_text())
     (folder / saved.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "ibm-granite/a"}))
     with pytest.raises(UserError, match=r"was trained on ibm-granite/a, and not on --model ibm-granite/b"):
-        merging.base_of(saved.find(folder), "ibm-granite/b")
+        saved.base_of(saved.find(folder), "ibm-granite/b")
     assert not (tmp_path / "merged").exists()
 
 

@@ -96,6 +96,7 @@ class Finish(L.Callback):
             "final_val_bpt": final_val,
             "best_val_bpt": self.best.val_bpt,
             "best_val_step": self.best.step,
+            "better": better_of(final_val, self.best.val_bpt),
             "train_bpt": last.get("data_bpt"),
             "param_bpt": last.get("param_bpt"),
             "s": last.get("s"),
@@ -111,6 +112,14 @@ class Finish(L.Callback):
             "stopped": {"reason": stop_reason(trainer), "step": trainer.global_step},
             "reachability": self.reachability.summary() if self.reachability else None,
         }
+
+
+def better_of(final: float, best: float) -> dict[str, str | float]:
+    """Which of the two adapters that a run leaves validated better, and by how many bits per token.
+
+    The final one where they are level: as a rule they are one and the same then.
+    """
+    return {"adapter": "best" if best < final else "final", "by_bpt": max(0.0, final - best)}
 
 
 def stop_reason(trainer: L.Trainer) -> str:

@@ -61,6 +61,29 @@ def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
+def test_tried_it_goes_on_with_a_prompt_beside_its_base(run, told):
+    code, out, err = told("generate", run, "--prompt", "def add(a, b):\n", "--max-new-tokens", 8)
+    assert (code, err) == (0, "")
+    base, adapter = out.split(f"adapter: {run}\n")
+    assert base.startswith("base: tiny-granite-h\n")
+    assert len(base.splitlines()) > 1
+    assert adapter.strip()
+    code, out, err = told("generate", run, "--prompt", "")
+    assert (code, out, err) == (2, "", "error: --prompt: the text is empty\n")
+
+
+def test_found_again_it_shows_its_scores_and_its_better_adapter(run, told):
+    metrics = json.loads((run / "scu_metrics.json").read_text())
+    code, out, _ = told("runs", run.parent, "--json")
+    (found,) = json.loads(out)["runs"]
+    assert code == 0
+    assert (found["path"], found["finished"], found["step"]) == (str(run), True, 6)
+    assert found["adapter_bpt"] == metrics["final_test_bpt"]
+    assert found["better"] == metrics["better"]["adapter"]
+    assert metrics["better"]["by_bpt"] == metrics["final_val_bpt"] - metrics["best_val_bpt"]
+    assert f"{metrics['final_test_bpt']:.4f}" in told("runs", run)[1]
+
+
 def test_a_run_that_was_cut_off_names_what_it_kept(run, told, tmp_path):
     cut_off = tmp_path / "cut_off"
     for part in ("best", "checkpoint-3"):
@@ -87,8 +110,10 @@ def test_a_wrong_request_gets_one_line(told, argv, words):
     assert words in err
 
 
-def test_help_lists_every_command(command):
-    shown = " ".join(command("-m", "granite_scu", "--help").stdout.split())
+def test_help_lists_every_command(told, capfd):
+    with pytest.raises(SystemExit):
+        told("--help")
+    shown = " ".join(capfd.readouterr().out.split())
     for name, (_, meaning) in commands.AFTER_TRAINING.items():
         assert f"{name}: {meaning}" in shown
 
