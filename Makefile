@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint check-requirements clean
+.PHONY: help setup demo test test-slow lint check-requirements check-hardware check-gpu train-auto train-4090 \
+	train-3090 train-low-mem train-cpu clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 setup: $(VENV)/.installed  ## make .venv and install everything that runs on a CPU
 
@@ -37,6 +38,26 @@ lint: setup  ## style and types
 
 check-requirements: setup  ## what this machine has and lacks
 	$(BIN)/python scripts/train_granite_cuda.py --check-requirements
+
+check-hardware: setup  ## what this machine is, and the settings that suit it
+	$(BIN)/python -m granite_scu.hardware
+
+check-gpu: setup  ## whether there is a GPU that PyTorch can use
+	$(BIN)/python -m granite_scu.hardware --gpu
+
+train-auto: setup  ## recommend settings for this machine and print the command to run
+	$(BIN)/python -m granite_scu.hardware
+
+# ARGS holds more flags: make train-4090 ARGS="--data-dir my_texts/ --output-dir runs/mine"
+train-4090 train-3090 train-low-mem: train-%: setup
+	$(BIN)/python scripts/train_granite_cuda.py --hardware gpu_$(subst -,_,$*) $(ARGS)
+
+train-4090:  ## train with the preset for an RTX 4090; ARGS="--data-dir DIR" and other flags
+train-3090:  ## the same for an RTX 3090
+train-low-mem:  ## the same for cards with 8 to 12 GB
+
+train-cpu: setup  ## the same without a GPU
+	$(BIN)/python scripts/train_granite_cuda.py --hardware cpu $(ARGS)
 
 clean:  ## remove the environment, runs and caches
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

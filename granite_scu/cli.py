@@ -1,6 +1,6 @@
 """``python -m granite_scu fit|validate|test|identify --config FILE.yaml``: one configuration for every way in.
 
-LightningCLI parses it (defaults < YAML files, layered < flags); ``run`` carries it out. The flags of
+LightningCLI parses it (defaults < hardware preset < YAML files, layered < flags); ``run`` carries it out. The flags of
 ``scripts/train_granite_cuda.py`` arrive here too, translated by ``flags``.
 """
 
@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from granite_scu import commands, config, flags, guard, identify, planning, requirements
+from granite_scu import commands, config, flags, guard, identify, layers, planning, requirements
 from granite_scu.callbacks.console import LIVE
 from granite_scu.errors import UserError
+from granite_scu.hardware import presets
 from granite_scu.run import Request, Run
 
 COMMANDS = ("fit", "validate", "test", "identify")
@@ -53,6 +54,7 @@ class GraniteCLI(LightningCLI):
     """Parses a command into ``request``; builds nothing."""
 
     def __init__(self, arguments: list[str]) -> None:
+        arguments, self.preset = layers.take_preset(arguments)
         strict = {"exit_on_error": False}
         super().__init__(
             trainer_class=Commands,
@@ -93,6 +95,7 @@ class GraniteCLI(LightningCLI):
             trainer=_with_whole_counts(built["trainer"].as_dict()),
             seed=given["seed_everything"],
             yaml=parser.dump(given, skip_none=False),
+            hardware=self.preset,
         )
         self.step_test: config.IdentifyConfig | None = built.get("step_test")
 
@@ -164,6 +167,8 @@ def quiet(console: Console) -> None:
 
 def run(arguments: list[str]) -> int:
     """Carry out a command of the CLI; returns the exit code."""
+    if "--print_config" in arguments:
+        return print_config([argument for argument in arguments if argument != "--print_config"])
     as_json = arguments[:1] == ["identify"] and "--json" in arguments
     cli = parse([argument for argument in arguments if not (as_json and argument == "--json")])
     console = make_console(stderr=as_json)
@@ -181,6 +186,13 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+def print_config(arguments: list[str]) -> int:
+    """Print the resolved configuration, which feeds straight back, with what each value is from."""
+    request = parse(arguments).request
+    print(layers.annotated(request.yaml, layers.take_preset(arguments)[0]), end="")
+    return 0
+
+
 def dry_run(arguments: list[str], as_json: bool) -> int:
     """Resolve everything, load the tokenizer and one batch, print the plan."""
     cli = parse(arguments)
@@ -195,6 +207,11 @@ def dry_run(arguments: list[str], as_json: bool) -> int:
 
 def check_requirements(arguments: list[str], as_json: bool) -> int:
     """Say what the described run needs and lacks; 0 when it can start, 1 when not."""
+    asked = layers.asked_preset(arguments)
+    try:
+        arguments, chosen = layers.take_preset(arguments)
+    except UserError:  # a lack like any other: the checks name it
+        arguments, chosen = layers.without_preset(arguments), None if asked == presets.AUTO else asked
     request = parse(arguments).request
     checks = requirements.check_requirements(
         requirements.Wanted(
@@ -209,6 +226,7 @@ def check_requirements(arguments: list[str], as_json: bool) -> int:
             data_path=request.data.path,
             output_dir=request.run.output_dir,
             multi_gpu=request.run.multi_gpu,
+            hardware=chosen,
         )
     )
     requirements.print_requirements(checks, as_json)
@@ -273,4 +291,4 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    return guard.guarded(lambda: run(arguments), debug)
+    return guard.guarded(lambda: run(layers.put_first(arguments)), debug)

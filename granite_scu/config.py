@@ -303,6 +303,8 @@ class RunConfig:
         stop_at_equilibrium: ticks over which a run must have settled to be stopped; null never stops for that.
         memory_fraction: largest share of the GPU's memory this process may take; null takes what it needs.
         multi_gpu: train on every visible GPU, one process each.
+        expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.
+            Hardware presets set it; null expects nothing.
     """
 
     output_dir: str = "./granite_cuda_output"
@@ -315,6 +317,7 @@ class RunConfig:
     stop_at_equilibrium: int | None = None
     memory_fraction: float | None = None
     multi_gpu: bool = False
+    expected_mfu: float | None = None
 
     def __post_init__(self) -> None:
         _check(self.save_steps >= 1, "--save-steps", self.save_steps, "must be at least 1")
@@ -326,6 +329,8 @@ class RunConfig:
         _check(window is None or window >= 8, "--stop-at-equilibrium", window, "must be at least 8 ticks")
         fraction = self.memory_fraction
         _check(fraction is None or 0 < fraction <= 1, "--memory-fraction", fraction, "must be in (0, 1]")
+        expected = self.expected_mfu
+        _check(expected is None or 0 < expected < 1, "--run.expected_mfu", expected, "must lie between 0 and 1")
 
 
 def _check(valid: bool, flag: str, value: object, remedy: str) -> None:

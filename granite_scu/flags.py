@@ -233,8 +233,11 @@ def _add_special(parser: Parser) -> None:
     short.add_argument("--max-length", type=int, metavar="INT", help="the same as --block-size")
     short.add_argument("--bf16", action="store_true", help="the same as --precision bf16")
     short.add_argument("--fp16", action="store_true", help="the same as --precision fp16")
+    layers = parser.add_argument_group("layers, each over the last: defaults, the preset, YAML files, flags")
+    layers.add_argument("--hardware", metavar="NAME", help="preset for a card (a file of configs/hardware), or auto "
+                        "for the one that fits this machine")  # fmt: skip
+    layers.add_argument("--config", action="append", metavar="YAML", help="configuration file; several are layered")
     asking = parser.add_argument_group("asking")
-    asking.add_argument("--config", action="append", metavar="YAML", help="configuration file; several are layered")
     asking.add_argument("--test-run", action="store_true", help="a complete miniature run on the embedded model and "
                         "text, on the CPU, in under two minutes; every flag given still counts")  # fmt: skip
     asking.add_argument("--check-requirements", action="store_true", help="say what is there and what is missing for "
@@ -242,7 +245,8 @@ def _add_special(parser: Parser) -> None:
     asking.add_argument("--dry-run", action="store_true", help="resolve everything, print the plan, train nothing")
     asking.add_argument("--json", action="store_true", help="print the answer as JSON")
     asking.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    asking.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML")
+    asking.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, "
+                        "and where each value is from")  # fmt: skip
 
 
 def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argparse.Namespace]:
@@ -263,8 +267,10 @@ def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argpar
     _resolve_length(given)
     if "run.resume" in given and given["run.resume"] != "last" and "run.output_dir" not in given:
         given["run.output_dir"] = str(Path(given["run.resume"]).expanduser().parent)
-    files = [str(test_run_config)] if "test_run" in given else []
-    arguments = ["fit", *(f"--config={name}" for name in files + given.get("config", []))]
+    # --test-run changes defaults only, so its file lies below the preset.
+    arguments = ["fit", *([f"--config={test_run_config}"] if "test_run" in given else [])]
+    arguments += [f"--hardware={given['hardware']}"] if "hardware" in given else []
+    arguments += [f"--config={name}" for name in given.get("config", [])]
     for section in SECTIONS.values():
         for flag in section:
             if flag.key in given:

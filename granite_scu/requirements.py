@@ -13,7 +13,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pynvml
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
@@ -25,8 +24,9 @@ from rich.text import Text
 
 from granite_scu.config import TINY_MODEL, BaseConfig, RunConfig
 from granite_scu.errors import UserError
-from granite_scu.hardware import GIB, Device, detect, dotted, resolve_precision
+from granite_scu.hardware import GIB, Device, detect, dotted, nvml, presets, resolve_precision
 from granite_scu.model import kernels
+from granite_scu.torch_build import install_command
 
 HUB_DATASET = "Salesforce/wikitext"
 _HUB_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
@@ -50,6 +50,7 @@ class Wanted:
         data_path: ``--data-dir``; null is the dataset on the hub.
         output_dir: ``--output-dir``.
         multi_gpu: ``--multi-gpu``.
+        hardware: ``--hardware``, also one that there is not.
     """
 
     accelerator: str = "auto"
@@ -63,6 +64,7 @@ class Wanted:
     data_path: str | None = None
     output_dir: str = RunConfig.output_dir
     multi_gpu: bool = RunConfig.multi_gpu
+    hardware: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def check_requirements(wanted: Wanted) -> list[Check]:
         _check_pytorch(),
         _check_driver(wanted),
         _check_cuda(wanted),
+        *([_check_preset(wanted.hardware, device)] if wanted.hardware else []),
         *([_check_multi_gpu(device)] if wanted.multi_gpu else []),
         _check_capability(device),
         _check_memory(device),
@@ -166,32 +169,20 @@ def _check_pytorch() -> Check:
 
 
 def _check_driver(wanted: Wanted) -> Check:
-    needed = _needs_cuda(wanted)
-    driver = _driver()
-    if driver is None:
+    needed, found = _needs_cuda(wanted), nvml.driver()
+    name, meaning = "NVIDIA driver", _needed_for(needed)
+    if found.version is None:
         # WSL and Jetson have devices without NVML, so that the device itself decides there.
         ok = None if torch.cuda.is_available() else False
-        remedy = "sudo ubuntu-drivers install (elsewhere: https://www.nvidia.com/drivers), then restart"
-        return Check(
-            "NVIDIA driver", "none found", ok, needed, _needed_for(needed), remedy if needed and not ok else ""
-        )
-    version, cuda_major = driver
+        remedy = "restart the machine; if nvidia-smi fails still, install the driver anew"
+        if found.problem is None:
+            remedy = "sudo ubuntu-drivers install (elsewhere: https://www.nvidia.com/drivers), then restart"
+        said = f"NVML fails: {found.problem}" if found.problem else "none found"
+        return Check(name, said, ok, needed, meaning, remedy if needed and not ok else "")
     built_for = int((torch.version.cuda or "0").split(".")[0])
-    ok = cuda_major >= built_for  # any minor version of the same major one is compatible
+    ok = found.cuda_major >= built_for  # any minor version of the same major one is compatible
     remedy = "" if ok else f"update the driver, or {_install_torch('cu126')}"
-    return Check("NVIDIA driver", f"{version} (CUDA {cuda_major})", ok, needed, _needed_for(needed), remedy)
-
-
-def _driver() -> tuple[str, int] | None:
-    """(driver version, newest CUDA major version it serves); nothing without a driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion() // 1000
-    finally:
-        pynvml.nvmlShutdown()
+    return Check(name, f"{found.version} (CUDA {found.cuda_major})", ok, needed, meaning, remedy)
 
 
 def _check_cuda(wanted: Wanted) -> Check:
@@ -201,20 +192,20 @@ def _check_cuda(wanted: Wanted) -> Check:
         meaning = "not used: --accelerator cpu" if wanted.accelerator == "cpu" else "the run trains on it"
         return Check("CUDA device", f"{device.count} x {device.name}", True, needed, meaning)
     meaning = "the run is refused" if needed else "the run trains on the CPU"
-    found, remedy = _why_no_cuda()
-    return Check("CUDA device", found, False, needed, meaning, remedy if needed else "")
+    found, remedy = nvml.why_no_cuda()
+    return Check("CUDA device", f"none: {found}", False, needed, meaning, remedy if needed else "")
 
 
-def _why_no_cuda() -> tuple[str, str]:
-    on_the_cpu = "or add --accelerator cpu to train on the CPU"
-    if _driver() is None:
-        return "none", f"use a machine with an NVIDIA GPU, {on_the_cpu}"
-    if torch.version.cuda is None:
-        newest = f"{_install_torch('cu130')} (cu126 for a GPU before Turing or a driver before 580)"
-        return "none: PyTorch is built without CUDA", f"{newest}, {on_the_cpu}"
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return "none: hidden by CUDA_VISIBLE_DEVICES", f"unset CUDA_VISIBLE_DEVICES, {on_the_cpu}"
-    return "none: the driver offers no device", f"nvidia-smi (it says what is wrong), {on_the_cpu}"
+def _check_preset(name: str, device: Device) -> Check:
+    title = "hardware preset"
+    if name not in presets.PRESETS:
+        known = ", ".join(presets.PRESETS)
+        return Check(
+            title, f"{name}: no such preset", False, True, "the run is refused", f"--hardware auto, or {known}"
+        )
+    warning = presets.mismatch(name, device)
+    remedy = f"--hardware {presets.choose(device)}" if warning else ""
+    return Check(title, name, warning is None, False, f"made for {presets.PRESETS[name].cards}", remedy)
 
 
 def _check_multi_gpu(device: Device) -> Check:
@@ -407,9 +398,7 @@ def _needed_for(needed: bool) -> str:
 
 
 def _install_torch(build: str) -> str:
-    version = torch.__version__.split("+")[0]
-    index = f"https://download.pytorch.org/whl/{build}"
-    return f"pip install --force-reinstall torch=={version} --index-url {index}"
+    return install_command(build, torch.__version__.split("+")[0])
 
 
 def _version(distribution: str) -> str | None:

@@ -40,6 +40,7 @@ from granite_scu.control.reachability import Reachability
 from granite_scu.data.module import TextDataModule
 from granite_scu.errors import UserError
 from granite_scu.evaluation import score
+from granite_scu.hardware import presets
 from granite_scu.model import loading, mamba
 from granite_scu.model.loss import summed_nats
 from granite_scu.module import DTYPES, GraniteModule
@@ -61,6 +62,7 @@ class Request:
         trainer: arguments of Lightning's Trainer as the user gave them.
         seed: of everything random.
         yaml: the resolved configuration as YAML, which feeds straight back into the CLI.
+        hardware: the preset whose values are in it; null where none was asked for.
     """
 
     base: BaseConfig
@@ -73,6 +75,7 @@ class Request:
     trainer: dict[str, Any]
     seed: int
     yaml: str = field(repr=False)
+    hardware: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class Run:
             reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
             raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
         self.machine = machine.resolve(request.base, request.run, request.trainer)
+        if warning := presets.mismatch(request.hardware, self.machine.device):
+            log.warning(warning)
         self.folder = RunFolder(request.run.output_dir)
         self.tokenizer = loading.load_tokenizer(request.base.name)
         self._check_block_size()
@@ -428,6 +433,7 @@ class Run:
             **({"control": self._resolved_control()} if self.found else {}),
             "trainer": {k: v for k, v in self.request.trainer.items() if isinstance(v, str | int | float | None)},
             "seed": self.request.seed,
+            "hardware_preset": self.request.hardware,
             "plan": asdict(self.plan),
             "data_summary": self.data.summary(),
             "machine": asdict(self.machine),

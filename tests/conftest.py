@@ -137,9 +137,9 @@ def machine(monkeypatch):
     import pynvml
     import torch
 
-    from granite_scu import hardware
+    from granite_scu.hardware import Device, detection
 
-    def install(device: hardware.Device, driver: int | None = 13, build: str | None = "13.0"):
+    def install(device: Device, driver: int | None = 13, build: str | None = "13.0", gpus: tuple[str, ...] = ()):
         cuda = device.kind == "cuda"
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: device.count if cuda else 0)
@@ -150,7 +150,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
         monkeypatch.setattr(torch.version, "cuda", build)
         if not cuda:
-            monkeypatch.setattr(hardware, "_detect_cpu", lambda: device)
+            monkeypatch.setattr(detection, "_detect_cpu", lambda: device)
 
         def absent():
             raise pynvml.NVMLError_LibraryNotFound
@@ -159,5 +159,8 @@ def machine(monkeypatch):
         monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
         monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.65.06")
         monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 1000 * (driver or 0))
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: gpus[handle])
 
     return install

@@ -4,10 +4,11 @@ import json
 from types import SimpleNamespace
 
 import huggingface_hub
+import pynvml
 import pytest
-from devices import A100, CPU, T4, V100, gpu
+from devices import A100, CPU, RTX_4090, T4, V100, gpu
 
-from granite_scu import requirements
+from granite_scu import flags, requirements
 from granite_scu.config import TINY_MODEL
 from granite_scu.requirements import Check, Wanted, can_start, check_requirements, print_requirements
 
@@ -286,3 +287,37 @@ def test_json_is_one_object_with_every_check(machine, capsys):
     assert printed["can_start"] is True
     assert [row["name"] for row in printed["checks"]] == [check.name for check in checks]
     assert set(printed["checks"][0]) == {"name", "found", "ok", "needed", "meaning", "remedy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "starts", "found_text", "remedy"),
+    [
+        ("gpu_4090", RTX_4090, True, "gpu_4090", ""),
+        ("gpu_4090", T4, True, "gpu_4090", "--hardware gpu_t4"),
+        ("gpu_4900", T4, False, "gpu_4900: no such preset", "--hardware auto, or gpu_t4"),
+    ],
+)
+def test_the_preset_is_looked_at(machine, name, device, starts, found_text, remedy):
+    machine(device)
+    checks = check_requirements(Wanted("cuda", model=TINY_MODEL, data_path="stdlib-docs", hardware=name))
+    check = found(checks, "hardware preset")
+    assert can_start(checks) is starts and check.found == found_text and check.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(("name", "code"), [("cpu", 0), ("gpu_4900", 1), ("auto", 1)])
+def test_the_answer_is_0_or_1_whatever_the_preset(machine, capsys, tmp_path, name, code):
+    machine(CPU, driver=None, build=None)
+    run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--output-dir", str(tmp_path)]
+    assert flags.main(tmp_path, ["--check-requirements", "--json", "--hardware", name, *run]) == code
+    assert json.loads(capsys.readouterr().out)["can_start"] is (code == 0)
+
+
+def test_an_nvml_that_fails_is_named(machine, monkeypatch):
+    machine(CPU)
+
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    check = found(check_requirements(ON_GPU), "NVIDIA driver")
+    assert check.blocks and "version mismatch" in check.found and check.remedy.startswith("restart the machine")

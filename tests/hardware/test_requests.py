@@ -1,54 +1,10 @@
-"""The machine is simulated: every device of the table is seen through the same calls as a real one."""
+"""What a run is told to use, on simulated machines."""
 
 import pytest
-import torch
 from devices import A100, AMX, B200, CPU, P100, RTX_4090, T4, V100
 
 from granite_scu.errors import UserError
-from granite_scu.hardware import detect, matmul_tflops, resolve_accelerator, resolve_precision
-
-# Detection.
-
-
-@pytest.mark.parametrize("device", [P100, V100, T4, A100, RTX_4090, B200], ids=lambda device: device.name)
-def test_a_gpu_is_described_as_it_is(machine, device):
-    machine(device)
-    assert detect() == device
-
-
-def test_the_cpu_is_described_when_it_is_asked_for(machine):
-    machine(A100)
-    assert detect("cpu").kind == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "bf16"),
-    [
-        ({"avx512_bf16": True}, True),
-        ({"amx_bf16": True}, True),
-        ({"avx512_bf16": False, "avx2": True}, False),
-        ({}, False),
-    ],
-)
-def test_bf16_on_a_cpu_follows_its_instructions(monkeypatch, capabilities, bf16):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    device = detect()
-    assert device.supports_bf16 is bf16
-    assert device.kind == "cpu" and device.capability is None and device.memory_gb > 0 and device.name
-
-
-def test_a_torch_that_cannot_tell_means_no_bf16_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert not detect().supports_bf16
-
-
-def test_the_rate_of_matrix_products_is_measured():
-    assert 1e-4 < matmul_tflops(CPU, torch.float32, seconds=0.01) < 1e3
-
-
-# What a run uses.
+from granite_scu.hardware import resolve_accelerator, resolve_precision
 
 
 @pytest.mark.parametrize(

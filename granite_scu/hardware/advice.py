@@ -1,0 +1,110 @@
+"""What a person wants to know of the machine: what it is, which settings suit it, with which command to start."""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from granite_scu.config import TRAINER_DEFAULTS, BaseConfig, DataConfig
+from granite_scu.hardware import presets
+from granite_scu.hardware.detection import detect, dotted
+from granite_scu.hardware.nvml import driver, why_no_cuda
+from granite_scu.hardware.requests import resolve_precision
+
+SCRIPT = "python scripts/train_granite_cuda.py"
+
+
+def detect_gpu_info() -> dict[str, Any]:
+    """The first GPU that this process sees, and its driver.
+
+    Returns:
+        ``cuda_available``, ``gpu_count``, ``gpu_name`` (None without a GPU), ``gpu_memory_gb`` (GiB, 0 without),
+        ``compute_capability`` (such as "8.9"), ``supports_bfloat16``, ``supports_tf32``, ``supports_flash_attention``,
+        ``driver_version``, ``cuda_version`` (of this PyTorch), ``pytorch_version``, ``preset`` (the name that
+        ``--hardware auto`` stands for) and ``problem`` (why there is no GPU; None where there is one).
+    """
+    device, has_gpu = detect(), torch.cuda.is_available()
+    return {
+        "cuda_available": has_gpu,
+        "gpu_count": device.count if has_gpu else 0,
+        "gpu_name": device.name if has_gpu else None,
+        "gpu_memory_gb": device.memory_gb if has_gpu else 0.0,
+        "compute_capability": dotted(device.capability) if has_gpu else None,
+        "supports_bfloat16": has_gpu and device.supports_bf16,
+        "supports_tf32": has_gpu and device.supports_tf32,
+        "supports_flash_attention": has_gpu and device.supports_flash,
+        "driver_version": driver().version,
+        "cuda_version": torch.version.cuda,
+        "pytorch_version": torch.__version__,
+        "preset": presets.choose(device),
+        "problem": None if has_gpu else why_no_cuda()[0],
+    }
+
+
+def get_recommended_config(gpu_memory_gb: float | None = None) -> dict[str, Any]:
+    """Settings for a card, out of the preset that fits it.
+
+    Args:
+        gpu_memory_gb: its memory, GB; 0 means no GPU; null looks at the device of this process.
+
+    Returns:
+        ``preset``, ``batch_size`` (blocks on each device), ``block_size`` (tokens), ``gradient_accumulation_steps``,
+        ``num_workers``, ``gradient_checkpointing``, ``quantize_4bit``, ``compile``, ``compile_mode``, ``precision`` (as
+        the Trainer takes it; ``auto`` where only the device can say) and ``mixed_precision``.
+    """
+    device = detect()
+    name = presets.choose(device) if gpu_memory_gb is None else presets.for_memory(gpu_memory_gb)
+    chosen = presets.settings(name)
+    base = {field.name: field.default for field in fields(BaseConfig)} | chosen["base"]
+    data = {field.name: field.default for field in fields(DataConfig)} | chosen["data"]
+    trainer = TRAINER_DEFAULTS | chosen["trainer"]
+    precision = trainer.get("precision", "auto" if gpu_memory_gb else resolve_precision(None, device))
+    return {
+        "preset": name,
+        "batch_size": data["batch_size"],
+        "block_size": data["block_size"],
+        "gradient_accumulation_steps": trainer["accumulate_grad_batches"],
+        "num_workers": data["num_workers"],
+        "gradient_checkpointing": base["gradient_checkpointing"],
+        "quantize_4bit": base["quantize_4bit"],
+        "compile": base["compile"],
+        "compile_mode": base["compile_mode"],
+        "precision": precision,
+        "mixed_precision": precision != "32-true",
+    }
+
+
+def print_hardware_info(console: Console | None = None) -> None:
+    """Print what ``detect_gpu_info`` and ``get_recommended_config`` say, and the command that trains with it."""
+    console = console or Console()
+    info, device = detect_gpu_info(), detect()
+    found = {
+        "GPU": f"{info['gpu_count']} x {info['gpu_name']}" if info["gpu_name"] else f"none: {info['problem']}",
+        "memory": f"{device.memory_gb:.1f} GiB",
+        "compute capability": info["compute_capability"] or "none: a CPU",
+        "BFloat16": _yes(device.supports_bf16),
+        "TF32": _yes(info["supports_tf32"]),
+        "flash attention": _yes(info["supports_flash_attention"]),
+        "driver": info["driver_version"] or "none",
+        "PyTorch": f"{info['pytorch_version']}, CUDA {info['cuda_version'] or 'none'}",
+    }
+    if device.kind == "cpu":
+        found["CPU"] = device.name
+    advice = get_recommended_config()
+    for title, rows in (("this machine", found), ("recommended", advice)):
+        table = Table(title=title, title_justify="left", show_header=False)
+        for name, value in rows.items():
+            table.add_row(name.replace("_", " "), _yes(value) if isinstance(value, bool) else str(value))
+        console.print(table)
+    console.print(f"train with it:  {training_command()}", highlight=False, soft_wrap=True)
+
+
+def training_command() -> str:
+    """The command that trains on this machine with the preset that fits it."""
+    return f"{SCRIPT} --hardware {presets.choose(detect())} --data-dir my_texts/"
+
+
+def _yes(has: bool) -> str:
+    return "yes" if has else "no"

@@ -1,0 +1,69 @@
+"""The device that a process trains on, as torch sees it."""
+
+import platform
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+import torch
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device that a process trains on; of several GPUs, the first one visible.
+
+    Attributes:
+        kind: what PyTorch calls it.
+        name: the maker's name.
+        memory_gb: its memory, or the machine's for a CPU, in GiB.
+        capability: CUDA compute capability (major, minor); null for a CPU.
+        count: GPUs visible to this process; 1 for a CPU.
+        supports_bf16: has bf16 matrix products in hardware.
+        supports_tf32: has TF32 matrix products.
+        supports_flash: can run the flash-attention kernels.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory_gb: float
+    capability: tuple[int, int] | None
+    count: int
+    supports_bf16: bool
+    supports_tf32: bool
+    supports_flash: bool
+
+
+def detect(accelerator: str = "auto") -> Device:
+    """The device that ``--accelerator`` names: the GPU where there is one, unless the CPU is asked for."""
+    if accelerator != "cpu" and torch.cuda.is_available():
+        return _detect_cuda()
+    return _detect_cpu()
+
+
+def _detect_cuda() -> Device:
+    properties = torch.cuda.get_device_properties(0)
+    capability = (properties.major, properties.minor)
+    ampere = capability >= (8, 0)  # bf16, TF32 and the flash kernels all came with this generation
+    memory = properties.total_memory / GIB
+    return Device("cuda", properties.name, memory, capability, torch.cuda.device_count(), ampere, ampere, ampere)
+
+
+def _detect_cpu() -> Device:
+    capabilities = _cpu_capabilities()
+    name = str(capabilities.get("cpu_name") or platform.processor() or platform.machine())
+    fast_bf16 = any(capabilities.get(key) for key in ("avx512_bf16", "amx_bf16"))
+    memory = psutil.virtual_memory().total / GIB
+    return Device("cpu", name, memory, None, 1, fast_bf16, supports_tf32=False, supports_flash=False)
+
+
+def _cpu_capabilities() -> dict[str, object]:
+    """The processor's instruction sets; empty on torch 2.9, which cannot tell, so that a CPU there trains in fp32."""
+    get_capabilities = getattr(torch.cpu, "get_capabilities", None)
+    return dict(get_capabilities()) if get_capabilities else {}
+
+
+def dotted(version: tuple[int, int] | None) -> str:
+    """A compute capability as NVIDIA writes it, such as 8.0."""
+    return "none" if version is None else ".".join(map(str, version))

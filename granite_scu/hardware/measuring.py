@@ -1,0 +1,95 @@
+"""What is measured on the spot: the rate of matrix products, of a loader, the memory of a GPU."""
+
+import time
+from collections.abc import Iterable
+from itertools import islice
+
+import torch
+
+from granite_scu.hardware.detection import GIB, Device
+
+
+def matmul_tflops(device: Device, dtype: torch.dtype, seconds: float = 0.2) -> float:
+    """The rate of large square matrix products, measured now, in units of 1e12 operations a second.
+
+    Args:
+        device: where to measure.
+        dtype: element type of the factors.
+        seconds: how long to measure; at least one product is timed.
+    """
+    size, burst = (4096, 10) if device.kind == "cuda" else (1024, 1)
+    with torch.inference_mode():
+        # Zeros would draw less power, hence run faster; the seed of the run is left alone.
+        generator = torch.Generator(device.kind).manual_seed(0)
+        factor = torch.randn(size, size, device=device.kind, dtype=dtype, generator=generator)
+        product = factor @ factor  # the first product loads the kernel
+        _synchronize(device)
+        start, products, elapsed = time.perf_counter(), 0, 0.0
+        while elapsed < seconds:
+            for _ in range(burst):  # a GPU kept busy across products, not waiting for each one's launch
+                torch.mm(factor, factor, out=product)
+            _synchronize(device)
+            products += burst
+            elapsed = time.perf_counter() - start
+    return 2 * size**3 * products / elapsed / 1e12
+
+
+def _synchronize(device: Device) -> None:
+    if device.kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def benchmark_dataloader(dataloader: Iterable, num_batches: int = 10) -> float:
+    """Seconds that a loader takes for a batch, after one that starts its processes.
+
+    Args:
+        dataloader: what to time; one with fewer batches is timed over those it has.
+        num_batches: how many to time.
+
+    Raises:
+        ValueError: there is nothing to time.
+    """
+    batches = iter(dataloader)
+    if num_batches < 1 or next(batches, None) is None:
+        raise ValueError("nothing to time: no batches")
+    start = time.perf_counter()
+    counted = sum(1 for _ in islice(batches, num_batches))
+    if not counted:
+        raise ValueError("nothing to time: the first batch, which starts the loader, is the only one")
+    return (time.perf_counter() - start) / counted
+
+
+class MemoryTracker:
+    """The memory of the current GPU: what PyTorch holds now, and the most it held since ``reset``, in GiB.
+
+    Without a GPU all is zero.
+    """
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.total = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the peak."""
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self.peak = 0.0
+        self.update()
+
+    def update(self) -> None:
+        """Look again."""
+        if torch.cuda.is_available():
+            self.current = torch.cuda.memory_allocated() / GIB
+            self.peak = torch.cuda.max_memory_allocated() / GIB
+            self.total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / GIB
+
+    def report(self) -> None:
+        """Print current, peak and total memory, and the share of the total that the peak is."""
+        self.update()
+        if not self.total:
+            print("GPU Memory Usage: no GPU")
+            return
+        print("GPU Memory Usage:")
+        for name, value in (("Current", self.current), ("Peak", self.peak), ("Total", self.total)):
+            print(f"  {name}: {value:.2f} GB")
+        print(f"  Utilization: {self.peak / self.total:.1%}")

@@ -1,0 +1,109 @@
+"""The driver, as NVML knows it, and what the sensors of a GPU say."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pynvml
+import torch
+
+from granite_scu.torch_build import install_command
+
+ON_THE_CPU = "or add --accelerator cpu to train on the CPU"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The NVIDIA driver of this machine.
+
+    Attributes:
+        version: such as 580.65.06; null where NVML finds no driver, or fails.
+        cuda_major: newest major version of CUDA that it serves; 0 without a driver.
+        gpus: names of the GPUs that it has, in its own order, whatever CUDA_VISIBLE_DEVICES hides.
+        problem: what NVML says in place of an answer; null where it answers, or where there is none to ask.
+    """
+
+    version: str | None
+    cuda_major: int = 0
+    gpus: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+def driver() -> Driver:
+    """What NVML says of the driver. A machine without one is no problem; one whose NVML fails has a ``problem``."""
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return Driver(None)
+    except pynvml.NVMLError as error:
+        return Driver(None, problem=str(error))
+    try:
+        cuda_major = pynvml.nvmlSystemGetCudaDriverVersion() // 1000
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return Driver(pynvml.nvmlSystemGetDriverVersion(), cuda_major, tuple(map(pynvml.nvmlDeviceGetName, handles)))
+    except pynvml.NVMLError as error:
+        return Driver(None, problem=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def why_no_cuda() -> tuple[str, str]:
+    """Why PyTorch finds no CUDA device, and what mends it, commands first."""
+    found = driver()
+    if found.problem:
+        return (
+            f"NVML says {found.problem!r}",
+            f"restart the machine, and if nvidia-smi fails still, install the driver anew, {ON_THE_CPU}",
+        )
+    if found.version is None:
+        return "no NVIDIA driver", f"use a machine with an NVIDIA GPU and its driver, {ON_THE_CPU}"
+    if torch.version.cuda is None:
+        remedy = f"scripts/setup_gpu.sh (it runs {install_command('cu130')}, or another build that fits the card)"
+        return "PyTorch is built without CUDA", f"{remedy}, {ON_THE_CPU}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1"):
+        return f"hidden by CUDA_VISIBLE_DEVICES={visible}", f"unset CUDA_VISIBLE_DEVICES, {ON_THE_CPU}"
+    if visible is not None and found.gpus:
+        there = ", ".join(f"{index} {name}" for index, name in enumerate(found.gpus))
+        return (
+            f"CUDA_VISIBLE_DEVICES={visible} names none of the GPUs here ({there})",
+            f"unset CUDA_VISIBLE_DEVICES, or name one of them, {ON_THE_CPU}",
+        )
+    return "the driver offers no device", f"nvidia-smi (it says what is wrong), {ON_THE_CPU}"
+
+
+@dataclass(frozen=True)
+class Sensors:
+    """What NVML says of a GPU now; null is what it does not tell of this one.
+
+    Attributes:
+        utilisation: percent of the last sample period (a sixth of a second to a second) in which a kernel ran.
+        temperature_c: degrees Celsius of the chip.
+        power_w: watts drawn.
+    """
+
+    utilisation: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+
+
+def read_sensors(index: int | None = None) -> Sensors:
+    """The sensors of a GPU.
+
+    Args:
+        index: as torch counts, CUDA_VISIBLE_DEVICES heeded; null is the current device.
+    """
+    milliwatts = _told(lambda: torch.cuda.power_draw(index))
+    return Sensors(
+        utilisation=_told(lambda: torch.cuda.utilization(index)),
+        temperature_c=_told(lambda: torch.cuda.temperature(index)),
+        power_w=None if milliwatts is None else milliwatts / 1000,
+    )
+
+
+def _told(ask: Callable[[], int]) -> int | None:
+    # A laptop's GPU tells no power, WSL no utilisation, a container may have no NVML at all: none of it ends a run.
+    try:
+        return ask()
+    except (pynvml.NVMLError, RuntimeError, ModuleNotFoundError):
+        return None

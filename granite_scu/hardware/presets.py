@@ -1,0 +1,121 @@
+"""Presets: a configuration layer for each card, in ``configs/hardware``, and which of them a machine takes."""
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from granite_scu.errors import UserError
+from granite_scu.hardware.detection import Device
+
+AUTO = "auto"
+
+SMALL = 12.5
+"""GiB up to which a card has little memory for a model of this size."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Which devices a preset is for.
+
+    Attributes:
+        cards: in words.
+        pattern: found in the name of such a device; None for a preset that names no card.
+        memory_gb: what such a device has, from and up to, in GiB as the driver tells it.
+        kind: ``cuda`` or ``cpu``.
+    """
+
+    cards: str
+    pattern: str | None
+    memory_gb: tuple[float, float] = (0, math.inf)
+    kind: str = "cuda"
+
+    def fits(self, device: Device) -> bool:
+        """Whether this device is one of those."""
+        low, high = self.memory_gb
+        named = self.pattern is None or re.search(self.pattern, device.name, re.IGNORECASE)
+        return device.kind == self.kind and bool(named) and low <= device.memory_gb < high
+
+
+PRESETS = {
+    "gpu_t4": Preset("Tesla T4, 16 GB", r"\bT4\b"),
+    "gpu_v100": Preset("Tesla V100, 16 or 32 GB", r"\bV100"),
+    "gpu_a10": Preset("A10 and A10G, 24 GB", r"\bA10G?\b"),
+    "gpu_3080": Preset("RTX 3080, 10 GB", r"RTX 3080(?! Ti| Laptop)", (0, 11)),
+    "gpu_4080": Preset("RTX 4080, 16 GB", r"RTX 4080(?! Laptop)"),
+    "gpu_3090": Preset("RTX 3090, 24 GB", r"RTX 3090"),
+    "gpu_4090": Preset("RTX 4090, 24 GB", r"RTX 4090(?! Laptop)"),
+    "gpu_a6000": Preset("RTX A6000, 48 GB", r"RTX A6000"),
+    "gpu_a30x2": Preset("A30, 24 GB, one or several", r"\bA30\b"),
+    "gpu_a40": Preset("A40, 48 GB", r"\bA40\b"),
+    "gpu_a100_40": Preset("A100, 40 GB", r"\bA100\b", (0, 50)),
+    "gpu_a100_80": Preset("A100, 80 GB", r"\bA100\b", (50, 100)),
+    "gpu_h100": Preset("H100, 80 or 94 GB", r"\bH100\b"),
+    "gpu_h200": Preset("H200 and GH200, 96 to 144 GB", r"\bG?H200\b"),
+    "gpu_b200": Preset("B200 and B300, 180 GB and more", r"\bG?B[23]00\b"),
+    "gpu_5090": Preset("RTX 5090, 32 GB", r"RTX 5090(?! Laptop)"),
+    "gpu_rtx50": Preset("RTX 50 with 12 to 24 GB", r"RTX 50[5-9]0", (11, 25)),
+    "gpu_low_mem": Preset("RTX 2080 Ti, RTX 3060 and others with 6 to 12 GB", None, (5, SMALL)),
+    "conservative": Preset("any other with 12 GB and more", None, (5, math.inf)),
+    "cpu": Preset("a machine without a GPU", None, kind="cpu"),
+}
+"""Cards by name, and two by memory alone, which ``auto`` takes where no name fits."""
+
+
+def folder() -> Path:
+    """Where the presets are: inside an installed package, or ``configs/hardware`` of a checkout (see ``setup.py``)."""
+    installed = Path(__file__).with_name("configs")
+    return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "configs" / "hardware"
+
+
+def path(name: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"--hardware {name}: no such preset; {hint}choose {AUTO}, {', '.join(PRESETS)}")
+    return folder() / f"{name}.yaml"
+
+
+def settings(name: str) -> dict[str, Any]:
+    """What a preset sets, by group."""
+    return yaml.safe_load(path(name).read_text(encoding="utf-8"))
+
+
+def choose(device: Device) -> str:
+    """The preset for a device: that of its card, or else one that its memory allows."""
+    if device.kind == "cpu":
+        return "cpu"
+    of_its_card = next((name for name, preset in PRESETS.items() if preset.pattern and preset.fits(device)), None)
+    if of_its_card:
+        return of_its_card
+    if device.supports_bf16:
+        return for_memory(device.memory_gb)
+    return "conservative" if device.memory_gb > SMALL else "gpu_low_mem"  # it names no precision
+
+
+def for_memory(gpu_memory_gb: float) -> str:
+    """The preset for a card of which only the memory is known, in GB: of the smallest known card with that much."""
+    if gpu_memory_gb <= 0:
+        return "cpu"
+    sizes = ((120, "gpu_h200"), (70, "gpu_a100_80"), (44, "gpu_a40"), (36, "gpu_a100_40"), (22, "gpu_3090"))
+    smaller = "conservative" if gpu_memory_gb > SMALL else "gpu_low_mem"
+    return next((name for least, name in sizes if gpu_memory_gb >= least), smaller)
+
+
+def mismatch(name: str | None, device: Device) -> str | None:
+    """A warning in one line, where a preset is for other devices than this one, and another would fit it better."""
+    if name is None or PRESETS[name].fits(device) or name == choose(device):
+        return None
+    has = f"{device.name} with {device.memory_gb:.1f} GiB"
+    return (
+        f"--hardware {name}: made for {PRESETS[name].cards}, and this is {has}; --hardware {choose(device)} is for it"
+    )

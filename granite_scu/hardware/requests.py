@@ -1,0 +1,70 @@
+"""What a run is told to use, turned into what Lightning is told, or refused."""
+
+from typing import Literal
+
+import torch
+
+from granite_scu.errors import UserError
+from granite_scu.hardware.detection import Device, dotted
+from granite_scu.hardware.nvml import why_no_cuda
+
+_PRECISION_FLAGS = {"bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32"}
+
+
+def resolve_precision(requested: str | None, device: Device) -> str:
+    """Lightning's precision for a run on ``device``.
+
+    Args:
+        requested: ``bf16-mixed``, ``16-mixed`` or ``32-true``; null or ``auto`` takes the fastest that is safe.
+        device: what the run trains on.
+
+    Raises:
+        UserError: the device lacks what is asked for, or nothing of that name exists.
+    """
+    fitting = _fitting_precision(device)
+    if requested is None or requested == "auto":
+        return fitting
+    if requested not in _PRECISION_FLAGS:
+        names = ", ".join(f"{short} ({name})" for name, short in _PRECISION_FLAGS.items())
+        raise UserError(f"--precision {requested}: unknown; choose auto, {names}")
+    flag = f"--precision {_PRECISION_FLAGS[requested]}"
+    remedy = f"use --precision {_PRECISION_FLAGS[fitting]} or --precision auto"
+    if requested == "bf16-mixed" and not device.supports_bf16:
+        if device.kind == "cpu":
+            raise UserError(f"{flag}: {device.name} has neither AMX nor AVX512-BF16, bf16 would be emulated; {remedy}")
+        raise UserError(f"{flag}: {device.name} has compute capability {dotted(device.capability)}, not 8.0; {remedy}")
+    if requested == "16-mixed" and device.kind != "cuda":
+        raise UserError(f"{flag}: fp16 needs a CUDA device; {remedy}")
+    return requested
+
+
+def _fitting_precision(device: Device) -> str:
+    if device.supports_bf16:
+        return "bf16-mixed"
+    volta_or_turing = device.capability is not None and device.capability >= (7, 0)
+    return "16-mixed" if volta_or_turing else "32-true"  # before Volta, fp16 is slower than fp32
+
+
+def resolve_accelerator(requested: str, cpu_is_meant: bool) -> Literal["cpu", "cuda"]:
+    """Lightning's accelerator. A run without a GPU is refused unless something says that the CPU is meant.
+
+    Args:
+        requested: ``auto``, ``cpu``, ``cuda`` or ``gpu``.
+        cpu_is_meant: whether ``auto`` may fall back to the CPU, as a test run or a CPU preset says.
+
+    Raises:
+        UserError: there is no CUDA device and the CPU was not asked for, or nothing of that name exists.
+    """
+    if requested not in ("auto", "cpu", "cuda", "gpu"):
+        raise UserError(f"--accelerator {requested}: unknown; choose auto, cpu or cuda")
+    if requested == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if requested == "auto" and cpu_is_meant:
+        return "cpu"
+    found, remedy = why_no_cuda()
+    raise UserError(
+        f"--accelerator {requested}: no CUDA device: {found}; {remedy}, --test-run for a miniature run, or run "
+        "--check-requirements to see what is missing"
+    )

@@ -1,0 +1,51 @@
+"""Peaks against the figures of the vendor's sheets, and what takes their place."""
+
+import devices
+import pytest
+
+from granite_scu.hardware import peak_flops
+
+
+@pytest.mark.parametrize(
+    ("device", "half", "single"),
+    [
+        ("T4", 65, 8.1),
+        ("V100", 125, 15.7),
+        ("V100_32", 112, 14),
+        ("RTX_2080_TI", 53.8, 13.4),
+        ("A10", 125, 31.2),
+        ("A10G", 70, 31.5),
+        ("A30X2", 165, 10.3),
+        ("A40", 149.7, 37.4),
+        ("A6000", 154.8, 38.7),
+        ("RTX_3080", 59.5, 29.8),
+        ("RTX_3090", 71, 35.6),
+        ("RTX_4080", 97.5, 48.7),
+        ("RTX_4090", 165.2, 82.6),
+        ("A100", 312, 19.5),
+        ("A100_40", 312, 19.5),
+        ("L4", 121, 30.3),
+        ("H100", 989, 67),
+        ("H200X8", 989, 67),
+        ("B200", 2250, 75),
+        ("RTX_5080", 112.6, 56.3),
+        ("RTX_5090", 209.5, 104.8),
+    ],
+)
+def test_a_known_card_has_the_dense_figures_of_its_sheet(device, half, single):
+    device = getattr(devices, device)
+    for precision, tera in (("bf16-mixed", half), ("16-mixed", half), ("32-true", single)):
+        peak = peak_flops(device, precision)
+        assert peak.flops == pytest.approx(tera * 1e12) and "NVIDIA" in peak.source
+
+
+def test_variants_are_told_apart():
+    pcie, nvl = devices.gpu("NVIDIA H100 PCIe", 79.0, (9, 0)), devices.gpu("NVIDIA H200 NVL", 139.0, (9, 0))
+    assert peak_flops(pcie, "bf16-mixed").flops == 756e12
+    assert peak_flops(nvl, "bf16-mixed").flops == 835e12
+
+
+def test_a_cpu_is_measured_once():
+    peak = peak_flops(devices.CPU, "32-true")
+    assert 1e8 < peak.flops < 1e15 and peak.source.startswith("measured")
+    assert peak_flops(devices.CPU, "32-true") == peak

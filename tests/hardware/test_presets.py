@@ -1,0 +1,163 @@
+"""Which preset a machine takes, on simulated machines."""
+
+import re
+from pathlib import Path
+
+import devices
+import pytest
+
+from granite_scu.errors import UserError
+from granite_scu.hardware import detect_gpu_info, get_recommended_config, presets, print_hardware_info
+
+ROOT = Path(__file__).parents[2]
+
+OF = {
+    "T4": "gpu_t4",
+    "V100": "gpu_v100",
+    "V100_32": "gpu_v100",
+    "A10": "gpu_a10",
+    "A10G": "gpu_a10",
+    "RTX_3080": "gpu_3080",
+    "RTX_3080_12": "gpu_low_mem",
+    "RTX_4080": "gpu_4080",
+    "RTX_3090": "gpu_3090",
+    "RTX_4090": "gpu_4090",
+    "A6000": "gpu_a6000",
+    "A30X2": "gpu_a30x2",
+    "A40": "gpu_a40",
+    "A100_40": "gpu_a100_40",
+    "A100": "gpu_a100_80",
+    "H100": "gpu_h100",
+    "H200X8": "gpu_h200",
+    "B200": "gpu_b200",
+    "RTX_5090": "gpu_5090",
+    "RTX_5080": "gpu_rtx50",
+    "RTX_5070": "gpu_rtx50",
+    "RTX_2080_TI": "gpu_low_mem",
+    "RTX_3060": "gpu_low_mem",
+    "RTX_4060_LAPTOP": "gpu_low_mem",
+    "P100": "conservative",
+    "QUADRO_5000": "conservative",
+    "L4": "gpu_3090",  # no preset names these two: as much memory, and bf16
+    "RTX_6000_ADA": "gpu_a40",
+    "CPU": "cpu",
+    "AMX": "cpu",
+}
+
+
+@pytest.mark.parametrize(("device", "name"), OF.items())
+def test_a_machine_takes_the_preset_of_its_card(device, name):
+    assert presets.choose(getattr(devices, device)) == name
+
+
+def test_every_preset_is_a_file_that_some_machine_takes():
+    files = {path.stem for path in (ROOT / "configs" / "hardware").glob("*.yaml")}
+    assert files == set(presets.PRESETS) == set(OF.values())
+    assert presets.folder() == ROOT / "configs" / "hardware"
+
+
+@pytest.mark.parametrize("device", OF)
+def test_what_auto_takes_needs_no_warning(device):
+    device = getattr(devices, device)
+    assert presets.mismatch(presets.choose(device), device) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "words"),
+    [
+        ("gpu_4090", "T4", "made for RTX 4090, 24 GB, and this is Tesla T4 with 15.0 GiB; --hardware gpu_t4 is for it"),
+        ("gpu_a100_80", "A100_40", "--hardware gpu_a100_40"),
+        ("gpu_3090", "CPU", "this is Plain CPU with 16.0 GiB; --hardware cpu"),
+        ("cpu", "RTX_4090", "made for a machine without a GPU"),
+    ],
+)
+def test_a_preset_for_another_card_is_worth_a_warning(name, device, words):
+    warning = presets.mismatch(name, getattr(devices, device))
+    assert warning.startswith(f"--hardware {name}: ") and words in warning and "\n" not in warning
+
+
+def test_a_careful_preset_fits_every_card():
+    assert presets.mismatch("conservative", devices.B200) is None
+    assert presets.mismatch(None, devices.CPU) is None
+
+
+def test_an_unknown_preset_is_refused_with_the_list():
+    with pytest.raises(UserError) as refused:
+        presets.path("gpu_4900")
+    message = str(refused.value)
+    assert "did you mean gpu_4090?" in message and "\n" not in message
+    assert all(name in message for name in presets.PRESETS)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_the_precision_of_a_preset_is_one_that_its_cards_have(name):
+    precision = presets.settings(name)["trainer"].get("precision")
+    cards = [getattr(devices, device) for device, preset in OF.items() if preset == name]
+    assert precision != "bf16-mixed" or all(card.supports_bf16 for card in cards)
+    assert precision != "16-mixed" or not any(card.supports_bf16 for card in cards)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_every_value_of_a_preset_says_where_it_is_from(name):
+    """In a comment, or all of them in the first line."""
+    text = presets.path(name).read_text()
+    values = [line for line in text.splitlines() if re.match(r"  \w", line)]
+    unmarked = [line for line in values if "#" not in line]
+    assert not unmarked or "all reasoned" in text.splitlines()[0]
+
+
+# Advice.
+
+
+def test_the_dictionaries_have_the_keys_of_the_guide(machine):
+    machine(devices.RTX_4090)
+    info = detect_gpu_info()
+    assert info["gpu_name"] == "NVIDIA GeForce RTX 4090"
+    assert f"{info['gpu_memory_gb']:.2f}" == "23.50"
+    assert info["supports_bfloat16"] is info["supports_tf32"] is info["supports_flash_attention"] is True
+    assert (info["compute_capability"], info["preset"]) == ("8.9", "gpu_4090")
+    config = get_recommended_config()
+    assert (config["batch_size"], config["num_workers"], config["gradient_checkpointing"]) == (16, 8, True)
+    assert (config["compile"], config["precision"], config["mixed_precision"]) == (True, "bf16-mixed", True)
+
+
+def test_a_machine_without_a_gpu_is_described_too(machine):
+    machine(devices.CPU, driver=None, build=None)
+    info = detect_gpu_info()
+    assert (info["gpu_name"], info["gpu_memory_gb"], info["gpu_count"]) == (None, 0.0, 0)
+    assert info["problem"] == "no NVIDIA driver" and info["preset"] == "cpu"
+    config = get_recommended_config()
+    assert (config["preset"], config["precision"], config["mixed_precision"]) == ("cpu", "32-true", False)
+
+
+@pytest.mark.parametrize(
+    ("memory", "name"),
+    [
+        (0, "cpu"),
+        (8, "gpu_low_mem"),
+        (12, "gpu_low_mem"),
+        (16, "conservative"),
+        (24, "gpu_3090"),
+        (40, "gpu_a100_40"),
+        (48, "gpu_a40"),
+        (80, "gpu_a100_80"),
+        (141, "gpu_h200"),
+    ],
+)
+def test_memory_alone_is_enough_for_advice(machine, memory, name):
+    machine(devices.CPU)
+    assert get_recommended_config(gpu_memory_gb=memory)["preset"] == name
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (devices.A100, ["2 x NVIDIA A100", "79.0 GiB", "8.0", "gpu_a100_80", "--hardware gpu_a100_80 --data-dir"]),
+        (devices.CPU, ["none: no NVIDIA driver", "Plain CPU", "--hardware cpu --data-dir"]),
+    ],
+)
+def test_the_machine_is_printed_with_a_command_to_run(machine, capsys, device, words):
+    machine(device, driver=13 if device.kind == "cuda" else None)
+    print_hardware_info()
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in words)

@@ -1,0 +1,207 @@
+"""The hardware preset among the other layers, and where each value of a configuration comes from."""
+
+import json
+from pathlib import Path
+
+import devices
+import pytest
+import yaml
+from devices import A100, CPU, RTX_4090, T4
+
+from granite_scu import cli, flags, hardware, layers, planning
+from granite_scu.errors import UserError
+from granite_scu.hardware import presets
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
+TINY = CONFIGS / "tiny.yaml"
+
+
+def script(*argv: str):
+    return cli.parse(flags.translate(list(argv), TINY)[0]).request
+
+
+def module(*arguments: str):
+    return cli.parse(layers.put_first(["fit", *arguments])).request
+
+
+@pytest.fixture
+def layer(tmp_path) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text("data: {batch_size: 5}\nlora: {rank: 4}\n")
+    return str(path)
+
+
+def test_a_preset_lies_over_defaults_and_under_files_and_flags(layer):
+    request = script("--hardware", "gpu_low_mem")
+    assert (request.data.batch_size, request.lora.rank, request.base.quantize_4bit) == (2, 8, True)
+    assert request.hardware == "gpu_low_mem"
+    request = script("--hardware", "gpu_low_mem", "--config", layer)
+    assert (request.data.batch_size, request.lora.rank, request.base.quantize_4bit) == (5, 4, True)
+    request = script("--hardware", "gpu_low_mem", "--config", layer, "--batch-size", "7", "--no-4bit-quantization")
+    assert (request.data.batch_size, request.lora.rank, request.base.quantize_4bit) == (7, 4, False)
+
+
+def test_the_order_on_the_command_line_does_not_matter(layer):
+    expected = script("--hardware", "gpu_4090", "--config", layer)
+    assert script("--config", layer, "--hardware", "gpu_4090") == expected
+    assert module("--hardware", "gpu_4090", "--config", layer) == expected
+    assert module("--config", layer, "--hardware=gpu_4090") == expected
+
+
+def test_a_test_run_only_changes_defaults_so_a_preset_lies_over_it():
+    request = script("--test-run", "--hardware", "gpu_4090")
+    assert (request.base.name, request.data.batch_size) == ("tiny-granite-h", 16)
+
+
+@pytest.mark.parametrize("device", [T4, RTX_4090, A100], ids=lambda device: device.name)
+def test_auto_takes_the_preset_of_the_machine(machine, device):
+    machine(device)
+    assert script("--hardware", "auto") == script("--hardware", presets.choose(device))
+
+
+def test_auto_takes_the_cpu_only_where_that_is_meant(machine):
+    machine(CPU, driver=None)
+    assert script("--hardware", "auto", "--accelerator", "cpu").hardware == "cpu"
+    assert script("--hardware", "auto", "--test-run").hardware == "cpu"
+    with pytest.raises(UserError, match="no CUDA device: no NVIDIA driver"):
+        script("--hardware", "auto")
+
+
+def test_the_preset_for_the_cpu_says_that_it_is_meant(machine):
+    machine(CPU, driver=None)
+    assert script("--hardware", "cpu").trainer["accelerator"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hardware", "gpu_4900"], "--hardware gpu_4900: no such preset; did you mean gpu_4090? choose auto, gpu_t4"),
+        (["--hardware", "../tiny"], "no such preset"),
+        (["--hardware", "cpu", "--hardware", "cpu"], "given 2 times"),
+        (["--hardware"], "expected a name; choose auto"),
+        (["--hardware="], "expected a name"),
+    ],
+)
+def test_what_names_no_preset_is_refused(arguments, words):
+    with pytest.raises(UserError) as refused:
+        module(*arguments)
+    assert words in str(refused.value)
+
+
+def test_each_value_says_where_it_is_from(layer, capsys):
+    argv = ["--test-run", "--hardware", "gpu_4090", "--config", layer, "--lora-r", "3", "--print-config"]
+    assert flags.main(TINY, argv) == 0
+    printed = capsys.readouterr().out
+    lines = dict(line.strip().split(": ", 1) for line in printed.splitlines() if ": " in line)
+    assert lines["learning_rate"] == f"0.001  # {TINY}"
+    assert lines["compile"] == "true  # --hardware gpu_4090"
+    assert lines["batch_size"] == f"5  # {layer}"
+    assert lines["rank"] == "3  # a flag"
+    assert lines["dropout"] == "0.0"
+    assert yaml.safe_load(printed) == yaml.safe_load(script(*argv[:-1]).yaml)
+
+
+def test_groups_given_whole_say_where_they_are_from(tmp_path):
+    part = tmp_path / "part.yaml"
+    part.write_text("rank: 2\n")
+    found = dict(
+        layers.origins_and_values(["fit", "--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x"])
+    )
+    assert found["lora.rank"] == ("a flag", 2) and found["data.batch_size"] == ("a flag", 3)
+
+
+def test_arguments_come_together_as_they_were_taken_apart():
+    arguments = ["fit", "--config=a=b.yaml", "--debug", "--control.kp=-1", "--lora.targets=[in_proj]"]
+    assert layers._joined(layers._split(arguments)) == arguments
+    assert list(layers._split(["--a", "1", "--b", "--c=", "d"])) == [
+        ("--a", "1"),
+        ("--b", None),
+        ("--c", ""),
+        (None, "d"),
+    ]
+
+
+# Every configuration of the repository, planned.
+
+
+@pytest.fixture(scope="module")
+def full_size(tmp_path_factory) -> str:
+    """A folder with the configuration of Granite-4.0-H-1B and the embedded tokenizer, no weights: enough to plan."""
+    from granite_scu.config import TINY_MODEL
+    from granite_scu.model.loading import load_model_config, load_tokenizer
+
+    folder = tmp_path_factory.mktemp("granite-4.0-h-1b")
+    config = load_model_config(TINY_MODEL)
+    attention = (5, 15, 25, 35)
+    config.update(
+        {
+            "vocab_size": 100_352,
+            "hidden_size": 1536,
+            "num_hidden_layers": 40,
+            "layer_types": ["full_attention" if layer in attention else "linear_attention" for layer in range(40)],
+            "mamba_n_heads": 48,
+            "mamba_d_head": 64,
+            "mamba_d_state": 128,
+            "mamba_chunk_size": 256,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "shared_intermediate_size": 4096,
+        }
+    )
+    config.save_pretrained(folder)
+    load_tokenizer(TINY_MODEL).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(f"Paragraph {n} says that {n} times {n} is {n * n}." for n in range(1500)))
+    return path
+
+
+@pytest.fixture
+def planned(machine, monkeypatch, text, tmp_path):
+    """What ``--dry-run`` says of a configuration, on a simulated device, whose speed alone is made up."""
+    monkeypatch.setattr(hardware, "matmul_tflops", lambda device, dtype: 1.0)
+
+    def plan(path: Path, device, model: str) -> dict:
+        machine(device)
+        ours = [f"--base.name={model}", f"--data.path={text}", f"--run.output_dir={tmp_path / 'out'}"]
+        # No loader processes for the one batch: they take longer than all the rest.
+        job = cli.Run(cli.parse(["fit", f"--config={path}", *ours, "--data.num_workers=0"]).request)
+        job.check_folder()
+        return planning.describe(job)
+
+    return plan
+
+
+def cards_of(preset: str) -> list:
+    """The simulated devices that take a preset."""
+    found = [device for device in vars(devices).values() if isinstance(device, hardware.Device)]
+    return [device for device in found if presets.choose(device) == preset]
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_every_preset_can_be_planned_and_fits_its_cards(planned, full_size, name):
+    least = min(cards_of(name), key=lambda card: card.memory_gb)
+    facts = planned(presets.path(name), least, full_size)
+    assert facts["device"] == least.name and facts["steps"] > 0
+    # Estimated: what a process of CUDA takes before the model, and what fragments, are to fit into the rest.
+    assert facts["memory_gb_estimate"] * 1e9 < 0.85 * least.memory_gb * 2**30
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(CONFIGS.rglob("*.yaml")) if path.parent.name != "hardware"],
+    ids=lambda path: str(path.relative_to(CONFIGS)),
+)
+def test_every_other_configuration_can_be_planned(planned, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if path.stem == "replay":  # as its header says, it takes a run to replay
+        recorded = [{"step": step, "lambda": 0.1} for step in range(10, 1001, 10)]
+        (tmp_path / "runs" / "recorded").mkdir(parents=True)
+        (tmp_path / "runs" / "recorded" / "scu_history.json").write_text(json.dumps(recorded))
+    facts = planned(path, RTX_4090, "tiny-granite-h")
+    assert facts["steps"] > 0 and facts["memory_gb_estimate"] > 0
