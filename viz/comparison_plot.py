@@ -6,6 +6,7 @@ writes ``comparison.png`` and ``comparison.svg`` beside the file, or into DIR.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from viz import style
@@ -28,6 +30,11 @@ _WORDS = {
     "worse": "worse",
     "same": "no difference shown",
 }
+_POINTS = (
+    (style.BLUE, "D"), (style.VERMILION, "o"), (style.GREEN, "s"), (style.PURPLE, "^"), (style.ORANGE, "v"),
+    (style.INK, "P"),
+)  # fmt: skip
+_FILLS = (True, False)
 _TICKS = 12.5  # points; the panels stand side by side
 _FAR = 3.0
 """Times the typical distance to the reference beyond which a point leaves the panel and is written at its edge."""
@@ -84,6 +91,35 @@ def plot_comparison(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def plot_operating_points(results: dict[str, Any]) -> Figure:
+    """A panel for each task: where each arm's S ended, and the test score it had there."""
+    tasks = [task for task in results["tasks"] if any(_operates(row) for row in task["rows"])]
+    arms = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"] if _operates(row)))
+    looks = dict(zip(arms, itertools.cycle(itertools.product(_POINTS, _FILLS)), strict=False))
+    columns = max(1, min(3, len(tasks)))
+    lines = max(1, -(-len(tasks) // columns))
+    figure = Figure(figsize=(8, 1.6 + 2.6 * lines), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(lines, columns, sharex=True, squeeze=False).flatten()
+    for axes, task in zip(panels, tasks, strict=False):
+        _plot_operation(axes, task, looks)
+    for axes in panels[len(tasks) :]:
+        axes.set_visible(False)
+    figure.supxlabel("S at the end (ratio of bits)", fontsize=style.LABEL, color=style.INK)
+    figure.supylabel("held-out documents (bits per token)", fontsize=style.LABEL, color=style.INK)
+    handles = [
+        Line2D([], [], color=colour, marker=marker, markerfacecolor=colour if face else "white", markersize=9,
+               markeredgewidth=1.8, linestyle="none", label=arm)
+        for arm, ((colour, marker), face) in looks.items()
+    ]  # fmt: skip
+    longest = max(map(len, arms), default=1)
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=max(1, min(4, 80 // (longest + 5))), frameon=False,
+        fontsize=style.LEGEND, labelcolor=style.INK, handletextpad=0.2, columnspacing=1.2,
+    )  # fmt: skip
+    return figure
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m viz.comparison_plot", description="Draw a comparison.")
@@ -122,11 +158,43 @@ def _plot_task(axes: Axes, task: dict[str, Any], arms: list[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
+def _plot_operation(axes: Axes, task: dict[str, Any], looks: dict[str, Any]) -> None:
+    rows = [row for row in task["rows"] if _operates(row)]
+    means = sorted(row["test_bpt"]["mean"] for row in rows)
+    shown = _without_far(means)
+    margin = 0.12 * (shown[-1] - shown[0]) or 0.01
+    high = shown[-1] + margin
+    axes.set(xlim=(0, 1.04), ylim=(shown[0] - margin, high))
+    above = 0
+    for row in sorted(rows, key=lambda row: -row["test_bpt"]["mean"]):
+        ((colour, marker), face), mean = looks[_arm(row)], row["test_bpt"]["mean"]
+        point = {"color": colour, "markerfacecolor": colour if face else "white", "markeredgewidth": 1.8}
+        axes.plot(
+            row["s_at_end"], min(mean, high), marker, **point, markersize=9, linestyle="none", clip_on=False, zorder=3
+        )
+        if mean > high:  # drawn at the edge, with its number
+            right = row["s_at_end"] < 0.5
+            axes.annotate(
+                f"{mean:.2f} ↑", (row["s_at_end"], high), xytext=(8 if right else -8, -4 - 14 * above), va="top",
+                ha="left" if right else "right", textcoords="offset points", fontsize=_TICKS - 1, color=colour,
+            )  # fmt: skip
+            above += 1
+    axes.set_title(task["name"], fontsize=style.LEGEND, color=style.INK, loc="left")
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    style.tidy(axes, _TICKS)
+
+
+def _without_far(means: list[float]) -> list[float]:
+    """Of the ascending scores all but those far above, which would squeeze the others."""
+    typical = means[len(means) // 2] - means[0]
+    return [mean for mean in means if mean <= means[0] + max(_FAR * typical, 1e-3)] if len(means) > 2 else means
+
+
 def _limits(rows: list[dict[str, Any]]) -> tuple[float, float]:
     """Left and right of a panel: all points but those far to the right, which would squeeze the others."""
     means = sorted(row["test_bpt"]["mean"] for row in rows)
-    typical = means[len(means) // 2] - means[0]
-    shown = [mean for mean in means if mean <= means[0] + max(_FAR * typical, 1e-3)] if len(means) > 2 else means
+    shown = _without_far(means)
     ends = [
         row["test_bpt"]["mean"] - row["difference"]["mean"] + row["difference"][side]
         for row in rows
@@ -136,6 +204,10 @@ def _limits(rows: list[dict[str, Any]]) -> tuple[float, float]:
     low, high = min(shown + ends), max(shown + ends)
     margin = 0.06 * (high - low) or 0.01
     return low - margin, high + margin
+
+
+def _operates(row: dict[str, Any]) -> bool:
+    return bool(row["test_bpt"]) and row.get("s_at_end") is not None
 
 
 def _kind(row: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ writes ``control.png`` and ``control.svg`` into the run folder, or into DIR.
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,8 +25,8 @@ def plot_control(run: Run) -> Figure:
     figure = Figure(figsize=(8, 6.4), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    _plot_s(above, run)
-    _plot_lambda(below, run)
+    draw_s(above, run)
+    draw_lambda(below, run)
     for axes in (above, below):
         style.tidy(axes)
     below.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
@@ -33,7 +34,7 @@ def plot_control(run: Run) -> Figure:
     above.tick_params(axis="x", length=0)
     below.set_xlabel("optimizer steps", fontsize=style.LABEL, color=style.INK)
     figure.align_ylabels()
-    figure.suptitle(_title(run), x=0.99, ha="right", fontsize=style.LEGEND, color=style.INK)
+    figure.suptitle(run.title, x=0.99, ha="right", fontsize=style.LEGEND, color=style.INK)
     return figure
 
 
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return style.draw_to(folder, "control", lambda: plot_control(read_run(options.run)))
 
 
-def _plot_s(axes: Axes, run: Run) -> None:
+def draw_s(axes: Axes, run: Run) -> None:
+    """S, raw and smoothed, against its setpoint."""
     steps, raw, smoothed, target = (run.column(field) for field in ("step", "s", "s_ema", "s_target"))
     marker = "o" if len(steps) == 1 else None  # a line through one point would not be seen
     axes.plot(steps, raw, color=style.SKY, linewidth=1.2, marker=marker, label="S at each tick")
@@ -55,22 +57,22 @@ def _plot_s(axes: Axes, run: Run) -> None:
     if np.isfinite(target).any():
         last = target[np.isfinite(target)][-1]
         label = f"S* = {last:g} ± {BAND:.0%}".replace("%", " %")
-        # A record's setpoint held since the record before it, the first one's since the start of the run.
-        since, held = np.concatenate([[0], steps]), np.concatenate([target[:1], target])
-        low, high = (1 - BAND) * held, (1 + BAND) * held
-        axes.fill_between(since, low, high, step="pre", color=style.GREEN, alpha=0.2, linewidth=0)
-        axes.plot(since, held, color=style.GREEN, linewidth=1.8, dashes=(5, 3), drawstyle="steps-pre", label=label)
-    values = np.concatenate([raw, smoothed, target])
-    positive = values[values > 0]
-    if positive.size and positive.max() > 10 * positive.min():
-        style.log_scale(axes, positive[positive > positive.max() / 300])  # the first rise from 0 may leave the panel
-    else:
-        axes.set_ylim(bottom=0)
+        draw_band(axes, steps, target, style.GREEN, label)
+    style.share_scale(axes, np.concatenate([raw, smoothed, target]))
     axes.set_ylabel("S (ratio of bits)", fontsize=style.LABEL, color=style.INK)
     style.legend_above(axes)
 
 
-def _plot_lambda(axes: Axes, run: Run) -> None:
+def draw_band(axes: Axes, steps: np.ndarray, target: np.ndarray, colour: Any, label: str = "_S*") -> None:
+    """The setpoint at each tick, and the band around it."""
+    # A record's setpoint held since the record before it, the first one's since the start of the run.
+    since, held = np.concatenate([[0], steps]), np.concatenate([target[:1], target])
+    axes.fill_between(since, (1 - BAND) * held, (1 + BAND) * held, step="pre", color=colour, alpha=0.2, linewidth=0)
+    axes.plot(since, held, color=colour, linewidth=1.8, dashes=(5, 3), drawstyle="steps-pre", label=label)
+
+
+def draw_lambda(axes: Axes, run: Run) -> None:
+    """Lambda on a logarithmic axis, with the ticks at which it stood at a bound or was held."""
     steps, strength = run.column("step"), run.column("lambda")
     axes.set_ylabel("λ (no unit)", fontsize=style.LABEL, color=style.INK)
     positive = strength[strength > 0]
@@ -96,12 +98,6 @@ def _plot_lambda(axes: Axes, run: Run) -> None:
 def _mark(axes: Axes, steps: np.ndarray, values: np.ndarray, label: str, marker: str, colour: str) -> None:
     if steps.size:
         axes.plot(steps, values, marker, label=label, markersize=7, color=colour, markeredgecolor=style.INK)
-
-
-def _title(run: Run) -> str:
-    controller = run.config.get("controller")
-    parts = [run.name, f"controller {controller}" if isinstance(controller, str) else ""]
-    return ", ".join(part for part in parts if part) + ("" if run.finished else " (unfinished)")
 
 
 if __name__ == "__main__":

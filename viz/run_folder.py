@@ -47,6 +47,13 @@ class Run:
         """The folder's own name."""
         return self.path.resolve().name
 
+    @property
+    def title(self) -> str:
+        """Its name and controller, and whether it came to its end."""
+        controller = self.config.get("controller")
+        parts = [self.name, f"controller {controller}" if isinstance(controller, str) else ""]
+        return ", ".join(part for part in parts if part) + ("" if self.finished else " (unfinished)")
+
     def column(self, field: str) -> np.ndarray:
         """(ticks,) a field of every record as float64: NaN where it was not measured, 0 and 1 for false and true."""
         try:

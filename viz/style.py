@@ -27,19 +27,32 @@ def tidy(axes: Axes, ticks: float = TICKS) -> None:
     axes.set_axisbelow(True)
 
 
-def log_scale(axes: Axes, positive: np.ndarray) -> None:
-    """A logarithmic y axis over the positive values, with numbers on it however few decades it spans."""
+def log_scale(axes: Axes, positive: np.ndarray, which: str = "y") -> None:
+    """A logarithmic axis ("x" or "y") over the positive values, with numbers on it however few decades it spans."""
     low, high = positive.min() / 1.4, positive.max() * 1.4
     if high < 8 * low:  # nearly constant: keep noise from filling the panel
         middle = np.sqrt(low * high)
         low, high = middle / np.sqrt(8), middle * np.sqrt(8)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     decades = np.log10(high / low)
-    subs = (1, 2, 5) if decades < 1.8 else (1, 3) if decades < 3.5 else (1,)
-    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=8))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    # Numbers side by side need more room than one above the other.
+    several, two = (1.0, 1.6) if which == "x" else (1.8, 3.5)
+    subs = (1, 2, 5) if decades < several else (1, 3) if decades < two else (1,)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=subs, numticks=5 if which == "x" else 8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def share_scale(axes: Axes, values: np.ndarray, which: str = "y") -> None:
+    """For what starts at 0 and settles somewhere: linear from 0, logarithmic where it dwells in several decades."""
+    positive = values[values > 0]
+    if positive.size and positive.max() > 10 * np.quantile(positive, 0.2, method="lower"):
+        # The first rise from 0 may leave the panel, but not what stays that low.
+        least = min(positive.max() / 300, np.quantile(positive, 0.1) / 2)
+        log_scale(axes, positive[positive > least], which)
+    else:
+        axes.set(**{f"{which}lim": (0, 1.08 * positive.max(initial=1e-6))})
 
 
 def legend_above(axes: Axes, columns: int = 3) -> None:

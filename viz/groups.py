@@ -1,0 +1,152 @@
+"""Runs side by side: those that differ in nothing but their seed belong together, the others are told apart by name."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from viz import style
+from viz.run_folder import Run
+
+_COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "trainer")
+"""What of a run's settings may set it apart; where it ran, and where it was written to, may not."""
+_SHORT = {"optimizer.learning_rate": "lr", "trainer.max_steps": "steps", "data.train_tokens": "tokens"}
+_DASHES = ((None, None), (5, 2), (2, 1.5), (7, 2, 1.5, 2))
+_LONE = (style.VERMILION, style.INK, style.BLUE, style.PURPLE, style.GREEN)
+_SHADES = (("viridis", 0.0, 0.88), ("copper_r", 0.25, 1.0), ("Greys", 0.45, 0.95))
+
+Course = tuple[np.ndarray, np.ndarray]
+"""(ticks,) steps, ascending, and (ticks,) values."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seed, and how they are drawn.
+
+    Attributes:
+        label: what sets the group apart.
+        runs: at least one.
+        colour: of its lines and points.
+        dashes: of its lines, as matplotlib takes them.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    colour: Any
+    dashes: tuple[float | None, ...]
+
+    def course(self, of: Callable[[Run], Course]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(steps,) the steps of any run, with median, least and greatest value over the runs that have one there."""
+        courses = [of(run) for run in self.runs]
+        steps = np.unique(np.concatenate([steps for steps, _ in courses]))
+        table = np.full((len(courses), len(steps)), np.nan)
+        for row, (at, values) in zip(table, courses, strict=True):
+            row[np.searchsorted(steps, at)] = values
+        there = np.isfinite(table).any(axis=0)
+        table, steps = table[:, there], steps[there]
+        return steps, *(
+            (reduce(table, axis=0) if steps.size else np.empty(0)) for reduce in (np.nanmedian, np.nanmin, np.nanmax)
+        )  # type: ignore[return-value]
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """The groups, by controller in the order given, and of one controller by its setpoint or lambda."""
+    settings = [_settings(run) for run in runs]
+    varied = [
+        name
+        for name in dict.fromkeys(name for each in settings for name in each)
+        if len({repr(each.get(name)) for each in settings}) > 1
+    ]
+    members: dict[tuple[str, ...], list[int]] = {}
+    for index, each in enumerate(settings):
+        key = (*_law(runs[index]), *(repr(each.get(name)) for name in varied))
+        members.setdefault(tuple(map(str, key)), []).append(index)
+    controllers = list(dict.fromkeys(_controller(run) for run in runs))
+
+    def order(indices: list[int]) -> tuple[int, float]:
+        run = runs[indices[0]]
+        return controllers.index(_controller(run)), _level(run)
+
+    found = sorted(members.values(), key=order)
+    names = [_label(runs[indices[0]], settings[indices[0]], varied) for indices in found]
+    families = [[k for k, indices in enumerate(found) if _controller(runs[indices[0]]) == name] for name in controllers]
+    looks = _looks(families)
+    return [
+        Group(_counted(name, len(indices)), tuple(runs[index] for index in indices), *looks[k])
+        for k, (name, indices) in enumerate(zip(names, found, strict=True))
+    ]
+
+
+def _looks(families: Sequence[Sequence[int]]) -> dict[int, tuple[Any, tuple[float | None, ...]]]:
+    """Colour and dashes of every group: a shade for each member of a family, one strong colour for a lone one."""
+    looks: dict[int, tuple[Any, tuple[float | None, ...]]] = {}
+    lone, shades = iter(_LONE * 4), iter(_SHADES * 4)
+    for number, family in enumerate(families):
+        dashes = _DASHES[number % len(_DASHES)]
+        if len(family) == 1:
+            looks[family[0]] = (next(lone), dashes)
+            continue
+        name, least, most = next(shades)
+        for member, at in zip(family, np.linspace(least, most, len(family)), strict=True):
+            looks[member] = (matplotlib.colormaps[name](at), dashes)
+    return looks
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """What was asked for, without what ``_law`` tells or the controller does not heed."""
+    groups = ((name, run.settings.get(name)) for name in _COMPARED)
+    found = dict(_flat({name: values for name, values in groups if isinstance(values, dict)}))
+    told = {"control.controller", "control.target_s"}
+    if _controller(run) in ("fixed", "none"):
+        told.add("control.lambda_init")
+    return {name: value for name, value in found.items() if name not in told}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _controller(run: Run) -> str:
+    return str(run.config.get("controller", "controller unknown"))
+
+
+def _law(run: Run) -> tuple[Any, ...]:
+    """Controller, setpoint and constant lambda, as run: of these a setting counts only where the law heeds it."""
+    return _controller(run), run.config.get("target_s"), _constant(run)
+
+
+def _constant(run: Run) -> float | None:
+    """The lambda that ``fixed`` kept."""
+    strength = run.column("lambda")
+    strength = strength[np.isfinite(strength)]
+    return float(strength[0]) if _controller(run) == "fixed" and strength.size else None
+
+
+def _level(run: Run) -> float:
+    _, target, strength = _law(run)
+    return next((float(value) for value in (target, strength) if isinstance(value, int | float)), 0.0)
+
+
+def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
+    controller, target, strength = _law(run)
+    parts = [controller]
+    if isinstance(target, int | float):
+        parts.append(f"S* = {target:g}")
+    if strength is not None:
+        parts.append(f"λ = {strength:g}")
+    parts += [f"{_SHORT.get(name, name.split('.')[-1])} {_word(settings.get(name))}" for name in varied]
+    return ", ".join(parts)
+
+
+def _word(value: Any) -> str:
+    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _counted(name: str, runs: int) -> str:
+    return name if runs == 1 else f"{name} ({runs} runs)"
