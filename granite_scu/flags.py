@@ -260,7 +260,7 @@ def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argpar
         UserError: an unknown flag, a value of the wrong type, or flags that contradict each other.
     """
     parser = build_parser()
-    known, dotted = parser.parse_known_args([_hyphenated(argument) for argument in argv])
+    known, dotted = parser.parse_known_args([hyphenated(argument) for argument in argv])
     given = vars(known)
     _refuse_unknown(parser, dotted)
     _resolve_short_forms(given)
@@ -288,7 +288,7 @@ def _as_yaml(flag: Flag, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _hyphenated(argument: str) -> str:
+def hyphenated(argument: str) -> str:
     """``--batch_size`` as ``--batch-size``; values and dotted flags stay as they are."""
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") and "." not in name else argument

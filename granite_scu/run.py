@@ -45,7 +45,7 @@ from granite_scu.model import loading, mamba
 from granite_scu.model.loss import summed_nats
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.provenance import git_revision, versions
-from granite_scu.run_folder import MARK, RunFolder
+from granite_scu.run_folder import DOCUMENTS, MARK, RunFolder
 from granite_scu.trainer import build_trainer, check_trainer
 
 log = logging.getLogger(__name__)
@@ -332,6 +332,7 @@ class Run:
         self.folder.write_json(MARK, self._training_config())
         self.folder.write_text("config.yaml", self.request.yaml)
         self.folder.write_json("scu_config.json", self._scu_config())
+        self.folder.write_json(DOCUMENTS, self.data.record)
         handler = logging.FileHandler(self.folder.path / "logs" / "cuda_optimized_training.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("granite_scu").addHandler(handler)

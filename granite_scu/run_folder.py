@@ -14,6 +14,10 @@ from granite_scu.errors import UserError
 HISTORY = "scu_history.json"
 HISTORY_LINES = "scu_history.jsonl"
 METRICS = "scu_metrics.json"
+DOCUMENTS = "documents.json"
+"""Which documents were trained on, validated on and held out, by digest."""
+EVALUATION = "eval_bpt.json"
+"""What ``scripts/eval_bpt.py`` found of the finished run."""
 MARK = "training_config.json"
 """The file that tells a run folder from any other folder; written first."""
 
@@ -93,7 +97,7 @@ class RunFolder:
         """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again."""
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
-        for name in (HISTORY, METRICS):
+        for name in (HISTORY, METRICS, EVALUATION):
             (self.path / name).unlink(missing_ok=True)
 
     def finish_history(self) -> list[dict]:

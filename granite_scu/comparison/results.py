@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from granite_scu.comparison import statistics
+from granite_scu import statistics
 from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
 from granite_scu.comparison.protocol import CASCADE, PI, Adapter, Arm, Task
-from granite_scu.comparison.statistics import Estimate, Scores
 from granite_scu.comparison.transfer import transfer
+from granite_scu.statistics import Estimate, Scores
 
 MARGIN = 0.002
 """The claim: PI comes within this share of the bits per token of the swept best lambda ..."""

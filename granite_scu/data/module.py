@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
+from granite_scu.data.division import divide
 from granite_scu.data.packing import Blocks, pack
 from granite_scu.data.sampling import EndlessBatches
-from granite_scu.data.sources import drop_empty, load, load_wikitext
-from granite_scu.data.splits import MIN_BLOCKS, Split, by_block, by_document
+from granite_scu.data.splits import MIN_BLOCKS, Split, by_block
 from granite_scu.errors import UserError
 
 _SMALLEST_BLOCK = 8  # the least that DataConfig accepts
@@ -38,6 +38,7 @@ class TextDataModule(LightningDataModule):
 
     Attributes:
         start_batch: micro-batches that each rank has trained on already; training goes on after them.
+        record: of the documents of each split, see ``Division.record``.
     """
 
     def __init__(self, config: DataConfig, seed: int) -> None:
@@ -48,6 +49,7 @@ class TextDataModule(LightningDataModule):
         self._blocks: Split[Blocks] | None = None
         self._split_by = ""
         self._n_empty = 0
+        self.record: dict[str, Any] = {}
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read, split and tokenise the corpus. Once on every rank, before anything else here is used.
@@ -60,14 +62,10 @@ class TextDataModule(LightningDataModule):
         config = self.config
         first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         packed = partial(pack, tokenizer=tokenizer, block_size=config.block_size, show_progress=first_rank)
-        if config.path is None:
-            self._split_by, self._n_empty = "published", 0
-            blocks = load_wikitext().map(packed)
-        else:
-            documents, self._n_empty = drop_empty(load(config.path, config.text_column))
-            split = by_document(documents)
-            self._split_by = "document" if split else "block"
-            blocks = split.map(packed) if split else self._tail_held_out(packed(documents))
+        division = divide(config)
+        self._split_by, self._n_empty, self.record = division.by, division.n_empty, division.record()
+        parts = division.parts
+        blocks = parts.map(packed) if parts else tail_held_out(packed(division.documents), config)
         if blocks.train.n_inputs <= config.block_size:  # each needs the token after it as its label
             raise UserError(
                 f"--data-dir {config.path}: the training split has {blocks.train.n_inputs} tokens, too few for one "
@@ -164,16 +162,6 @@ class TextDataModule(LightningDataModule):
             len(self.train), self.config.batch_size, self.seed, rank, world_size, start=start
         )
 
-    def _tail_held_out(self, whole: Blocks) -> Split[Blocks]:
-        if len(whole) < MIN_BLOCKS:
-            size = self.config.block_size
-            raise UserError(
-                f"--data-dir {self.config.path}: {whole.n_inputs} tokens are too few to hold some out for validation, "
-                f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
-                f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
-            )
-        return by_block(len(whole)).map(whole.part)
-
     def _rank_and_world_size(self) -> tuple[int, int]:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         self.check_processes(world_size)  # before training too: the test blocks are read at its very end
@@ -206,6 +194,18 @@ class TextDataModule(LightningDataModule):
 def _collate(blocks: list[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> dict[str, Tensor]:
     inputs, labels = (torch.from_numpy(np.stack(arrays)).long() for arrays in zip(*blocks, strict=True))
     return {"input_ids": inputs, "labels": labels}
+
+
+def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:
+    """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
+    if len(whole) < MIN_BLOCKS:
+        size = config.block_size
+        raise UserError(
+            f"--data-dir {config.path}: {whole.n_inputs} tokens are too few to hold some out for validation, "
+            f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
+            f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
+        )
+    return by_block(len(whole)).map(whole.part)
 
 
 def thinned(blocks: Blocks, tokens: int | None) -> Blocks:

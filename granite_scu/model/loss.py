@@ -50,10 +50,11 @@ def token_nats(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
         logits = model(input_ids=input_ids, use_cache=False).logits.float()
         return F.cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, -2)
-    head, scaling = model.get_output_embeddings().weight, getattr(model.config, "logits_scaling", 1.0)
+    # Called and not read for its weight: an adapter from elsewhere may sit on the head, too.
+    head, scaling = model.get_output_embeddings(), getattr(model.config, "logits_scaling", 1.0)
     chunk = chunk_on(hidden.device.type)
     parts = [
-        F.cross_entropy(F.linear(h, head).float() / scaling, targets, ignore_index=IGNORED, reduction="none")
+        F.cross_entropy(head(h).float() / scaling, targets, ignore_index=IGNORED, reduction="none")
         for h, targets in zip(hidden.split(chunk), labels.flatten().split(chunk), strict=True)
     ]
     return torch.cat(parts).view(labels.shape)

@@ -9,8 +9,8 @@ from granite_scu.comparison import report, results
 from granite_scu.comparison.evidence import Evidence, write_record
 from granite_scu.comparison.plan import Plan
 from granite_scu.comparison.results import outcome
-from granite_scu.comparison.statistics import Estimate
 from granite_scu.errors import UserError
+from granite_scu.statistics import Estimate
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_many_lines_are_divided_by_document(tokenizer, many_lines):
 
 def test_wikitext_keeps_the_splits_it_was_published_with(tokenizer, monkeypatch):
     published = Split(*([Document(name, f"{name} {WORDS}")] for name in ("train", "validation", "test")))
-    monkeypatch.setattr("granite_scu.data.module.load_wikitext", lambda: published)
+    monkeypatch.setattr("granite_scu.data.division.load_wikitext", lambda: published)
     data = prepared(tokenizer, None)
     assert data.config.path is None and data.summary()["split_by"] == "published"
     for name in ("train", "validation", "test"):

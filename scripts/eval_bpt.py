@@ -1,0 +1,11 @@
+"""Score a base model and adapters on the same held-out text; see --help."""
+
+import sys
+
+try:
+    from granite_scu.scoring.command import main
+except ModuleNotFoundError:
+    sys.exit("error: granite_scu is not installed for this Python; run `make setup`, then use .venv/bin/python")
+
+if __name__ == "__main__":
+    sys.exit(main())

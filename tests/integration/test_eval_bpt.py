@@ -1,0 +1,301 @@
+"""``scripts/eval_bpt.py`` on runs of the embedded model, as a user starts it and in this process."""
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EVAL = ROOT / "scripts" / "eval_bpt.py"
+FEW = ("--test-run", "--control-every", "1", "--precision", "fp32", "--block-size", "64")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    """Thirty topics of the documentation, a line each, all of them short."""
+    from granite_scu.data.corpora import stdlib_docs
+
+    short = [document.text[:900] for document in stdlib_docs()][:30]
+    path = tmp_path_factory.mktemp("texts") / "topics.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in short), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(script, texts, tmp_path_factory) -> Path:
+    """A run divided by document, with a checkpoint and a best adapter."""
+    folder = tmp_path_factory.mktemp("run") / "topics"
+    steps = ("--max-steps", "12", "--learning-rate", "5e-3", "--save-steps", "6", "--eval-steps", "6")
+    done = script(*FEW, *steps, "--data-dir", texts, "--output-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def score(capfd):
+    """Runs the command in this process; returns exit code, stdout and stderr."""
+    from granite_scu.scoring import command
+
+    def score(*argv) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = command.main([str(argument) for argument in ("--precision", "fp32", *argv)])
+        printed = capfd.readouterr()
+        return code, printed.out, printed.err
+
+    return score
+
+
+@pytest.fixture
+def scored(score):
+    """The JSON that it prints."""
+
+    def scored(*argv) -> dict:
+        code, out, err = score("--json", *argv)
+        assert code == 0, err
+        return json.loads(out)
+
+    return scored
+
+
+def records(run: Path) -> dict:
+    return json.loads((run / "documents.json").read_text(encoding="utf-8"))
+
+
+def test_a_run_alone_is_scored_on_what_it_held_out(run, command, tmp_path):
+    done = command(EVAL, run, "--csv", tmp_path / "each.csv")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((run / "eval_bpt.json").read_text(encoding="utf-8"))
+    assert [found["schema"], found["documents"]] == [1, len(records(run)["test"])]
+    assert str(run / "eval_bpt.json") in done.stdout.replace("\n", "") and "bits/token" in done.stdout
+    base, adapter = found["models"]
+    assert (base["name"], base["adapter"], base["base"]) == ("base", None, "tiny-granite-h")
+    assert (adapter["name"], adapter["adapter"], adapter["base"]) == ("topics", str(run), "tiny-granite-h")
+    for model in found["models"]:
+        assert model["perplexity"] == pytest.approx(2 ** model["bits_per_token"])
+        assert model["bits_per_byte"] * found["bytes"] == pytest.approx(model["bits_per_token"] * found["tokens"])
+    (pair,) = found["pairs"]
+    assert (pair["a"], pair["b"], pair["confidence"]) == ("base", "topics", 0.95)
+    difference = adapter["bits_per_token"] - base["bits_per_token"]
+    assert pair["difference_bits_per_token"] == pytest.approx(difference, abs=1e-9)
+    assert pair["verdict"] in done.stdout.replace("\n", " ")
+    rows = list(csv.DictReader((tmp_path / "each.csv").open()))
+    assert len(rows) == 2 * found["documents"]
+    for model in found["models"]:
+        mine = [row for row in rows if row["model"] == model["name"]]
+        assert sum(int(row["tokens"]) for row in mine) == found["tokens"]
+        assert sum(float(row["bits"]) for row in mine) == pytest.approx(model["bits_per_token"] * found["tokens"])
+
+
+def test_it_is_transformers_own_loss(run, scored):
+    """One window a document: the mean of transformers' loss over its tokens, each document alone."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from granite_scu.config import TINY_MODEL
+    from granite_scu.data.sources import load
+    from granite_scu.model.loading import resolve
+
+    found = scored(run, "--max-length", "2000")
+    tokenizer = AutoTokenizer.from_pretrained(resolve(TINY_MODEL))
+    base = AutoModelForCausalLM.from_pretrained(resolve(TINY_MODEL), dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, run).eval()
+    path = json.loads((run / "training_config.json").read_text())["data"]["path"]
+    wanted = set(records(run)["test"])
+    nats = tokens = 0
+    for document in load(path, "text"):
+        if document.digest in wanted:
+            ids = tokenizer(document.text, add_special_tokens=False)["input_ids"]
+            sequence = torch.tensor([[tokenizer.bos_token_id or tokenizer.eos_token_id, *ids]])
+            with torch.no_grad():
+                nats += model(input_ids=sequence, labels=sequence).loss.item() * len(ids)
+            tokens += len(ids)
+    assert found["tokens"] == tokens
+    assert found["models"][1]["bits_per_token"] == pytest.approx(nats / tokens / math.log(2), rel=1e-5)
+
+
+def test_several_adapters_in_one_pass_are_what_each_is_alone(run, scored, texts):
+    best, checkpoint = run / "best", run / "checkpoint-6"
+    together = scored(run, best, checkpoint, "--batch-size", "5")
+    assert [model["name"] for model in together["models"]] == ["base", "topics", "topics/best", "topics/checkpoint-6"]
+    assert len(together["pairs"]) == 6
+    for model, folder in zip(together["models"][1:], (run, best, checkpoint), strict=True):
+        alone = scored(folder, "--batch-size", "3")
+        assert alone["models"][1]["bits_per_token"] == pytest.approx(model["bits_per_token"], rel=1e-6)
+        assert alone["models"][0]["bits_per_token"] == pytest.approx(together["models"][0]["bits_per_token"], rel=1e-6)
+    assert together["models"][1]["bits_per_token"] != together["models"][3]["bits_per_token"]
+
+
+def test_documents_that_the_run_has_seen_are_left_out(run, scored, score, texts, tmp_path):
+    found = scored(run, "--data-dir", texts, "--forgetting", texts)
+    seen = len(records(run)["train"]) + len(records(run)["validation"])
+    assert found["excluded_documents"] == seen == 30 - found["documents"]
+    assert found["models"][1]["forgetting"]["excluded_documents"] == seen
+    code, out, _ = score(run, "--data-dir", texts)
+    assert code == 0 and f"{seen} left out because a run was trained or validated on them" in out
+    plain = scored("--model", "tiny-granite-h", "--data-dir", texts)  # no run, nothing to leave out
+    assert (plain["documents"], plain["excluded_documents"], len(plain["models"])) == (30, 0, 1)
+
+
+def test_forgetting_is_the_score_on_the_second_text(run, scored, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("def area(radius):\n    return 3.14159 * radius ** 2\n" * 20)
+    both = scored(run, "--forgetting", other)
+    alone = scored(run, "--data-dir", other)
+    assert alone["units"] == "windows"  # of a single document
+    for model, same in zip(both["models"], alone["models"], strict=True):
+        assert model["forgetting"]["bits_per_token"] == pytest.approx(same["bits_per_token"], rel=1e-6)
+        assert model["forgetting"]["bits_per_byte"] == pytest.approx(same["bits_per_byte"], rel=1e-6)
+    assert both["models"][0]["forgetting"]["against"] is None
+    assert both["models"][1]["forgetting"]["against"]["difference_bits_per_token"] == pytest.approx(
+        alone["pairs"][0]["difference_bits_per_token"], abs=1e-6
+    )
+
+
+def test_a_whole_model_is_scored_beside_the_adapter_that_it_was_merged_from(run, scored, tmp_path):
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from granite_scu.config import TINY_MODEL
+    from granite_scu.model.loading import resolve
+
+    base = AutoModelForCausalLM.from_pretrained(resolve(TINY_MODEL), dtype=torch.float32)
+    PeftModel.from_pretrained(base, run).merge_and_unload().save_pretrained(tmp_path / "merged")
+    AutoTokenizer.from_pretrained(run).save_pretrained(tmp_path / "merged")
+    found = scored(run, tmp_path / "merged")
+    adapter, merged = found["models"][1:]
+    assert (merged["name"], merged["adapter"], merged["base"]) == ("merged", None, str(tmp_path / "merged"))
+    assert merged["bits_per_token"] == pytest.approx(adapter["bits_per_token"], abs=1e-3)
+    assert "no difference shown" in found["pairs"][2]["verdict"] or abs(found["pairs"][2]["high"]) < 1e-4
+
+
+def test_4_bits(run, scored):
+    found = scored(run, "--4bit-quantization")
+    assert found["quantize_4bit"]
+    assert found["models"][0]["bits_per_token"] != pytest.approx(scored(run)["models"][0]["bits_per_token"], abs=1e-4)
+
+
+def test_a_text_of_one_document_is_scored_on_its_held_out_blocks(train, corpus, scored):
+    folder = train()
+    found = scored(folder)
+    summary = json.loads((folder / "training_config.json").read_text())["data_summary"]["test"]
+    assert records(folder)["shared"] and found["units"] == "windows"
+    # The run scores its blocks apart; here the text goes on over them, and its very first token has nothing before it.
+    assert found["tokens"] == pytest.approx(summary["supervised_tokens"], abs=1)
+    metrics = json.loads((folder / "scu_metrics.json").read_text())
+    assert found["models"][0]["bits_per_token"] == pytest.approx(metrics["base_test_bpt"], rel=0.05)
+    corpus_then = corpus.read_text()
+    corpus.write_text(corpus_then + " changed")
+    try:
+        with pytest.raises(AssertionError, match="has changed since"):
+            scored(folder)
+    finally:
+        corpus.write_text(corpus_then)
+
+
+# What is refused, each in one line and before a model is loaded
+
+
+def refused(score, *argv) -> str:
+    code, out, err = score(*argv)
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("error: "), out + err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "nothing to score: name run folders, adapters or models"),
+        (["nowhere"], "nowhere: no such folder"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["--model", "tiny-granite-h"], "--data-dir: name the text to score"),
+        (["--model", "tiny-granite-h", "--data-dir", "nowhere.txt"], "--data-dir nowhere.txt: no such file"),
+        (["--max-length", "1"], "--max-length 1: must be at least 2"),
+        (["--stride", "0"], "--stride 0: must be at least 1"),
+        (["--batch-size", "many"], "--batch-size: invalid int value: 'many'"),
+        (["--output", "no/such/place.json", "--model", "tiny-granite-h"], "its folder does not exist"),
+    ],
+)
+def test_wrong_requests(score, argv, words):
+    assert words in refused(score, *argv)
+
+
+def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
+    assert "is neither a run folder, an adapter nor a model" in refused(score, tmp_path)
+    file = tmp_path / "text.txt"
+    file.write_text("text")
+    assert "is a file" in refused(score, file)
+    assert "is named twice" in refused(score, run, run / "." / "best" / "..")
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    shutil.copy(run / "training_config.json", unfinished)
+    shutil.copytree(run / "checkpoint-6", unfinished / "checkpoint-6")
+    assert f"score its newest checkpoint, {unfinished / 'checkpoint-6'}" in refused(score, unfinished)
+
+
+def test_text_with_nothing_to_score(score, run, texts, tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n")
+    assert "holds no text" in refused(score, run, "--data-dir", empty)
+    assert f"--forgetting {empty}: holds no text" in refused(score, run, "--forgetting", empty)
+    wanted = set(records(run)["train"])
+    from granite_scu.data.sources import load
+
+    seen = tmp_path / "seen.jsonl"
+    lines = [json.dumps({"text": d.text}) for d in load(str(texts), "text") if d.digest in wanted]
+    seen.write_text("\n".join(lines))
+    assert "was trained or validated on every document" in refused(score, run, "--data-dir", seen)
+
+
+def edited(run: Path, folder: Path, **changes) -> Path:
+    """A copy of the run's adapter with another adapter_config.json."""
+    folder.mkdir()
+    for name in ("adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(run / name, folder)
+    config = json.loads((run / "adapter_config.json").read_text()) | changes
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_an_adapter_for_another_base(score, run, small_granite, texts, tmp_path):
+    other = edited(run, tmp_path / "other", base_model_name_or_path="ibm-granite/granite-4.0-h-1b")
+    assert "is an adapter for ibm-granite/granite-4.0-h-1b, and" in refused(score, run, other)
+    argv = (other, "--model", "tiny-granite-h", "--data-dir", texts)
+    assert "is an adapter for ibm-granite/granite-4.0-h-1b, not for --model tiny-granite-h" in refused(score, *argv)
+    wider = edited(run, tmp_path / "wider", r=8)
+    assert "its adapter does not fit tiny-granite-h" in score(wider, "--data-dir", texts)[2]
+    elsewhere = edited(run, tmp_path / "elsewhere", target_modules=["q_proj"])
+    assert "its adapter does not fit tiny-granite-h" in score(elsewhere, "--data-dir", texts)[2]
+
+
+def test_a_tokenizer_that_differs(score, run, texts, tmp_path):
+    other = edited(run, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:100]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "its tokenizer makes other tokens" in refused(score, other, "--data-dir", texts)
+
+
+def test_damaged_weights(score, run, texts, tmp_path):
+    other = edited(run, tmp_path / "other")
+    (other / "adapter_model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
+    code, _, err = score(other, "--data-dir", texts)
+    assert code == 2 and "its weights cannot be read" in err
+    (other / "adapter_model.safetensors").unlink()
+    assert "has no adapter_model.safetensors" in refused(score, other, "--data-dir", texts)
+
+
+def test_weights_that_are_not_finite(score, run, texts, tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    other = edited(run, tmp_path / "other")
+    weights = load_file(other / "adapter_model.safetensors")
+    next(iter(weights.values())).fill_(torch.nan)
+    save_file(weights, other / "adapter_model.safetensors")
+    code, _, err = score(other, "--data-dir", texts)
+    assert code == 2 and "other: scores nan on" in err
