@@ -39,5 +39,8 @@ def report_outcome(write: Callable[[], Iterable[Path]]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     print(*written, sep="\n")
     return 0

@@ -118,7 +118,7 @@ def _lede(run: Run) -> str:
         scored = f", {_quantity(tokens)} tokens" if tokens else ""
         text = (
             f"The adapter takes held-out documents {words} bits per token ({_signed(change)}{scored}). "
-            "One run, one seed: no interval is given."
+            f"One run, one seed: no interval is given.{_better(run)}"
         )
     elif run.finished:
         text = "Base model and adapter were not scored on held-out documents."
@@ -130,11 +130,24 @@ def _lede(run: Run) -> str:
     return f'<p class="lede">{text}</p>'
 
 
+def _better(run: Run) -> str:
+    """Which of the two adapters that a run leaves to take."""
+    better, step = _object(run.metrics, "better"), run.metrics.get("best_val_step")
+    if better.get("adapter") == "final":
+        return " No earlier adapter validated better."
+    if better.get("adapter") == "best" and _is_number(better.get("by_bpt")) and _is_number(step):
+        return (
+            f" The adapter of step {step:,}, in <code>best/</code>, validated better than the final one, "
+            f"by {better['by_bpt']:.4f} bits per token."
+        )
+    return ""
+
+
 def _figures(run: Run) -> list[tuple[str, str, str]]:
     """(what, value, remark) of the most telling numbers; at the last tick where there is no summary."""
     metrics, latest = run.metrics, run.history[-1]
     target, smoothed = latest.get("s_target"), _first(latest.get("s_ema"), latest.get("s"))
-    validated = min(run.validations, key=lambda each: each[1], default=None)
+    validated = min((each for each in run.validations if _is_number(each[1])), key=lambda each: each[1], default=None)
     figures = [
         ("S at the end", _percent(smoothed), f"S* = {_percent(target)}" if _is_number(target) else "no setpoint"),
         ("λ at the end", _quantity(latest.get("lambda")), "regularisation strength"),

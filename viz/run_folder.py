@@ -114,7 +114,7 @@ def read_measured_run(path: str | Path) -> Run:
 
 
 def _read_list(file: Path) -> list[dict[str, Any]]:
-    records = _parse(file.read_text(encoding="utf-8"), str(file))
+    records = _parse(file.read_bytes(), str(file))
     if not isinstance(records, list) or not all(map(_is_record, records)):
         raise ValueError(f"{file}: not a list of records with a step")
     return records
@@ -123,7 +123,7 @@ def _read_list(file: Path) -> list[dict[str, Any]]:
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     """The appended records. A line without its end is one being written, or torn by a crash: it is left out."""
     *lines, _ = file.read_bytes().split(b"\n")
-    records = [_parse(line.decode("utf-8"), f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    records = [_parse(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not all(map(_is_record, records)):
         raise ValueError(f"{file}: not one record with a step in each line")
     return records
@@ -144,7 +144,7 @@ def _read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[tuple[int,
 
 
 def _read_csv(file: Path) -> dict[int, float]:
-    text = file.read_bytes().decode("utf-8")
+    text = file.read_bytes().decode("utf-8", errors="replace")
     whole = text[: text.rfind("\n") + 1]  # a line without its end was torn by a crash
     rows = (row for row in csv.DictReader(io.StringIO(whole)) if row.get("val_bpt"))
     try:
@@ -178,14 +178,14 @@ def _is_record(value: Any) -> bool:
 def _read_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
-    content = _parse(file.read_text(encoding="utf-8"), str(file))
+    content = _parse(file.read_bytes(), str(file))
     if not isinstance(content, dict):
         raise ValueError(f"{file}: not an object")
     return content
 
 
-def _parse(text: str, where: str) -> Any:
+def _parse(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return json.loads(text.decode("utf-8"))
+    except ValueError as error:  # neither UTF-8 nor JSON
         raise ValueError(f"{where}: not JSON ({error}); the file is damaged") from error

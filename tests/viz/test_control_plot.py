@@ -62,6 +62,7 @@ def test_the_finished_history_wins(finished):
     ("name", "content", "says"),
     [
         ("scu_history.json", "[{", "scu_history.json: not JSON"),
+        ("scu_history.json", b"\xff[", "scu_history.json: not JSON"),
         ("scu_history.json", '{"step": 10}', "not a list of records"),
         ("scu_history.json", "[]", "no tick is recorded yet"),
         ("scu_history.jsonl", "", "no tick is recorded yet"),
@@ -71,7 +72,7 @@ def test_the_finished_history_wins(finished):
     ],
 )
 def test_what_is_no_run_is_named_in_one_line(tmp_path, name, content, says):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=re.escape(says)) as refused:
         read_run(tmp_path)
     message = str(refused.value)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import record, rising, settings, write_run
+from folders import METRICS, record, rising, settings, write_csv, write_run
 
+import viz
 from viz.report import build_report, main
 from viz.report_data import MOST_TICKS, chart_data, thinned
 from viz.run_folder import LOG, read_run
@@ -55,6 +56,18 @@ def test_it_says_what_came_of_the_run(finished):
     assert "The run ended at step 400: all steps done." in text
     assert "best validation5.9bits per token, step 400" in text
     assert "wall time1:59 min2,000 tokens/s" in text
+
+
+@pytest.mark.parametrize(
+    ("better", "words"),
+    [
+        ({"adapter": "final", "by_bpt": 0.0}, "No earlier adapter validated better."),
+        ({"adapter": "best", "by_bpt": 0.0213}, "The adapter of step 300, in best/, validated better than the final"),
+    ],
+)
+def test_it_says_which_adapter_to_take(tmp_path, better, words):
+    metrics = METRICS | {"better": better, "best_val_step": 300}
+    assert words in page(write_run(tmp_path / "run", rising(), {}, settings(), metrics=metrics)).text
 
 
 def test_configuration_and_environment_are_there_and_what_was_not_set_is_not(finished):
@@ -177,6 +190,12 @@ def test_a_short_run_is_not_thinned(finished):
     assert chart_data(run)["ticks"] == len(thinned(run)) == 40
 
 
+def test_a_validation_that_is_no_number_is_a_gap(finished):
+    write_csv(finished / "logs" / "csv" / "metrics.csv", [(100, "nan"), (200, 5.8)])
+    read = page(finished)
+    assert read.data["validations"] == [[100, None], [200, 5.8], [400, 5.9]] and "5.8bits per token" in read.text
+
+
 # The command.
 
 
@@ -202,6 +221,24 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(finished, tmp_path, ca
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and words in line
     assert not list(tmp_path.rglob("*.html")) and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_ctrl_c_is_no_traceback(finished, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("viz.report.read_measured_run", interrupted)
+    assert main([str(finished)]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_its_style_and_script_are_part_of_the_package():
+    root = Path(viz.__file__).parents[1]
+    built = (root / "pyproject.toml").read_text(encoding="utf-8")
+    (listed,) = re.findall(r'^viz = \["(.*)"\]$', built, re.MULTILINE)
+    packaged = {path.name for path in (root / "viz").glob(listed)}
+    assert {"report.html", "report.css", "report.js"} <= packaged
+    assert packaged == {path.name for path in (root / "viz").rglob("*") if path.parent.name == "assets"}
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(finished, monkeypatch):
