@@ -148,9 +148,10 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     metrics, latest = run.metrics, run.history[-1]
     target, smoothed = latest.get("s_target"), _first(latest.get("s_ema"), latest.get("s"))
     validated = min((each for each in run.validations if _is_number(each[1])), key=lambda each: each[1], default=None)
+    when = "at the end" if run.finished else "so far"
     figures = [
-        ("S at the end", _percent(smoothed), f"S* = {_percent(target)}" if _is_number(target) else "no setpoint"),
-        ("λ at the end", _quantity(latest.get("lambda")), "regularisation strength"),
+        (f"S {when}", _percent(smoothed), f"S* = {_percent(target)}" if _is_number(target) else "no setpoint"),
+        (f"λ {when}", _quantity(latest.get("lambda")), "regularisation strength"),
         ("DataBPT", _quantity(latest.get("data_bpt")), "bits per token, training text"),
         ("ParamBPT", _quantity(latest.get("param_bpt")), "bits per token, the adapter"),
     ]

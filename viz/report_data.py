@@ -27,7 +27,7 @@ def chart_data(run: Run) -> dict[str, Any]:
     columns = {name: run.column(name)[kept] for name in COLUMNS}
     return {
         "steps": run.column("step")[kept].astype(int).tolist(),
-        "tokens": _numbers(run.column("tokens")[kept]),
+        "tokens": [int(value) if math.isfinite(value) else None for value in run.column("tokens")[kept]],
         "columns": {name: _numbers(values) for name, values in columns.items()},
         "marks": {name: np.flatnonzero(run.column(name)[kept] == 1).tolist() for name in ("saturated", "held")},
         "validations": [[step, _number(value)] for step, value in run.validations],

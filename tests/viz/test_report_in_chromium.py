@@ -82,7 +82,7 @@ def test_dragging_zooms_all_charts_and_a_double_click_shows_all(opened):
 def axis(browser, chart: str) -> list[int]:
     """The steps that stand below a chart."""
     return browser.evaluate(
-        f"[...document.querySelectorAll('#chart-{chart} text[text-anchor=middle]')].map(each => +each.textContent)"
+        f"[...document.querySelectorAll('#chart-{chart} text.step')].map(each => +each.textContent)"
     )
 
 

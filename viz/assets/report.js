@@ -131,7 +131,7 @@ function worded(chart, series) {
 function readout() {
   const index = view.cursor, [from, to] = view.shown;
   const tokens = data.tokens[index];
-  const parts = [tokens === null ? "" : `${plain(tokens)} tokens`];
+  const parts = [tokens === null ? "" : `${tokens.toLocaleString("en")} tokens`];
   if (data.marks.saturated.includes(index)) parts.push("λ at a bound");
   if (data.marks.held.includes(index)) parts.push("held: no usable measurement");
   const whole = from === view.full[0] && to === view.full[1];
@@ -229,13 +229,19 @@ class Chart {
       * (this.inner.bottom - this.inner.top);
     this.positiveOnly = Boolean(limits?.log);
     this.drawAxes(limits);
-    const clip = element("clipPath", {id: `clip-${this.name}`}, this.svg);
-    element("rect", { // a little wider than the axes, so that the last point is whole
-      x: this.inner.left - 6, y: 0, width: 12 + this.inner.right - this.inner.left, height: this.inner.bottom + 6,
+    this.lines = this.layer("lines", 0);
+    this.dots = this.layer("dots", 6); // those at the ends are whole
+    if (limits) this.series.forEach(series => this.drawSeries(series));
+    this.over = this.layer("over", 6);
+  }
+
+  layer(name, beyond) { // a group that ends so many pixels beyond the axes
+    const clip = element("clipPath", {id: `${name}-${this.name}`}, this.svg);
+    element("rect", {
+      x: this.inner.left - beyond, width: this.inner.right - this.inner.left + 2 * beyond,
+      y: 0, height: this.inner.bottom + beyond,
     }, clip);
-    const body = element("g", {"clip-path": `url(#clip-${this.name})`}, this.svg);
-    if (limits) this.series.forEach(series => this.drawSeries(series, body));
-    this.over = element("g", {}, body);
+    return element("g", {"clip-path": `url(#${name}-${this.name})`}, this.svg);
   }
 
   drawAxes(limits) {
@@ -243,7 +249,8 @@ class Chart {
     for (const step of linearTicks(...view.shown, (right - left) / (1.6 * LEAST))) {
       if (!Number.isInteger(step)) continue;
       element("line", {x1: this.x(step), x2: this.x(step), y1: top, y2: bottom, class: "grid"}, this.svg);
-      this.label(this.x(step), bottom + 18, plain(step), "middle");
+      const text = plain(step), beyond = this.x(step) + 4.2 * text.length > right + MARGIN.right;
+      this.label(beyond ? right + MARGIN.right : this.x(step), bottom + 18, text, beyond ? "end" : "middle", "step");
     }
     element("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, this.svg);
     this.label(left - 14, bottom + 18, "steps", "end");
@@ -255,15 +262,15 @@ class Chart {
     }
   }
 
-  label(x, y, text, anchor) {
-    element("text", {x, y, "text-anchor": anchor}, this.svg).textContent = text;
+  label(x, y, text, anchor, name = "") {
+    element("text", {x, y, "text-anchor": anchor, class: name}, this.svg).textContent = text;
   }
 
-  drawSeries(series, parent) {
+  drawSeries(series) {
     const drawable = value => value !== null && !(this.positiveOnly && value <= 0);
     const points = this.points(series);
     if (series.form === "points") {
-      for (const [step, value] of points) if (drawable(value)) this.dot(parent, series.colour, step, value, 4.5);
+      for (const [step, value] of points) if (drawable(value)) this.dot(this.dots, series.colour, step, value, 4.5);
       return;
     }
     const runs = []; // stretches without a gap
@@ -275,14 +282,14 @@ class Chart {
     // A record's setpoint held since the record before it, the first one's since the start of the run.
     if (series.form === "since" && runs.length && runs[0][0][0] === points[0][0]) runs[0].unshift([0, runs[0][0][1]]);
     for (const run of runs) {
-      if (series.band) this.drawBand(parent, series, run);
-      if (run.length === 1) this.dot(parent, series.colour, ...run[0], 3);
-      else element("path", {d: this.trace(run, series.form), class: `line ${series.form} ${series.colour}${series.colour === "sky" ? " raw" : ""}`}, parent);
+      if (series.band) this.drawBand(series, run);
+      if (run.length === 1) this.dot(this.dots, series.colour, ...run[0], 3);
+      else element("path", {d: this.trace(run, series.form), class: `line ${series.form} ${series.colour}`}, this.lines);
     }
     if (series.marks) for (const name of ["saturated", "held"]) {
       for (const index of data.marks[name]) {
         const value = data.columns[series.column][index];
-        if (drawable(value)) this.dot(parent, `orange ${name}`, steps[index], value, 3.5);
+        if (drawable(value)) this.dot(this.dots, `orange ${name}`, steps[index], value, 3.5);
       }
     }
   }
@@ -295,13 +302,13 @@ class Chart {
     return path;
   }
 
-  drawBand(parent, series, run) {
+  drawBand(series, run) {
     const edge = factor => run.map(([step, value]) => [step, value * factor]);
     const upper = this.trace(edge(1 + data.band), series.form);
     const [first, ...rest] = edge(1 - data.band).reverse();
     let path = `${upper}L${this.x(first[0]).toFixed(1)},${this.y(first[1]).toFixed(1)}`;
     for (const [step, value] of rest) path += `H${this.x(step).toFixed(1)}V${this.y(value).toFixed(1)}`;
-    element("path", {d: `${path}Z`, class: `band ${series.colour}`}, parent);
+    element("path", {d: `${path}Z`, class: `band ${series.colour}`}, this.lines);
   }
 
   dot(parent, classes, step, value, radius) {
