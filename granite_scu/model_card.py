@@ -1,55 +1,207 @@
-"""The README.md of a run folder: what the adapter is, what was measured, how to load it."""
+"""The model card: what the adapter is, what was measured, how to load it. Of a run folder, and on the hub."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-import yaml
+from huggingface_hub import EvalResult, ModelCardData
 
 from granite_scu.config import TINY_MODEL
+from granite_scu.run_folder import EVALUATION, METRICS, replacing
 
 NOT_MEASURED = "not measured"
+CARD = "README.md"
 
 
-def write_model_card(folder: Path, facts: dict[str, Any]) -> None:
-    """Write the model card of a run. What is null or absent is shown as not measured, of paths only the last name.
+def write_model_card(folder: Path) -> None:
+    """Write the model card of a finished run into its folder, from the files there."""
+    with replacing(folder / CARD) as temporary:
+        temporary.write_text(model_card(gather(folder)), encoding="utf-8")
+
+
+def gather(folder: Path) -> dict[str, Any]:
+    """What a run folder tells for its card, see ``model_card``.
+
+    Raises:
+        ValueError: a file is missing or damaged.
+    """
+    summary, training, control = (
+        read_object(folder / name) for name in (METRICS, "training_config.json", "scu_config.json")
+    )
+    try:
+        plan = training["plan"]
+        return {
+            "base_model": training["base"]["name"],
+            "data": training["data_summary"]["path"],
+            "controller": control["controller"],
+            "target_s": summary["s_target"],
+            "summary": summary,
+            "hyperparameters": {
+                **training["lora"],
+                "targets": training["lora"]["targets"] or "every linear layer",
+                **training["optimizer"],
+                "block_size": training["data"]["block_size"],
+                "tokens_per_step": plan["tokens_per_step"],
+                "steps": plan["steps"],
+                "seed": training["seed"],
+                "precision": training["machine"]["precision"],
+                "prior_sigma": training["prior"]["sigma"],
+                "n_tokens": plan["n_tokens"],
+            },
+            "versions": training["versions"],
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder}: its JSON files lack {error}; was it written by another program?") from error
+
+
+def model_card(facts: Mapping[str, Any]) -> str:
+    """The card as Markdown with metadata. What is null or absent is shown as not measured, of paths only the last name.
 
     Args:
-        folder: the run folder; ``README.md`` in it is replaced.
         facts: ``base_model`` (hub id, local folder or the embedded model's name), ``data`` (the corpus, in words
             or by its path), ``controller``, ``target_s`` (null without a setpoint), ``summary`` (``scu_metrics.json``:
             bits per token ``base_test_bpt``, ``final_test_bpt``, ``final_val_bpt``, ``best_val_bpt`` and
             the count ``test_tokens``; ``s_ema``, ``lambda``, ``steps``, ``tokens``, ``wall_time_s``),
-            ``hyperparameters`` and ``versions``.
+            ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),
+            ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub.
     """
     base = str(facts["base_model"])
     sections = (
-        _front_matter(base),
+        _front_matter(base, facts),
         _introduction(base, facts),
         _results(facts),
+        *_evaluation(facts),
         _control(facts),
         f"## Data\n\n{_text(facts.get('data'))}",
         f"## Hyper-parameters\n\n{_table(('setting', 'value'), _rows(facts.get('hyperparameters')))}",
-        f"## How to load it\n\n{_loading(base)}",
+        f"## How to load it\n\n{_loading(base, facts)}",
         f"## Versions\n\n{_table(('package', 'version'), _rows(facts.get('versions')))}",
+        f"## Licence\n\n{_licence(base, facts)}",
     )
-    (folder / "README.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    return "\n\n".join(sections) + "\n"
 
 
-def _front_matter(base: str) -> str:
-    fields = {
-        "library_name": "peft",
-        "base_model": _public_name(base),
-        "license": "apache-2.0",
-        "tags": ["lora", "granite", "scu"],
-    }
-    return f"---\n{yaml.safe_dump(fields, sort_keys=False)}---"
+def known_license(base: str) -> str | None:
+    """The licence of a base model, where it is known without asking: IBM's Granite and the embedded model."""
+    return "apache-2.0" if base == TINY_MODEL or base.startswith("ibm-granite/") else None
+
+
+def is_local(base: str) -> bool:
+    """Whether a base model is named by a folder, which says nothing to anybody else."""
+    return base != TINY_MODEL and (Path(base).is_dir() or _is_path(base) or base.count("/") != 1)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ValueError where there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror})") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ValueError(f"{file}: not JSON ({error}); the file is damaged") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: not an object; the file is damaged")
+    return content
+
+
+def evaluation_of(folder: Path) -> dict[str, Any] | None:
+    """The adapter of a run against its base as ``scripts/eval_bpt.py`` measured it; None where it did not.
+
+    Returns:
+        ``data``, ``documents``, ``tokens``, ``units`` (of the bootstrap); ``base`` and ``adapter`` (each
+        ``bits_per_token``, ``bits_per_byte``, ``perplexity``); ``difference``, ``low``, ``high`` (bits per token, adapter
+        minus base; null where the documents were too few for an interval), ``confidence``, and ``verdict``.
+
+    Raises:
+        ValueError: the file is damaged, or about another adapter.
+    """
+    file = folder / EVALUATION
+    if not file.is_file():
+        return None
+    content = read_object(file)
+    try:
+        name = folder.resolve().name
+        base = next(model for model in content["models"] if model["adapter"] is None)
+        adapter = next(
+            model for model in content["models"] if model["adapter"] and _is_folder(model["adapter"], folder)
+        )
+        pair = next(p for p in content["pairs"] if {p["a"], p["b"]} == {base["name"], adapter["name"]})
+        sign = 1 if pair["b"] == adapter["name"] else -1
+        measured = pair["low"] is not None  # not with too few documents
+        low, high = sorted((sign * pair["low"], sign * pair["high"])) if measured else (None, None)
+        return {
+            **{key: content[key] for key in ("data", "documents", "tokens")},
+            "units": content.get("units", "documents"),
+            "base": base,
+            "adapter": adapter,
+            "difference": sign * pair["difference_bits_per_token"],
+            "low": low,
+            "high": high,
+            "confidence": pair["confidence"],
+            "verdict": pair["verdict"],
+        }
+    except (KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise ValueError(
+            f"{file}: does not compare the adapter of {name} with its base; run scripts/eval_bpt.py on it again"
+        ) from error
+
+
+def _front_matter(base: str, facts: Mapping[str, Any]) -> str:
+    results = _eval_results(facts)
+    card = ModelCardData(
+        base_model=None if base == TINY_MODEL or is_local(base) else base,
+        library_name="peft",
+        pipeline_tag="text-generation",
+        license=facts.get("license") or known_license(base),
+        tags=["lora", "granite", "scu"],
+        model_name=_title(base, facts) if results else None,
+        eval_results=results or None,
+    )
+    return f"---\n{card.to_yaml()}\n---"
+
+
+def _eval_results(facts: Mapping[str, Any]) -> list[EvalResult]:
+    summary, data = facts.get("summary") or {}, _text(facts.get("data"))
+    found = []
+    if summary.get("final_test_bpt") is not None:
+        held_out = {"dataset_type": data, "dataset_name": f"{data}, held-out documents", "dataset_split": "test"}
+        found.append(_result(held_out, "bits_per_token", summary["final_test_bpt"], "bits per token"))
+    if evaluation := facts.get("evaluation"):
+        text = _text(evaluation["data"])
+        where = {"dataset_type": text, "dataset_name": text, "dataset_config": "eval_bpt"}
+        for metric in ("bits_per_token", "bits_per_byte", "perplexity"):
+            found.append(_result(where, metric, evaluation["adapter"][metric], metric.replace("_", " ")))
+        interval = {key: evaluation[key] for key in ("low", "high", "confidence") if evaluation["low"] is not None}
+        name = f"bits per token, difference from the base model, {_interval(evaluation)}"
+        found.append(_result(where, "bits_per_token_difference", evaluation["difference"], name, interval))
+    return found
+
+
+def _result(
+    where: Mapping[str, str], metric: str, value: float, name: str, args: dict[str, Any] | None = None
+) -> EvalResult:
+    return EvalResult(
+        task_type="text-generation", metric_type=metric, metric_value=value, metric_name=name, metric_args=args, **where
+    )
+
+
+def _interval(evaluation: Mapping[str, Any]) -> str:
+    if evaluation["low"] is None:
+        return "too few documents for an interval"
+    return f"{evaluation['confidence']:.0%} interval {evaluation['low']:+.4f} to {evaluation['high']:+.4f}".replace(
+        "%", " %"
+    )
+
+
+def _title(base: str, facts: Mapping[str, Any]) -> str:
+    return str(facts.get("repo_id") or f"LoRA adapter for {_public_name(base)}")
 
 
 def _introduction(base: str, facts: Mapping[str, Any]) -> str:
     name = _public_name(base)
     origin = (
-        ", the model embedded in granite-scu" if base == TINY_MODEL else ", a local model" if _is_local(base) else ""
+        ", the model embedded in granite-scu" if base == TINY_MODEL else ", a local model" if is_local(base) else ""
     )
     target = facts.get("target_s")
     setpoint = "no setpoint" if target is None else f"setpoint S* = {target:g}"
@@ -77,7 +229,27 @@ def _results(facts: Mapping[str, Any]) -> str:
         ("training tokens", _number(summary.get("tokens"), ",")),
         ("wall time", _number(summary.get("wall_time_s"), ",.0f", "s")),
     )
-    return f"## Results\n\n{_table(('measured', 'value'), rows)}\n\nOne run, one seed: no interval is given."
+    interval = "the interval below is over texts" if facts.get("evaluation") else "no interval is given"
+    return f"## Results\n\n{_table(('measured', 'value'), rows)}\n\nOne run, one seed: {interval}."
+
+
+def _evaluation(facts: Mapping[str, Any]) -> list[str]:
+    """The section about ``scripts/eval_bpt.py``, where it was run."""
+    found = facts.get("evaluation")
+    if not found:
+        return []
+    rows = [
+        (f"{who}, {metric.replace('_', ' ')}", _number(found[key][metric], ".4f"))
+        for metric in ("bits_per_token", "bits_per_byte", "perplexity")
+        for who, key in (("base model", "base"), ("with the adapter", "adapter"))
+    ]
+    rows.append(("difference in bits per token, adapter minus base", f"{found['difference']:+.4f}, {_interval(found)}"))
+    rows.append(("verdict", _text(found["verdict"])))
+    scored = (
+        f"`scripts/eval_bpt.py` on {_text(found['data'])}: {found['documents']:,} documents, {found['tokens']:,} tokens"
+    )
+    method = f"the interval is a paired bootstrap over {found['units']}"
+    return [f"## Against the base model\n\n{scored}; {method}.\n\n{_table(('measured', 'value'), rows)}"]
 
 
 def _better(summary: Mapping[str, Any]) -> str:
@@ -98,7 +270,7 @@ def _control(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _loading(base: str) -> str:
+def _loading(base: str, facts: Mapping[str, Any]) -> str:
     placeholder = ""
     if base == TINY_MODEL:
         imports = "from importlib.resources import files\n\n"
@@ -106,28 +278,40 @@ def _loading(base: str) -> str:
     else:
         imports = ""
         source = f'"{_public_name(base)}"'
-        placeholder = "  # a local model: give the path of its folder" if _is_local(base) else ""
+        placeholder = "  # a local model: give the path of its folder" if is_local(base) else ""
+    repo_id, revision = facts.get("repo_id"), facts.get("revision")
+    adapter = f'"{repo_id}"' if repo_id else '"."  # this folder'
+    where = f'adapter, revision="{revision}"' if revision else "adapter"
     return f"""```python
 {imports}from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-adapter = "."  # this folder
+adapter = {adapter}
 base = AutoModelForCausalLM.from_pretrained({source}){placeholder}
-model = PeftModel.from_pretrained(base, adapter)
-tokenizer = AutoTokenizer.from_pretrained(adapter)
+model = PeftModel.from_pretrained(base, {where})
+tokenizer = AutoTokenizer.from_pretrained({where})
 
 inputs = tokenizer("A function is", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
 ```"""
 
 
-def _is_local(base: str) -> bool:
-    return Path(base).is_dir() or _is_path(base) or base.count("/") > 1
+def _licence(base: str, facts: Mapping[str, Any]) -> str:
+    of_base = known_license(base)
+    own = facts.get("license") or of_base
+    adapter = f"The adapter: {own}." if own else "The adapter: not chosen."
+    page = "" if is_local(base) else f", see https://huggingface.co/{base}"
+    return f"{adapter} The base model `{_public_name(base)}`: {of_base or f'its own terms apply{page}'}."
 
 
 def _public_name(base: str) -> str:
     """A hub id as it is; of a local folder its name alone, which says nothing about the machine."""
-    return _last_name(str(Path(base).expanduser().resolve())) if _is_local(base) else base
+    return _last_name(str(Path(base).expanduser().resolve())) if is_local(base) else base
+
+
+def _is_folder(named: str, folder: Path) -> bool:
+    """Whether a path that was written down means a folder, which may have been moved since."""
+    return Path(named).expanduser().resolve() == folder.resolve() or _last_name(named) == folder.resolve().name
 
 
 def _last_name(path: str) -> str:

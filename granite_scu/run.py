@@ -198,7 +198,7 @@ class Run:
                 self.report()
             raise
         if main:
-            self.illustrate(finish.summary)
+            self.illustrate()
         _part(trainer)
         return finish.summary
 
@@ -452,7 +452,7 @@ class Run:
 
         write_report(read_run(self.folder.path), self.folder.path / NAME)
 
-    def illustrate(self, summary: dict) -> None:
+    def illustrate(self) -> None:
         """The picture of S and lambda, the report, and the model card."""
         from viz.control_plot import plot_control
         from viz.run_folder import read_run
@@ -460,30 +460,7 @@ class Run:
 
         save(plot_control(read_run(self.folder.path)), self.folder.path / "control")
         self.report()
-        request = self.request
-        model_card.write_model_card(
-            self.folder.path,
-            {
-                "base_model": request.base.name,
-                "data": request.data.path or "wikitext-2-raw-v1",
-                "controller": request.control.controller,
-                "target_s": summary["s_target"],
-                "summary": summary,
-                "hyperparameters": {
-                    **asdict(request.lora),
-                    "targets": request.lora.targets or "every linear layer",
-                    **asdict(request.optimizer),
-                    "block_size": request.data.block_size,
-                    "tokens_per_step": self.plan.tokens_per_step,
-                    "steps": self.plan.steps,
-                    "seed": request.seed,
-                    "precision": self.machine.precision,
-                    "prior_sigma": request.prior.sigma,
-                    "n_tokens": self.plan.n_tokens,
-                },
-                "versions": versions(),
-            },
-        )
+        model_card.write_model_card(self.folder.path)
 
 
 def _part(trainer: L.Trainer) -> None:

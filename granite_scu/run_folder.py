@@ -94,7 +94,7 @@ class RunFolder:
         return [json.loads(line) for line in lines[:-1]]
 
     def rewind_history(self, step: int) -> None:
-        """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again."""
+        """Drop what was recorded after ``step``, and what was measured at the end: the run does those steps again."""
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
         for name in (HISTORY, METRICS, EVALUATION):

@@ -55,6 +55,17 @@ def test_viz_reads_files_and_imports_no_training_code(path):
     assert not imports_any(path, "granite_scu", "torch", "lightning")
 
 
+PUBLISHING = sorted([*(ROOT / "tools").glob("*.py"), *(ROOT / "granite_scu" / "publishing").glob("*.py")])
+
+
+@pytest.mark.parametrize("path", [*PUBLISHING, ROOT / "granite_scu" / "model_card.py"], ids=lambda p: p.name)
+def test_publishing_reads_files_and_imports_no_training_code(path):
+    assert not imports_any(path, "torch", "lightning", "transformers", "peft", "viz")
+    light = {f"granite_scu.{name}" for name in ("config", "errors", "guard", "model_card", "publishing", "run_folder")}
+    ours = imports_any(path, "granite_scu") - {"granite_scu"}
+    assert all(name in light or ".".join(name.split(".")[:2]) in light for name in ours), ours
+
+
 def test_the_configuration_and_the_flags_import_nothing_heavy():
     for name in ("config.py", "flags.py", "errors.py", "guard.py"):
         assert not imports_any(ROOT / "granite_scu" / name, "torch", "lightning", "transformers", "peft", "numpy")

@@ -1,7 +1,6 @@
 """The card says what was measured, what was not, and nothing about the machine; its snippet runs."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from granite_scu.config import TINY_MODEL
-from granite_scu.model_card import write_model_card
+from granite_scu.model_card import model_card
 
 HUB_ID = "ibm-granite/granite-4.0-h-1b"
 
@@ -40,9 +39,8 @@ def facts(**changes) -> dict:
     } | changes
 
 
-def card(folder: Path, **changes) -> str:
-    write_model_card(folder, facts(**changes))
-    return (folder / "README.md").read_text(encoding="utf-8")
+def card(**changes) -> str:
+    return model_card(facts(**changes))
 
 
 def front_matter(text: str) -> dict:
@@ -53,15 +51,44 @@ def snippet(text: str) -> str:
     return re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
 
 
-def test_the_front_matter_is_what_the_hub_reads(tmp_path):
-    text = card(tmp_path)
+def test_the_front_matter_is_what_the_hub_reads():
+    text = card()
     assert text.startswith("---\n")
     assert front_matter(text) == {
         "library_name": "peft",
         "base_model": HUB_ID,
         "license": "apache-2.0",
+        "pipeline_tag": "text-generation",
         "tags": ["lora", "granite", "scu"],
+        "model-index": [
+            {
+                "name": "LoRA adapter for ibm-granite/granite-4.0-h-1b",
+                "results": [
+                    {
+                        "task": {"type": "text-generation"},
+                        "dataset": {
+                            "name": "stdlib-docs, held-out documents",
+                            "type": "stdlib-docs",
+                            "split": "test",
+                        },
+                        "metrics": [{"type": "bits_per_token", "value": 6.5, "name": "bits per token"}],
+                    }
+                ],
+            }
+        ],
     }
+
+
+@pytest.mark.parametrize("base", [TINY_MODEL, "/home/me/models/granite-local"])
+def test_a_base_that_is_not_on_the_hub_is_no_link_there(base):
+    assert "base_model" not in front_matter(card(base_model=base))
+
+
+@pytest.mark.parametrize(("base", "licence"), [(TINY_MODEL, "apache-2.0"), ("somebody/model", None)])
+def test_only_a_known_licence_is_claimed(base, licence):
+    text = card(base_model=base)
+    assert front_matter(text).get("license") == licence
+    assert ("The adapter: not chosen." in text) == (licence is None)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +111,12 @@ def test_the_front_matter_is_what_the_hub_reads(tmp_path):
         "stdlib-docs",
     ],
 )
-def test_every_fact_is_on_the_card(tmp_path, row):
-    assert row in card(tmp_path).splitlines()
+def test_every_fact_is_on_the_card(row):
+    assert row in card().splitlines()
 
 
-def test_what_was_not_measured_is_said(tmp_path):
-    text = card(tmp_path, summary={"steps": 7, "final_test_bpt": None}, data=None, versions={})
+def test_what_was_not_measured_is_said():
+    text = card(summary={"steps": 7, "final_test_bpt": None}, data=None, versions={})
     rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
     assert rows["optimizer steps"] == "7"
     unmeasured = ("base model, held-out test documents", "with the adapter, same documents", "lambda at the end")
@@ -98,8 +125,8 @@ def test_what_was_not_measured_is_said(tmp_path):
     assert "None" not in text
 
 
-def test_a_run_without_a_setpoint_claims_none(tmp_path):
-    text = card(tmp_path, controller="none", target_s=None)
+def test_a_run_without_a_setpoint_claims_none():
+    text = card(controller="none", target_s=None)
     assert "controller `none`, no setpoint" in text
     assert "S*" not in text and "its setpoint" not in text
 
@@ -108,16 +135,13 @@ def test_a_run_without_a_setpoint_claims_none(tmp_path):
 def test_a_local_base_is_named_without_its_place(tmp_path, base):
     (tmp_path / "private" / "granite-local").mkdir(parents=True)
     base = base.format(folder=tmp_path)
-    text = card(
-        tmp_path, base_model=base, data=f"{tmp_path}/private/letters.txt", hyperparameters={"out": "/home/me/run"}
-    )
-    assert front_matter(text)["base_model"] == "granite-local"
+    text = card(base_model=base, data=f"{tmp_path}/private/letters.txt", hyperparameters={"out": "/home/me/run"})
     assert "`granite-local`, a local model" in text and "letters.txt" in text
     assert not any(place in text for place in (str(tmp_path), "private", "/home", "~"))
 
 
-def test_a_cell_does_not_break_its_table(tmp_path):
-    assert r"| pattern | a\|b |" in card(tmp_path, hyperparameters={"pattern": "a|b"})
+def test_a_cell_does_not_break_its_table():
+    assert r"| pattern | a\|b |" in card(hyperparameters={"pattern": "a|b"})
 
 
 @pytest.mark.parametrize(
@@ -127,8 +151,8 @@ def test_a_cell_does_not_break_its_table(tmp_path):
         (TINY_MODEL, 'from_pretrained(str(files("granite_scu") / "assets" / "tiny-granite-h"))\n'),
     ],
 )
-def test_the_snippet_loads_the_base_that_was_trained(tmp_path, base, source):
-    code = snippet(card(tmp_path, base_model=base))
+def test_the_snippet_loads_the_base_that_was_trained(base, source):
+    code = snippet(card(base_model=base))
     compile(code, "README.md", "exec")
     assert source in code
 
@@ -145,7 +169,7 @@ def test_the_snippet_runs(tmp_path, monkeypatch, capsys):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(run)
 
-    code = snippet(card(run, base_model=str(base)))
+    code = snippet(card(base_model=str(base)))
     assert '"base")  # a local model: give the path of its folder' in code
     monkeypatch.chdir(run)
     exec(code.replace('"base"', repr(str(base))), {})

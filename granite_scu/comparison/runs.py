@@ -125,7 +125,7 @@ class ComparedRun(Run):
         finish.law = self.spec.law
         return finish
 
-    def illustrate(self, summary: dict) -> None:
+    def illustrate(self) -> None:
         """No pictures and no model card."""
 
     def fit(self) -> dict:

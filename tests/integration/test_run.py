@@ -206,8 +206,10 @@ def test_the_log_file_tells_the_course(run):
 def test_the_picture_and_the_card(run):
     assert (run.folder / "control.png").read_bytes().startswith(b"\x89PNG")
     card = (run.folder / "README.md").read_text(encoding="utf-8")
-    assert yaml.safe_load(card.split("---")[1])["base_model"] == "tiny-granite-h"
     metrics = read_json(run.folder / "scu_metrics.json")
+    (index,) = yaml.safe_load(card.split("---")[1])["model-index"]
+    assert index["results"][0]["metrics"][0]["value"] == metrics["final_test_bpt"]
+    assert "LoRA adapter for `tiny-granite-h`" in card
     for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt"):
         assert f"{metrics[name]:.4f} bits per token" in card
     assert "control.png" in card

@@ -1,0 +1,1 @@
+"""A run folder on the Hugging Face hub: what is published, what keeps it back, and the upload. Reads files only."""

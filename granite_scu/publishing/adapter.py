@@ -1,0 +1,93 @@
+"""Whether a LoRA adapter is whole: its tensors against its configuration, without loading a model."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+
+def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
+    """Refuse an adapter that is damaged, not finite, untrained, or not what its configuration says.
+
+    Args:
+        weights: ``adapter_model.safetensors``.
+        config: ``adapter_config.json``.
+
+    Returns:
+        The counts ``layers`` and ``parameters``.
+
+    Raises:
+        ValueError: says what is wrong; begins with the name of the file.
+    """
+    try:
+        tensors = dict(deserialize(weights))
+    except SafetensorError as error:
+        raise ValueError(f"adapter_model.safetensors: not a whole safetensors file ({error})") from error
+    if config.get("peft_type") != "LORA" or not isinstance(config.get("r"), int):
+        raise ValueError("adapter_config.json: does not describe a LoRA adapter (peft_type LORA with a rank r)")
+    if not tensors:
+        raise ValueError("adapter_model.safetensors: holds no tensor")
+    factors: dict[str, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is None or not _is_target(match["module"], config.get("target_modules")):
+            raise ValueError(
+                f"adapter_model.safetensors: {name} is not a factor of a layer that adapter_config.json names"
+            )
+        factors.setdefault(match["module"], {})[match["factor"]] = tensor
+    for module, pair in factors.items():
+        _check_pair(module, pair, _rank_of(module, config))
+    if not any(_values(pair["B"]).any() for pair in factors.values()):
+        raise ValueError("adapter_model.safetensors: every lora_B is zero, so the adapter changes nothing; train first")
+    parameters = sum(int(np.prod(tensor["shape"])) for tensor in tensors.values())
+    return {"layers": len(factors), "parameters": parameters}
+
+
+def metadata_of(weights: bytes) -> str:
+    """The text in the header of a whole safetensors file, which anybody may have written there."""
+    length = int.from_bytes(weights[:8], "little")
+    return json.dumps(json.loads(weights[8 : 8 + length]).get("__metadata__") or {})
+
+
+def _check_pair(module: str, pair: Mapping[str, Any], rank: int) -> None:
+    if set(pair) != {"A", "B"}:
+        missing = ({"A", "B"} - set(pair)).pop()
+        raise ValueError(f"adapter_model.safetensors: {module} lacks lora_{missing}")
+    shapes = {factor: tensor["shape"] for factor, tensor in pair.items()}
+    matrices = all(len(shape) == 2 for shape in shapes.values())
+    if not matrices or shapes["A"][0] != rank or shapes["B"][1] != rank:
+        raise ValueError(
+            f"adapter_model.safetensors: {module} has lora_A {shapes['A']} and lora_B {shapes['B']}; "
+            f"adapter_config.json says rank {rank}, so [{rank}, in] and [out, {rank}]"
+        )
+    for factor, tensor in pair.items():
+        if not np.isfinite(_values(tensor)).all():
+            raise ValueError(f"adapter_model.safetensors: {module}.lora_{factor} is not finite; the run diverged")
+
+
+def _values(tensor: Mapping[str, Any]) -> np.ndarray:
+    if tensor["dtype"] == "BF16":  # numpy has none: the upper half of a float32
+        return (np.frombuffer(tensor["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if tensor["dtype"] not in _FLOATS:
+        raise ValueError(f"adapter_model.safetensors: holds {tensor['dtype']} numbers; an adapter holds floating point")
+    return np.frombuffer(tensor["data"], _FLOATS[tensor["dtype"]])
+
+
+def _is_target(module: str, targets: str | Iterable[str] | None) -> bool:
+    """PEFT's rule: a text is a regular expression for the whole name, a list has ends of it."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, module) is not None
+    return any(module == target or module.endswith(f".{target}") for target in targets or ())
+
+
+def _rank_of(module: str, config: Mapping[str, Any]) -> int:
+    """PEFT's rule: the first pattern that the end of the name matches, else ``r``."""
+    patterns = config.get("rank_pattern") or {}
+    found = (rank for pattern, rank in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
+    return next(found, config["r"])
