@@ -247,7 +247,7 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
         "lambda": f"{summary['lambda']:.4g}",
         **_about_held_ticks(summary["control"]["held_ticks"]),
         "training": f"{summary['steps']} steps, {summary['tokens']:,} tokens, {summary['train_time_s']:.0f} s, "
-        f"{summary['tokens_per_s']:,.0f} tokens/s",
+        f"{summary['tokens_per_s']:,.0f} tokens/s{_share_of_peak(summary)}",
         "stopped by": f"{summary['stopped']['reason']} at step {summary['stopped']['step']}",
         "files": str(folder),
     }
@@ -259,6 +259,10 @@ def better_in_words(summary: dict) -> str:
     if summary["better"]["adapter"] == "final":
         return "the final one, at the top of the folder; none validated better"
     return f"best/, by {summary['better']['by_bpt']:.4f} bits/token on validation"
+
+
+def _share_of_peak(summary: dict) -> str:
+    return f", mfu {summary['mfu']:.1%} of {summary['peak_tflops']:.3g} TFLOP/s" if summary.get("mfu") else ""
 
 
 def _about_setpoint(summary: dict) -> dict[str, str]:

@@ -5,13 +5,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from granite_scu import hardware
 from granite_scu.config import OptimizerConfig
 from granite_scu.control.ceiling import ceiling, growth
 from granite_scu.control.setpoint import probe_steps
-from granite_scu.model import adapters, loading, loss
+from granite_scu.model import flops, loss
 from granite_scu.module import DTYPES, schedule
 
 if TYPE_CHECKING:
@@ -31,24 +30,18 @@ def describe(run: "Run") -> dict:
 
     Memory: frozen weights, adapters with gradient and two moments in fp32, the activations that a micro-batch
     keeps (``KEPT`` and ``KEPT_MAMBA`` say where the numbers come from), and the logits of one chunk, in fp32
-    and twice in bf16: the product and their gradient. Time: 4 FLOP a frozen weight and token (forward and the
-    gradient of activations; frozen weights want none of their own).
+    and twice in bf16: the product and their gradient. Time: the operations of ``model.flops`` at ``UTILISATION`` of the
+    rate that matrix products are measured to have here.
     """
     request, plan, machine = run.request, run.plan, run.machine
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(loading.load_model_config(request.base.name))
-    frozen = sum(p.numel() for p in model.parameters())
-    layers = adapters.linear_layers(model)
-    wanted = request.lora.targets
-    adapted = [m for n, m in layers.items() if wanted is None or n.rsplit(".", 1)[-1] in wanted]
-    trained = request.lora.rank * sum(m.in_features + m.out_features for m in adapted)
+    size = flops.measure(request.base.name, request.lora, request.data.block_size)
     dtype = DTYPES[machine.precision]
     batch = next(iter(run.data.train_dataloader()))
     rate = hardware.matmul_tflops(machine.device, dtype) * 1e12 * UTILISATION
-    seconds = plan.steps * plan.tokens_per_step / machine.world_size * 4 * frozen / rate
+    seconds = plan.steps * plan.tokens_per_step / machine.world_size * size.flops_per_token / rate
     return {
         "model": request.base.name,
-        "parameters": f"{frozen:,} frozen, {trained:,} trained in {len(adapted)} adapters",
+        "parameters": f"{size.frozen:,} frozen, {size.trained:,} trained in {len(size.adapted)} adapters",
         "data": run.data.summary(),
         "first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {int((batch['labels'] != -100).sum()):,} supervised",
         "device": machine.device.name,
@@ -60,8 +53,8 @@ def describe(run: "Run") -> dict:
         "n_tokens": plan.n_tokens,
         "controller": request.control.controller,
         "target_s": _setpoint(run),
-        "s_ceiling_estimate": _ceiling(run, [(m.out_features, request.lora.rank) for m in adapted]),
-        "memory_gb_estimate": round(_memory_bytes(model.config, run, frozen, trained, dtype) / 1e9, 2),
+        "s_ceiling_estimate": _ceiling(run, [(out, request.lora.rank) for out, _ in size.adapted]),
+        "memory_gb_estimate": round(_memory_bytes(size.config, run, size.frozen, size.trained, dtype) / 1e9, 2),
         "time_s_estimate": round(seconds),
         "output_dir": str(run.folder.path),
     }

@@ -14,17 +14,19 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 
-from granite_scu import checkpoint, control, guard, machine, model_card, planning, probe
+from granite_scu import checkpoint, control, guard, hardware, machine, model_card, planning, probe
 from granite_scu.callbacks.audit import AdapterAudit
 from granite_scu.callbacks.best import BestAdapter
 from granite_scu.callbacks.checkpoints import Checkpoints
 from granite_scu.callbacks.console import ProgressLine
 from granite_scu.callbacks.equilibrium import EquilibriumStop
 from granite_scu.callbacks.finish import Finish
+from granite_scu.callbacks.monitor import Monitor
 from granite_scu.callbacks.reachability import ReachabilityMonitor
 from granite_scu.callbacks.savings import Savings
 from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.callbacks.stopwatch import Stopwatch
+from granite_scu.callbacks.utilisation import UtilisationWatch
 from granite_scu.config import (
     DEFAULT_STEPS,
     BaseConfig,
@@ -41,7 +43,7 @@ from granite_scu.data.module import TextDataModule
 from granite_scu.errors import UserError
 from granite_scu.evaluation import score
 from granite_scu.hardware import presets
-from granite_scu.model import loading, mamba
+from granite_scu.model import flops, loading, mamba
 from granite_scu.model.loss import summed_nats
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.provenance import git_revision, versions
@@ -343,7 +345,8 @@ class Run:
         request, folder = self.request, self.folder
         run = request.run
         stopwatch = Stopwatch()
-        scu = ShannonControl(self.controller, request.control.every, stopwatch, folder.append_history)
+        monitor = self._monitor()
+        scu = ShannonControl(self.controller, request.control.every, stopwatch, folder.append_history, monitor)
         best = BestAdapter(folder.path / "best")
         finish = self.make_finish(scu, best, stopwatch)
         finish.reachability = watch = self._watch(scu, module)
@@ -354,6 +357,8 @@ class Run:
             callbacks.append(EquilibriumStop(scu, Equilibrium(self.controller.setpoint, run.stop_at_equilibrium)))
         if run.early_stopping:
             callbacks.append(EarlyStopping("val_bpt", patience=run.early_stopping))
+        if run.expected_mfu:
+            callbacks.append(UtilisationWatch(scu, run.expected_mfu, self._speed_settings()))
         callbacks += [
             Checkpoints(folder, run.save_steps, run.keep, stopwatch),
             ProgressLine(scu, request.trainer["log_every_n_steps"], self.console),
@@ -378,6 +383,28 @@ class Run:
             spent=self.probe_seconds,
         )
         return finish, trainer
+
+    def _monitor(self) -> Monitor:
+        data = self.request.data
+        size = flops.measure(self.request.base.name, self.request.lora, data.block_size)
+        return Monitor(
+            blocks_per_step=self.plan.tokens_per_step // data.block_size,
+            flops_per_step=self.plan.tokens_per_step * size.flops_per_token,
+            peak=hardware.peak_flops(self.machine.device, self.machine.precision),
+            devices=self.machine.world_size,
+            on_gpu=self.machine.accelerator == "cuda",
+        )
+
+    def _speed_settings(self) -> dict[str, Any]:
+        """What low utilisation may come from."""
+        base, data = self.request.base, self.request.data
+        return {
+            "batch_size": data.batch_size,
+            "num_workers": data.num_workers,
+            "compile": base.compile,
+            "gradient_checkpointing": base.gradient_checkpointing,
+            "precision": self.machine.precision,
+        }
 
     def _watch(self, scu: ShannonControl, module: GraniteModule) -> ReachabilityMonitor | None:
         if not self._steers():

@@ -15,7 +15,7 @@ LIVE = "shown_live"
 
 
 class ProgressLine(L.Callback):
-    """One line: steps, loss, S against S*, lambda, tokens a second, time left.
+    """One line: steps, loss, S against S*, lambda, tokens a second, MFU, the GPU's memory and sensors, time left.
 
     On a terminal it is redrawn in place; elsewhere, and in the log file, a line is written every
     ``logging_steps`` optimizer steps, at the next tick.
@@ -78,6 +78,16 @@ def describe(record: dict) -> str:
     flags = "".join(f" {name}" for name in ("saturated", "held") if record[name])
     parts.append(f"lambda {record['lambda']:.3g}{flags}")
     parts.append(f"{record['tokens_per_s']:,.0f} tok/s")
-    if record["gpu_memory_gb"] is not None:
-        parts.append(f"{record['gpu_memory_gb']:.1f} GB")
-    return "  ".join(parts)
+    return "  ".join(parts + _device(record))
+
+
+def _device(record: dict) -> list[str]:
+    """What there is of MFU, memory (now, peak, total) and sensors."""
+    parts = [] if record.get("mfu") is None else [f"mfu {record['mfu']:.1%}"]
+    if record.get("gpu_memory_gb") is not None:
+        memory = (record[f"gpu_memory_{name}"] for name in ("now_gb", "gb", "total_gb"))
+        parts.append("/".join(f"{value:.1f}" for value in memory) + " GiB")
+    for name, unit in (("gpu_utilisation", " %"), ("gpu_temperature_c", " C"), ("gpu_power_w", " W")):
+        if record.get(name) is not None:
+            parts.append(f"{record[name]:.0f}{unit}")
+    return parts

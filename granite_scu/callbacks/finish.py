@@ -83,6 +83,10 @@ class Finish(L.Callback):
         moving = self.control.controller.setpoint is None
         return [record | {"s_target": None} for record in history] if moving else history
 
+    def _speed(self, steps: int, history: list[dict]) -> dict:
+        monitor = self.control.monitor
+        return monitor.summary(steps, self.stopwatch.seconds, history) if monitor else {}
+
     def _summarise(self, trainer: L.Trainer, base: Score, adapter: Score) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
@@ -108,6 +112,7 @@ class Finish(L.Callback):
             "wall_time_s": time.time() - self._started,
             "tokens_per_s": self.control.tokens / self.stopwatch.seconds if self.stopwatch.seconds else None,
             "peak_gpu_memory_gb": last.get("gpu_memory_gb"),
+            **self._speed(trainer.global_step, history),
             "control": summarise(self._judged(history)),
             "stopped": {"reason": stop_reason(trainer), "step": trainer.global_step},
             "reachability": self.reachability.summary() if self.reachability else None,

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 import lightning as L
-import torch
 
+from granite_scu.callbacks.monitor import Monitor
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.control import Controller, Measurement
 from granite_scu.control.base import Output, Saved
@@ -37,15 +37,22 @@ class ShannonControl(L.Callback):
         every: applied optimizer steps between ticks.
         stopwatch: for tokens per second.
         record: takes each tick's record on rank 0.
+        monitor: adds throughput, MFU and the device's state to the records.
 
     Attributes:
         saved: savings that the law has not yet seen; see ``Savings``.
     """
 
     def __init__(
-        self, controller: Controller, every: int, stopwatch: Stopwatch, record: Callable[[dict], None] = lambda r: None
+        self,
+        controller: Controller,
+        every: int,
+        stopwatch: Stopwatch,
+        record: Callable[[dict], None] = lambda r: None,
+        monitor: Monitor | None = None,
     ) -> None:
         self.controller, self.every, self.stopwatch, self.record = controller, every, stopwatch, record
+        self.monitor = monitor
         self.state = controller.init()
         self.action = Action(controller.initial_strength)
         self.latest: dict = {}
@@ -129,7 +136,8 @@ class ShannonControl(L.Callback):
             )
 
     def _as_record(self, trainer: L.Trainer, window: Window, measured: Measurement, output: Output) -> dict:
-        on_gpu = trainer.strategy.root_device.type == "cuda"
+        rate = self.stopwatch.rate(self.tokens)
+        steps, seconds = window.applied + window.skipped, window.tokens / rate if rate else 0.0
         return {
             "step": self._step,
             "tokens": self.tokens,
@@ -152,8 +160,8 @@ class ShannonControl(L.Callback):
             "data_grad_norm": window.data_grad_norm,
             "penalty_grad_norm": window.penalty_grad_norm,
             "skipped": self.skipped,
-            "tokens_per_s": self.stopwatch.rate(self.tokens),
-            "gpu_memory_gb": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+            "tokens_per_s": rate,
+            **(self.monitor.read(steps, seconds) if self.monitor else {}),
         }
 
     def state_dict(self) -> dict:

@@ -35,9 +35,9 @@ FLAGS += ("--save-steps", SAVED, "--eval-steps", 20)
 
 RECORD = {
     *("step", "tokens", "data_bpt", "param_bpt", "s", "s_ema", "s_target", "error", "lambda", "p_term", "i_term"),
-    *("saturated", "held", "lr", "grad_norm", "tokens_per_s", "gpu_memory_gb"),
+    *("saturated", "held", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "gpu_memory_gb"),
 }
-TIMES = {"tokens_per_s", "train_time_s", "wall_time_s"}
+TIMES = {"tokens_per_s", "samples_per_s", "mfu", "peak_tflops", "train_time_s", "wall_time_s"}
 
 
 @pytest.fixture(scope="module")
@@ -558,3 +558,14 @@ def test_requirements_that_are_not_met(launch, monkeypatch):
     found = json.loads(out)
     assert found["can_start"] is False
     assert any(check["needed"] and check["ok"] is False and check["remedy"] for check in found["checks"])
+
+
+def test_mfu_is_in_the_log_the_history_and_the_summary(run):
+    log = (run.folder / "logs" / "cuda_optimized_training.log").read_text()
+    assert re.search(r"tok/s  mfu \d+\.\d%", log)
+    summary = read_json(run.folder / "scu_metrics.json")
+    assert summary["peak_source"].startswith("measured") and summary["peak_tflops"] > 0
+    assert summary["samples_per_s"] == pytest.approx(STEPS * 4 / summary["train_time_s"])
+    assert 0 < summary["mfu"] < 1.5, "more than the peak: both are measured, on a machine that others may use"
+    assert all(record["mfu"] > 0 for record in history(run.folder))
+    assert f"mfu {summary['mfu']:.1%} of " in run.out

@@ -1,0 +1,78 @@
+"""How fast the run is and how full its device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import torch
+
+from granite_scu.hardware import GIB, Peak
+from granite_scu.hardware.nvml import Sensors, read_sensors
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Reads throughput, MFU, and the state of the device.
+
+    Attributes:
+        blocks_per_step: in an optimizer step, over all devices.
+        flops_per_step: operations of an optimizer step, over all devices; see ``model.flops``.
+        peak: of one device.
+        devices: that train.
+        on_gpu: whether they are GPUs; memory and sensors are of this process's.
+    """
+
+    blocks_per_step: int
+    flops_per_step: float
+    peak: Peak
+    devices: int = 1
+    on_gpu: bool = False
+
+    def mfu(self, steps: float, seconds: float) -> float | None:
+        """Share of the peak that so many optimizer steps in that time are; None where no time has passed."""
+        return steps * self.flops_per_step / (seconds * self.peak.flops * self.devices) if seconds > 0 else None
+
+    def read(self, steps: int, seconds: float) -> dict[str, Any]:
+        """The fields of a tick's record: rates since the last one, memory in GiB, and the sensors.
+
+        Args:
+            steps: optimizer steps since the last tick.
+            seconds: of training since then.
+        """
+        sensors = read_sensors() if self.on_gpu else Sensors()
+        return {
+            "samples_per_s": steps * self.blocks_per_step / seconds if seconds > 0 else None,
+            "mfu": self.mfu(steps, seconds),
+            **_memory(self.on_gpu),
+            "gpu_utilisation": sensors.utilisation,
+            "gpu_temperature_c": sensors.temperature_c,
+            "gpu_power_w": sensors.power_w,
+        }
+
+    def summary(self, steps: int, seconds: float, history: Sequence[dict]) -> dict[str, Any]:
+        """The fields of the run's summary; ``history`` are the records of its ticks."""
+        return {
+            "samples_per_s": steps * self.blocks_per_step / seconds if seconds > 0 else None,
+            "mfu": self.mfu(steps, seconds),
+            "peak_tflops": self.peak.flops / 1e12,
+            "peak_source": self.peak.source,
+            "gpu_memory_total_gb": _memory(self.on_gpu)["gpu_memory_total_gb"],
+            "gpu_utilisation": _over(mean, history, "gpu_utilisation"),
+            "gpu_temperature_c": _over(max, history, "gpu_temperature_c"),
+            "gpu_power_w": _over(mean, history, "gpu_power_w"),
+        }
+
+
+def _memory(on_gpu: bool) -> dict[str, float | None]:
+    names = ("gpu_memory_now_gb", "gpu_memory_gb", "gpu_memory_total_gb")
+    if not on_gpu:
+        return dict.fromkeys(names)
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    read = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), total)
+    return {name: value / GIB for name, value in zip(names, read, strict=True)}
+
+
+def _over(function: Any, history: Sequence[dict], name: str) -> float | None:
+    values = [record[name] for record in history if record.get(name) is not None]
+    return function(values) if values else None

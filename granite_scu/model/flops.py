@@ -1,0 +1,109 @@
+"""Operations that training a LoRA adapter takes, counted from the model's shapes: what MFU is measured by."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from granite_scu.config import LoraConfig
+from granite_scu.model import adapters, loading
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a model with its adapters has, and does for a token.
+
+    Attributes:
+        frozen: parameters of the base model.
+        adapted: (out, in) of each adapted linear layer.
+        trained: parameters of the adapters.
+        flops_per_token: multiplications and additions of a training step for each token of a block.
+        config: the base model's.
+    """
+
+    frozen: int
+    adapted: list[tuple[int, int]]
+    trained: int
+    flops_per_token: float
+    config: PretrainedConfig
+
+
+def measure(name: str, lora: LoraConfig, block_size: int) -> Size:
+    """The size of a model that is described, not loaded.
+
+    Args:
+        name: as ``--model``.
+        lora: the adapters.
+        block_size: tokens that attention spans.
+    """
+    config = loading.load_model_config(name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    layers = adapters.linear_layers(model)
+    wanted = lora.targets
+    shapes = [
+        (layer.out_features, layer.in_features)
+        for path, layer in layers.items()
+        if wanted is None or path.rsplit(".", 1)[-1] in wanted
+    ]
+    trained = lora.rank * sum(sum(shape) for shape in shapes)
+    flops = flops_per_token(weights_in_products(model), trained, mixing_products(config, block_size))
+    return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops, config)
+
+
+def flops_per_token(frozen_weights: int, adapter_weights: int, mixing: float) -> float:
+    """Operations of a LoRA training step for a token: 4 P + 6 A + 6 M.
+
+    A weight in a matrix product takes 2 operations (multiply, add) a token in the forward pass. Backward, 2 more give
+    the gradient of the layer's input and 2 the gradient of the weight (Kaplan et al. 2020, arXiv 2001.08361, section
+    2.1: 6 N in all). A frozen weight wants no gradient of its own, but the gradient of its input must pass through it
+    to the adapters below: 4. An adapter's weights take all 6. Products between activations have two inputs and no
+    weight: 2 forward, 4 backward.
+
+    What an implementation does twice is not counted, such as the forward pass under gradient checkpointing: a share of
+    the peak that counts it would grow by doing more for the same result (Chowdhery et al. 2022, arXiv 2204.02311,
+    appendix B, which defines MFU so). The embedding is a lookup; norms and activations are a thousandth.
+
+    Args:
+        frozen_weights: P, weights of the base in products, as ``weights_in_products`` counts.
+        adapter_weights: A, of all adapters.
+        mixing: M, products between activations for a token, as ``mixing_products`` counts.
+
+    >>> flops_per_token(100, 10, 5)
+    490
+    """
+    return 4 * frozen_weights + 6 * adapter_weights + 6 * mixing
+
+
+def weights_in_products(model: nn.Module) -> int:
+    """Weights that a token meets: of linear layers, convolutions and the head, and of the experts it is sent to."""
+    config = model.config
+    experts = getattr(config, "num_local_experts", 0) or 0
+    share = getattr(config, "num_experts_per_tok", 0) / experts if experts else 0.0
+    head = model.get_output_embeddings()
+    count = head.weight.numel()  # a product also where it shares the embedding's weights
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d) and module is not head:
+            count += module.weight.numel()
+        elif experts:  # all experts of a layer lie in one parameter, the first dimension counts them
+            together = [p for p in module.parameters(recurse=False) if p.dim() == 3 and p.shape[0] == experts]
+            count += round(share * sum(p.numel() for p in together))
+    return count
+
+
+def mixing_products(config: PretrainedConfig, block_size: int) -> float:
+    """Pairs of activations that are multiplied for a token, where tokens meet: attention and the Mamba-2 scan.
+
+    Attention: a token meets half of the block on average, in the scores and again in the sum of values. Scan: the
+    recurrence h = a h + (dt x) Bᵀ, y = h C has two products with the state, heads x head dimension x state size each;
+    what a chunked algorithm multiplies besides is its own affair.
+    """
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    mamba = sum(kind in ("linear_attention", "mamba", "mamba2") for kind in kinds)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = 2 * config.num_attention_heads * width * block_size / 2
+    state = [getattr(config, f"mamba_{name}", 0) for name in ("n_heads", "d_head", "d_state")]
+    scan = 2 * math.prod(state)
+    return (len(kinds) - mamba) * attention + mamba * scan
