@@ -42,7 +42,8 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
     except KeyboardInterrupt as error:
         return report(error, f"interrupted; {go_on}", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return FAILED
     except Exception as error:
         # The boundary of the program: whatever got here is a defect of ours or of the machine.

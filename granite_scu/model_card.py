@@ -110,8 +110,8 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
 
     Returns:
         ``data``, ``documents``, ``tokens``, ``units`` (of the bootstrap); ``base`` and ``adapter`` (each
-        ``bits_per_token``, ``bits_per_byte``, ``perplexity``); ``difference``, ``low``, ``high`` (bits per token, adapter
-        minus base; null where the documents were too few for an interval), ``confidence``, and ``verdict``.
+        ``bits_per_token``, ``bits_per_byte``, ``perplexity``); ``difference``, ``low``, ``high`` (bits per token,
+        adapter minus base; null where the documents were too few for an interval), ``confidence``, and ``verdict``.
 
     Raises:
         ValueError: the file is damaged, or about another adapter.

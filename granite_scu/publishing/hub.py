@@ -5,12 +5,14 @@ import io
 import logging
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from ipaddress import ip_address
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
@@ -24,7 +26,14 @@ from granite_scu.errors import RunFailed, UserError
 from granite_scu.publishing.leaks import redact
 
 AGAIN = "run the same command again: what the hub has is not uploaded twice"
+PAUSES = (0.5, 1.0, 2.0)
+"""Seconds before a question is asked again whose connection ended without an answer."""
 UNCHANGED, STORED, UPLOADED = "there already, unchanged", "stored by an earlier attempt, not sent again", "uploaded"
+
+
+_LOG = logging.getLogger(__name__)
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ def publish(
         UserError: the hub refuses this token, repository, base or card.
         RunFailed: the hub or the way there failed, or ``confirm`` said no; another run may complete it.
     """
-    api = HfApi(endpoint=_endpoint(), token=token, library_name="granite-scu")
+    api = _PatientApi(endpoint=_endpoint(), token=token, library_name="granite-scu")
     where = f"{destination.repo_id} on {api.endpoint}"
     with _quiet(console, token):
         with _explained("asking who the token belongs to", where):
@@ -109,6 +118,33 @@ def publish(
                 states |= _commit(api, destination, missing, info.sha, console)
     branch = f"/tree/{destination.revision}" if destination.revision else ""
     return Uploaded(states, f"{api.endpoint}/{destination.repo_id}{branch}", private)
+
+
+def _asked_again(question: Callable[P, Answer]) -> Callable[P, Answer]:
+    """The same question, asked again after a pause where the connection ends before the answer comes."""
+
+    @wraps(question)
+    def ask(*args: P.args, **kwargs: P.kwargs) -> Answer:
+        for pause in PAUSES:
+            try:
+                return question(*args, **kwargs)
+            except Exception as error:
+                cause = _cause(error)
+                if not _is_lost_connection(cause):
+                    raise
+                _LOG.warning("the connection failed (%s), asking again in %g s", _reason(cause), pause)
+                time.sleep(pause)
+        return question(*args, **kwargs)
+
+    return ask
+
+
+class _PatientApi(HfApi):
+    """Asks again what changes nothing. A write is not repeated: it may have been done before the connection ended."""
+
+    whoami = _asked_again(HfApi.whoami)
+    model_info = _asked_again(HfApi.model_info)
+    get_paths_info = _asked_again(HfApi.get_paths_info)
 
 
 def _endpoint() -> str:
@@ -239,10 +275,12 @@ def _quiet(console: Console, token: str) -> Iterator[None]:
     Xet is left alone unless HF_HUB_DISABLE_XET=0 asks for it: an adapter is too small to gain by its chunks, and it
     cannot say which files an earlier attempt had stored.
     """
-    log = logging.getLogger("huggingface_hub")
-    before = log.handlers[:], log.level, constants.HF_HUB_DISABLE_XET
-    log.handlers[:] = [_Lines(console, token)]
-    log.setLevel(logging.WARNING)
+    logs = (logging.getLogger("huggingface_hub"), _LOG)
+    before = [(log.handlers[:], log.level, log.propagate) for log in logs]
+    xet = constants.HF_HUB_DISABLE_XET
+    for log in logs:
+        log.handlers[:], log.propagate = [_Lines(console, token)], False
+        log.setLevel(logging.WARNING)
     constants.HF_HUB_DISABLE_XET = os.environ.get("HF_HUB_DISABLE_XET", "1").lower() not in ("0", "false", "no", "off")
     disable_progress_bars()
     try:
@@ -250,8 +288,10 @@ def _quiet(console: Console, token: str) -> Iterator[None]:
             warnings.simplefilter("always")
             yield
     finally:
-        log.handlers[:], level, constants.HF_HUB_DISABLE_XET = before
-        log.setLevel(level)
+        constants.HF_HUB_DISABLE_XET = xet
+        for log, (handlers, level, propagate) in zip(logs, before, strict=True):
+            log.handlers[:], log.propagate = handlers, propagate
+            log.setLevel(level)
         for warning in caught:
             if issubclass(warning.category, UserWarning):  # the hub on the card's metadata
                 _say(console, str(warning.message), token)
@@ -284,12 +324,20 @@ def _explained(doing: str, where: str) -> Iterator[None]:
         cause = _cause(error)
         if isinstance(cause, HfHubHTTPError):
             raise _refusal(cause, doing, where) from error
-        if isinstance(cause, HTTPError | ConnectionError | TimeoutError):
-            reason = str(cause) or type(cause).__name__
-            raise RunFailed(f"{doing}: the connection to {where} failed ({reason}); {AGAIN}") from error
+        if _is_lost_connection(cause):
+            raise RunFailed(f"{doing}: the connection to {where} failed ({_reason(cause)}); {AGAIN}") from error
         if isinstance(cause, ValueError):
             raise RunFailed(f"{doing}: {where} gave an answer that cannot be used ({cause}); {AGAIN}") from error
         raise
+
+
+def _is_lost_connection(cause: BaseException) -> bool:
+    answered = isinstance(cause, HfHubHTTPError | OfflineModeIsEnabled)
+    return isinstance(cause, HTTPError | ConnectionError | TimeoutError) and not answered
+
+
+def _reason(cause: BaseException) -> str:
+    return str(cause) or type(cause).__name__
 
 
 def _cause(error: BaseException) -> BaseException:

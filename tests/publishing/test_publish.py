@@ -12,6 +12,14 @@ REPO = "ada/adapter"
 SECRETS = (TOKEN, "permission-to-write")
 
 
+@pytest.fixture
+def waits(monkeypatch) -> list[float]:
+    """The seconds that the client would have waited, and does not."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    return waited
+
+
 def one_line(err: str) -> str:
     assert err.startswith("error: ") and err.count("\n") == 1, err
     return err
@@ -87,13 +95,12 @@ def test_a_revision_is_a_branch(push, hub):
     [
         ("GET whoami", 401, 2, "hf auth login"),
         ("GET whoami", 429, 1, "wait 17 s"),
-        ("GET whoami", CUT, 1, "connection to"),
         ("GET info", 500, 1, "run the same command again"),
         ("POST create", 403, 2, "the token may not do this"),
         ("POST create", 409, 1, "somebody else changed it meanwhile"),
         ("POST create", 500, 1, "run the same command again"),
+        ("POST create", CUT, 1, "connection to"),
         ("POST paths-info", 404, 2, "check --repo-id"),
-        ("POST paths-info", CUT, 1, "connection to"),
         ("POST preupload", 403, 2, "the token may not do this"),
         ("POST batch", 401, 2, "hf auth login"),
         ("PUT store", 403, 2, "the token may not do this"),
@@ -122,11 +129,29 @@ def test_an_error_is_one_line_and_a_second_run_completes(push, hub, route, statu
         assert "stored by an earlier attempt, not sent again: adapter_model.safetensors, control.png" in out
 
 
+@pytest.mark.parametrize("route", ["GET whoami", "GET info", "POST paths-info"])
+def test_a_question_whose_connection_is_cut_is_asked_again(push, hub, waits, route):
+    hub.fail(route, CUT, times=3)
+    code, out, err = push()
+    assert (code, err, waits) == (0, "", [0.5, 1.0, 2.0])
+    assert out.count("hub: the connection failed") == 3 and "asking again in 0.5 s" in out
+    assert len(hub.repos[REPO].commits) == 1
+
+
+@pytest.mark.parametrize("route", ["GET whoami", "GET info", "POST paths-info"])
+def test_a_question_that_is_cut_every_time_is_an_error(push, hub, waits, route):
+    hub.fail(route, CUT, times=4)
+    code, out, err = push()
+    assert code == 1 and "the connection to" in one_line(err) and "run the same command again" in err
+    assert hub.count(route) == 4 and len(waits) == 3
+    assert not hub.count("POST commit")
+    assert not any(secret in out + err for secret in SECRETS)
+    assert push()[0] == 0
+
+
 @pytest.mark.parametrize("route", ["POST preupload", "POST batch", "PUT store"])
 @pytest.mark.parametrize("status", [429, 500, CUT])
-def test_a_passing_trouble_is_sat_out_and_a_lasting_one_reported(push, hub, monkeypatch, route, status):
-    waits = []
-    monkeypatch.setattr(time, "sleep", waits.append)
+def test_a_passing_trouble_is_sat_out_and_a_lasting_one_reported(push, hub, waits, route, status):
     retry = {"Retry_After": "17"} if status == 429 else {}
     hub.fail(route, status, times=40, **retry)
     code, out, err = push()
@@ -169,7 +194,7 @@ def test_somebody_else_s_repository(push):
     assert code == 2 and "403" in one_line(err) and "eve" in err
 
 
-def test_a_hub_that_does_not_answer(push, hub, monkeypatch):
+def test_a_hub_that_does_not_answer(push, hub, waits, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     code, _, err = push()
     assert code == 1 and "127.0.0.1:9" in one_line(err)

@@ -52,7 +52,7 @@ class Browser:
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)
-        self._out, self._in = ours_out, ours_in
+        self._out, self._in = self._pipes = (ours_out, ours_in)
         self._numbers, self._buffer = itertools.count(1), b""
         self._session: str | None = None
         self.requests: list[str] = []
@@ -121,8 +121,9 @@ class Browser:
 
     def close(self) -> None:
         """End the browser."""
-        os.close(self._out)
-        os.close(self._in)
+        for descriptor in self._pipes:
+            os.close(descriptor)
+        self._pipes = ()  # a number is another file's once it is closed
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
