@@ -1,6 +1,7 @@
 """The model card: what the adapter is, what was measured, how to load it. Of a run folder, and on the hub."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -109,9 +110,9 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
     """The adapter of a run against its base as ``scripts/eval_bpt.py`` measured it; None where it did not.
 
     Returns:
-        ``data``, ``documents``, ``tokens``, ``units`` (of the bootstrap); ``base`` and ``adapter`` (each
-        ``bits_per_token``, ``bits_per_byte``, ``perplexity``); ``difference``, ``low``, ``high`` (bits per token,
-        adapter minus base; null where the documents were too few for an interval), ``confidence``, and ``verdict``.
+        ``data``, ``documents``, ``tokens``, ``max_length``, ``stride``, ``units`` (of the bootstrap); ``base`` and
+        ``adapter`` (each ``bits_per_token``, ``bits_per_byte``, ``perplexity``); ``difference``, ``low``, ``high``
+        (bits per token, adapter minus base; no interval of too few documents: null), ``confidence``, and ``verdict``.
 
     Raises:
         ValueError: the file is damaged, or about another adapter.
@@ -131,8 +132,7 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
         measured = pair["low"] is not None  # not with too few documents
         low, high = sorted((sign * pair["low"], sign * pair["high"])) if measured else (None, None)
         return {
-            **{key: content[key] for key in ("data", "documents", "tokens")},
-            "units": content.get("units", "documents"),
+            **{key: content[key] for key in ("data", "documents", "tokens", "max_length", "stride", "units")},
             "base": base,
             "adapter": adapter,
             "difference": sign * pair["difference_bits_per_token"],
@@ -165,11 +165,11 @@ def _eval_results(facts: Mapping[str, Any]) -> list[EvalResult]:
     summary, data = facts.get("summary") or {}, _text(facts.get("data"))
     found = []
     if summary.get("final_test_bpt") is not None:
-        held_out = {"dataset_type": data, "dataset_name": f"{data}, held-out documents", "dataset_split": "test"}
+        held_out = {"dataset_type": _slug(data), "dataset_name": f"{data}, held-out documents", "dataset_split": "test"}
         found.append(_result(held_out, "bits_per_token", summary["final_test_bpt"], "bits per token"))
     if evaluation := facts.get("evaluation"):
         text = _text(evaluation["data"])
-        where = {"dataset_type": text, "dataset_name": text, "dataset_config": "eval_bpt"}
+        where = {"dataset_type": _slug(text), "dataset_name": text, "dataset_config": "eval_bpt"}
         for metric in ("bits_per_token", "bits_per_byte", "perplexity"):
             found.append(_result(where, metric, evaluation["adapter"][metric], metric.replace("_", " ")))
         interval = {key: evaluation[key] for key in ("low", "high", "confidence") if evaluation["low"] is not None}
@@ -221,7 +221,7 @@ def _results(facts: Mapping[str, Any]) -> str:
         ("with the adapter, same documents", _number(summary.get("final_test_bpt"), ".4f", "bits per token", test)),
         ("at the end, on the validation sample", _number(summary.get("final_val_bpt"), ".4f", "bits per token")),
         ("best, on the validation sample", _number(summary.get("best_val_bpt"), ".4f", "bits per token")),
-        ("the better of the two", _better(summary)),
+        ("the better of the two", _better(facts)),
         ("S at the end, smoothed", _number(summary.get("s_ema"), ".4g")),
         *([] if target is None else [("setpoint S*", f"{target:g}")]),
         ("lambda at the end", _number(summary.get("lambda"), ".4g")),
@@ -229,7 +229,7 @@ def _results(facts: Mapping[str, Any]) -> str:
         ("training tokens", _number(summary.get("tokens"), ",")),
         ("wall time", _number(summary.get("wall_time_s"), ",.0f", "s")),
     )
-    interval = "the interval below is over texts" if facts.get("evaluation") else "no interval is given"
+    interval = "the interval below is over the texts alone" if facts.get("evaluation") else "no interval is given"
     return f"## Results\n\n{_table(('measured', 'value'), rows)}\n\nOne run, one seed: {interval}."
 
 
@@ -245,20 +245,24 @@ def _evaluation(facts: Mapping[str, Any]) -> list[str]:
     ]
     rows.append(("difference in bits per token, adapter minus base", f"{found['difference']:+.4f}, {_interval(found)}"))
     rows.append(("verdict", _text(found["verdict"])))
-    scored = (
-        f"`scripts/eval_bpt.py` on {_text(found['data'])}: {found['documents']:,} documents, {found['tokens']:,} tokens"
+    few = "" if found["units"] == "documents" else ", for want of documents, and so probably too narrow"
+    about = (
+        f"`scripts/eval_bpt.py` on {_text(found['data'])}: {found['documents']:,} documents, {found['tokens']:,} tokens "
+        f"in windows of {found['max_length']} tokens, each after the first {found['stride']} further. "
+        f"The interval is a paired bootstrap over {found['units']}{few}."
     )
-    method = f"the interval is a paired bootstrap over {found['units']}"
-    return [f"## Against the base model\n\n{scored}; {method}.\n\n{_table(('measured', 'value'), rows)}"]
+    return [f"## Against the base model\n\n{about}\n\n{_table(('measured', 'value'), rows)}"]
 
 
-def _better(summary: Mapping[str, Any]) -> str:
-    better = summary.get("better")
+def _better(facts: Mapping[str, Any]) -> str:
+    better = (facts.get("summary") or {}).get("better")
+    here = "repository" if facts.get("repo_id") else "folder"
     if better is None:
         return NOT_MEASURED
     if better["adapter"] == "final":
-        return "the one at the end, which this folder holds"
-    return f"the best, in `best/`, by {better['by_bpt']:.4f} bits per token"
+        return f"the one at the end, which this {here} holds"
+    place = "which is not in this repository" if facts.get("repo_id") else "in `best/`"
+    return f"the best, {place}, by {better['by_bpt']:.4f} bits per token"
 
 
 def _control(facts: Mapping[str, Any]) -> str:
@@ -329,6 +333,10 @@ def _number(value: float | None, form: str, *words: str) -> str:
 
 def _scored_on(tokens: int | None) -> str:
     return "" if tokens is None else f"on {tokens:,} tokens"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def _text(value: object) -> str:

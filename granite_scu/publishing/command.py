@@ -17,8 +17,8 @@ from granite_scu.errors import UserError
 from granite_scu.publishing import hub, selection
 from granite_scu.publishing.leaks import redact
 
-HEAD = 45
-"""Lines of the card that a dry run shows."""
+HEAD_ENDS = "## Control"
+"""The heading at which a dry run stops showing the card: metadata and results are above it."""
 
 _DESCRIPTION = """\
 Publish the adapter of a finished run on the Hugging Face hub, in one commit, with a model card of what was measured.
@@ -142,9 +142,9 @@ def _print_plan(options: argparse.Namespace, publication: selection.Publication,
 
 
 def _print_head(publication: selection.Publication, console: Console) -> None:
-    lines = publication.card.splitlines()
-    shown = [*lines[:HEAD], f"[{len(lines) - HEAD} more lines]" if len(lines) > HEAD else ""]
-    console.print("\nREADME.md\n\n" + "\n".join(shown).rstrip(), highlight=False, markup=False, soft_wrap=True)
+    head, _, rest = publication.card.partition(HEAD_ENDS)
+    text = f"\nREADME.md\n\n{head}[{rest.count(chr(10)) + 1} more lines]"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_uploaded(uploaded: hub.Uploaded, console: Console) -> None:

@@ -281,6 +281,9 @@ def evaluated(run: Path, **changes) -> dict:
         "documents": 7,
         "tokens": 1234,
         "bytes": 5678,
+        "units": "documents",
+        "max_length": 128,
+        "stride": 64,
         "models": [
             model("base", None, 5.5),
             model("best", str(run / "best"), 5.1),
@@ -311,7 +314,9 @@ def test_the_interval_of_the_evaluation_is_on_the_card(run):
     rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", found.card, re.MULTILINE))
     assert rows["with the adapter, bits per token"] == "5.0000"
     assert rows["difference in bits per token, adapter minus base"] == "-0.5000, 95 % interval -0.5600 to -0.4100"
-    assert "7 documents, 1,234 tokens" in found.card and "no interval is given" not in found.card
+    assert (
+        "7 documents, 1,234 tokens, in windows of 128 tokens" in found.card and "no interval is given" not in found.card
+    )
     assert not any("no interval" in note for note in found.notes)
     assert "/home/ada" not in found.card
 
@@ -328,11 +333,12 @@ def test_a_pair_the_other_way_round_is_turned(run):
 
 
 def test_too_few_documents_give_no_interval(run):
-    evaluated(run, pairs=[{"a": "base", "b": "run", **interval(-0.5, None, None), "verdict": "no difference shown"}])
+    nothing = {"a": "base", "b": "run", **interval(-0.5, None, None), "verdict": "no difference shown"}
+    evaluated(run, pairs=[nothing], units="windows")
     card = selection.prepare(run, REPO).card
     difference = next(r for r in ModelCard(card).data.eval_results if r.metric_type == "bits_per_token_difference")
     assert difference.metric_value == -0.5 and not difference.metric_args
-    assert "| -0.5000, too few documents for an interval |" in card
+    assert "| -0.5000, too few documents for an interval |" in card and "probably too narrow" in card
 
 
 @pytest.mark.parametrize("changes", [{"pairs": []}, {"models": []}, {"models": None}])
