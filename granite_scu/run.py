@@ -1,5 +1,6 @@
 """A training run from its configuration to its folder: prepare, plan, train, score, write."""
 
+import contextlib
 import json
 import logging
 import math
@@ -196,8 +197,10 @@ class Run:
         try:
             self.train(trainer, module, resume)
         except BaseException:
-            if main and self.folder.read_history():  # how far a run got that failed or was stopped
-                self.report()
+            # How far a run got that failed or was stopped; should that fail too, the first failure counts.
+            with contextlib.suppress(OSError, ValueError):
+                if main and self.folder.read_history():
+                    self.report()
             raise
         if main:
             self.illustrate()

@@ -48,12 +48,15 @@ def read_comparison(file: Path) -> dict[str, Any]:
     """
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
-        rows = [row for task in results["tasks"] for row in task["rows"]]
+        rows = [row for task in results["tasks"] if task["name"] for row in task["rows"]]
         for row in rows:
-            row["name"], row["is_reference"], row["test_bpt"], row["difference"]
-    except (ValueError, TypeError, KeyError) as error:
+            str(row["name"]), bool(row["is_reference"])
+            for found, numbers in ((row["test_bpt"], ("mean",)), (row["difference"], ("mean", "low", "high"))):
+                [float(found[number]) for number in numbers if found is not None]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{file}: not the comparison.json of scripts/compare_controllers.py ({error!r})") from error
-    if not rows:
+    results["tasks"] = [task for task in results["tasks"] if any(row["test_bpt"] for row in task["rows"])]
+    if not results["tasks"]:
         raise ValueError(f"{file}: no task has a finished run")
     return results
 

@@ -189,7 +189,6 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
             s.plot([target[-1]] * 2, [row - 0.32, row + 0.32], color=style.GREEN, linewidth=2.5)
         ends = [run.column("lambda")[-1] for run in group.runs]
         _dots(strength, row, group, [end for end in ends if end > 0], missing="λ = 0" if 0.0 in ends else "none")
-    _draw_base(scored, groups)
     style.share_scale(s, np.array([_smoothed_s(run)[1][-1] for group in groups for run in group.runs]), "x")
     _log_scale(strength, [run.column("lambda")[-1:] for group in groups for run in group.runs], "x")
     for axes, label, where in ((scored, "held-out documents", "bits per token"), (s, "S at the end", "ratio of bits"),
@@ -197,6 +196,7 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
         _rows(axes, groups)
         axes.set_title(label, fontsize=style.LEGEND, color=style.INK)
         axes.set_xlabel(where, fontsize=style.LEGEND, color=style.INK)
+    _draw_base(scored, groups)
     scored.xaxis.set_major_locator(MaxNLocator(3))
     if any(_targets(group) for group in groups):
         bar = Line2D([], [], color=style.GREEN, marker="|", markersize=14, markeredgewidth=2.5, linestyle="none")

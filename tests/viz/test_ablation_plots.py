@@ -174,6 +174,11 @@ def test_the_summary_has_the_test_score_and_the_base(make):
     assert lines(strength)["median"].get_xdata().item() == pytest.approx(10) and strength.get_xscale() == "log"
 
 
+def test_a_base_far_off_is_said_in_words_and_squeezes_nothing(make):
+    scored, *_ = figures.plot_summary(group([make(test=5.80), make("none", None, 0.0, test=5.85)])).axes
+    assert scored.get_xlabel() == "bits per token; base 6.500" and scored.get_xlim()[1] < 5.9
+
+
 # Figures of several.
 
 

@@ -48,7 +48,18 @@ def test_the_command_draws_both_kinds(results, tmp_path, capsys):
     assert (tmp_path / "comparison.svg").read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"tasks": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "{}",
+        "[]",
+        '{"tasks": []}',
+        '{"tasks": [{"name": "docs", "rows": [{"name": "pi"}]}]}',
+        json.dumps({"tasks": [{"name": "docs", "rows": [row("pi", 5.0) | {"test_bpt": {}}]}]}),
+        json.dumps({"tasks": [{"name": "docs", "rows": [row("pi", 5.0) | {"test_bpt": None}]}]}),
+    ],
+)
 def test_what_it_cannot_draw_is_one_line(text, tmp_path, capsys):
     (tmp_path / "comparison.json").write_text(text)
     assert main([str(tmp_path / "comparison.json")]) == 2
