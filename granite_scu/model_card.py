@@ -247,8 +247,9 @@ def _evaluation(facts: Mapping[str, Any]) -> list[str]:
     rows.append(("verdict", _text(found["verdict"])))
     few = "" if found["units"] == "documents" else ", for want of documents, and so probably too narrow"
     about = (
-        f"`scripts/eval_bpt.py` on {_text(found['data'])}: {found['documents']:,} documents, {found['tokens']:,} tokens "
-        f"in windows of {found['max_length']} tokens, each after the first {found['stride']} further. "
+        f"`scripts/eval_bpt.py` on {_text(found['data'])}: {found['documents']:,} documents, "
+        f"{found['tokens']:,} tokens, in windows of {found['max_length']} tokens, "
+        f"each after the first {found['stride']} further. "
         f"The interval is a paired bootstrap over {found['units']}{few}."
     )
     return [f"## Against the base model\n\n{about}\n\n{_table(('measured', 'value'), rows)}"]
