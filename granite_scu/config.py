@@ -127,9 +127,10 @@ class DataConfig:
     """The text and how it is cut.
 
     Attributes:
-        path: file or folder, or an embedded corpus (stdlib-docs, stdlib-source, package-docs); null takes wikitext-2
-            from the hub.
-        text_column: field of a jsonl line that holds the text.
+        path: file, folder or pattern, or an embedded corpus (stdlib-docs, stdlib-source, package-docs), or a list of
+            such sources; null takes wikitext-2 from the hub.
+        text_column: field of a record that holds the text.
+        encoding: of text files.
         block_size: tokens in a block.
         batch_size: blocks in a micro-batch on each device.
         eval_batch_size: the same for evaluation; null takes batch_size.
@@ -139,8 +140,9 @@ class DataConfig:
         train_tokens: train on about so many tokens of the training split, blocks spread evenly over it; null takes all.
     """
 
-    path: str | None = None
+    path: list[str] | str | None = None
     text_column: str = "text"
+    encoding: str = "utf-8"
     block_size: int = 1024
     batch_size: int = 8
     eval_batch_size: int | None = None
@@ -150,6 +152,9 @@ class DataConfig:
     train_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        _check(
+            _is_encoding(self.encoding), "--encoding", self.encoding, "no such encoding; try utf-8, latin-1 or utf-16"
+        )
         _check(self.block_size >= 8, "--block-size", self.block_size, "must be at least 8 tokens")
         _check(self.batch_size >= 1, "--batch-size", self.batch_size, "must be at least 1")
         size = self.eval_batch_size
@@ -160,6 +165,18 @@ class DataConfig:
         tokens = self.train_tokens
         enough = tokens is None or tokens >= self.block_size
         _check(enough, "data.train_tokens", tokens, f"must be at least a block of {self.block_size}")
+
+    @property
+    def sources(self) -> list[str]:
+        """What is read; nothing where the hub's default is."""
+        if self.path is None:
+            return []
+        return [self.path] if isinstance(self.path, str) else self.path
+
+    @property
+    def named(self) -> str:
+        """What the text is called in messages."""
+        return ", ".join(self.sources) or "wikitext-2-raw-v1"
 
 
 @dataclass(frozen=True)
@@ -331,6 +348,14 @@ class RunConfig:
         _check(fraction is None or 0 < fraction <= 1, "--memory-fraction", fraction, "must be in (0, 1]")
         expected = self.expected_mfu
         _check(expected is None or 0 < expected < 1, "--run.expected_mfu", expected, "must lie between 0 and 1")
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        "".encode(name)
+    except LookupError:
+        return False
+    return True
 
 
 def _check(valid: bool, flag: str, value: object, remedy: str) -> None:

@@ -6,6 +6,7 @@ as ``--key value`` after the YAML files, so flags win. Dotted flags (``--lora.ta
 
 import argparse
 import difflib
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -42,6 +43,7 @@ class Flag:
         help: meaning, and unit where there is one.
         choices: the values it may take.
         default: shown in the help where the configuration's own default is written another way.
+        many: whether several values may follow the flag, and the flag be given several times.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Flag:
     help: str
     choices: tuple[str, ...] = ()
     default: Any = None
+    many: bool = False
 
 
 NUMBER_OF_ITS_OWN = {"--early-stopping": 3, "--stop-at-equilibrium": 30}
@@ -86,9 +89,11 @@ def ratio_or_auto(text: str) -> str:
 SECTIONS: dict[str, tuple[Flag, ...]] = {
     "what": (
         Flag("--model", "base.name", str, "hub id, local folder, or tiny-granite-h for the embedded model"),
-        Flag("--data-dir", "data.path", str, "file or folder of txt, md or jsonl; stdlib-docs, stdlib-source or "
-             "package-docs for an embedded corpus", default="wikitext-2 from the hub"),
-        Flag("--text-column", "data.text_column", str, "field of a jsonl line that holds the text"),
+        Flag("--data-dir", "data.path", str, "file, folder or pattern of txt, md, jsonl, csv, tsv or parquet, also "
+             "as .gz or .zst; stdlib-docs, stdlib-source or package-docs for an embedded corpus; several are read one "
+             "after the other", default="wikitext-2 from the hub", many=True),
+        Flag("--text-column", "data.text_column", str, "field of a record (jsonl, csv, parquet) that holds the text"),
+        Flag("--encoding", "data.encoding", str, "of text files, such as latin-1"),
         Flag("--output-dir", "run.output_dir", str, "run folder"),
         Flag("--overwrite", "run.overwrite", bool, "replace a run folder that is not empty"),
         Flag("--seed", "seed_everything", int, "seed of everything random", default=config.SEED),
@@ -220,6 +225,8 @@ def build_parser() -> Parser:
             else:
                 options |= {"type": flag.kind, "choices": flag.choices or None}
                 options["metavar"] = "|".join(flag.choices) or flag.kind.__name__.upper()
+            if flag.many:
+                options |= {"nargs": "+", "action": "extend"}
             if flag.name in NUMBER_OF_ITS_OWN:
                 options |= {"nargs": "?", "const": NUMBER_OF_ITS_OWN[flag.name]}
             group.add_argument(flag.name, **options)
@@ -283,6 +290,8 @@ def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argpar
 def _as_yaml(flag: Flag, value: Any) -> str:
     if flag.key == "trainer.precision":
         return PRECISIONS[value]
+    if flag.many:
+        return json.dumps(value, ensure_ascii=False) if len(value) > 1 else value[0]
     if isinstance(value, float) and not math.isfinite(value):  # so that the configuration refuses it, by its flag
         return str(value).replace("inf", ".inf").replace("nan", ".nan")
     return str(value).lower() if isinstance(value, bool) else str(value)

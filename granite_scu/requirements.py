@@ -61,7 +61,7 @@ class Wanted:
     deterministic: bool = False
     precision: str | None = None
     model: str = BaseConfig.name
-    data_path: str | None = None
+    data_path: list[str] | str | None = None
     output_dir: str = RunConfig.output_dir
     multi_gpu: bool = RunConfig.multi_gpu
     hardware: str | None = None

@@ -212,7 +212,8 @@ class Run:
         resume, overwrite = self._checkpoint(), self.request.run.overwrite
         self.folder.check(overwrite, resuming=self._continues(resume))
         if overwrite and not self._continues(resume):
-            self._refuse_to_delete("--data-dir", self.request.data.path)
+            for source in self.request.data.sources:
+                self._refuse_to_delete("--data-dir", source)
             self._refuse_to_delete("--model", self.request.base.name)
             self._refuse_to_delete("--replay", self.request.control.replay)
         return resume

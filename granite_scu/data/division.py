@@ -49,7 +49,7 @@ def divide(config: DataConfig) -> Division:
     if config.path is None:
         published = load_wikitext()
         return Division("published", published, [*published.train, *published.validation, *published.test], 0)
-    documents, n_empty = drop_empty(load(config.path, config.text_column))
+    documents, n_empty = drop_empty(load(config.path, config.text_column, config.encoding))
     parts = by_document(documents)
     return Division("document" if parts else "block", parts, documents, n_empty)
 

@@ -1,7 +1,11 @@
 """What a corpus is made of."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from granite_scu.data import files
 
 
 @dataclass(frozen=True)
@@ -20,3 +24,32 @@ class Document:
     def digest(self) -> str:
         """By which the text is known again: the first 16 hexadecimal digits of its SHA-256."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def pieces(self) -> Iterator[str]:
+        """The text in one piece or several."""
+        yield self.text
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A whole file that is one document, and that need not fit into memory.
+
+    Attributes:
+        path: of the file.
+        encoding: of its characters.
+    """
+
+    path: Path
+    encoding: str = "utf-8"
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces())
+
+    def pieces(self) -> Iterator[str]:
+        """The text as it is read. Raises UserError where it cannot be decoded."""
+        return files.decoded(self.path, self.encoding)

@@ -68,7 +68,7 @@ class TextDataModule(LightningDataModule):
         blocks = parts.map(packed) if parts else tail_held_out(packed(division.documents), config)
         if blocks.train.n_inputs <= config.block_size:  # each needs the token after it as its label
             raise UserError(
-                f"--data-dir {config.path}: the training split has {blocks.train.n_inputs} tokens, too few for one "
+                f"--data-dir {config.named}: the training split has {blocks.train.n_inputs} tokens, too few for one "
                 f"block of --block-size {config.block_size}; {_more_text(blocks.train.n_inputs, n_blocks=1)}"
             )
         blocks = replace(blocks, train=thinned(blocks.train, config.train_tokens))
@@ -117,7 +117,7 @@ class TextDataModule(LightningDataModule):
         blocks = self._prepared
         parts = {"train": blocks.train, "validation": blocks.validation, "test": blocks.test}
         return {
-            "path": self.config.path or "wikitext-2-raw-v1",
+            "path": self.config.named,
             "split_by": self._split_by,
             "block_size": self.config.block_size,
             "empty_documents": self._n_empty,
@@ -201,7 +201,7 @@ def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:
     if len(whole) < MIN_BLOCKS:
         size = config.block_size
         raise UserError(
-            f"--data-dir {config.path}: {whole.n_inputs} tokens are too few to hold some out for validation, "
+            f"--data-dir {config.named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
             f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
             f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
         )

@@ -1,36 +1,36 @@
-"""Read a corpus: text files, jsonl, folders of them, an embedded corpus, or wikitext-2 from the hub."""
+"""Read a corpus: files of text or records, folders and patterns of them, an embedded corpus, or wikitext-2."""
 
-import json
+import glob
 import logging
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from granite_scu.data import files, formats, samples
 from granite_scu.data.corpora import EMBEDDED, load_embedded
-from granite_scu.data.documents import Document
+from granite_scu.data.documents import Document, TextFile
 from granite_scu.data.splits import Split
 from granite_scu.errors import UserError
 
-SUFFIXES = (".txt", ".md", ".jsonl")
-"""Files that can be read: the first two hold one document each, the last one document a line."""
-
-_SUPPORTED = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-_REMEDY = f"give a {_SUPPORTED} file, a folder of them, or an embedded corpus ({', '.join(EMBEDDED)})"
+_SUPPORTED = f"{', '.join(formats.SUFFIXES[:-1])} or {formats.SUFFIXES[-1]}"
+_REMEDY = (
+    f"give a {_SUPPORTED} file, also as {' or '.join(files.PACKED)}, a folder or pattern of them, or an embedded "
+    f"corpus ({', '.join(EMBEDDED)})"
+)
 # An article's title stands between single equals signs, a section's between more of them.
 _ARTICLE_TITLE = re.compile(r" = (?!=)(.*[^=\s]) = \n?")
 
 _log = logging.getLogger(__name__)
 
 
-def load(path: str | None, text_column: str) -> list[Document]:
-    """The documents of a corpus, in a fixed order; texts that are empty are among them (see ``drop_empty``).
+def load(path: str | Sequence[str] | None, text_column: str, encoding: str = "utf-8") -> list[Document]:
+    """The documents of a corpus in memory, in a fixed order; empty texts are among them (see ``drop_empty``).
 
     Args:
-        path: file, folder (searched in depth, sorted) or embedded corpus; None takes wikitext-2 from the hub.
-        text_column: field of a jsonl line that holds the text.
+        path: what is read, see ``read``; several are read one after the other. None takes wikitext-2 from the hub.
+        text_column: field of a record that holds the text.
+        encoding: of text files.
 
     Raises:
         UserError: nothing there, no text in it, or a file that cannot be read; names file and line or byte.
@@ -38,19 +38,40 @@ def load(path: str | None, text_column: str) -> list[Document]:
     if path is None:
         published = load_wikitext()
         return [*published.train, *published.validation, *published.test]
-    if path in EMBEDDED:
-        return load_embedded(path)
-    if not path.strip():  # an unset shell variable; Path would take it for the current folder
-        raise UserError(f"--data-dir '{path}': is empty; {_REMEDY}")
-    try:
-        files = _files(Path(path).expanduser())
-        documents = [document for file in files for document in _read(file, text_column)]
-    except OSError as error:
-        place = error.filename or path
-        raise UserError(f"--data-dir {place}: cannot be read ({error.strerror}); check its permissions") from error
+    paths = [path] if isinstance(path, str) else path
+    found = (document for one in paths for document in read(one, text_column, encoding))
+    documents = [Document(document.name, document.text) for document in found]
     if not any(document.text.strip() for document in documents):
-        raise UserError(f"--data-dir {path}: holds no text, every file or line of it is empty; {_REMEDY}")
+        raise no_text(paths)
     return documents
+
+
+def no_text(paths: Sequence[str]) -> UserError:
+    """What a corpus without any text gets."""
+    return UserError(f"--data-dir {', '.join(paths)}: holds no text, every file or line of it is empty; {_REMEDY}")
+
+
+def read(path: str, text_column: str, encoding: str = "utf-8") -> Iterator[Document | TextFile]:
+    """The documents of one source, in a fixed order and one at a time: of a large source little is in memory.
+
+    Args:
+        path: file, folder (searched in depth, sorted), pattern such as ``logs/**/*.jsonl.gz``, or embedded corpus.
+        text_column: field of a record that holds the text.
+        encoding: of text files.
+
+    Raises:
+        UserError: nothing there, or a file that cannot be read; names file and line or byte.
+    """
+    if path in EMBEDDED:
+        yield from load_embedded(path)
+        return
+    for file in readable_files(path):
+        kind = files.kind(file)
+        if kind in formats.TEXTS:
+            yield TextFile(file, encoding)
+            continue
+        for place, record in formats.RECORDS[kind](file, encoding, samples.columns(text_column)):
+            yield samples.as_document(place, record, text_column)
 
 
 def load_wikitext() -> Split[list[Document]]:
@@ -84,81 +105,41 @@ def drop_empty(documents: list[Document]) -> tuple[list[Document], int]:
     return kept, n_empty
 
 
-def _files(root: Path) -> list[Path]:
-    """The files of a corpus that can be read, sorted. Those of other kinds in a folder are counted in the log."""
-    if root.is_file():
-        if root.suffix.lower() not in SUFFIXES:
-            raise UserError(f"--data-dir {root}: cannot read {root.suffix or 'files without suffix'}; {_REMEDY}")
-        return [root]
-    if not root.is_dir():
-        what = "neither a file nor a folder" if root.exists() else "no such file or folder"
-        raise UserError(f"--data-dir {root}: {what}; {_REMEDY}")
-    # os.walk, since Path.rglob passes over a folder that it may not read.
-    found = sorted(Path(folder) / name for folder, _, names in os.walk(root, onerror=_raise) for name in names)
-    files = [file for file in found if file.suffix.lower() in SUFFIXES]
-    others = Counter(file.suffix.lower() or "no suffix" for file in found if file.suffix.lower() not in SUFFIXES)
-    listed = ", ".join(f"{count} {suffix}" for suffix, count in sorted(others.items()))
-    if not files:
-        what = f"holds only other files ({listed})" if others else "the folder is empty"
-        raise UserError(f"--data-dir {root}: {what}; {_REMEDY}")
+def readable_files(path: str) -> list[Path]:
+    """The files of a source that can be read, sorted. Those of other kinds are counted in the log.
+
+    Raises:
+        UserError: nothing there, nothing of a kind that can be read, or a folder that may not be read.
+    """
+    if not path.strip():  # an unset shell variable; Path would take it for the current folder
+        raise UserError(f"--data-dir '{path}': is empty; {_REMEDY}")
+    try:
+        found = files.find(path)
+    except OSError as error:
+        raise files.unreadable(path, error) from error
+    chosen = [file for file in found if files.kind(file) in formats.SUFFIXES]
+    others = Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
+    if not chosen:
+        raise UserError(f"--data-dir {path}: {_why_nothing(path, others)}; {_REMEDY}")
     if others:
-        _log.warning("%s: skipped %d files that are not %s: %s", root, others.total(), _SUPPORTED, listed)
-    return files
+        listed = _listed(others)
+        _log.warning("%s: skipped %d files that are not %s: %s", path, others.total(), _SUPPORTED, listed)
+    return chosen
 
 
-def _raise(error: OSError) -> NoReturn:
-    raise error
+def _why_nothing(path: str, others: Counter[str]) -> str:
+    root = Path(path).expanduser()
+    if root.is_file():
+        return f"cannot read {root.suffix or 'files without suffix'}"
+    if others:
+        return f"holds only other files ({_listed(others)})"
+    if root.is_dir():
+        return "the folder is empty"
+    return "no file matches" if glob.has_magic(path) else "no such file or folder"
 
 
-def _read(file: Path, column: str) -> list[Document]:
-    text = _decoded(file)
-    if file.suffix.lower() != ".jsonl":
-        return [Document(str(file), text)]
-    # Not splitlines(), which also splits at U+2028 and its like: JSON may hold those inside a string.
-    lines = enumerate(text.split("\n"), start=1)
-    places = ((f"{file}:{number}", line) for number, line in lines if line.strip())
-    return [Document(place, _text_of(line, column, place)) for place, line in places]
-
-
-def _decoded(file: Path) -> str:
-    data = file.read_bytes()
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"--data-dir {file}: byte {error.start} (line {line}) is not valid UTF-8; "
-            "convert the file, for example with iconv -f latin1 -t utf-8"
-        ) from error
-
-
-def _text_of(line: str, column: str, place: str) -> str:
-    """The text of a jsonl line; ``place`` is its file and number, for messages."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UserError(f"--data-dir {place}: not valid JSON ({reason}); each line must be one JSON object") from error
-    if not isinstance(record, dict):
-        kind = type(record).__name__
-        raise UserError(f'--data-dir {place}: a {kind}, not an object; each line must be one, as {{"{column}": "..."}}')
-    if "messages" in record and (column not in record or column == "messages"):
-        raise UserError(f"--data-dir {place}: chat data (messages) is not supported yet; give lines with a text field")
-    if column not in record:
-        fields = ", ".join(record) or "none"
-        raise UserError(f"--data-dir {place}: no field {column!r}, there are: {fields}; name one with --text-column")
-    text = record[column]
-    if not isinstance(text, str):
-        kind = type(text).__name__
-        raise UserError(f"--data-dir {place}: field {column!r} is a {kind}, not text; name another with --text-column")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair, which is no character
-        raise UserError(
-            f"--data-dir {place}: field {column!r} holds a lone surrogate at character {error.start}; "
-            "mend or remove the line"
-        ) from error
-    return text
+def _listed(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {suffix}" for suffix, count in sorted(kinds.items()))
 
 
 def _articles(name: str, lines: Iterable[str]) -> list[Document]:

@@ -83,7 +83,7 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
     if record is None:
         raise UserError(f"{run}: does not say which documents it held out (an older version made it); give --data-dir")
     config = data_config(run)
-    name = f"{config.path or 'wikitext-2-raw-v1'}, held out by {run.name}"
+    name = f"{config.named}, held out by {run.name}"
     division = divide(config)
     others = [other for other in others if documents_of(other) != record]
     if record["shared"]:
@@ -98,7 +98,7 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
         raise _changed(run, config)
     missing = len(wanted - {document.digest for document in found})
     if missing:
-        _log.warning("%d of the %d held-out documents are no longer in %s", missing, len(wanted), config.path)
+        _log.warning("%d of the %d held-out documents are no longer in %s", missing, len(wanted), config.named)
     return _unseen(name, found, others, "the run's own text")
 
 
@@ -133,5 +133,4 @@ def _seen_by(runs: Sequence[Path]) -> set[str]:
 
 
 def _changed(run: Path, config: DataConfig) -> UserError:
-    where = config.path or "wikitext-2-raw-v1"
-    return UserError(f"{run}: its text {where} has changed since, and what it held out is gone; give --data-dir")
+    return UserError(f"{run}: its text {config.named} has changed since, and what it held out is gone; give --data-dir")

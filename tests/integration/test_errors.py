@@ -81,16 +81,19 @@ def test_an_empty_folder(refusal, tmp_path):
 
 
 def test_a_kind_of_file_that_is_not_read(refusal, tmp_path):
-    other = tmp_path / "table.parquet"
-    other.write_bytes(b"PAR1")
-    assert "cannot read .parquet; give a .txt" in refusal("--data-dir", other)
+    other = tmp_path / "text.docx"
+    other.write_bytes(b"PK")
+    assert "cannot read .docx; give a .txt" in refusal("--data-dir", other)
 
 
 def test_text_that_is_not_utf8(refusal, tmp_path):
     wrong = tmp_path / "latin.txt"
     wrong.write_bytes(b"one line\n" + "na\u00efve".encode("latin1"))
     line = refusal("--data-dir", wrong)
-    assert f"--data-dir {wrong}: byte 11 (line 2) is not valid UTF-8; convert the file" in line
+    assert (
+        f"--data-dir {wrong}: byte 11 (line 2) is not valid UTF-8; name the encoding that it has with --encoding"
+        in line
+    )
 
 
 def test_a_line_that_is_not_json(refusal, tmp_path):

@@ -1,0 +1,165 @@
+"""The files of a corpus: found in folders and by patterns, unpacked, and decoded a piece at a time."""
+
+import codecs
+import glob
+import gzip
+import importlib
+import importlib.util
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NoReturn
+
+from granite_scu.errors import UserError
+
+PACKED = (".gz", ".zst")
+"""Suffixes of compressed files, behind the suffix of what is in them."""
+
+PIECE = 1 << 20
+"""Bytes read at a time."""
+
+
+def kind(path: Path) -> str:
+    """The suffix that says what a file holds, in lower case and without that of a compression.
+
+    >>> kind(Path("a/Chats.JSONL.gz"))
+    '.jsonl'
+    """
+    name = path.name.lower()
+    for packed in PACKED:
+        name = name.removesuffix(packed)
+    return Path(name).suffix
+
+
+def find(given: str) -> list[Path]:
+    """Every file that a path stands for, sorted: itself, those in a folder in depth, or those that a pattern matches.
+
+    Raises:
+        UserError: there is no such path.
+        OSError: a folder that cannot be read.
+    """
+    root = Path(given).expanduser()
+    if root.is_file():
+        return [root]
+    if root.is_dir():
+        return _in_depth(root)
+    if root.exists():
+        raise UserError(f"--data-dir {root}: neither a file nor a folder; give one that holds text")
+    if glob.has_magic(given):
+        matched = [Path(name) for name in sorted(glob.glob(str(root), recursive=True))]
+        return sorted({file for path in matched for file in (_in_depth(path) if path.is_dir() else [path])})
+    return []
+
+
+def _in_depth(root: Path) -> list[Path]:
+    # os.walk, since Path.rglob passes over a folder that it may not read.
+    return sorted(Path(folder) / name for folder, _, names in os.walk(root, onerror=_raise) for name in names)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed.
+
+    Raises:
+        UserError: a damaged archive, a library that is missing, or a file that is gone by now or may not be read.
+    """
+    try:
+        with _opened(path) as stream:
+            yield stream
+    except FileNotFoundError as error:
+        raise UserError(f"--data-dir {path}: has vanished since the corpus was listed; start again") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise _damaged(path, error) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:
+        if type(error).__name__ == "ZstdError":  # of one library or the other
+            raise _damaged(path, error) from error
+        raise
+
+
+def unreadable(path: Path | str, error: OSError) -> UserError:
+    """What a file or folder gets that the system does not let us read."""
+    place = error.filename or path
+    return UserError(f"--data-dir {place}: cannot be read ({error.strerror or error}); check its permissions")
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"--data-dir {path}: damaged or not compressed as its name says ({error}); compress it again")
+
+
+def _opened(path: Path) -> IO[bytes]:
+    match path.suffix.lower():
+        case ".gz":
+            return gzip.open(path, "rb")
+        case ".zst":
+            return _zstd(path)
+        case _:
+            return path.open("rb")
+
+
+def _zstd(path: Path) -> IO[bytes]:
+    """By the standard library where it has Zstandard (Python 3.14), else by the package zstandard."""
+    for module in ("compression.zstd", "zstandard"):
+        if importlib.util.find_spec(module.partition(".")[0]):
+            return importlib.import_module(module).open(path, "rb")
+    raise UserError(
+        f"--data-dir {path}: Zstandard needs a library that is missing; pip install zstandard, or decompress the file "
+        "with unzstd"
+    )
+
+
+def decoded(path: Path, encoding: str) -> Iterator[str]:
+    """The file's text, a piece at a time, without a byte order mark.
+
+    Raises:
+        UserError: bytes that the encoding does not have; names the first of them and its line.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig" if _is_utf8(encoding) else encoding)()
+    offset = line = 0  # bytes read and lines handed on so far
+    with unpacked(path) as stream:
+        while True:
+            data = stream.read(PIECE)
+            offset += len(data)
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:  # its object ends where the data does, and may begin before them
+                byte = offset - len(error.object) + error.start
+                number = line + bytes(error.object[: error.start]).count(b"\n") + 1
+                raise _undecodable(path, byte, number, encoding) from error
+            line += text.count("\n")
+            if text:
+                yield text
+            if not data:
+                return
+
+
+def _undecodable(path: Path, byte: int, line: int, encoding: str) -> UserError:
+    name = "UTF-8" if _is_utf8(encoding) else encoding
+    return UserError(
+        f"--data-dir {path}: byte {byte} (line {line}) is not valid {name}; name the encoding that it has with "
+        "--encoding (such as latin-1 or cp1252), or convert it, for example with iconv -f latin1 -t utf-8"
+    )
+
+
+def _is_utf8(encoding: str) -> bool:
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+
+
+def lines(path: Path, encoding: str) -> Iterator[str]:
+    """The file's lines, each with its line end: those at ``\\n`` alone, for U+2028 and its like may stand in a text."""
+    rest = ""
+    for piece in decoded(path, encoding):
+        first, *others = piece.split("\n")
+        rest += first
+        for other in others:
+            yield rest + "\n"
+            rest = other
+    if rest:
+        yield rest

@@ -1,0 +1,180 @@
+"""Each kind of file, packed and not, gives the texts that are in it, and says where it is broken."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.data import files, formats
+from granite_scu.data.sources import load, read
+from granite_scu.errors import UserError
+
+TEXTS = [
+    'Line one,\nline "two"; end',
+    "日本語のテキスト。",
+    "Ελληνικά και русский",
+    "نص عربي 😀👩‍👩‍👧",
+    "हिन्दी\u2028x",
+]
+
+
+def write_jsonl(path: Path, texts: list[str]) -> None:
+    path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def write_csv(path: Path, texts: list[str], delimiter: str = ",") -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, delimiter=delimiter)
+        rows.writerows([["id", "text"], *([1, text] for text in texts)])
+
+
+def write_parquet(path: Path, texts: list[str | None]) -> None:
+    table = pa.table({"id": list(range(len(texts))), "text": pa.array(texts, pa.string())})
+    pa.parquet.write_table(table, path, row_group_size=2)
+
+
+WRITERS = {
+    ".jsonl": write_jsonl,
+    ".csv": write_csv,
+    ".tsv": lambda path, texts: write_csv(path, texts, "\t"),
+    ".parquet": write_parquet,
+}
+
+
+def texts_of(path: Path, **settings) -> list[str]:
+    return [document.text for document in load(str(path), "text", **settings)]
+
+
+def refused(path: Path, column: str = "text", **settings) -> str:
+    with pytest.raises(UserError) as caught:
+        load(str(path), column, **settings)
+    message = str(caught.value)
+    assert message.startswith("--data-dir ") and "\n" not in message and "; " in message
+    return message
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_format_gives_the_texts_in_it(tmp_path, suffix, packed):
+    plain = tmp_path / f"data{suffix}"
+    WRITERS[suffix](plain, TEXTS)
+    if packed:
+        data = plain.read_bytes()
+        plain.unlink()
+        plain = plain.with_name(plain.name + packed)
+        plain.write_bytes(gzip.compress(data))
+    assert texts_of(plain) == TEXTS
+    assert texts_of(tmp_path) == TEXTS
+
+
+def test_every_kind_of_record_file_is_tested():
+    assert set(formats.RECORDS) == set(WRITERS)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_text_file_is_the_same_in_pieces_of_any_size(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(files, "PIECE", size)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + "\n".join(TEXTS).encode()))
+    write_csv(tmp_path / "b.csv", TEXTS)
+    assert texts_of(tmp_path) == ["\n".join(TEXTS), *TEXTS]
+
+
+def test_places_are_the_lines_at_which_rows_begin(tmp_path):
+    write_csv(tmp_path / "a.csv", ["one", "two\nlines", "three"])
+    assert [d.name for d in read(str(tmp_path / "a.csv"), "text")] == [f"{tmp_path / 'a.csv'}:{n}" for n in (2, 3, 5)]
+    write_parquet(tmp_path / "b.parquet", ["one", "two", "three"])
+    assert [d.name for d in read(str(tmp_path / "b.parquet"), "text")][2] == f"{tmp_path / 'b.parquet'}: row 3"
+
+
+@pytest.mark.parametrize("delimiter", formats.DELIMITERS)
+def test_the_separator_of_a_csv_file_shows_in_its_header(tmp_path, delimiter):
+    write_csv(tmp_path / "a.csv", TEXTS, delimiter)
+    assert texts_of(tmp_path) == TEXTS
+
+
+def test_a_field_of_a_csv_file_may_be_long(tmp_path):
+    write_csv(tmp_path / "a.csv", ["x" * 300_000])
+    assert texts_of(tmp_path) == ["x" * 300_000]
+
+
+def test_a_missing_value_of_a_parquet_file_is_an_empty_text(tmp_path):
+    write_parquet(tmp_path / "a.parquet", ["a", None])
+    assert texts_of(tmp_path) == ["a", ""]
+
+
+def test_a_pattern_matches_files_in_depth(tmp_path):
+    for name in ("a/1.txt", "a/b/2.txt", "a/b/3.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert texts_of(tmp_path / "**" / "*.txt") == ["a/1.txt", "a/b/2.txt"]
+    assert "no file matches; give a .txt" in refused(tmp_path / "*.csv")
+
+
+def test_several_sources_are_read_one_after_the_other(tmp_path):
+    (tmp_path / "z.txt").write_text("first")
+    (tmp_path / "a.txt").write_text("second")
+    documents = load([str(tmp_path / "z.txt"), str(tmp_path / "a.txt")], "text")
+    assert [document.text for document in documents] == ["first", "second"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16"])
+def test_another_encoding_can_be_named(tmp_path, encoding):
+    (tmp_path / "a.txt").write_text("Il était\nune fois", encoding=encoding)
+    (tmp_path / "b.jsonl").write_text('{"text": "à"}\n', encoding=encoding)
+    assert texts_of(tmp_path, encoding=encoding) == ["Il était\nune fois", "à"]
+
+
+@given(before=st.text(st.characters(exclude_categories=["Cs"]), max_size=20), size=st.integers(1, 9), bom=st.booleans())
+def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, before, size, bom):
+    path = tmp_path_factory.mktemp("broken") / "a.txt"
+    data = (b"\xef\xbb\xbf" if bom else b"") + before.encode()
+    path.write_bytes(data + b"\xff rest")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "PIECE", size)
+        assert f"a.txt: byte {len(data)} (line {before.count(chr(10)) + 1}) is not valid UTF-8" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        ("a.csv", b"id,text\n1,a\n2,b,c\n", "a.csv:3: 3 fields under a header of 2; quote fields"),
+        ("a.csv", b'id,text\n1,a\n2,"b\nc', "a.csv:3: not valid csv (unexpected end of data); close quotes"),
+        ("a.csv", b"id,body\n1,a\n", "a.csv:2: no field 'text', there are: id, body; name one with --text-column"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2: not valid JSON ("),
+        ("a.parquet", b"PAR1 and then nothing", "a.parquet: not a whole parquet file ("),
+        ("a.txt.gz", b"plain text", "a.txt.gz: damaged or not compressed as its name says (Not a gzipped file"),
+        ("a.txt.gz", gzip.compress(b"text" * 100)[:-12], "a.txt.gz: damaged or not compressed as its name says ("),
+        ("a.parquet.zst", b"PAR1", "a.parquet.zst: parquet compresses its own columns; decompress it with unzstd"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path, name, contents, message):
+    (tmp_path / name).write_bytes(contents)
+    assert message in refused(tmp_path)
+
+
+def test_a_parquet_file_without_the_column_names_those_it_has(tmp_path):
+    write_parquet(tmp_path / "a.parquet", ["a"])
+    assert "a.parquet: row 1: no field 'body', there are: id, text; name one" in refused(tmp_path, "body")
+
+
+def test_zstandard_without_its_library_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.txt.zst").write_bytes(b"")
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    assert "a.txt.zst: Zstandard needs a library that is missing; pip install zstandard" in refused(tmp_path)
+
+
+def test_a_file_that_vanishes_while_the_corpus_is_read(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    documents = read(str(tmp_path), "text")
+    next(documents)
+    later = next(documents)
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(UserError, match=r"b\.txt: has vanished since the corpus was listed; start again"):
+        list(later.pieces())
