@@ -89,6 +89,9 @@ class GraniteCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
         parser, given = self._parser(self.subcommand), self.config[self.subcommand]
+        if given["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
+            lora = config.LoraConfig(**given["lora"].as_dict()).resolved()
+            given["lora"]["rank"], given["lora"]["alpha"] = lora.rank, lora.alpha
         built = parser.instantiate_classes(given)
         self.request = Request(
             **{group: built[group] for group in flags.GROUPS},
@@ -239,6 +242,7 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
     best = f"{summary['best_val_bpt']:.4f} at step {summary['best_val_step']}"
     facts = {
         "held-out documents, base": f"{summary['base_test_bpt']:.4f} bits/token",
+        **_about_start(summary),
         "held-out documents, adapter": f"{summary['final_test_bpt']:.4f} bits/token ({gain:+.4f} saved)",
         "validation, final": f"{summary['final_val_bpt']:.4f} bits/token (best {best})",
         "better adapter": better_in_words(summary),
@@ -263,6 +267,11 @@ def better_in_words(summary: dict) -> str:
 
 def _share_of_peak(summary: dict) -> str:
     return f", mfu {summary['mfu']:.1%} of {summary['peak_tflops']:.3g} TFLOP/s" if summary.get("mfu") else ""
+
+
+def _about_start(summary: dict) -> dict[str, str]:
+    start = summary.get("start_test_bpt")
+    return {} if start is None else {"held-out documents, adapter at the start": f"{start:.4f} bits/token"}
 
 
 def _about_setpoint(summary: dict) -> dict[str, str]:

@@ -7,7 +7,7 @@ Settings that Lightning's Trainer has itself stay there; ``TRAINER_DEFAULTS`` li
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from granite_scu.errors import UserError
@@ -17,6 +17,9 @@ TINY_MODEL = "tiny-granite-h"
 
 DEFAULT_STEPS = 1000
 """Optimizer steps of a run that names neither steps nor epochs."""
+
+DEFAULT_RANK, DEFAULT_ALPHA = 16, 32.0
+"""Of adapters that start from nothing."""
 
 SEED = 42
 
@@ -58,21 +61,29 @@ class LoraConfig:
     """The adapter: delta W = (alpha / rank) B A on every targeted linear layer.
 
     Attributes:
-        rank: rank r of each update.
-        alpha: numerator of the update's scale alpha / r.
+        rank: rank r of each update; null takes 16, or that of ``adapter``.
+        alpha: numerator of the update's scale alpha / r; null takes 32, or that of ``adapter``.
         dropout: probability of dropping an input of the adapter.
-        targets: layer names to adapt; null adapts every linear layer of attention, Mamba and MLP.
+        targets: layer names to adapt; null adapts every linear layer of attention, Mamba and MLP, or the layers of
+            ``adapter``.
+        adapter: folder of a LoRA adapter to start from; S then measures how far the update has moved from it.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
+    rank: int | None = None
+    alpha: float | None = None
     dropout: float = 0.0
     targets: list[str] | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
-        _check(self.rank >= 1, "--lora-r", self.rank, "must be at least 1")
-        _check(self.alpha > 0, "--lora-alpha", self.alpha, "must be positive")
+        _check(self.rank is None or self.rank >= 1, "--lora-r", self.rank, "must be at least 1")
+        _check(self.alpha is None or self.alpha > 0, "--lora-alpha", self.alpha, "must be positive")
         _check(0 <= self.dropout < 1, "--lora-dropout", self.dropout, "must be in [0, 1)")
+
+    def resolved(self) -> "LoraConfig":
+        """With the rank and the alpha that nulls stand for where there is no adapter to take them from."""
+        rank = DEFAULT_RANK if self.rank is None else self.rank
+        return replace(self, rank=rank, alpha=DEFAULT_ALPHA if self.alpha is None else self.alpha)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--encoding", "data.encoding", str, "of text files, such as latin-1"),
         Flag("--output-dir", "run.output_dir", str, "run folder"),
         Flag("--overwrite", "run.overwrite", bool, "replace a run folder that is not empty"),
+        Flag("--adapter", "lora.adapter", str, "folder of a LoRA adapter to start from: rank, alpha and layers are its "
+             "own, S measures how far training moves it", default="none: a new one"),
         Flag("--seed", "seed_everything", int, "seed of everything random", default=config.SEED),
     ),
     "length": (
@@ -115,8 +117,9 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--warmup-steps", "optimizer.warmup_steps", int, "optimizer steps of warm-up"),
         Flag("--gradient-clip", "optimizer.gradient_clip", float, "largest gradient norm; 0 does not clip"),
         Flag("--adam-beta2", "optimizer.beta2", float, "decay of Adam's second moment"),
-        Flag("--lora-r", "lora.rank", int, "rank of the adapters"),
-        Flag("--lora-alpha", "lora.alpha", float, "scale of the adapters, times the rank"),
+        Flag("--lora-r", "lora.rank", int, "rank of the adapters", default=config.DEFAULT_RANK),
+        Flag("--lora-alpha", "lora.alpha", float, "scale of the adapters, times the rank",
+             default=config.DEFAULT_ALPHA),
         Flag("--lora-dropout", "lora.dropout", float, "probability of dropping an adapter's input"),
     ),
     "precision and speed": (

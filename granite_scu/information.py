@@ -12,6 +12,12 @@ gives the same model. Delta W is never formed: |B A|^2 = sum (A A^T o B^T B), tw
 
 The measure "factors" takes |A_i|^2 + |B_i|^2 in place of |Delta W_i|^2, as the first Shannon Control Unit did. It
 is kept for comparison: it is mostly A's random initialisation, so S is far from zero before training.
+
+A run that starts from an adapter Delta W_0 = s B_0 A_0 is measured by what it adds. In factors of twice the rank
+
+    Delta W - Delta W_0 = s B' A',     B' = [B, B - B_0]     A' = [A - A_0; A_0]
+
+so that nothing large is subtracted from something large: where A = A_0 and B = B_0, it is zero to the last bit.
 """
 
 import math
@@ -26,6 +32,9 @@ LN2 = math.log(2.0)
 
 Measure = Literal["delta", "factors"]
 
+Origin = tuple[Tensor, Tensor] | None
+"""(A_0, B_0), one of a layer or stacked; None where training started from zero."""
+
 
 @dataclass(frozen=True)
 class LowRankUpdate:
@@ -35,22 +44,28 @@ class LowRankUpdate:
         a: (rank, in) down-projection.
         b: (out, rank) up-projection.
         scale: alpha / rank.
+        origin: (A_0, B_0) that training started from, of the same shapes and scale; None where that is zero. Where it
+            is given, Delta W stands for s (B A - B_0 A_0) in all of this module.
     """
 
     a: Tensor
     b: Tensor
     scale: float
+    origin: tuple[Tensor, Tensor] | None = None
 
 
 def squared_norms(updates: Sequence[LowRankUpdate], measure: Measure = "delta") -> Tensor:
     """|Delta W_i|^2 of each layer, (layers,), without forming Delta W; or |A_i|^2 + |B_i|^2. Differentiable."""
     norms: dict[int, Tensor] = {}
     for layers in _alike(updates):
-        a, b, scale = _stacked(updates, layers)
+        a, b, scale, origin = _stacked(updates, layers)
         if measure == "factors":
+            a, b = _moved(a, b, origin)
             batch = a.square().sum((-2, -1)) + b.square().sum((-2, -1))
         else:
-            batch = scale**2 * ((a @ a.mT) * (b.mT @ b)).sum((-2, -1))
+            a, b = _difference(a, b, origin)
+            # Never negative but for rounding, where A and B have moved and B A has not.
+            batch = scale**2 * ((a @ a.mT) * (b.mT @ b)).sum((-2, -1)).clamp(min=0)
         norms |= zip(layers, batch.view(-1).unbind(), strict=True)
     return torch.stack([norms[layer] for layer in range(len(updates))])
 
@@ -63,17 +78,33 @@ def _alike(updates: Sequence[LowRankUpdate]) -> list[list[int]]:
     """
     batches: dict[Any, list[int]] = {}
     for layer, u in enumerate(updates):
-        key = layer if u.a.device.type == "cpu" else (u.a.shape, u.b.shape, u.scale)
+        key = layer if u.a.device.type == "cpu" else (u.a.shape, u.b.shape, u.scale, u.origin is None)
         batches.setdefault(key, []).append(layer)
     return list(batches.values())
 
 
-def _stacked(updates: Sequence[LowRankUpdate], layers: list[int]) -> tuple[Tensor, Tensor, float]:
-    """The factors of layers of a kind, (layers, rank, in) and (layers, out, rank), and their scale; one alone 2-d."""
+def _stacked(updates: Sequence[LowRankUpdate], layers: list[int]) -> tuple[Tensor, Tensor, float, Origin]:
+    """The factors of layers of a kind, (layers, rank, in) and (layers, out, rank), scale and origin; one alone 2-d."""
     first = updates[layers[0]]
     if len(layers) == 1:
-        return first.a, first.b, first.scale
-    return torch.stack([updates[i].a for i in layers]), torch.stack([updates[i].b for i in layers]), first.scale
+        return first.a, first.b, first.scale, first.origin
+    a, b = (torch.stack(tensors) for tensors in zip(*((updates[i].a, updates[i].b) for i in layers), strict=True))
+    origins = [origin for i in layers if (origin := updates[i].origin)]
+    origin = (torch.stack([a0 for a0, _ in origins]), torch.stack([b0 for _, b0 in origins])) if origins else None
+    return a, b, first.scale, origin
+
+
+def _difference(a: Tensor, b: Tensor, origin: Origin) -> tuple[Tensor, Tensor]:
+    """(A', B'), (..., 2 rank, in) and (..., out, 2 rank), whose product is B A - B_0 A_0."""
+    if origin is None:
+        return a, b
+    a0, b0 = origin
+    return torch.cat([a - a0, a0], -2), torch.cat([b, b - b0], -1)
+
+
+def _moved(a: Tensor, b: Tensor, origin: Origin) -> tuple[Tensor, Tensor]:
+    """How far the factors themselves have moved."""
+    return (a, b) if origin is None else (a - origin[0], b - origin[1])
 
 
 def layer_npt(updates: Sequence[LowRankUpdate], sigma: float, n_tokens: int, measure: Measure = "delta") -> Tensor:
@@ -98,21 +129,23 @@ def penalty_gradient(
 ) -> list[tuple[Tensor, Tensor]]:
     """The closed-form gradient of ParamNPT by (A_i, B_i) for each layer, in nats per token.
 
-        d/dA_i = s_i^2 / (sigma^2 N) (B_i^T B_i) A_i        d/dB_i = s_i^2 / (sigma^2 N) B_i (A_i A_i^T)
+        d/dA_i = s_i^2 / (sigma^2 N) (B_i^T B_i') A_i'      d/dB_i = s_i^2 / (sigma^2 N) B_i' (A_i' A_i^T)
 
-    and A_i / (sigma^2 N), B_i / (sigma^2 N) for the measure "factors". No autograd graph is built. Where B = 0, as
-    at the start of training, both of the first are zero.
+    where A_i' = A_i and B_i' = B_i unless training started from an adapter. For the measure "factors" they are
+    A_i / (sigma^2 N) and B_i / (sigma^2 N), of which an adapter at the start is subtracted. No autograd graph is built.
+    At the start of training the first two are zero: B = 0, or A' B' = 0.
     """
     unit = 1 / (sigma**2 * n_tokens)
     gradients: dict[int, tuple[Tensor, Tensor]] = {}
     for layers in _alike(updates):
-        a, b, scale = _stacked(updates, layers)
+        a, b, scale, origin = _stacked(updates, layers)
         a, b = a.detach(), b.detach()
         if measure == "factors":
-            by_a, by_b = unit * a, unit * b
+            by_a, by_b = (unit * moved for moved in _moved(a, b, origin))
         else:
             weight = scale**2 * unit
-            by_a, by_b = (weight * (b.mT @ b)) @ a, b @ (weight * (a @ a.mT))
+            a_, b_ = _difference(a, b, origin)
+            by_a, by_b = (weight * (b.mT @ b_)) @ a_, b_ @ (weight * (a_ @ a.mT))
         pairs = [(by_a, by_b)] if len(layers) == 1 else zip(by_a.unbind(), by_b.unbind(), strict=True)
         gradients |= zip(layers, pairs, strict=True)
     return [gradients[layer] for layer in range(len(updates))]

@@ -33,6 +33,7 @@ from granite_scu.config import TINY_MODEL, BaseConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.model import loading
 from granite_scu.model.adapters import linear_layers
+from granite_scu.module import DTYPES
 from granite_scu.provenance import versions
 from granite_scu.run_folder import replacing
 
@@ -158,7 +159,7 @@ class Merger:
         return record
 
     def _write_weights(self, folder: Path, console: Console) -> None:
-        dtype = self.adapter.dtype or torch.bfloat16
+        dtype = DTYPES.get(self.adapter.precision, torch.bfloat16)
         with self.adapter.open() as factors, _bar(console, sum(map(len, self.shards.values()))) as advance:
             for shard, names in self.shards.items():
                 tensors = {}

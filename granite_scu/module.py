@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import lightning as L
@@ -21,6 +21,7 @@ from granite_scu.config import BaseConfig, LoraConfig, OptimizerConfig
 from granite_scu.errors import UserError
 from granite_scu.information import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
 from granite_scu.model import adapters, divergence, loading, loss
+from granite_scu.starting import SHA256, Start
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class GraniteModule(L.LightningModule):
         position: what the position in the data hangs on (batch size, processes); a resumed run must not change it.
         measure: what ParamBPT counts, the update or its factors.
         actuator: whether lambda acts through the gradient or, decoupled, on the update after a step.
+        start: the adapter that training starts from; None draws a new one.
     """
 
     def __init__(
@@ -99,12 +101,13 @@ class GraniteModule(L.LightningModule):
         position: dict[str, int] | None = None,
         measure: Measure = "delta",
         actuator: Literal["loss", "decoupled"] = "loss",
+        start: Start | None = None,
     ) -> None:
         super().__init__()
         self.base, self.lora, self.optimizer_config = base, lora, optimizer
         self.prior_sigma, self.n_tokens, self.total_steps = prior_sigma, n_tokens, total_steps
         self.dtype_of_base, self.attention, self.loading_device = dtype, attention, loading_device
-        self.position, self.measure, self.actuator = position or {}, measure, actuator
+        self.position, self.measure, self.actuator, self.start = position or {}, measure, actuator, start
         self.updates: dict[str, LowRankUpdate] = {}
         self.reg_strength = 0.0
         self.layer_strengths: tuple[float, ...] | None = None
@@ -113,6 +116,7 @@ class GraniteModule(L.LightningModule):
         self.micro_batches = 0
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
         self.model: torch.nn.Module | None = None
+        self.origins = torch.nn.ParameterList()
         self.register_buffer("_finite", torch.ones((), dtype=torch.bool), persistent=False)
         for name, size in (("_micro", 2), ("_since_read", 5), ("_norms", 3), ("_validated", 2)):
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64), persistent=False)
@@ -129,12 +133,42 @@ class GraniteModule(L.LightningModule):
             model.enable_input_require_grads()
         # from_pretrained returns evaluation mode, and Lightning leaves modes as it finds them: without this,
         # neither LoRA's dropout nor gradient checkpointing would act.
-        self.model = adapters.attach(model, self.lora).train()
+        self.model = self._adapted(model).train()
         if self.dtype_of_base != torch.float32:  # then the precision is a mixed one
             adapters.leave_casting_to_autocast(self.model)
         self.updates = adapters.low_rank_updates(self.model)
+        if self.start:
+            self._remember_start()
         if self.base.compile:
             compile_training(self.language_model.base_model, self.base.compile_mode)
+
+    def _adapted(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self.start is None:
+            return adapters.attach(model, self.lora)
+        return adapters.attach_saved(model, self.start.adapter.folder, self.start.adapter.config, self.lora.dropout)
+
+    def _remember_start(self) -> None:
+        """Keep the factors as they are now, to measure from; checkpoints have them too.
+
+        Frozen parameters and no buffers: these stay the same tensors when the module moves to another device.
+        """
+        now = [p for u in self.updates.values() for p in (u.a, u.b)]
+        self.origins.extend(torch.nn.Parameter(p.detach().clone(), requires_grad=False) for p in now)
+        pairs = zip(self.origins[::2], self.origins[1::2], strict=True)
+        self.updates = {name: replace(u, origin=o) for (name, u), o in zip(self.updates.items(), pairs, strict=True)}
+
+    @contextmanager
+    def at_start(self) -> Iterator[None]:
+        """The adapter as training found it, for as long as the context lasts. Only of runs that start from one."""
+        factors = [p for u in self.updates.values() for p in (u.a, u.b)]
+        kept = [p.detach().clone() for p in factors]
+        with torch.no_grad():
+            torch._foreach_copy_(factors, list(self.origins))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(factors, kept)
 
     @property
     def language_model(self) -> torch.nn.Module:
@@ -342,7 +376,7 @@ class GraniteModule(L.LightningModule):
         if expected != found:
             raise UserError(
                 "--resume-from-checkpoint: the checkpoint's adapters do not fit this model; "
-                "resume with the same --model, --lora-r and targets"
+                "resume with the same --model, --adapter, --lora-r and targets"
             )
         for name, then in checkpoint["frozen"].items():
             now = self._frozen_settings().get(name)
@@ -368,7 +402,8 @@ class GraniteModule(L.LightningModule):
 
     def _frozen_settings(self) -> dict[str, float | str]:
         measured = {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, "--measure": self.measure}
-        return {**measured, "--actuator": self.actuator, **self.position}
+        start = self.start.sha256 if self.start else "none"
+        return {**measured, "--actuator": self.actuator, SHA256: start, **self.position}
 
 
 def schedule(step: int, config: OptimizerConfig, total_steps: int) -> float:
@@ -412,4 +447,4 @@ def _supervised(batch: dict[str, Tensor]) -> Tensor:
 
 
 def _is_adapter(name: str) -> bool:
-    return ".lora_A." in name or ".lora_B." in name
+    return ".lora_A." in name or ".lora_B." in name or name.startswith("origins.")

@@ -8,7 +8,7 @@ import torch
 
 from granite_scu import hardware
 from granite_scu.config import OptimizerConfig
-from granite_scu.control.ceiling import ceiling, growth
+from granite_scu.control.ceiling import ceiling, growth, growth_from
 from granite_scu.control.setpoint import probe_steps
 from granite_scu.model import flops, loss
 from granite_scu.module import DTYPES, schedule
@@ -34,7 +34,7 @@ def describe(run: "Run") -> dict:
     rate that matrix products are measured to have here.
     """
     request, plan, machine = run.request, run.plan, run.machine
-    size = flops.measure(request.base.name, request.lora, request.data.block_size)
+    size = flops.measure(request.base.name, request.lora, request.data.block_size, run.start and run.start.shapes)
     dtype = DTYPES[machine.precision]
     batch = next(iter(run.data.train_dataloader()))
     rate = hardware.matmul_tflops(machine.device, dtype) * 1e12 * UTILISATION
@@ -53,7 +53,7 @@ def describe(run: "Run") -> dict:
         "n_tokens": plan.n_tokens,
         "controller": request.control.controller,
         "target_s": _setpoint(run),
-        "s_ceiling_estimate": _ceiling(run, [(out, request.lora.rank) for out, _ in size.adapted]),
+        "s_ceiling_estimate": _ceiling(run, [(out, rank) for out, _, rank in size.adapted]),
         "memory_gb_estimate": round(_memory_bytes(size.config, run, size.frozen, size.trained, dtype) / 1e9, 2),
         "time_s_estimate": round(seconds),
         "output_dir": str(run.folder.path),
@@ -78,13 +78,15 @@ def cumulated_rates(optimizer: OptimizerConfig, steps: int) -> list[float]:
 
 
 def update_growth(run: "Run", shapes: Iterable[tuple[int, int]]) -> float | None:
-    """G of ``control.ceiling``, for adapters of these (out, rank).
+    """G of ``control.ceiling``, for new adapters of these (out, rank), or for those that the run starts from.
 
     None under the measure of factors, which is not zero at the start.
     """
     if run.request.control.measure != "delta":
         return None
-    lora = run.request.lora
+    if run.start:
+        return growth_from(run.start.matrices, run.request.prior.sigma, run.plan.n_tokens)
+    lora = run.request.lora.resolved()
     return growth(shapes, lora.alpha / lora.rank, run.request.prior.sigma, run.plan.n_tokens)
 
 

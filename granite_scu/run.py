@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 
-from granite_scu import checkpoint, control, guard, hardware, machine, model_card, planning, probe
+from granite_scu import checkpoint, control, guard, hardware, machine, model_card, planning, probe, starting
 from granite_scu.callbacks.audit import AdapterAudit
 from granite_scu.callbacks.best import BestAdapter
 from granite_scu.callbacks.checkpoints import Checkpoints
@@ -127,6 +127,9 @@ class Run:
             log.warning(warning)
         self.folder = RunFolder(request.run.output_dir)
         self.tokenizer = loading.load_tokenizer(request.base.name)
+        self.start = self._open_start()
+        if self.start:
+            self.request = request = replace(request, lora=starting.lora_of(request.lora, self.start))
         self._check_block_size()
         self.data = self.make_data()
         self.data.prepare(self.tokenizer)
@@ -134,6 +137,16 @@ class Run:
         self.plan = self._plan()
         self._check_validations()
         self.controller = controller or build_controller(probe.provisional(request.control), self.plan.steps)
+
+    def _open_start(self) -> starting.Start | None:
+        path, base = self.request.lora.adapter, self.request.base.name
+        if path is None:
+            return None
+        starting.check_control(self.request.control)
+        resume = self._checkpoint()
+        if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
+            return starting.from_checkpoint(resume, path, base, checkpoint.load_state(resume)["frozen"])
+        return starting.open_start(path, base)
 
     def _check_block_size(self) -> None:
         name, size = self.request.base.name, self.request.data.block_size
@@ -216,6 +229,7 @@ class Run:
                 self._refuse_to_delete("--data-dir", source)
             self._refuse_to_delete("--model", self.request.base.name)
             self._refuse_to_delete("--replay", self.request.control.replay)
+            self._refuse_to_delete("--adapter", self.request.lora.adapter)
         return resume
 
     def _refuse_to_delete(self, flag: str, path: str | None) -> None:
@@ -328,6 +342,7 @@ class Run:
             position={"--batch-size": request.data.batch_size, "processes": self.machine.world_size},
             measure=request.control.measure,
             actuator=request.control.actuator,
+            start=self.start,
         )
 
     def _open_folder(self, resume: Path | None) -> None:
@@ -390,7 +405,8 @@ class Run:
 
     def _monitor(self) -> Monitor:
         data = self.request.data
-        size = flops.measure(self.request.base.name, self.request.lora, data.block_size)
+        shapes = self.start and self.start.shapes
+        size = flops.measure(self.request.base.name, self.request.lora, data.block_size, shapes)
         return Monitor(
             blocks_per_step=self.plan.tokens_per_step // data.block_size,
             flops_per_step=self.plan.tokens_per_step * size.flops_per_token,
@@ -463,6 +479,7 @@ class Run:
         return {
             **{name: asdict(getattr(self.request, name)) for name in groups},
             **({"control": self._resolved_control()} if self.found else {}),
+            **({"start": self.start.record()} if self.start else {}),
             "trainer": {k: v for k, v in self.request.trainer.items() if isinstance(v, str | int | float | None)},
             "seed": self.request.seed,
             "hardware_preset": self.request.hardware,

@@ -17,7 +17,6 @@ from granite_scu.config import TINY_MODEL, BaseConfig
 from granite_scu.errors import UserError
 from granite_scu.model import loading
 from granite_scu.model.adapters import ADAPTER, linear_layers
-from granite_scu.module import DTYPES
 from granite_scu.run_folder import MARK, RunFolder
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -85,9 +84,9 @@ class SavedAdapter:
         return BaseConfig(**({"name": self.config.base_model_name_or_path} | recorded | {"compile": False}))
 
     @property
-    def dtype(self) -> torch.dtype | None:
-        """What the frozen weights were held in while it was trained; None where that is not known."""
-        return DTYPES.get(self.training.get("machine", {}).get("precision", ""))
+    def precision(self) -> str | None:
+        """Lightning's name of the precision that it was trained in; None where that is not known."""
+        return self.training.get("machine", {}).get("precision")
 
     def layers(self, base_name: str) -> dict[str, Layer]:
         """The updates by the name of the base model's layer, proved to fit the base without loading it.

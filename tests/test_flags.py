@@ -20,6 +20,7 @@ FLAGS = [
     ("--encoding", "data.encoding", "latin-1", "latin-1"),
     ("--output-dir", "run.output_dir", "some/where", "some/where"),
     ("--overwrite", "run.overwrite", None, True),
+    ("--adapter", "lora.adapter", "runs/other", "runs/other"),
     ("--seed", "seed_everything", "7", 7),
     ("--max-steps", "trainer.max_steps", "123", 123),
     ("--num-epochs", "data.num_epochs", "1.5", 1.5),
@@ -100,6 +101,7 @@ PROMISED = {
     "--lora-r": "16",
     "--lora-alpha": "32.0",
     "--lora-dropout": "0.0",
+    "--adapter": "none: a new one",
     "--precision": "auto",
     "--attn": "sdpa",
     "--kernels": "auto",
@@ -205,7 +207,7 @@ def test_help_shows_every_flag_and_its_default():
 def test_the_configuration_has_the_promised_defaults():
     request = resolved()
     in_words = {"--data-dir", "--max-steps", "--eval-batch-size", "--precision", "--memory-fraction", "--n-tokens"}
-    in_words |= {"--cpr-bound"}
+    in_words |= {"--cpr-bound", "--adapter"}
     for name, key, _, _ in FLAGS:
         if name in PROMISED and name not in in_words:
             assert str(value_of(request, key)) == PROMISED[name], name

@@ -1,6 +1,7 @@
 """The closed forms are checked against the definitions: Delta W formed explicitly, and autograd, both in float64."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -202,3 +203,100 @@ def test_decayed_factors_shrink_the_update_by_rho_and_its_description_by_the_squ
 @given(st.floats(0, 1e30), st.floats(0, 10))
 def test_no_step_takes_more_than_half_of_a_factor(strength, learning_rate):
     assert 0.5 <= decay(strength, learning_rate, sigma=0.02, n_tokens=1000) <= 1
+
+
+# From an adapter on
+
+
+@st.composite
+def started(draw) -> list[LowRankUpdate]:
+    """Layers on their way from somewhere, by steps of any size, and some that started from zero."""
+    updates = draw(adapters(min_layers=2))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    step = 10.0 ** draw(st.floats(-6, 1))
+
+    def near(factor: torch.Tensor) -> torch.Tensor:
+        return factor + step * torch.randn(factor.shape, generator=generator, dtype=torch.float64)
+
+    origins = [(near(u.a), near(u.b)) if draw(st.booleans()) else None for u in updates]
+    return [replace(u, origin=origin) for u, origin in zip(updates, origins, strict=True)]
+
+
+def moved(update: LowRankUpdate) -> torch.Tensor:
+    """Delta W - Delta W_0, formed."""
+    if update.origin is None:
+        return delta(update)
+    a0, b0 = update.origin
+    return delta(update) - update.scale * b0 @ a0
+
+
+def test_a_way_from_an_adapter_worked_out_by_hand():
+    """From 1 * [1, 0] to 2 * [3, 4], halved: [2.5, 4]."""
+    origin = (torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0]]))
+    update = LowRankUpdate(torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0]]), 0.5, origin)
+    assert squared_norms([update]).tolist() == [2.5**2 + 4**2]
+    assert squared_norms([update], "factors").tolist() == [2**2 + 4**2 + 1]
+    ((by_a, by_b),) = penalty_gradient([update], sigma=0.5, n_tokens=10)  # scale / (sigma^2 N) = 0.2
+    torch.testing.assert_close(by_a, 0.2 * 2 * torch.tensor([[2.5, 4.0]]))
+    torch.testing.assert_close(by_b, 0.2 * torch.tensor([[2.5 * 3 + 4 * 4]]))
+
+
+@given(started())
+def test_from_an_adapter_on_it_is_the_way_from_there_that_is_measured(updates):
+    explicit = torch.stack([moved(u).square().sum() for u in updates])
+    size = max(float(delta(u).norm()) for u in updates)  # what the explicit difference is rounded at
+    torch.testing.assert_close(squared_norms(updates).sqrt(), explicit.sqrt(), rtol=1e-7, atol=1e-13 * size)
+
+
+@given(started(), SIGMAS, N_TOKENS, st.sampled_from(["delta", "factors"]))
+def test_its_gradient_is_what_autograd_finds(updates, sigma, n_tokens, measure):
+    tracked = [replace(u, a=u.a.requires_grad_(), b=u.b.requires_grad_()) for u in updates]
+
+    def squared(u: LowRankUpdate) -> torch.Tensor:
+        if measure == "delta":
+            return moved(u).square().sum()
+        a0, b0 = u.origin or (0, 0)
+        return (u.a - a0).square().sum() + (u.b - b0).square().sum()
+
+    explicit = sum(map(squared, tracked)) / (2 * sigma**2 * n_tokens)
+    expected = torch.autograd.grad(explicit, [factor for u in tracked for factor in (u.a, u.b)])
+    found = [g for pair in penalty_gradient(tracked, sigma, n_tokens, measure) for g in pair]
+    by_autograd = torch.autograd.grad(
+        param_npt(tracked, sigma, n_tokens, measure), [factor for u in tracked for factor in (u.a, u.b)]
+    )
+    for one, other, third in zip(found, expected, by_autograd, strict=True):
+        assert relative_error(one, other) < 1e-7  # the explicit difference cancels, ours does not
+        assert relative_error(one, third) < 1e-9
+
+
+@given(adapters(), st.sampled_from([torch.float32, torch.float64]), st.sampled_from(["delta", "factors"]))
+def test_at_the_start_it_is_zero_to_the_last_bit(updates, dtype, measure):
+    here = [LowRankUpdate(u.a.to(dtype), u.b.to(dtype), u.scale) for u in updates]
+    here = [replace(u, origin=(u.a.clone(), u.b.clone())) for u in here]
+    assert squared_norms(here, measure).tolist() == [0.0] * len(here)
+    assert not any(gradient.any() for pair in penalty_gradient(here, 0.02, 1000, measure) for gradient in pair)
+
+
+@given(adapters(), st.floats(0.25, 4))
+def test_factors_that_give_the_adapter_at_the_start_cost_nothing_but_rounding(updates, c):
+    turned = [LowRankUpdate((c * u.a).float(), (u.b / c).float(), u.scale, (u.a.float(), u.b.float())) for u in updates]
+    for norm, u in zip(squared_norms(turned).tolist(), updates, strict=True):
+        size = float(u.scale**2 * u.a.square().sum() * u.b.square().sum())
+        assert 0 <= norm <= 1e-5 * size
+
+
+@given(started(), st.sampled_from(["delta", "factors"]))
+def test_in_batches_as_on_a_gpu_it_is_what_it_is_one_by_one(updates, measure):
+    def flipped(u: LowRankUpdate) -> LowRankUpdate:
+        origin = u.origin and (u.origin[0].flip(1), u.origin[1].flip(0))
+        return LowRankUpdate(u.a.flip(1), u.b.flip(0), u.scale, origin)
+
+    updates = [*updates, *map(flipped, updates)]
+    kinds = {}
+    for layer, u in enumerate(updates):
+        kinds.setdefault((u.a.shape, u.b.shape, u.scale, u.origin is None), []).append(layer)
+    alone = squared_norms(updates, measure), penalty_gradient(updates, 0.5, 10, measure)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(information, "_alike", lambda _: list(kinds.values()))
+        batched = squared_norms(updates, measure), penalty_gradient(updates, 0.5, 10, measure)
+    torch.testing.assert_close(batched, alone)

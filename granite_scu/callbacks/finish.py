@@ -66,13 +66,20 @@ class Finish(L.Callback):
         adapter = self._score(trainer, module, self._tracked(trainer, data.test_dataloader(), "adapter"))
         with module.model.disable_adapter():
             base = self._score(trainer, module, self._tracked(trainer, data.test_dataloader(), "base model"))
+        start = self._score_start(trainer, module) if module.start else None
         if trainer.is_global_zero:
-            self.summary = self._summarise(trainer, base, adapter)
+            self.summary = self._summarise(trainer, base, adapter) | ({"start_test_bpt": start} if start else {})
             self.folder.write_json("scu_metrics.json", self.summary)
 
     def _score(self, trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict]) -> Score:
         context = trainer.precision_plugin.forward_context()
         return score(module, batches, model=module, reduce=module.reduced, context=context)
+
+    def _score_start(self, trainer: L.Trainer, module: GraniteModule) -> float:
+        """Bits per token with the adapter that training started from."""
+        batches = self._tracked(trainer, trainer.datamodule.test_dataloader(), "adapter as it was")
+        with module.at_start():
+            return self._score(trainer, module, batches).bits_per_token
 
     def _tracked(self, trainer: L.Trainer, loader: DataLoader, what: str) -> Iterable[dict]:
         hidden = not (trainer.is_global_zero and self.console.is_terminal)

@@ -11,10 +11,17 @@ which supposes that every gradient keeps its sign. It is an estimate of a ceilin
 rate for a step or two, and A's own growth is left out. Measured on the embedded model (rank 16, rate 1e-3, 100 steps,
 lambda = 0), ParamBPT was 0.37 of it at step 4, 0.24 at 8, and 0.19 to 0.22 from step 12 to 100; after 400 steps it was
 about 0.1. So ParamBPT grows like L^2, and the ceiling is a few times too high, hardly ever too low.
+
+From an adapter (A_0, B_0) on, both factors move at once, and to first order B A - B_0 A_0 = B_0 dA + dB A_0. So
+
+    G = sum_i s_i^2 (sqrt(out_i) |A_0| + sqrt(in_i) |B_0|)^2 / (2 sigma^2 N ln 2)
+
+which for a new adapter, where |A_0|^2 = r / 3 and B_0 = 0, is the G above.
 """
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 ASSUMED_DATA_BPT = 1.0
 """DataBPT where it is not known yet, in bits per token: low, so that the ceiling on S is rather too high."""
@@ -33,6 +40,38 @@ def growth(shapes: Iterable[tuple[int, int]], scale: float, sigma: float, n_toke
         n_tokens: N.
     """
     return scale**2 * sum(out * rank for out, rank in shapes) / (6 * sigma**2 * n_tokens * math.log(2))
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An adapted matrix as training finds it.
+
+    Attributes:
+        out: rows of Delta W.
+        inner: columns of Delta W.
+        rank: rows of A.
+        a_norm: Frobenius norm of A_0.
+        b_norm: Frobenius norm of B_0.
+        scale: alpha / rank.
+    """
+
+    out: int
+    inner: int
+    rank: int
+    a_norm: float
+    b_norm: float
+    scale: float
+
+
+def growth_from(matrices: Iterable[Matrix], sigma: float, n_tokens: int) -> float:
+    """G of a run that starts from an adapter; arguments and unit as of ``growth``.
+
+    >>> new = Matrix(out=100, inner=50, rank=16, a_norm=math.sqrt(16 / 3), b_norm=0.0, scale=2.0)
+    >>> round(growth_from([new], sigma=0.02, n_tokens=10_000), 1)
+    384.7
+    """
+    moved = sum(m.scale**2 * (math.sqrt(m.out) * m.a_norm + math.sqrt(m.inner) * m.b_norm) ** 2 for m in matrices)
+    return moved / (2 * sigma**2 * n_tokens * math.log(2))
 
 
 def ceiling(growth: float, moved: float, data_bpt: float = ASSUMED_DATA_BPT) -> float:

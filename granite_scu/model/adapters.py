@@ -1,6 +1,8 @@
 """LoRA adapters: where they go, and their factors as `information` wants them."""
 
+import copy
 import difflib
+from pathlib import Path
 
 import peft
 from peft.tuners.lora import LoraLayer
@@ -38,14 +40,28 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
                 f"lora.targets {target}: no linear layer has that name; {hint}there are {', '.join(available)}"
             )
     lora = peft.LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
+        r=config.resolved().rank,
+        lora_alpha=config.resolved().alpha,
         lora_dropout=config.dropout,
         target_modules=targets,
         bias="none",
         task_type="CAUSAL_LM",
     )
     return peft.get_peft_model(model, lora, adapter_name=ADAPTER)
+
+
+def attach_saved(model: nn.Module, folder: Path, config: peft.LoraConfig, dropout: float) -> peft.PeftModel:
+    """Put a saved adapter on a frozen model, to be trained on.
+
+    Args:
+        model: the base model; that the adapter fits it is known.
+        folder: what PEFT has saved.
+        config: the adapter's.
+        dropout: probability of dropping an input of the adapter from now on.
+    """
+    config = copy.copy(config)
+    config.lora_dropout = dropout
+    return peft.PeftModel.from_pretrained(model, folder, ADAPTER, is_trainable=True, config=config)
 
 
 def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:

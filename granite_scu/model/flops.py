@@ -1,11 +1,12 @@
 """Operations that training a LoRA adapter takes, counted from the model's shapes: what MFU is measured by."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from granite_scu.config import LoraConfig
 from granite_scu.model import adapters, loading
@@ -17,40 +18,46 @@ class Size:
 
     Attributes:
         frozen: parameters of the base model.
-        adapted: (out, in) of each adapted linear layer.
+        adapted: (out, in, rank) of each adapted linear layer.
         trained: parameters of the adapters.
         flops_per_token: multiplications and additions of a training step for each token of a block.
         config: the base model's.
     """
 
     frozen: int
-    adapted: list[tuple[int, int]]
+    adapted: list[tuple[int, int, int]]
     trained: int
     flops_per_token: float
     config: PretrainedConfig
 
 
-def measure(name: str, lora: LoraConfig, block_size: int) -> Size:
+def measure(
+    name: str, lora: LoraConfig, block_size: int, adapted: Sequence[tuple[int, int, int]] | None = None
+) -> Size:
     """The size of a model that is described, not loaded.
 
     Args:
         name: as ``--model``.
         lora: the adapters.
         block_size: tokens that attention spans.
+        adapted: (out, in, rank) of each adapted layer, where the adapters are there already.
     """
     config = loading.load_model_config(name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    layers = adapters.linear_layers(model)
-    wanted = lora.targets
-    shapes = [
-        (layer.out_features, layer.in_features)
-        for path, layer in layers.items()
-        if wanted is None or path.rsplit(".", 1)[-1] in wanted
-    ]
-    trained = lora.rank * sum(sum(shape) for shape in shapes)
+    shapes = _new_adapters(model, lora) if adapted is None else list(adapted)
+    trained = sum(rank * (out + inner) for out, inner, rank in shapes)
     flops = flops_per_token(weights_in_products(model), trained, mixing_products(config, block_size))
     return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops, config)
+
+
+def _new_adapters(model: PreTrainedModel, lora: LoraConfig) -> list[tuple[int, int, int]]:
+    wanted, rank = lora.targets, lora.resolved().rank
+    return [
+        (layer.out_features, layer.in_features, rank)
+        for path, layer in adapters.linear_layers(model).items()
+        if wanted is None or path.rsplit(".", 1)[-1] in wanted
+    ]
 
 
 def flops_per_token(frozen_weights: int, adapter_weights: int, mixing: float) -> float:

@@ -1,6 +1,7 @@
 """What a finished run is good for: merged, tried, listed and gone on from, as a user would."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,64 @@ def test_every_command_has_a_help_of_its_own(told, capfd, name):
     with pytest.raises(SystemExit):
         told(name, "--help")
     assert f"usage: granite-scu {name}" in capfd.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def gone_on(run, tmp_path_factory):
+    """A run that starts from a copy of the first one's adapter, and that copy."""
+    folder, adapter = tmp_path_factory.mktemp("gone_on") / "run", tmp_path_factory.mktemp("adapters") / "mine"
+    shutil.copytree(run, adapter)
+    argv = ("--test-run", *SHORT, "--precision", "fp32", "--adapter", adapter, "--output-dir", folder)
+    assert flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv]) == 0
+    return folder, adapter
+
+
+def test_gone_on_from_it_starts_where_it_ended_and_measures_the_way_from_there(run, gone_on):
+    folder, _ = gone_on
+    before, after = (json.loads((path / "scu_metrics.json").read_text()) for path in (run, folder))
+    assert after["start_test_bpt"] == pytest.approx(before["final_test_bpt"], abs=5e-3)  # in fp32, not bf16
+    assert after["base_test_bpt"] == pytest.approx(before["base_test_bpt"], abs=5e-3)
+    assert "start_test_bpt" not in before
+    first = json.loads((folder / "scu_history.json").read_text())[0]
+    last = json.loads((run / "scu_history.json").read_text())[-1]
+    assert 0 < first["param_bpt"] < last["param_bpt"]
+    record = json.loads((folder / "training_config.json").read_text())
+    assert record["start"] == {"adapter": "mine", "sha256": saved.find(run).sha256}
+    assert (record["lora"]["rank"], record["lora"]["alpha"]) == (16, 32.0)
+    assert saved.find(folder).layers("tiny-granite-h").keys() == saved.find(run).layers("tiny-granite-h").keys()
+
+
+def test_its_configuration_feeds_back_and_a_conflicting_flag_is_refused(gone_on, launch, tmp_path):
+    folder, adapter = gone_on
+    again = ("--config", folder / "config.yaml", "--accelerator", "cpu", "--output-dir", tmp_path / "new")
+    code, out, err = launch(*again, "--dry-run", "--json")
+    assert (code, err) == (0, "")
+    assert "in 28 adapters" in json.loads(out)["parameters"]
+    assert 0 < json.loads(out)["s_ceiling_estimate"] < 1
+    code, out, err = launch(*again, "--lora-r", 8)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--lora-r 8" in err
+    assert "has 16" in err
+    code, _, err = launch("--test-run", "--adapter", adapter, "--output-dir", adapter, "--overwrite")
+    assert (code, "would delete --adapter" in err) == (2, True), err
+
+
+def test_resumed_it_ends_bit_for_bit_the_same_though_the_adapter_is_gone(gone_on, launch, tmp_path):
+    folder, adapter = gone_on
+    adapter.rename(adapter.with_name("elsewhere"))
+    resume = ("--resume-from-checkpoint", folder / "checkpoint-3", "--output-dir", tmp_path / "resumed")
+    argv = ("--test-run", *SHORT, "--precision", "fp32", "--adapter", adapter)
+    code, out, err = launch(*argv, *resume)
+    assert (code, err) == (0, ""), out
+    assert (tmp_path / "resumed" / saved.WEIGHTS).read_bytes() == (folder / saved.WEIGHTS).read_bytes()
+    whole, halves = (json.loads((path / "scu_metrics.json").read_text()) for path in (folder, tmp_path / "resumed"))
+    assert halves["start_test_bpt"] == whole["start_test_bpt"]
+    assert halves["param_bpt"] == whole["param_bpt"]
+    start = json.loads((tmp_path / "resumed" / "training_config.json").read_text())["start"]
+    assert start == {"adapter": "mine", "sha256": saved.find(adapter.with_name("elsewhere")).sha256}
+    code, out, err = launch(*argv, "--output-dir", tmp_path / "fresh")
+    assert (code, out, err) == (
+        2,
+        "",
+        f"error: --adapter {adapter}: no such folder; name a run folder, its best/ or one of its checkpoints\n",
+    )

@@ -47,7 +47,7 @@ def test_frozen_weights_cost_four_and_adapters_six(dense_config, tmp_path):
     dense_config.save_pretrained(tmp_path)
     small, large = (flops.measure(str(tmp_path), LoraConfig(rank=rank), BLOCK) for rank in (4, 8))
     assert large.flops_per_token - small.flops_per_token == 6 * (large.trained - small.trained)
-    assert small.trained == 4 * sum(out + into for out, into in small.adapted)
+    assert small.trained == 4 * sum(out + into for out, into, _ in small.adapted)
     some = flops.measure(str(tmp_path), LoraConfig(rank=4, targets=["q_proj"]), BLOCK)
     assert len(some.adapted) == 2 and some.frozen == small.frozen
 
