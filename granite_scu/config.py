@@ -323,7 +323,8 @@ class RunConfig:
     Attributes:
         output_dir: the run folder.
         overwrite: replace a run folder that is not empty.
-        resume: checkpoint folder to go on from, or ``last`` for the newest one of output_dir.
+        resume: checkpoint folder to go on from, ``last`` for the newest whole one of output_dir, or ``auto`` for that
+            where there is one and the beginning where there is none.
         save_steps: optimizer steps between checkpoints.
         keep: checkpoints kept.
         eval_steps: optimizer steps between validations.

@@ -1,4 +1,4 @@
-"""The two ways a run goes wrong, and the exit code of each."""
+"""The ways a run ends before its end, and the exit code of each."""
 
 
 class UserError(Exception):
@@ -7,3 +7,16 @@ class UserError(Exception):
 
 class RunFailed(Exception):
     """The request was right and the run failed. One line with a diagnosis. Exit code 1."""
+
+
+class Stopped(BaseException):
+    """Somebody stopped the run. Like KeyboardInterrupt, it is not for ``except Exception`` to swallow.
+
+    Args:
+        line: what was kept, and how to go on.
+        code: 130 for Ctrl-C, 143 for SIGTERM.
+    """
+
+    def __init__(self, line: str, code: int) -> None:
+        super().__init__(line)
+        self.code = code

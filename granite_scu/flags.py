@@ -179,8 +179,9 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     "keeping": (
         Flag("--save-steps", "run.save_steps", int, "optimizer steps between checkpoints"),
         Flag("--keep", "run.keep", int, "checkpoints kept"),
-        Flag("--resume-from-checkpoint", "run.resume", str, "checkpoint folder, or last; without --output-dir the "
-             "run goes on in the checkpoint's own run folder"),
+        Flag("--resume-from-checkpoint", "run.resume", str, "checkpoint folder; last: the newest whole one in "
+             "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those of "
+             "the run that is gone on with, and without --output-dir it goes on in its own folder"),
         Flag("--eval-steps", "run.eval_steps", int, "optimizer steps between validations"),
         Flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
         Flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
@@ -275,10 +276,11 @@ def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argpar
     _refuse_unknown(parser, dotted)
     _resolve_short_forms(given)
     _resolve_length(given)
-    if "run.resume" in given and given["run.resume"] != "last" and "run.output_dir" not in given:
-        given["run.output_dir"] = str(Path(given["run.resume"]).expanduser().parent)
-    # --test-run changes defaults only, so its file lies below the preset.
-    arguments = ["fit", *([f"--config={test_run_config}"] if "test_run" in given else [])]
+    # --test-run changes defaults only, so its file lies below the preset; so does what a run that goes on began with.
+    files = [str(test_run_config)] if "test_run" in given else []
+    if "run.resume" in given:
+        files += _settings_of_the_run(given)
+    arguments = ["fit", *(f"--config={name}" for name in files)]
     arguments += [f"--hardware={given['hardware']}"] if "hardware" in given else []
     arguments += [f"--config={name}" for name in given.get("config", [])]
     for section in SECTIONS.values():
@@ -288,6 +290,21 @@ def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argpar
     if "print_config" in given:
         arguments.append("--print_config")
     return arguments + dotted, known
+
+
+def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
+    """The configuration file of the run that is gone on with, where it is there; it comes before what is given."""
+    if given["run.resume"] in ("last", "auto"):
+        folder = Path(given.get("run.output_dir", config.RunConfig.output_dir)).expanduser()
+    else:
+        folder = Path(given["run.resume"]).expanduser().parent
+        given.setdefault("run.output_dir", str(folder))
+    file = folder / "config.yaml"
+    if not file.is_file():
+        return []
+    given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
+    given.setdefault("run.output_dir", str(folder))
+    return [str(file)]
 
 
 def _as_yaml(flag: Flag, value: Any) -> str:

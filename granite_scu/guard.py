@@ -1,17 +1,30 @@
 """From exceptions to exit codes and one line on stderr."""
 
+import errno
 import os
+import signal
 import sys
 import textwrap
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from granite_scu.errors import RunFailed, UserError
+from granite_scu.errors import RunFailed, Stopped, UserError
 
 WRONG_REQUEST, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 
-
 GO_ON = "where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your quota",
+    errno.EFBIG: "allow larger files (ulimit -f)",
+    errno.EROFS: "the file system is mounted read-only",
+    errno.EACCES: "allow writing there",
+    errno.EIO: "the disk itself failed, look at the system's log",
+}
+"""What to do about the ways in which a file cannot be written."""
 
 
 def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Callable[[str], str] = str) -> int:
@@ -24,28 +37,64 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
         redact: takes out of what is printed what nobody may see.
 
     Returns:
-        What ``run`` returned, 2 for a wrong request or its data, 1 for a run that failed, 130 for Ctrl-C.
+        What ``run`` returned, 2 for a wrong request or its data, 1 for a run that failed, 130 for Ctrl-C, 143 for
+        SIGTERM.
     """
-
-    def report(error: BaseException, line: str, code: int) -> int:
-        if debug:
-            print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-        print(redact(f"error: {' '.join(line.split())}"), file=sys.stderr)
-        return code
-
     try:
-        return run()
-    except UserError as error:
-        return report(error, str(error), WRONG_REQUEST)
-    except RunFailed as error:
-        return report(error, str(error), FAILED)
-    except KeyboardInterrupt as error:
-        return report(error, f"interrupted; {go_on}", INTERRUPTED)
+        with _termination_raised(go_on):
+            return run()
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return FAILED
-    except Exception as error:
-        # The boundary of the program: whatever got here is a defect of ours or of the machine.
-        words = textwrap.shorten(str(error), 400, placeholder=" ...") or "no message"
-        return report(error, f"{type(error).__name__}: {words}; --debug shows where", FAILED)
+    except (Exception, KeyboardInterrupt, Stopped) as error:
+        line, code = _line_and_code(error, go_on)
+        if debug:
+            print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        if line:  # of several processes that stop together, one speaks
+            print(redact(f"error: {' '.join(line.split())}"), file=sys.stderr)
+        return code
+
+
+def _line_and_code(error: BaseException, go_on: str) -> tuple[str, int]:
+    match error:
+        case Stopped():
+            return str(error), error.code
+        case UserError():
+            return str(error), WRONG_REQUEST
+        case RunFailed():
+            return str(error), FAILED
+        case KeyboardInterrupt():
+            return f"interrupted; {go_on}", INTERRUPTED
+        case OSError(errno=int()):
+            return _about_file(error, go_on), FAILED
+    # The boundary of the program: whatever got here is a defect of ours or of the machine.
+    words = textwrap.shorten(str(error), 400, placeholder=" ...") or "no message"
+    return f"{type(error).__name__}: {words}; --debug shows where", FAILED
+
+
+def _about_file(error: OSError, go_on: str) -> str:
+    """What the system refused; a disk that is full or may not be written to is the usual case."""
+    where = f"{error.filename}: " if error.filename else ""
+    remedy = _REMEDIES.get(error.errno or 0, "--debug shows where")
+    return f"{where}{error.strerror}; {remedy}; {go_on}"
+
+
+@contextmanager
+def _termination_raised(go_on: str) -> Iterator[None]:
+    """SIGTERM as an exception: temporary files are removed on the way out. By itself it ends a process where it stands.
+
+    Only a main thread may say what signals do.
+    """
+
+    def terminate(number: int, frame: object) -> None:
+        raise Stopped(f"stopped by SIGTERM; {go_on}", TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -9,10 +9,9 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from granite_scu.config import TINY_MODEL
-from granite_scu.run_folder import EVALUATION, METRICS, replacing
+from granite_scu.run_folder import CARD, EVALUATION, METRICS, replacing
 
 NOT_MEASURED = "not measured"
-CARD = "README.md"
 
 
 def write_model_card(folder: Path) -> None:

@@ -114,6 +114,7 @@ class GraniteModule(L.LightningModule):
         self.param_bound: float | None = None
         self.latest_input_ids: Tensor | None = None
         self.micro_batches = 0
+        self.val_bpt = math.nan
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
         self.model: torch.nn.Module | None = None
         self.origins = torch.nn.ParameterList()
@@ -349,7 +350,8 @@ class GraniteModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         nats, tokens = self.reduced(self._validated).tolist()
-        self.log("val_bpt", bits(nats / max(tokens, 1)), rank_zero_only=False)
+        self.val_bpt = bits(nats / max(tokens, 1))  # what is logged is rounded to fp32
+        self.log("val_bpt", self.val_bpt, rank_zero_only=False)
 
     test_step = validation_step
 

@@ -77,7 +77,7 @@ class _Listener(AfterTick):
         self.points.append(Point(record["step"], self.moved[record["step"]], record["param_bpt"], record["data_bpt"]))
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.validations.append((trainer.global_step, float(trainer.callback_metrics["val_bpt"])))
+        self.validations.append((trainer.global_step, module.val_bpt))
 
 
 class _Line(ProgressLine):

@@ -15,13 +15,14 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 
-from granite_scu import checkpoint, control, guard, hardware, machine, model_card, planning, probe, starting
+from granite_scu import checkpoint, control, hardware, machine, model_card, planning, probe, starting
 from granite_scu.callbacks.audit import AdapterAudit
 from granite_scu.callbacks.best import BestAdapter
 from granite_scu.callbacks.checkpoints import Checkpoints
 from granite_scu.callbacks.console import ProgressLine
 from granite_scu.callbacks.equilibrium import EquilibriumStop
 from granite_scu.callbacks.finish import Finish
+from granite_scu.callbacks.graceful_stop import GracefulStop
 from granite_scu.callbacks.monitor import Monitor
 from granite_scu.callbacks.reachability import ReachabilityMonitor
 from granite_scu.callbacks.savings import Savings
@@ -41,14 +42,15 @@ from granite_scu.config import (
 from granite_scu.control.equilibrium import Equilibrium
 from granite_scu.control.reachability import Reachability
 from granite_scu.data.module import TextDataModule
-from granite_scu.errors import UserError
+from granite_scu.errors import RunFailed, Stopped, UserError
 from granite_scu.evaluation import score
 from granite_scu.hardware import presets
 from granite_scu.model import flops, loading, mamba
 from granite_scu.model.loss import summed_nats
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.provenance import git_revision, versions
-from granite_scu.run_folder import DOCUMENTS, MARK, RunFolder
+from granite_scu.resuming import Resume, go_on, open_checkpoint, rewind_history, settings
+from granite_scu.run_folder import DOCUMENTS, LOCK, MARK, RunFolder
 from granite_scu.trainer import build_trainer, check_trainer
 
 log = logging.getLogger(__name__)
@@ -198,17 +200,17 @@ class Run:
         self.console.print(f"loading {request.base.name}", highlight=False)
         module.configure_model()
         finish, trainer = self._trainer(module, resume)
-        if resume:
-            self._go_on(module, resume)
+        at_end = go_on(self, module, resume) if resume else False
         if main:  # only now is the folder touched: a request that is refused loses nothing
             self._open_folder(resume)
             self._say_first(module)
         if resume:
-            step = checkpoint.load_state(resume)["global_step"]
-            self.console.print(f"going on from {resume.name} at step {step}", highlight=False)
-            finish.best.resume(resume.parent / "best", step, write=main)
+            self.console.print(f"going on from {resume.path.name} at step {resume.step}", highlight=False)
+            finish.best.resume(resume.path / checkpoint.BEST, write=main)
         try:
             self.train(trainer, module, resume)
+            if at_end:
+                _conclude(trainer, module)
         except BaseException:
             # How far a run got that failed or was stopped; should that fail too, the first failure counts.
             with contextlib.suppress(OSError, ValueError):
@@ -218,13 +220,16 @@ class Run:
         if main:
             self.illustrate()
         _part(trainer)
+        self.folder.unlock()
         return finish.summary
 
-    def check_folder(self) -> Path | None:
+    def check_folder(self) -> Resume | None:
         """Refuse a run folder that must not be written to; returns the checkpoint to go on from, if there is one."""
         resume, overwrite = self._checkpoint(), self.request.run.overwrite
-        self.folder.check(overwrite, resuming=self._continues(resume))
-        if overwrite and not self._continues(resume):
+        self.folder.check(self._replaces(resume), resuming=self.continues(resume))
+        if (self.folder.path / LOCK).is_file():  # otherwise nobody has it, and a refusal leaves nothing behind
+            self.folder.lock()
+        if overwrite and not self.continues(resume):
             for source in self.request.data.sources:
                 self._refuse_to_delete("--data-dir", source)
             self._refuse_to_delete("--model", self.request.base.name)
@@ -237,23 +242,31 @@ class Run:
         if source and source.exists() and folder in (source, *source.parents):
             raise UserError(f"--overwrite: would delete {flag} {path}, which lies in {folder}; move one of them")
 
-    def _checkpoint(self) -> Path | None:
-        run = self.request.run
-        return checkpoint.find(run.resume, run.output_dir) if run.resume else None
+    def _checkpoint(self) -> Resume | None:
+        return open_checkpoint(self.request.run.resume, self.request.run.output_dir)
 
-    def _continues(self, resume: Path | None) -> bool:
+    def continues(self, resume: Resume | None) -> bool:
         """Whether the run goes on in the folder that its checkpoint lies in, and not in a new one."""
-        return resume is not None and self.folder.path.resolve() in resume.resolve().parents
+        return resume is not None and self.folder.path.resolve() in resume.path.resolve().parents
 
-    def train(self, trainer: L.Trainer, module: GraniteModule, resume: Path | None) -> None:
+    def _replaces(self, resume: Resume | None) -> bool:
+        """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
+        begun = self.request.run.resume == checkpoint.AUTO and resume is None
+        return begun or (self.request.run.overwrite and not self.continues(resume))
+
+    def train(self, trainer: L.Trainer, module: GraniteModule, resume: Resume | None) -> None:
         """Train to the end, or to a signal."""
         try:
-            trainer.fit(module, datamodule=self.data, ckpt_path=resume, weights_only=True)
-        except SystemExit as stop:  # Lightning's answer to a signal: code 1 for Ctrl-C, and 0 for SIGTERM
-            if trainer.received_sigterm:
-                log.warning("stopped by SIGTERM at step %d", trainer.global_step)
-                raise SystemExit(guard.TERMINATED) from stop
+            trainer.fit(module, datamodule=self.data, ckpt_path=resume and resume.path, weights_only=True)
+        except Stopped:  # on every rank, between two steps
+            _part(trainer)
+            raise
+        except SystemExit as stop:  # Lightning's answer to Ctrl-C
             raise KeyboardInterrupt from stop
+        except RuntimeError as error:
+            if cause := _lost(error):
+                raise RunFailed(f"{cause}; --resume-from-checkpoint last goes on from the last checkpoint") from error
+            raise
 
     def score_saved(self, split: str) -> dict:
         """Bits per token of the base model and of the run folder's final adapter on a whole split.
@@ -289,13 +302,13 @@ class Run:
             "adapter_bpt": adapter.bits_per_token,
         }
 
-    def _find_setpoint(self, resume: Path | None) -> None:
+    def _find_setpoint(self, resume: Resume | None) -> None:
         """What ``auto`` stands for: the checkpoint's setpoint where there is one, or else what a probe proposes."""
         if resume:
-            target = checkpoint.load_state(resume)["callbacks"]["ShannonControl"].get("setpoint")
+            target = resume.state["callbacks"]["ShannonControl"].get("setpoint")
             if target is None:
-                raise UserError(f"--resume-from-checkpoint {resume}: has no setpoint; give --target-s as a number")
-            stored = resume.parent / "scu_config.json"
+                raise UserError(f"--resume-from-checkpoint {resume.path}: has no setpoint; give --target-s as a number")
+            stored = resume.path.parent / "scu_config.json"
             record = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
             self.found = record.get("auto") or {"reason": "the checkpoint's"}
         else:
@@ -339,16 +352,22 @@ class Run:
             DTYPES[self.machine.precision],
             self.machine.attention,
             self.machine.torch_device,
-            position={"--batch-size": request.data.batch_size, "processes": self.machine.world_size},
+            position={
+                "--batch-size": request.data.batch_size,
+                "processes": self.machine.world_size,
+                "the text of --data-dir (its checksum)": self.data.checksum,
+            },
             measure=request.control.measure,
             actuator=request.control.actuator,
             start=self.start,
         )
 
-    def _open_folder(self, resume: Path | None) -> None:
+    def _open_folder(self, resume: Resume | None) -> None:
         self.folder.make()
-        if self.request.run.overwrite and not self._continues(resume):
+        self.folder.lock()
+        if self._replaces(resume):
             self.folder.clear()
+        self.folder.sweep()
         (self.folder.path / "logs").mkdir(exist_ok=True)
         self.folder.write_json(MARK, self._training_config())
         self.folder.write_text("config.yaml", self.request.yaml)
@@ -358,9 +377,9 @@ class Run:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("granite_scu").addHandler(handler)
         if resume:
-            self._rewind_history(resume)
+            rewind_history(self.folder, resume, self.continues(resume))
 
-    def _trainer(self, module: GraniteModule, resume: Path | None) -> tuple[Finish, L.Trainer]:
+    def _trainer(self, module: GraniteModule, resume: Resume | None) -> tuple[Finish, L.Trainer]:
         request, folder = self.request, self.folder
         run = request.run
         stopwatch = Stopwatch()
@@ -378,16 +397,18 @@ class Run:
             callbacks.append(EarlyStopping("val_bpt", patience=run.early_stopping))
         if run.expected_mfu:
             callbacks.append(UtilisationWatch(scu, run.expected_mfu, self._speed_settings()))
+        checkpoints = Checkpoints(folder, run.save_steps, run.eval_steps, run.keep, stopwatch, settings(self))
         callbacks += [
-            Checkpoints(folder, run.save_steps, run.keep, stopwatch),
             ProgressLine(scu, request.trainer["log_every_n_steps"], self.console),
+            checkpoints,
+            GracefulStop(checkpoints),
             finish,  # last: it scores what the others have left
         ]
         io = checkpoint.AdapterCheckpointIO()
         io.module = module
         logs = folder.path / "logs"
         # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
-        leg = f"from-{resume.name}" if resume else ""
+        leg = f"from-{resume.path.name}" if resume else ""
         # Written at once, so that a crash loses no validation.
         csv = CSVLogger(logs, name="csv", version=leg, flush_logs_every_n_steps=1)
         loggers = [TensorBoardLogger(logs, name="tensorboard", version=""), csv]
@@ -435,29 +456,6 @@ class Run:
         law = Reachability(self.controller.setpoint, growth)
         bounds = (control.lambda_min, control.lambda_max)
         return ReachabilityMonitor(scu, law, bounds, moved, in_gradient=control.actuator == "loss")
-
-    def _go_on(self, module: GraniteModule, resume: Path) -> None:
-        """Put the data loader where the checkpoint is. Refuses a checkpoint of another model, or past the end."""
-        state = checkpoint.load_state(resume)
-        module.on_load_checkpoint(state)
-        controller = state["callbacks"]["ShannonControl"]["name"]
-        if controller != type(self.controller).__name__:
-            raise UserError(
-                f"--resume-from-checkpoint {resume}: its controller is {controller}; resume with the same --controller"
-            )
-        self.data.start_batch = state["micro_batches"]
-        if state["global_step"] >= self.plan.steps:
-            raise UserError(
-                f"--resume-from-checkpoint {resume}: it is at step {state['global_step']} and the run ends at "
-                f"{self.plan.steps}; raise --max-steps to go on"
-            )
-
-    def _rewind_history(self, resume: Path) -> None:
-        """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own."""
-        if not self._continues(resume):
-            for record in RunFolder(resume.parent).read_history():
-                self.folder.append_history(record)
-        self.folder.rewind_history(checkpoint.load_state(resume)["global_step"])
 
     def _scu_config(self) -> dict:
         control = self.request.control
@@ -509,6 +507,25 @@ class Run:
         save(plot_control(read_run(self.folder.path)), self.folder.path / "control")
         self.report()
         model_card.write_model_card(self.folder.path)
+
+
+def _conclude(trainer: L.Trainer, module: GraniteModule) -> None:
+    """What comes after the last step. Lightning passes over it where a checkpoint leaves no step to take."""
+    trainer.strategy.model_to_device()
+    for callback in trainer.callbacks:
+        callback.on_train_start(trainer, module)
+    for callback in trainer.callbacks:
+        callback.on_train_end(trainer, module)
+
+
+def _lost(error: RuntimeError) -> str | None:
+    """What ended without a word of its own, as the libraries' errors tell it."""
+    words = str(error)
+    if "DataLoader worker" in words:
+        return "a loader process died, as one does when memory runs out; lower --num-workers or --prefetch-factor"
+    if isinstance(error, torch.distributed.DistError) or "closed by peer" in words or "gloo" in words:
+        return "another process of this run was lost"
+    return None
 
 
 def _part(trainer: L.Trainer) -> None:

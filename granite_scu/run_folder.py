@@ -1,5 +1,6 @@
 """The run folder: who may write into it, and how files get there whole."""
 
+import errno
 import json
 import math
 import os
@@ -8,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from granite_scu.errors import UserError
 
@@ -20,6 +23,9 @@ EVALUATION = "eval_bpt.json"
 """What ``scripts/eval_bpt.py`` found of the finished run."""
 MARK = "training_config.json"
 """The file that tells a run folder from any other folder; written first."""
+LOCK = ".lock"
+CARD = "README.md"
+"""The last file that a run writes."""
 
 
 class RunFolder:
@@ -31,6 +37,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
+        self._lock: FileLock | None = None
 
     def check(self, overwrite: bool, resuming: bool) -> None:
         """Refuse a folder that cannot be written or holds something else. Makes and deletes nothing.
@@ -59,6 +66,28 @@ class RunFolder:
         """Make the folder, and those above it, where they are missing."""
         self.path.mkdir(parents=True, exist_ok=True)
 
+    def lock(self) -> None:
+        """Keep every other run out of this folder until this process ends, however it ends.
+
+        Raises:
+            UserError: another process holds it.
+        """
+        if self._lock is None:
+            lock = FileLock(self.path / LOCK)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise UserError(
+                    f"--output-dir {self.path}: another process is running in it; choose another folder, or wait"
+                ) from None
+            self._lock = lock
+
+    def unlock(self) -> None:
+        """Let others in."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def _nearest(self) -> Path:
         """The folder itself or, where it is missing, the nearest above it that is there."""
         path = self.path.absolute()
@@ -67,7 +96,19 @@ class RunFolder:
     def clear(self) -> None:
         """Empty a run folder that is to be replaced."""
         for entry in self.path.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            if entry.name != LOCK:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+    def sweep(self) -> None:
+        """Remove what a run that was killed while it wrote has left half-written."""
+        for pattern in (".*.tmp", ".*.old"):
+            for entry in self.path.rglob(pattern):
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+    @property
+    def finished(self) -> bool:
+        """Whether a run went to its end here and wrote everything."""
+        return (self.path / METRICS).is_file() and (self.path / CARD).is_file()
 
     def write_json(self, name: str, value: object) -> None:
         """Write a JSON file whole or not at all; NaN and infinities become null."""
@@ -93,12 +134,22 @@ class RunFolder:
         lines = path.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines[:-1]]
 
-    def rewind_history(self, step: int) -> None:
-        """Drop what was recorded after ``step``, and what was measured at the end: the run does those steps again."""
+    def rewind_history(self, step: int) -> int:
+        """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again.
+
+        Returns:
+            How many records are left.
+        """
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
         for name in (HISTORY, METRICS, EVALUATION):
             (self.path / name).unlink(missing_ok=True)
+        return len(kept)
+
+    def sync_history(self) -> None:
+        """Have the records on the disk, and not only on the way there: a checkpoint is about to count on them."""
+        if (self.path / HISTORY_LINES).is_file():
+            sync(self.path / HISTORY_LINES)
 
     def finish_history(self) -> list[dict]:
         """Turn the lines into one JSON list, and return it."""
@@ -115,22 +166,45 @@ class RunFolder:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on success it takes the place of ``path``, file or folder."""
+    """Give a temporary path beside ``path``; on success it takes the place of ``path``, file or folder.
+
+    It is on the disk before it gets its name, so that neither a crash nor a power cut leaves half of it there.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        if path.is_dir():  # a folder cannot be renamed over a full one: the old one steps aside, and is never gone
+        for written in (*temporary.rglob("*"), temporary):
+            sync(written)
+        if path.is_dir():  # a folder cannot be renamed over a full one: the old one steps aside
             aside = temporary.with_suffix(".old")
             path.rename(aside)
             temporary.rename(path)
             shutil.rmtree(aside)
         else:
             temporary.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a write that failed, the system does not say where
+        raise
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, where the file system knows what that means."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def finite(value: object) -> object:

@@ -1,6 +1,7 @@
 """Lightning's Trainer as a run wants it: what the user may set, and what follows from other settings."""
 
 import inspect
+from datetime import timedelta
 from typing import Any
 
 import lightning as L
@@ -23,6 +24,10 @@ SET_BY_THE_RUN = {
     "gradient_clip_val": "--gradient-clip",
 }
 """Arguments of Lightning's Trainer that follow from other settings, and which those are."""
+
+
+LOST_AFTER = timedelta(minutes=10)
+"""What a process waits for the others before it takes them for lost. None does anything alone for that long."""
 
 
 def check_trainer(settings: dict[str, Any]) -> None:
@@ -95,7 +100,7 @@ def build_trainer(
     max_time = settings.pop("max_time")
     limits = [TimeLimit(max_time, spent)] if max_time else []
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
-    several = DDPStrategy(broadcast_buffers=False) if machine.world_size > 1 else "auto"
+    several = DDPStrategy(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
     settings |= {
         "accelerator": machine.accelerator,
         "devices": machine.devices,
@@ -117,9 +122,28 @@ def build_trainer(
         "plugins": [plugin, *_as_list(settings.get("plugins"))],
     }
     try:
-        return L.Trainer(**settings)
+        trainer = L.Trainer(**settings)
     except (MisconfigurationException, ValueError) as error:
         raise UserError(f"--trainer: {error}") from error
+    _leave_signals_alone(trainer)
+    return trainer
+
+
+def _leave_signals_alone(trainer: L.Trainer) -> None:
+    """Have Lightning heed no signals; ``callbacks.graceful_stop`` does.
+
+    Lightning's handler of SIGTERM broadcasts from inside the signal, which deadlocks where the ranks are not all in
+    it (Lightning-AI/pytorch-lightning#20806); before every micro-batch it has the device wait for a broadcast; its
+    handler for SLURM saves in the middle of a step. None of it can be switched off.
+    """
+    connector, epoch_loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
+    for owner, name in (
+        (connector, "register_signal_handlers"),
+        (connector, "teardown"),
+        (epoch_loop, "_broadcast_sigterm_tensor"),
+    ):
+        getattr(owner, name)  # gone in another version of Lightning: fail here, and not by a deadlock
+        setattr(owner, name, lambda: None)
 
 
 def _as_list(value: Any) -> list:

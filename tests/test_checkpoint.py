@@ -1,16 +1,24 @@
 """Checkpoints that PEFT loads as they lie, and that a run goes on from."""
 
 import json
+import logging
+import random
+import shutil
 
 import lightning as L
+import numpy as np
 import peft
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from granite_scu.checkpoint import STATE, AdapterCheckpointIO, find, load_state, save_adapter
+from granite_scu import manifest
+from granite_scu.checkpoint import STATE, AdapterCheckpointIO, find, load_state, prune, save_adapter
 from granite_scu.config import BaseConfig
 from granite_scu.errors import UserError
 from granite_scu.model import loading
+from granite_scu.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -34,6 +42,7 @@ def test_a_checkpoint_is_a_folder_with_an_adapter_and_a_state(trained):
     assert sorted(entry.name for entry in folder.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
+        "manifest.json",
         STATE,
     ]
     base = sum(p.numel() for p in module.model.parameters() if not p.requires_grad)
@@ -87,10 +96,88 @@ def test_a_checkpoint_appears_whole_or_not_at_all(trained, tmp_path):
     assert not list(tmp_path.glob("*checkpoint-9*"))
 
 
-def test_last_names_the_newest_checkpoint(tmp_path):
+@pytest.fixture
+def several(tmp_path):
+    """A run folder with three small checkpoints that are whole."""
     for step in (900, 1000, 200):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    assert find("last", tmp_path).name == "checkpoint-1000"
+        folder = tmp_path / f"checkpoint-{step}"
+        (folder / "best").mkdir(parents=True)
+        for name in (STATE, "adapter_model.safetensors", "best/validation.json"):
+            (folder / name).write_bytes(f"{name} {step}".encode())
+        manifest.write(folder)
+    return tmp_path
+
+
+@pytest.mark.parametrize("resume", ["last", "auto"])
+def test_last_and_auto_name_the_newest_checkpoint(several, resume):
+    assert find(resume, several).name == "checkpoint-1000"
+
+
+def test_a_damaged_one_is_passed_over_and_named(several, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
+    (several / "checkpoint-1000" / "best" / "validation.json").write_bytes(b"another")
+    assert find("last", several).name == "checkpoint-900"
+    assert "checkpoint-1000: best/validation.json is damaged; going on from checkpoint-900 instead" in caplog.text
+    with pytest.raises(UserError, match=r"best/validation\.json is damaged; go on from another, or from the last"):
+        find(str(several / "checkpoint-1000"), several)
+
+
+def test_without_a_whole_one_nothing_goes_on(several):
+    for folder in RunFolder(several).checkpoints():
+        (folder / STATE).unlink()
+    for resume in ("last", "auto"):  # auto does not begin again what may only have to be mended
+        with pytest.raises(UserError, match=f"none in .* is whole .*checkpoint-200: {STATE} is missing"):
+            find(resume, several)
+
+
+def test_auto_begins_where_there_is_no_checkpoint(tmp_path):
+    assert find("auto", tmp_path) is None
+
+
+@given(data=st.data())
+def test_damage_to_any_byte_shows(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    contents = data.draw(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
+    for number, content in enumerate(contents):
+        (folder / f"file{number}").write_bytes(content)
+    manifest.write(folder)
+    assert manifest.damage(folder) is None
+    path = data.draw(st.sampled_from(sorted(folder.iterdir())))
+    whole = path.read_bytes()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    cut = data.draw(st.booleans())
+    path.write_bytes(whole[:place] if cut else whole[:place] + bytes([whole[place] ^ 1 << 5]) + whole[place + 1 :])
+    assert manifest.damage(folder) is not None
+
+
+def test_files_that_came_later_are_no_damage(several):
+    (several / "checkpoint-900" / ".DS_Store").write_text("")
+    assert manifest.damage(several / "checkpoint-900") is None
+
+
+def test_the_only_whole_checkpoint_is_never_removed(several):
+    (several / "checkpoint-1000" / STATE).write_bytes(b"")
+    (several / "checkpoint-900" / STATE).unlink()
+    prune(RunFolder(several), keep=1)
+    assert [path.name for path in RunFolder(several).checkpoints()] == [
+        "checkpoint-200",
+        "checkpoint-900",
+        "checkpoint-1000",
+    ]
+    shutil.rmtree(several / "checkpoint-900")
+    shutil.copytree(several / "checkpoint-200", several / "checkpoint-950")
+    prune(RunFolder(several), keep=1)
+    assert [path.name for path in RunFolder(several).checkpoints()] == ["checkpoint-950", "checkpoint-1000"]
+
+
+def test_every_generator_goes_on_where_it_was(trained):
+    _, folder = trained
+    AdapterCheckpointIO().load_checkpoint(folder)
+    draw = lambda: (random.random(), np.random.rand(), torch.rand(()).item())  # noqa: E731
+    first = draw()
+    assert draw() != first
+    AdapterCheckpointIO().load_checkpoint(folder)
+    assert draw() == first
 
 
 def test_a_checkpoint_is_found_by_its_folder(trained):

@@ -1,6 +1,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -99,6 +101,30 @@ def test_clearing_empties_the_folder_and_follows_no_link(folder, tmp_path):
     folder.clear()
     assert contents(folder.path) == []
     assert contents(outside) == ["kept"]
+
+
+def test_two_processes_do_not_share_a_folder(folder):
+    """The lock goes with the process that holds it, however that ends."""
+    line = "import sys, time; from granite_scu.run_folder import RunFolder; folder = RunFolder(sys.argv[1]); "
+    line += "folder.lock(); print('locked', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", line, str(folder.path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "locked\n"
+    with pytest.raises(UserError, match=f"--output-dir {folder.path}: another process is running in it"):
+        folder.lock()
+    other.kill()
+    other.wait()
+    folder.lock()
+    folder.lock()  # a process may have its own folder
+    folder.unlock()
+
+
+def test_what_a_kill_left_half_written_is_swept(folder):
+    (folder.path / ".checkpoint-5.123.tmp" / "best").mkdir(parents=True)
+    (folder.path / "best").mkdir()
+    (folder.path / "best" / ".validation.json.7.tmp").write_text("half")
+    (folder.path / "kept.tmp").write_text("")
+    folder.sweep()
+    assert sorted(path.name for path in folder.path.rglob("*")) == ["best", "kept.tmp"]
 
 
 # All or nothing

@@ -17,8 +17,8 @@ RECORD = "validation.json"
 class BestAdapter(L.Callback):
     """After each validation that beats those before, saves the adapter into ``folder``.
 
-    The record to beat is what the folder holds, adapter and score written as one. It is in no checkpoint:
-    one copy cannot disagree with the adapter that it is about.
+    The record to beat is what the folder holds, adapter and score written as one. A checkpoint has a copy of the
+    folder as it was then, and not the record alone: one copy cannot disagree with the adapter that it is about.
 
     Args:
         folder: ``best/`` of the run folder.
@@ -31,26 +31,26 @@ class BestAdapter(L.Callback):
         self.latest: float | None = None
         self.latest_step: int | None = None
 
-    def resume(self, from_folder: Path, step: int, write: bool) -> None:
-        """Take over the record of the run that goes on at ``step``; one from after that step is discarded.
-
-        The steps after the checkpoint are done again, and then their validations decide. Every rank calls this;
-        one that reads while rank 0 removes finds no record, which is the same as a discarded one.
+    def resume(self, copy: Path, write: bool) -> None:
+        """Go on with a checkpoint's copy; without one there is nothing to beat. Every rank calls this.
 
         Args:
-            from_folder: ``best/`` of the run that the checkpoint belongs to; may be ``folder``.
-            step: of the checkpoint.
+            copy: ``best/`` of the checkpoint.
             write: whether this rank makes ``folder`` agree: on rank 0.
         """
-        record = _read(from_folder)
-        holds = record is not None and record["step"] <= step
-        self.val_bpt, self.step = (record["val_bpt"], record["step"]) if holds else (None, None)
-        if write:
-            self._take_over(from_folder) if holds else self._discard()
+        record = _read(copy)
+        self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
+        if not write:
+            return
+        if record:
+            with replacing(self.folder) as temporary:
+                shutil.copytree(copy, temporary)
+        elif self.folder.is_dir():
+            shutil.rmtree(self.folder)
 
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if trainer.state.fn == "fit":
-            self.consider(trainer, module, float(trainer.callback_metrics["val_bpt"]))
+            self.consider(trainer, module, module.val_bpt)
 
     def consider(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float) -> None:
         """Take note of a validation of the adapter as it is now; save it if none was better."""
@@ -66,14 +66,11 @@ class BestAdapter(L.Callback):
             save_adapter(module.model, temporary, module.base.name)
             (temporary / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
-    def _take_over(self, source: Path) -> None:
-        if source.resolve() != self.folder.resolve():
-            with replacing(self.folder) as temporary:
-                shutil.copytree(source, temporary)
+    def state_dict(self) -> dict:
+        return {"latest": self.latest, "latest_step": self.latest_step}
 
-    def _discard(self) -> None:
-        if self.folder.is_dir():
-            shutil.rmtree(self.folder)
+    def load_state_dict(self, state: dict) -> None:
+        self.latest, self.latest_step = state["latest"], state["latest_step"]
 
 
 def _read(folder: Path) -> dict | None:

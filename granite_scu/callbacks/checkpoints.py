@@ -1,45 +1,89 @@
 """Checkpoints every so many optimizer steps, of which the last few are kept."""
 
-import shutil
+from typing import Any
 
 import lightning as L
 
+from granite_scu import checkpoint
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.run_folder import RunFolder
 
 
 class Checkpoints(L.Callback):
-    """Saves ``checkpoint-<step>`` every ``save_steps`` steps and at the end.
+    """Saves ``checkpoint-<step>`` every ``save_steps`` steps and at the end. Comes after all that has a state.
+
+    Where a step is validated, its checkpoint is saved afterwards: what a validation decides is part of the state. One
+    that had to be saved before says so, and the run that goes on from it validates first.
 
     Args:
         folder: the run folder.
         save_steps: optimizer steps between checkpoints.
+        eval_steps: optimizer steps between validations.
         keep: how many are kept, the newest.
         stopwatch: stands still meanwhile.
+        settings: what the course of the run hangs on, for whoever goes on from the checkpoint to compare.
     """
 
-    def __init__(self, folder: RunFolder, save_steps: int, keep: int, stopwatch: Stopwatch) -> None:
-        self.folder, self.save_steps, self.keep, self.stopwatch = folder, save_steps, keep, stopwatch
+    def __init__(
+        self,
+        folder: RunFolder,
+        save_steps: int,
+        eval_steps: int,
+        keep: int,
+        stopwatch: Stopwatch,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.save_steps, self.eval_steps, self.keep = folder, save_steps, eval_steps, keep
+        self.stopwatch, self.settings = stopwatch, settings or {}
         self._saved = 0
+        self._validated = 0  # the last step that was
+        self._owed = False
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._saved = trainer.global_step
+        if self._owed and trainer.global_step < trainer.max_steps:
+            # Lightning takes a validation that was due at the checkpoint's step for done.
+            trainer.validating = True
+            trainer.fit_loop.epoch_loop.val_loop.run()
+            trainer.training = True
+        self._owed = False
 
     def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
         step = trainer.global_step
-        if step != self._saved and step % self.save_steps == 0:
-            self.stopwatch.stop()
-            self.save(trainer)
-            self.stopwatch.start()
+        if step != self._saved and step % self.save_steps == 0 and not self._validation_due(trainer):
+            self._save_between_steps(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        step = self._validated = trainer.global_step
+        if trainer.state.fn == "fit" and step != self._saved and step % self.save_steps == 0:
+            self._save_between_steps(trainer)
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        if trainer.global_step != self._saved:
-            self.save(trainer)
+        self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Save now, and drop what is more than ``keep``."""
-        self._saved = trainer.global_step
+        """Have a checkpoint of this step, and drop what is more than ``keep``."""
+        if trainer.global_step == self._saved:
+            return
+        if trainer.is_global_zero:
+            self.folder.sync_history()
         trainer.save_checkpoint(self.folder.path / f"checkpoint-{trainer.global_step}")
         if trainer.is_global_zero:
-            for old in self.folder.checkpoints()[: -self.keep]:
-                shutil.rmtree(old)
+            checkpoint.prune(self.folder, self.keep)
+        self._saved = trainer.global_step
+
+    def _save_between_steps(self, trainer: L.Trainer) -> None:
+        self.stopwatch.stop()
+        self.save(trainer)
+        self.stopwatch.start()
+
+    def _validation_due(self, trainer: L.Trainer) -> bool:
+        step = trainer.global_step
+        return step % self.eval_steps == 0 and step != self._validated
+
+    def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["settings"] = self.settings
+        checkpoint["validation_due"] = self._validation_due(trainer)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._owed = checkpoint["validation_due"]

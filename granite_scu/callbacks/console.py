@@ -55,7 +55,7 @@ class ProgressLine(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if trainer.is_global_zero:
-            log.info("step %d  validation %.4f bits/token", trainer.global_step, trainer.callback_metrics["val_bpt"])
+            log.info("step %d  validation %.4f bits/token", trainer.global_step, module.val_bpt)
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._stop()

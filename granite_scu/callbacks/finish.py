@@ -52,7 +52,7 @@ class Finish(L.Callback):
         self.folder, self.control, self.best, self.stopwatch = folder, control, best, stopwatch
         self.tokenizer, self.console = tokenizer, console
         self.summary: dict = {}
-        self._started = time.time()
+        self._started = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self.stopwatch.stop()
@@ -116,7 +116,7 @@ class Finish(L.Callback):
             "lambda": last.get("lambda"),
             "skipped_steps": self.control.skipped,
             "train_time_s": self.stopwatch.seconds,
-            "wall_time_s": time.time() - self._started,
+            "wall_time_s": time.perf_counter() - self._started,
             "tokens_per_s": self.control.tokens / self.stopwatch.seconds if self.stopwatch.seconds else None,
             "peak_gpu_memory_gb": last.get("gpu_memory_gb"),
             **self._speed(trainer.global_step, history),

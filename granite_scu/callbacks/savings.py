@@ -42,7 +42,7 @@ class Savings(L.Callback):
         held_out = lambda: islice(trainer.val_dataloaders, n_batches)  # noqa: E731
         if self._base is None:
             self._base = _base(trainer, module, held_out())
-        adapted = float(trainer.callback_metrics["val_bpt"])
+        adapted = module.val_bpt
         data: TextDataModule = trainer.datamodule
         per_batch = (data.config.eval_batch_size or data.config.batch_size) / data.config.batch_size
         upcoming = data.upcoming(module.micro_batches, math.ceil(n_batches * per_batch))

@@ -57,7 +57,7 @@ class ShannonControl(L.Callback):
         self.action = Action(controller.initial_strength)
         self.latest: dict = {}
         self.saved: Saved | None = None
-        self.tokens = self.skipped = 0
+        self.tokens = self.skipped = self.ticks = 0
         self._step = self._pending = 0
         self._progress = (0, 0)  # steps applied since the last tick, and those skipped before the newest of them
         self._learning_rate: float | None = None
@@ -103,6 +103,7 @@ class ShannonControl(L.Callback):
         self.action = Action(output.reg_strength, output.layers, output.param_bound)
         self._act(module)
         self.latest = self._as_record(trainer, window, measured, output)
+        self.ticks += 1
         if trainer.is_global_zero:
             self.record(self.latest)
         scalars = {f"scu/{name}": value for name, value in self.latest.items() if isinstance(value, float | int)}
@@ -171,7 +172,10 @@ class ShannonControl(L.Callback):
             "controller": asdict(self.state),
             "action": self.action._asdict(),
             "counts": [self.tokens, self.skipped, self._pending],
+            "progress": list(self._progress),
             "travel": self._travel,
+            "latest": self.latest,
+            "ticks": self.ticks,
             "saved": self.saved and tuple(self.saved),
         }
 
@@ -180,5 +184,6 @@ class ShannonControl(L.Callback):
         action = state["action"]
         self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
         self.tokens, self.skipped, self._pending = state["counts"]
-        self._travel = state["travel"]
+        self._progress = tuple(state["progress"])
+        self._travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
         self.saved = state["saved"] and Saved(*state["saved"])

@@ -20,6 +20,9 @@ class AfterTick(L.Callback):
         """Called with the tick's record, the same on every rank but for the times in it."""
         raise NotImplementedError
 
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._seen = self.control.latest.get("step")  # of a run that goes on, the checkpoint's: it was looked at then
+
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
         self._look(trainer, module)
 

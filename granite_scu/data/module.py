@@ -108,6 +108,11 @@ class TextDataModule(LightningDataModule):
         """N: supervised tokens of the training split, over all ranks."""
         return self.train.n_supervised
 
+    @property
+    def checksum(self) -> str:
+        """Of the blocks trained on and validated on."""
+        return f"{self.train.checksum()}-{self.validation.checksum()}"
+
     def steps_per_epoch(self, global_batch_blocks: int) -> float:
         """Optimizer steps in a pass over the training blocks, ``global_batch_blocks`` of them in a step."""
         return self.train.n_blocks / global_batch_blocks

@@ -9,6 +9,7 @@ Labels are shifted already, so each token but a document's first is predicted ex
 ends a document the label is ``IGNORED``, and so is the padding of the last block. No token is dropped.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -92,6 +93,13 @@ class Blocks:
     def part(self, numbers: range) -> "Blocks":
         """The blocks numbered so among these; the stream is shared, not copied."""
         return replace(self, numbers=self.numbers[numbers.start : numbers.stop : numbers.step])
+
+    def checksum(self) -> str:
+        """Of the tokens and of how they are cut, a few hexadecimal digits: equal blocks in the same order."""
+        digest = hashlib.sha256(repr((self.block_size, self.padding, self.numbers)).encode())
+        for array in (self.stream.tokens, self.stream.ends):
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()[:16]
 
     @property
     def n_blocks(self) -> int:

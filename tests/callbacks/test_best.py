@@ -37,14 +37,9 @@ def test_the_record_lies_beside_its_adapter(saved):
     assert (saved.latest, saved.latest_step) == (5.3, 30)
 
 
-def test_no_checkpoint_has_a_second_copy_of_the_record(saved):
-    assert not saved.state_dict()
-
-
-@pytest.mark.parametrize("step", [20, 30])
-def test_a_run_that_goes_on_has_its_record_to_beat(saved, make_module, step):
+def test_a_run_that_goes_on_has_its_record_to_beat(saved, make_module):
     before, best = contents(saved.folder), BestAdapter(saved.folder)
-    best.resume(saved.folder, step, write=True)
+    best.resume(saved.folder, write=False)
     assert (best.val_bpt, best.step) == (5.1, 20)
     trainer, module = SimpleNamespace(global_step=40, is_global_zero=True), make_module()
     best.consider(trainer, module, 5.2)
@@ -53,33 +48,28 @@ def test_a_run_that_goes_on_has_its_record_to_beat(saved, make_module, step):
     assert json.loads((saved.folder / RECORD).read_text()) == {"val_bpt": 5.0, "step": 40}
 
 
-def test_a_run_in_another_folder_takes_the_adapter_along(saved, elsewhere):
-    elsewhere.resume(saved.folder, 30, write=True)
+def test_the_latest_validation_is_remembered(saved):
+    best = BestAdapter(saved.folder)
+    best.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    assert (best.latest, best.latest_step) == (5.3, 30)
+
+
+def test_a_checkpoints_copy_takes_the_place_of_what_came_later(saved, elsewhere):
+    """The steps after it are done again, perhaps otherwise."""
+    elsewhere.folder.mkdir()
+    (elsewhere.folder / "from a later step").write_text("")
+    elsewhere.resume(saved.folder, write=True)
     assert (elsewhere.val_bpt, elsewhere.step) == (5.1, 20)
     assert contents(elsewhere.folder) == contents(saved.folder)
 
 
-def test_a_record_from_after_the_checkpoint_is_discarded(saved, elsewhere):
-    """The steps up to it are done again, perhaps otherwise; its own run keeps it if this one goes on elsewhere."""
-    elsewhere.resume(saved.folder, 19, write=True)
-    assert (elsewhere.val_bpt, elsewhere.step) == (None, None)
-    assert not elsewhere.folder.exists() and saved.folder.exists()
-    saved.resume(saved.folder, 19, write=True)
+def test_a_checkpoint_without_a_copy_leaves_nothing_to_beat(saved, tmp_path):
+    saved.resume(tmp_path / "nowhere" / "best", write=True)
     assert (saved.val_bpt, saved.step) == (None, None)
     assert not saved.folder.exists()
 
 
-def test_a_run_without_a_record_has_none_to_beat(elsewhere, tmp_path):
-    elsewhere.resume(tmp_path / "nowhere" / "best", 30, write=True)
-    assert (elsewhere.val_bpt, elsewhere.step) == (None, None)
-    assert not elsewhere.folder.exists()
-
-
 def test_a_rank_that_does_not_write_only_reads(saved, elsewhere):
-    before = contents(saved.folder)
-    elsewhere.resume(saved.folder, 30, write=False)
+    elsewhere.resume(saved.folder, write=False)
     assert (elsewhere.val_bpt, elsewhere.step) == (5.1, 20)
     assert not elsewhere.folder.exists()
-    saved.resume(saved.folder, 19, write=False)
-    assert (saved.val_bpt, saved.step) == (None, None)
-    assert contents(saved.folder) == before

@@ -43,6 +43,40 @@ def test_a_resume_that_would_mean_something_else_is_refused(run, tmp_path, flags
     assert before == {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
 
 
+def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, tmp_path):
+    folder = tmp_path / "other"
+    line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), "--resume-from-checkpoint"]
+    flags = [str(run / "checkpoint-3"), "--output-dir", str(folder), "--max-steps", "5", "--gradient-clip", "0.5"]
+    done = subprocess.run([*line, *flags], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "does not go on as it would have without the interruption: " in said
+    named = said.split("without the interruption: ")[1]
+    assert "--gradient-clip 1.0 -> 0.5" in named and "--max-steps 6 -> 5" in named
+    config = json.loads((folder / "training_config.json").read_text())
+    assert (config["data"]["block_size"], config["run"]["save_steps"], config["optimizer"]["gradient_clip"]) == (
+        64,
+        3,
+        0.5,
+    )
+    history = json.loads((folder / "scu_history.json").read_text())
+    assert [record["step"] for record in history] == [2, 4, 5]
+
+
+def test_the_text_must_be_the_same(run):
+    counted = json.loads((run / "training_config.json").read_text())["plan"]["n_tokens"]
+    another = ("--data-dir", "stdlib-source", "--n-tokens", counted)
+    done = script("--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *another)
+    assert done.returncode == 2
+    assert "the text of --data-dir (its checksum) was" in done.stderr
+
+
+def test_a_run_that_is_finished_is_not_gone_on_with(run):
+    done = script("--output-dir", run, "--resume-from-checkpoint", "last")
+    assert done.returncode == 2
+    assert "it is at step 6 and the run ends at 6; raise --max-steps to go on" in done.stderr
+
+
 def test_the_best_adapter_comes_along_into_another_folder(run, tmp_path):
     folder = tmp_path / "other"
     done = script(

@@ -1,0 +1,50 @@
+"""What the files of a folder were when it was written, so that damage to any byte of them shows."""
+
+import hashlib
+import json
+from pathlib import Path
+
+NAME = "manifest.json"
+_CHUNK = 1 << 20
+
+
+def write(folder: Path) -> None:
+    """Write the manifest of everything that ``folder`` holds now, subfolders included."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    (folder / NAME).write_bytes(_text(folder, names))
+
+
+def damage(folder: Path) -> str | None:
+    """What differs from the manifest, in a few words; None where everything is as it was written.
+
+    Files that came later are no damage.
+    """
+    try:
+        written = (folder / NAME).read_bytes()
+        names = list(json.loads(written)["files"])
+    except OSError:
+        return f"{NAME} cannot be read"
+    except (ValueError, KeyError, TypeError):
+        return f"{NAME} is damaged"
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        return f"{missing[0]} is missing"
+    if (now := _text(folder, names)) == written:
+        return None
+    before, after = (json.loads(text)["files"] for text in (written, now))
+    differing = [name for name in names if before[name] != after[name]]
+    return f"{differing[0]} is damaged" if differing else f"{NAME} is damaged"
+
+
+def _text(folder: Path, names: list[str]) -> bytes:
+    """The manifest's one form: a byte that differs is damage, wherever it lies."""
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
+    return (json.dumps({"schema": 1, "files": files}, indent=1) + "\n").encode()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

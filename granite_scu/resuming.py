@@ -1,0 +1,123 @@
+"""Going on from a checkpoint: what must be the same, what may differ and is named, and where everything stands."""
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from granite_scu import checkpoint, flags
+from granite_scu.errors import UserError
+from granite_scu.module import GraniteModule
+from granite_scu.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from granite_scu.run import Run
+
+log = logging.getLogger(__name__)
+
+NO_INFLUENCE = {
+    "data": ("path", "num_workers", "prefetch_factor", "eval_batch_size", "num_epochs"),
+    "run": ("output_dir", "overwrite", "resume", "save_steps", "keep", "memory_fraction", "multi_gpu"),
+}
+"""Settings that change no number: where files lie and how fast it goes. The text itself is compared by its tokens, and
+the length as a number of steps."""
+
+OF_THE_TRAINER = ("accumulate_grad_batches", "limit_val_batches", "deterministic", "max_time")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A whole checkpoint.
+
+    Attributes:
+        path: its folder.
+        state: what the folder holds beside the adapter.
+    """
+
+    path: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that were taken."""
+        return self.state["global_step"]
+
+    @property
+    def latest_tick(self) -> int:
+        """Step of the newest tick that the state knows of; 0 before the first."""
+        return self.state["callbacks"]["ShannonControl"]["latest"].get("step", 0)
+
+
+def open_checkpoint(resume: str | None, output_dir: str | Path) -> Resume | None:
+    """What ``--resume-from-checkpoint`` names; None where it is not given, or ``auto`` finds nothing.
+
+    Raises:
+        UserError: there is no such checkpoint, or it is damaged.
+    """
+    path = checkpoint.find(resume, output_dir) if resume else None
+    return Resume(path, checkpoint.load_state(path)) if path else None
+
+
+def settings(run: "Run") -> dict[str, Any]:
+    """What the course of a run hangs on, by the flag of the script that sets it or else by its dotted key."""
+    request, names = run.request, {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
+    found: dict[str, Any] = {"trainer.max_steps": run.plan.steps, "trainer.precision": run.machine.precision}
+    for group in flags.GROUPS:
+        every = asdict(getattr(request, group))
+        found |= {f"{group}.{k}": v for k, v in every.items() if k not in NO_INFLUENCE.get(group, ())}
+    found |= {f"trainer.{name}": request.trainer[name] for name in OF_THE_TRAINER}
+    found |= {"control.target_s": run.controller.setpoint, "seed_everything": request.seed}
+    found |= {"device": run.machine.accelerator, "attention in use": run.machine.attention}
+    return {names.get(key, key): _plain(value) for key, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | bool | None) else str(value)
+
+
+def go_on(run: "Run", module: GraniteModule, resume: Resume) -> bool:
+    """Put the module and the data loader where the checkpoint is, and name what will not be as it would have been.
+
+    Returns:
+        Whether it is at the end of the run already, and only the scoring and saving are left.
+
+    Raises:
+        UserError: the checkpoint is of another model, controller or text, or of a run that is finished.
+    """
+    module.on_load_checkpoint(resume.state)
+    _require_same_controller(run, resume)
+    finished = RunFolder(resume.path.parent).finished and run.continues(resume)
+    if resume.step > run.plan.steps or (resume.step == run.plan.steps and finished):
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: it is at step {resume.step} and the run ends at "
+            f"{run.plan.steps}; raise --max-steps to go on"
+        )
+    _name_changes(resume.state["settings"], settings(run))
+    run.data.start_batch = resume.state["micro_batches"]
+    return resume.step == run.plan.steps
+
+
+def _require_same_controller(run: "Run", resume: Resume) -> None:
+    controller = resume.state["callbacks"]["ShannonControl"]["name"]
+    if controller != type(run.controller).__name__:
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: its controller is {controller}; resume with the same --controller"
+        )
+
+
+def _name_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    changed = [name for name in now if before.get(name) != now[name]]
+    if changed:
+        each = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
+        log.warning("the run does not go on as it would have without the interruption: %s", each)
+
+
+def rewind_history(folder: RunFolder, resume: Resume, continues: bool) -> None:
+    """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own."""
+    if not continues:
+        for record in RunFolder(resume.path.parent).read_history():
+            folder.append_history(record)
+    kept = folder.rewind_history(resume.latest_tick)
+    ticks = resume.state["callbacks"]["ShannonControl"]["ticks"]
+    if kept != ticks:
+        log.warning("the history holds %d of the checkpoint's %d ticks; the pictures will have a gap", kept, ticks)

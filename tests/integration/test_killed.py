@@ -1,0 +1,159 @@
+"""However a run was cut up, it ends as one that was not: byte for byte."""
+
+import os
+import random
+import resource
+import signal
+
+import killing
+import pytest
+from killing import at_call, at_change
+
+from granite_scu import checkpoint, manifest
+from granite_scu.run_folder import RunFolder
+
+FLAGS = (
+    *("--test-run", "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 4),
+    *("--max-steps", 24, "--save-steps", 5, "--eval-steps", 4, "--control-every", 3, "--lora-dropout", 0.1),
+)
+UNEVEN = (*FLAGS, "--gradient-accumulation-steps", 4, "--num-workers", 2)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return killing.texts(tmp_path_factory.mktemp("corpus") / "text")
+
+
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    """Runs without an interruption, by their flags."""
+    runs = {}
+
+    def run(flags):
+        if flags not in runs:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            log = folder.with_suffix(".log")
+            assert killing.run([*flags, "--data-dir", text, "--output-dir", folder], log) == 0, log.read_text()
+            runs[flags] = killing.outcome(folder)
+        return runs[flags]
+
+    return run
+
+
+@pytest.fixture
+def cut(text, tmp_path):
+    """A run that is started again and again, each time struck somewhere else."""
+
+    class Cut:
+        folder, log = tmp_path / "run", tmp_path / "log"
+
+        def start(self, flags, prepare=lambda: None):
+            return killing.fork(self.line(flags), self.log, prepare)
+
+        def run(self, flags, prepare=lambda: None):
+            return killing.run(self.line(flags), self.log, prepare)
+
+        def line(self, flags):
+            return [*flags, "--data-dir", text, "--output-dir", self.folder, "--resume-from-checkpoint", "auto"]
+
+        def finish(self, flags):
+            assert self.run(flags) == 0, self.log.read_text()
+            return killing.outcome(self.folder)
+
+    return Cut()
+
+
+def moments(folder, count, seed):
+    """Kills between steps, inside a save or any other writing, and in a validation: each kind, in any order."""
+    rng = random.Random(seed)
+    kinds = [
+        lambda: at_call("on_before_optimizer_step", rng.randint(2, 7)),
+        lambda: at_call("validation_step", rng.randint(1, 5)),
+        lambda: at_change(folder, rng.randint(1, 70)),
+    ]
+    chosen = [kinds[i % 3]() for i in range(count)]
+    rng.shuffle(chosen)
+    return chosen
+
+
+def same(one, other):
+    return {name: one[name] == other[name] for name in one} == dict.fromkeys(one, True)
+
+
+@pytest.mark.parametrize(
+    "flags", [pytest.param(UNEVEN, id="uneven"), pytest.param(FLAGS, id="plain", marks=pytest.mark.slow)]
+)
+def test_a_run_killed_at_random_ends_as_if_it_had_not_been(whole, cut, flags):
+    codes = [cut.run(flags, moment) for moment in moments(cut.folder, 10, seed=len(flags))]
+    assert codes.count(-signal.SIGKILL) == 10, (codes, cut.log.read_text())
+    assert same(whole(flags), cut.finish(flags))
+
+
+def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut):
+    """The training is over, and only the scoring, the summary or the model card is missing."""
+    assert cut.run(FLAGS, at_call("on_test_epoch_start", 10**9)) == 0
+    for missing in ("README.md", "scu_metrics.json"):
+        (cut.folder / missing).unlink()
+        outcome = cut.finish(FLAGS)
+        assert same(whole(FLAGS), outcome)
+        assert (cut.folder / "README.md").is_file()
+
+
+@pytest.mark.parametrize(
+    "error", [killing.FULL, *(pytest.param(e, marks=pytest.mark.slow) for e in (killing.BROKEN, killing.READ_ONLY))]
+)
+def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
+    rng = random.Random(error)
+    codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 60), killing.fail_with(error))) for _ in range(3)]
+    assert 1 in codes and set(codes) <= {0, 1}  # what cannot be tidied up stops no run
+    assert cut.log.read_text().count(f"{os.strerror(error)}; ") == codes.count(1)
+    assert "Traceback" not in cut.log.read_text()
+    newest = checkpoint.find("auto", cut.folder)
+    assert newest is None or manifest.damage(newest) is None
+    assert same(whole(FLAGS), cut.finish(FLAGS))
+
+
+@pytest.mark.parametrize("most", [500_000, 1_500_000])
+def test_a_disk_that_fills_up_inside_a_file_is_named(cut, most):
+    """The adapter is written by Rust and the state by torch; either may be the one that no longer fits."""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
+    assert cut.run(FLAGS, limit) == 1
+    words = cut.log.read_text()
+    assert "File too large; allow larger files (ulimit -f)" in words
+    assert str(cut.folder) in words
+    assert RunFolder(cut.folder).checkpoints() == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
+    child = cut.start(UNEVEN)
+    killing.until(lambda: killing.ticks(cut.folder) >= 2)
+    os.kill(child, number)
+    assert killing.wait(child) == code
+    (*_, newest) = RunFolder(cut.folder).checkpoints()
+    words = cut.log.read_text()
+    assert f"stopped by {number.name} after step {newest.name.removeprefix('checkpoint-')}, which is saved" in words
+    assert same(whole(UNEVEN), cut.finish(UNEVEN))
+
+
+def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):
+    tell = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    assert cut.run(FLAGS, at_call("validation_step", 2, tell)) == 143
+    assert [path.name for path in RunFolder(cut.folder).checkpoints()] == ["checkpoint-4"]
+    assert same(whole(FLAGS), cut.finish(FLAGS))
+
+
+def test_a_second_interrupt_does_not_wait(cut):
+    twice = lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]  # noqa: E731
+    assert cut.run(FLAGS, at_call("training_step", 3, twice)) == 130
+    assert RunFolder(cut.folder).checkpoints() == []
+
+
+def test_a_signal_before_training_ends_the_run_at_once(cut):
+    tell = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    assert cut.run(FLAGS, at_call("configure_model", 1, tell)) == 143
+    assert not cut.folder.exists()
+
+
+def test_the_same_command_twice_gives_the_same_bytes(whole, cut):
+    assert same(whole(FLAGS), cut.finish(FLAGS))
