@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NO_INFLUENCE = {
+    "lora": ("adapter",),
     "data": ("path", "num_workers", "prefetch_factor", "eval_batch_size", "num_epochs"),
     "run": ("output_dir", "overwrite", "resume", "save_steps", "keep", "memory_fraction", "multi_gpu"),
 }
-"""Settings that change no number: where files lie and how fast it goes. The text itself is compared by its tokens, and
-the length as a number of steps."""
+"""Settings that change no number: where files lie and how fast it goes. The text itself and the adapter
+that training started from are compared by their checksums, and the length as a number of steps."""
 
 OF_THE_TRAINER = ("accumulate_grad_batches", "limit_val_batches", "deterministic", "max_time")
 

@@ -147,7 +147,7 @@ class Run:
         starting.check_control(self.request.control)
         resume = self._checkpoint()
         if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
-            return starting.from_checkpoint(resume, path, base, checkpoint.load_state(resume)["frozen"])
+            return starting.from_checkpoint(resume.path, path, base, resume.state["frozen"])
         return starting.open_start(path, base)
 
     def _check_block_size(self) -> None:

@@ -403,7 +403,7 @@ def test_a_signal_ends_the_run_with_its_own_exit_code(corpus, tmp_path, number, 
             if shown.startswith("step 12/"):
                 process.send_signal(number)
                 break
-        out, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == code
     assert "Traceback" not in err
     step = int(re.search(rf"stopped by {signal.Signals(number).name} after step (\d+), which is saved", err)[1])
