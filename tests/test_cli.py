@@ -146,7 +146,7 @@ def test_print_config_of_the_script_is_the_modules(capsys):
         ("contrl: {target_s: 0.02}", "contrl.target_s"),
         ("control: {target_s: high}", "control.target_s"),
         ("lora: {rank: 2.5}", "lora.rank"),
-        ("data: {path: [a, b]}", "data.path"),
+        ("data: {block_size: [a, b]}", "data.block_size"),
         ("optimizer: {schedule: step}", "optimizer.schedule"),
         ("control: {target_s: 2}", "--target-s 2"),
         ("trainer: {max_step: 3}", "trainer.max_step"),
