@@ -159,7 +159,7 @@ def find(path: str | Path, called: str | None = None) -> SavedAdapter:
     folder, called = Path(path).expanduser(), called or str(path)
     if not folder.is_dir():
         raise UserError(f"{called}: no such folder; name a run folder, its best/ or one of its checkpoints")
-    _require_files(folder, called)
+    require_files(folder, called)
     return SavedAdapter(folder, _plain_lora(folder, called), _training_of(folder, called), called)
 
 
@@ -177,16 +177,45 @@ def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
         raise UserError(f"{adapter.called}: {CONFIG} names no base model; give it by --model")
     if name is None:
         return adapter.base
-    if trained_on and name != trained_on and _is_public(name) and _is_public(trained_on):
+    if trained_on and not may_be_same(trained_on, name):
         raise UserError(f"{adapter.called}: was trained on {trained_on}, and not on --model {name}")
     return replace(adapter.base, name=name)
+
+
+def may_be_same(one: str, other: str) -> bool:
+    """Whether two names of base models can mean one: a folder may hold what a hub id names, or have been moved.
+
+    Two folders that are both there are told apart by their weights.
+    """
+    if one == other:
+        return True
+    folders = [Path(name).expanduser() for name in (one, other) if not _is_public(name)]
+    if len(folders) == 2 and all(folder.is_dir() for folder in folders):
+        return _ends_of_weights(folders[0]) == _ends_of_weights(folders[1])
+    return bool(folders)
 
 
 def _is_public(name: str) -> bool:
     return name == TINY_MODEL or (name.count("/") == 1 and name[0] not in "./~" and not Path(name).is_dir())
 
 
-def _require_files(folder: Path, called: str) -> None:
+def _ends_of_weights(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Size and last bytes of each file of weights."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            file.seek(max(0, size - 2**20))
+            found[path.name] = size, file.read()
+    return found
+
+
+def require_files(folder: Path, called: str) -> None:
+    """Refuse a folder without an adapter in safetensors.
+
+    Raises:
+        UserError: it holds none; says which ones a run kept that was cut off.
+    """
     if not (folder / CONFIG).is_file():
         kept = [p.name for p in (folder / "best", *RunFolder(folder).checkpoints()) if (p / CONFIG).is_file()]
         if (folder / MARK).is_file() and kept:
@@ -223,17 +252,23 @@ def _plain_lora(folder: Path, called: str) -> peft.LoraConfig:
     return config
 
 
-def _training_of(folder: Path, called: str) -> dict[str, Any]:
-    """The record of the run that an adapter belongs to: beside it, or above ``best/`` and checkpoints."""
+def run_of(folder: Path) -> Path | None:
+    """The run folder that an adapter belongs to: its own, or the one above ``best/`` and checkpoints."""
     inside_a_run = folder.name == "best" or folder.name.startswith("checkpoint-")
-    for place in (folder, *([folder.resolve().parent] if inside_a_run else [])):
-        if (place / MARK).is_file():
-            try:
-                record = json.loads((place / MARK).read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise UserError(f"{called}: {MARK} is damaged ({error})") from error
-            return record if isinstance(record, dict) else {}
-    return {}
+    places = (folder, *([folder.resolve().parent] if inside_a_run else []))
+    return next((place for place in places if (place / MARK).is_file()), None)
+
+
+def _training_of(folder: Path, called: str) -> dict[str, Any]:
+    """The record of the run that an adapter belongs to."""
+    run = run_of(folder)
+    if run is None:
+        return {}
+    try:
+        record = json.loads((run / MARK).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{called}: {MARK} is damaged ({error})") from error
+    return record if isinstance(record, dict) else {}
 
 
 def _spoken(shape: tuple[int, ...] | None) -> str:

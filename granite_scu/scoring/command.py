@@ -68,16 +68,15 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     options = build_parser().parse_intermixed_args(argv)
     _check(options)
-    from granite_scu.scoring.subjects import identify
-
-    subjects = identify(options.models)
-    # Late: what is wrong with a flag or a folder is said before torch is imported.
+    # Late: what is wrong with a flag is said before torch is imported.
     from granite_scu.cli import make_console, quiet
     from granite_scu.scoring import report, results
     from granite_scu.scoring.evaluate import evaluate
+    from granite_scu.scoring.subjects import identify
 
     aside = make_console(stderr=True)
     quiet(aside)
+    subjects = identify(options.models)
     output = options.output or _in_the_run(subjects)
     report.check_writable("--output", output)
     report.check_writable("--csv", options.csv)

@@ -1,6 +1,6 @@
 """One pass over the windows: each batch goes through every adapter before the next batch is made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
@@ -42,7 +42,7 @@ def score_windows(
         switches: what it is scored as.
         corpus: the texts.
         windows: of them.
-        batch_size: windows at a time; long ones come first, so that a batch that is too large fails at once.
+        batch_size: windows at a time.
         autocast: makes the context of the forward passes.
         advance: told after each batch how many tokens were scored.
 
@@ -51,16 +51,25 @@ def score_windows(
     """
     device = next(model.parameters()).device
     sums = torch.zeros(len(switches), len(windows), dtype=torch.float64, device=device)
-    order = sorted(range(len(windows)), key=lambda i: windows[i].start - windows[i].stop)
-    for begin in range(0, len(order), batch_size):
-        numbers = order[begin : begin + batch_size]
-        inputs, labels = (part.to(device, non_blocking=True) for part in _batch(corpus, [windows[i] for i in numbers]))
+    for numbers, inputs, labels in batches(corpus, windows, batch_size):
+        inputs, labels = (part.to(device, non_blocking=True) for part in (inputs, labels))
         places = torch.tensor(numbers, device=device)
         for row, switch in enumerate(switches):
             with switch(), autocast():
                 sums[row, places] = _nats(model, inputs, labels).double().sum(1)
         advance(sum(windows[i].scored for i in numbers))
     return sums.cpu().numpy()
+
+
+def batches(corpus: Corpus, windows: Sequence[Window], batch_size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """The windows in batches of about one length: their numbers, and inputs and labels, (windows, time) int64.
+
+    Long ones come first, so that a batch that is too large fails at once.
+    """
+    order = sorted(range(len(windows)), key=lambda i: windows[i].start - windows[i].stop)
+    for begin in range(0, len(order), batch_size):
+        numbers = order[begin : begin + batch_size]
+        yield numbers, *_batch(corpus, [windows[i] for i in numbers])
 
 
 def _nats(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -75,7 +84,7 @@ def _nats(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _batch(corpus: Corpus, windows: Sequence[Window]) -> tuple[Tensor, Tensor]:
-    """Inputs and labels, (windows, time) int64, padded at the end, where causality keeps it from mattering."""
+    """Inputs and labels, padded at the end, where causality keeps it from mattering."""
     longest = max(window.stop - window.start for window in windows)
     shape = len(windows), -(-longest // MULTIPLE) * MULTIPLE
     inputs, labels = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)

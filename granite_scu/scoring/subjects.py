@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from granite_scu import saved
 from granite_scu.config import TINY_MODEL
 from granite_scu.errors import UserError
-from granite_scu.run_folder import DOCUMENTS, MARK, RunFolder
+from granite_scu.run_folder import DOCUMENTS
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base"
 """The name of the base model in every result."""
 
@@ -71,7 +71,7 @@ def shared_base(subjects: Sequence[Subject], asked: str | None) -> str | None:
         return None
     base = asked or adapters[0].base
     for adapter in adapters:
-        if _same_base(adapter.base, base):
+        if saved.may_be_same(adapter.base, base):
             continue
         if asked:
             raise UserError(f"{adapter.given}: is an adapter for {adapter.base}, not for --model {asked}")
@@ -106,58 +106,13 @@ def _identify(given: str, label: str) -> Subject:
         if given == TINY_MODEL or (given.count("/") == 1 and not given.startswith((".", "/", "~"))):
             return Subject(label, given, "model", given)  # an embedded model or a hub id
         raise UserError(f"{given}: no such folder")
-    run = next((place for place in (path, path.resolve().parent) if (place / MARK).is_file()), None)
-    if (path / ADAPTER_CONFIG).is_file():
-        return Subject(label, given, "adapter", _base_of(path), run)
-    if (path / MARK).is_file():
-        checkpoints = RunFolder(path).checkpoints()
-        remedy = f"score its newest checkpoint, {checkpoints[-1]}" if checkpoints else "it holds no checkpoint either"
-        raise UserError(f"{given}: the run has no adapter yet (it did not end); {remedy}")
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() and not (path / saved.CONFIG).is_file():
         return Subject(label, given, "model", given)
-    raise UserError(
-        f"{given}: is neither a run folder, an adapter nor a model (no {ADAPTER_CONFIG} and no config.json in it)"
-    )
-
-
-def _base_of(folder: Path) -> str:
-    """The base model that an adapter's folder names."""
-    base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    saved.require_files(path, given)
+    base = read_json(path / saved.CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise UserError(f"{folder / ADAPTER_CONFIG}: names no base model (base_model_name_or_path)")
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
-        more = ", only a pickle, which is not opened; save it as safetensors" if pickled else ""
-        raise UserError(f"{folder}: has no {ADAPTER_WEIGHTS}{more}")
-    return base
-
-
-def _same_base(one: str, other: str) -> bool:
-    """Whether two names can mean one model: a folder may hold what a hub id names, or have been moved.
-
-    Whether an adapter fits is seen when it is loaded.
-    """
-    if one == other:
-        return True
-    folders = [Path(name).expanduser() for name in (one, other) if _is_folder(name)]
-    if len(folders) == 2 and all(folder.is_dir() for folder in folders):
-        return _ends_of_weights(folders[0]) == _ends_of_weights(folders[1])
-    return bool(folders) and TINY_MODEL not in (one, other)
-
-
-def _is_folder(name: str) -> bool:
-    return name.startswith(("/", ".", "~")) or Path(name).is_dir()
-
-
-def _ends_of_weights(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Size and last bytes of each file of weights."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            file.seek(max(0, size - 2**20))
-            found[path.name] = size, file.read()
-    return found
+        raise UserError(f"{path / saved.CONFIG}: names no base model (base_model_name_or_path)")
+    return Subject(label, given, "adapter", base, saved.run_of(path))
 
 
 def _labels(named: Sequence[str]) -> list[str]:

@@ -225,7 +225,7 @@ def test_wrong_requests(score, argv, words):
 
 
 def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
-    assert "is neither a run folder, an adapter nor a model" in refused(score, tmp_path)
+    assert "is not a run folder, and holds no adapter" in refused(score, tmp_path)
     file = tmp_path / "text.txt"
     file.write_text("text")
     assert "is a file" in refused(score, file)
@@ -234,7 +234,7 @@ def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
     unfinished.mkdir()
     shutil.copy(run / "training_config.json", unfinished)
     shutil.copytree(run / "checkpoint-6", unfinished / "checkpoint-6")
-    assert f"score its newest checkpoint, {unfinished / 'checkpoint-6'}" in refused(score, unfinished)
+    assert f"name one that it kept: {unfinished / 'checkpoint-6'}" in refused(score, unfinished)
 
 
 def test_text_with_nothing_to_score(score, run, texts, tmp_path):
@@ -286,7 +286,7 @@ def test_damaged_weights(score, run, texts, tmp_path):
     code, _, err = score(other, "--data-dir", texts)
     assert code == 2 and "its weights cannot be read" in err
     (other / "adapter_model.safetensors").unlink()
-    assert "has no adapter_model.safetensors" in refused(score, other, "--data-dir", texts)
+    assert "adapter_model.safetensors is missing" in refused(score, other, "--data-dir", texts)
 
 
 def test_weights_that_are_not_finite(score, run, texts, tmp_path):
