@@ -196,7 +196,9 @@ def run_case(case: Case, device: str, repeats: int, advance: Callable[[], None])
 def main() -> int:
     parser = measure.build_parser(str(__doc__), repeats=9, quick=3)
     training.add_flags(parser)
-    parser.add_argument("--batches", type=int, help="in a turn (default: 8 of the embedded model; 2 of a larger one, or with --quick)")
+    parser.add_argument(
+        "--batches", type=int, help="in a turn (default: 8 of the embedded model; 2 of a larger one, or with --quick)"
+    )
     options = measure.parse(parser)
     measure.require_positive(batches=options.batches)
     if options.quick and not options.precisions:
