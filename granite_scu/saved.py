@@ -160,7 +160,14 @@ def find(path: str | Path, called: str | None = None) -> SavedAdapter:
     if not folder.is_dir():
         raise UserError(f"{called}: no such folder; name a run folder, its best/ or one of its checkpoints")
     require_files(folder, called)
-    return SavedAdapter(folder, _plain_lora(folder, called), _training_of(folder, called), called)
+    config, training = _plain_lora(folder, called), _training_of(folder, called)
+    named, trained_on = config.base_model_name_or_path, training.get("base", {}).get("name")
+    if named and trained_on and not may_be_same(named, trained_on):
+        raise UserError(
+            f"{called}: {CONFIG} names the base model {named}, and {MARK} says that the run trained on {trained_on}; "
+            "one of the files is of another run"
+        )
+    return SavedAdapter(folder, config, training, called)
 
 
 def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:

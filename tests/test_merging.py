@@ -182,6 +182,9 @@ def test_an_adapter_for_another_base_is_refused_before_anything_is_written(
     (folder / saved.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "ibm-granite/a"}))
     with pytest.raises(UserError, match=r"was trained on ibm-granite/a, and not on --model ibm-granite/b"):
         saved.base_of(saved.find(folder), "ibm-granite/b")
+    (folder / saved.MARK).write_text(json.dumps({"base": {"name": "ibm-granite/b"}}))
+    with pytest.raises(UserError, match=r"ibm-granite/a, and .* trained on ibm-granite/b; one of the files is of"):
+        saved.find(folder)
     assert not (tmp_path / "merged").exists()
 
 

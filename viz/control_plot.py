@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from viz import style
-from viz.run_folder import BAND, Run, read_run
+from viz.run_folder import BAND, Run, read_measured_run
 
 
 def plot_control(run: Run) -> Figure:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", help="folder for control.png and control.svg (default: RUN)")
     options = parser.parse_args(arguments)
     folder = options.out or options.run
-    return style.draw_to(folder, "control", lambda: plot_control(read_run(options.run)))
+    return style.draw_to(folder, "control", lambda: plot_control(read_measured_run(options.run)))
 
 
 def draw_s(axes: Axes, run: Run) -> None:

@@ -103,6 +103,10 @@ def _identify(given: str, label: str) -> Subject:
     if not path.is_dir():
         if path.exists():
             raise UserError(f"{given}: is a file; give a run folder, an adapter's folder, a checkpoint or a model")
+        if path.parent != Path() and path.parent.is_dir():
+            raise UserError(
+                f"{given}: no such folder in {path.parent}; `granite-scu runs {path.parent}` lists its runs"
+            )
         if given == TINY_MODEL or (given.count("/") == 1 and not given.startswith((".", "/", "~"))):
             return Subject(label, given, "model", given)  # an embedded model or a hub id
         raise UserError(f"{given}: no such folder")

@@ -117,6 +117,40 @@ def test_it_is_transformers_own_loss(run, scored):
     assert found["models"][1]["bits_per_token"] == pytest.approx(nats / tokens / math.log(2), rel=1e-5)
 
 
+@pytest.mark.slow
+def test_it_is_the_bits_per_byte_of_lm_evaluation_harness(run, scored, tmp_path):
+    """On a local task of documents longer than a window, the adapter loaded by the harness."""
+    reason = "needs lm-evaluation-harness: pip install 'lm_eval[hf]'"
+    lm_eval = pytest.importorskip("lm_eval", reason=reason)
+    huggingface = pytest.importorskip("lm_eval.models.huggingface", reason=reason)
+    from granite_scu.config import TINY_MODEL
+    from granite_scu.data.corpora import stdlib_docs
+    from granite_scu.model.loading import resolve
+
+    unseen = tmp_path / "unseen.jsonl"
+    longer = [document.text[:1500] for document in stdlib_docs()][40:46]
+    unseen.write_text("".join(json.dumps({"text": text}) + "\n" for text in longer), encoding="utf-8")
+    found = scored(run, "--data-dir", unseen, "--max-length", "100", "--stride", "100")
+    assert found["documents"] == 6
+    task = {
+        "task": "topics",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(unseen)}},
+        "output_type": "loglikelihood_rolling",
+        "test_split": "test",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "bits_per_byte"}],
+    }
+    expected = []
+    for adapter in (None, str(run)):
+        model = huggingface.HFLM(resolve(TINY_MODEL), peft=adapter, max_length=100, device="cpu", dtype="float32")
+        results = lm_eval.simple_evaluate(model, tasks=[task], bootstrap_iters=0)["results"]
+        expected.append(results["topics"]["bits_per_byte,none"])
+    assert [each["bits_per_byte"] for each in found["models"]] == pytest.approx(expected, rel=1e-5)
+    assert expected[0] != expected[1]
+
+
 def test_several_adapters_in_one_pass_are_what_each_is_alone(run, scored, texts):
     best, checkpoint = run / "best", run / "checkpoint-6"
     together = scored(run, best, checkpoint, "--batch-size", "5")
@@ -229,6 +263,7 @@ def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
     file = tmp_path / "text.txt"
     file.write_text("text")
     assert "is a file" in refused(score, file)
+    assert f"no such folder in {tmp_path}" in refused(score, run, tmp_path / "unknown")
     assert "is named twice" in refused(score, run, run / "." / "best" / "..")
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()

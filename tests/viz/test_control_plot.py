@@ -210,3 +210,10 @@ def test_viz_reads_files_and_imports_no_training_code():
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not {name.split(".")[0] for name in names} & {"granite_scu", "torch", "lightning", "transformers"}
+
+
+def test_the_command_draws_nothing_where_nothing_was_measured(tmp_path, capsys):
+    run = unfinished(tmp_path / "run", [record(10, s=None, s_ema=None, data_bpt=None)])
+    assert main([str(run)]) == 2
+    assert "nothing was measured in its 1 tick" in capsys.readouterr().err
+    assert not list(run.glob("control.*"))
