@@ -128,7 +128,7 @@ def train(cell: Cell) -> list[dict[str, Any]]:
         arguments, _ = flags.translate(
             [
                 "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
-                "--max-steps", str(cell.steps),
+                "--max-steps", str(cell.steps), "--no-isolate-documents",  # as the published grid was measured
                 "--warmup-steps", "20", "--eval-steps", str(cell.steps), "--control-every", str(EVERY),
                 "--learning-rate", str(cell.learning_rate), "--lora-r", str(cell.rank),
                 "--lora-alpha", str(2 * cell.rank), "--seed", str(cell.seed),

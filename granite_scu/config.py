@@ -148,6 +148,14 @@ class DataConfig:
         num_epochs: passes over the training blocks after which the run ends; null leaves it to max_steps.
         num_workers: loader processes.
         prefetch_factor: batches that each loader process holds ready.
+        weights: how often each source of path is read in an epoch of training, fractions too; null reads each once.
+        loss_on: of conversations: completion supervises what the assistant says, all every token.
+        packing: blocks cuts the documents in a row every block_size tokens; best-fit puts each in one piece into the
+            block where it leaves the least room; auto takes best-fit where there are conversations.
+        on_long: what becomes of a document that is longer than a block: split, truncate, drop or error.
+        split_seed: of the division into training, validation and test documents.
+        cache_dir: where tokens are kept; null takes granite-scu in XDG_CACHE_HOME or ~/.cache.
+        isolate_documents: documents that share a block do not see one another.
         train_tokens: train on about so many tokens of the training split, blocks spread evenly over it; null takes all.
     """
 
@@ -160,6 +168,13 @@ class DataConfig:
     num_epochs: float | None = None
     num_workers: int = 0
     prefetch_factor: int = 2
+    weights: list[float] | None = None
+    loss_on: Literal["completion", "all"] = "completion"
+    packing: Literal["auto", "blocks", "best-fit"] = "auto"
+    on_long: Literal["split", "truncate", "drop", "error"] = "split"
+    split_seed: int = 0
+    cache_dir: str | None = None
+    isolate_documents: bool = True
     train_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -176,6 +191,16 @@ class DataConfig:
         tokens = self.train_tokens
         enough = tokens is None or tokens >= self.block_size
         _check(enough, "data.train_tokens", tokens, f"must be at least a block of {self.block_size}")
+
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        weights = self.weights
+        if weights is not None:
+            valid = all(0 <= weight < math.inf for weight in weights) and any(weights)
+            _check(valid, "--data-weights", weights, "must be finite, none negative, and not all zero")
+            remedy = f"there are {len(self.sources)} sources; give a weight for each --data-dir"
+            _check(len(weights) == len(self.sources), "--data-weights", weights, remedy)
 
     @property
     def sources(self) -> list[str]:

@@ -68,7 +68,7 @@ def score_documents(
     with context or nullcontext():
         for start in range(0, len(blocks), batch_size):
             numbers = range(start, min(start + batch_size, len(blocks)))
-            inputs, labels = (np.stack(arrays) for arrays in zip(*(blocks[i] for i in numbers), strict=True))
+            inputs, labels, _ = (np.stack(arrays) for arrays in zip(*(blocks[i] for i in numbers), strict=True))
             ids, targets = (torch.from_numpy(array).long().to(device) for array in (inputs, labels))
             each = nats_of(ids, targets).double().cpu().numpy()
             counted = labels != IGNORED
@@ -81,7 +81,7 @@ def score_documents(
 
 @torch.no_grad()
 def score(
-    nats_of: Callable[[Tensor, Tensor], Tensor],
+    nats_of: Callable[..., Tensor],
     batches: Iterable[dict[str, Tensor]],
     *,
     model: nn.Module,
@@ -91,8 +91,9 @@ def score(
     """Score batches in evaluation mode. The result depends on neither the batch size nor the padding.
 
     Args:
-        nats_of: (input_ids, labels) -> summed cross-entropy in nats.
-        batches: dicts of ``input_ids`` and already shifted ``labels``, (batch, time).
+        nats_of: called with what a batch has -> summed cross-entropy in nats.
+        batches: dicts of ``input_ids``, already shifted ``labels`` and, where they are kept apart, ``documents``,
+            (batch, time) each.
         model: put into evaluation mode meanwhile; its parameters' device takes the batches.
         reduce: sums a (2,) tensor over ranks.
         context: autocast, say.
@@ -103,9 +104,9 @@ def score(
     model.eval()
     with context or nullcontext():
         for batch in batches:
-            labels = batch["labels"].to(device)
-            nats = nats_of(batch["input_ids"].to(device), labels)
-            sums += torch.stack([nats.double(), (labels != IGNORED).sum().double()])
+            on_device = {name: part.to(device) for name, part in batch.items()}
+            nats = nats_of(**on_device)
+            sums += torch.stack([nats.double(), (on_device["labels"] != IGNORED).sum().double()])
     model.train(training)
     nats, tokens = reduce(sums).tolist()
     return Score(nats, int(tokens))

@@ -43,7 +43,7 @@ class Flag:
         help: meaning, and unit where there is one.
         choices: the values it may take.
         default: shown in the help where the configuration's own default is written another way.
-        many: whether several values may follow the flag, and the flag be given several times.
+        many: whether several values may follow the flag.
     """
 
     name: str
@@ -92,8 +92,12 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--data-dir", "data.path", str, "file, folder or pattern of txt, md, jsonl, csv, tsv or parquet, also "
              "as .gz or .zst; stdlib-docs, stdlib-source or package-docs for an embedded corpus; several are read one "
              "after the other", default="wikitext-2 from the hub", many=True),
+        Flag("--data-weights", "data.weights", float, "how often each --data-dir is read in an epoch of training; "
+             "fractions read a part", default="1 each", many=True),
         Flag("--text-column", "data.text_column", str, "field of a record (jsonl, csv, parquet) that holds the text"),
         Flag("--encoding", "data.encoding", str, "of text files, such as latin-1"),
+        Flag("--split-seed", "data.split_seed", int, "of the division into training, validation and test documents"),
+        Flag("--cache-dir", "data.cache_dir", str, "where tokens are kept", default="~/.cache/granite-scu"),
         Flag("--output-dir", "run.output_dir", str, "run folder"),
         Flag("--overwrite", "run.overwrite", bool, "replace a run folder that is not empty"),
         Flag("--adapter", "lora.adapter", str, "folder of a LoRA adapter to start from: rank, alpha and layers are its "
@@ -112,6 +116,14 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--eval-batch-size", "data.eval_batch_size", int, "blocks in an evaluation batch", default="--batch-size"),
         Flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", int, "micro-batches in a step"),
         Flag("--block-size", "data.block_size", int, "tokens in a block; also --max-length"),
+        Flag("--loss-on", "data.loss_on", str, "of messages and of prompt and completion: what the assistant says, or "
+             "all", ("completion", "all")),
+        Flag("--packing", "data.packing", str, "blocks cuts documents in a row; best-fit keeps each in one piece; auto "
+             "takes that for conversations", ("auto", "blocks", "best-fit")),
+        Flag("--on-long", "data.on_long", str, "what becomes of a document longer than a block",
+             ("split", "truncate", "drop", "error")),
+        Flag("--isolate-documents", "data.isolate_documents", bool, "documents in a block do not see one another, in "
+             "attention, convolution and scan"),
         Flag("--learning-rate", "optimizer.learning_rate", float, "peak learning rate"),
         Flag("--lr-scheduler", "optimizer.schedule", str, "course of the rate", ("cosine", "linear", "constant")),
         Flag("--warmup-steps", "optimizer.warmup_steps", int, "optimizer steps of warm-up"),
@@ -230,7 +242,7 @@ def build_parser() -> Parser:
                 options |= {"type": flag.kind, "choices": flag.choices or None}
                 options["metavar"] = "|".join(flag.choices) or flag.kind.__name__.upper()
             if flag.many:
-                options |= {"nargs": "+", "action": "extend"}
+                options["nargs"] = "+"
             if flag.name in NUMBER_OF_ITS_OWN:
                 options |= {"nargs": "?", "const": NUMBER_OF_ITS_OWN[flag.name]}
             group.add_argument(flag.name, **options)
@@ -311,7 +323,7 @@ def _as_yaml(flag: Flag, value: Any) -> str:
     if flag.key == "trainer.precision":
         return PRECISIONS[value]
     if flag.many:
-        return json.dumps(value, ensure_ascii=False) if len(value) > 1 else value[0]
+        return json.dumps(value, ensure_ascii=False) if len(value) > 1 or flag.kind is float else value[0]
     if isinstance(value, float) and not math.isfinite(value):  # so that the configuration refuses it, by its flag
         return str(value).replace("inf", ".inf").replace("nan", ".nan")
     return str(value).lower() if isinstance(value, bool) else str(value)

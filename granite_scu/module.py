@@ -112,7 +112,7 @@ class GraniteModule(L.LightningModule):
         self.reg_strength = 0.0
         self.layer_strengths: tuple[float, ...] | None = None
         self.param_bound: float | None = None
-        self.latest_input_ids: Tensor | None = None
+        self.latest_batch: dict[str, Tensor] | None = None
         self.micro_batches = 0
         self.val_bpt = math.nan
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
@@ -176,17 +176,17 @@ class GraniteModule(L.LightningModule):
         """The transformers model, its adapted layers in place."""
         return self.model.get_base_model()
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Summed cross-entropy of a batch in nats: (batch, time) tokens and already shifted labels."""
-        return loss.summed_nats(self.language_model, input_ids, labels)
+    def forward(self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Summed cross-entropy of a batch in nats. (batch, time) tokens, shifted labels, numbers of documents."""
+        return loss.summed_nats(self.language_model, input_ids, labels, documents)
 
     # Training
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        nats = self(batch["input_ids"], batch["labels"])
+        nats = self(**batch)
         self._micro += torch.stack([nats.detach().double(), _supervised(batch)])
         self.micro_batches += 1
-        self.latest_input_ids = batch["input_ids"]
+        self.latest_batch = batch
         return nats / LOSS_UNIT
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -317,10 +317,11 @@ class GraniteModule(L.LightningModule):
         The reference is the same model with its adapters switched off: a forward pass more, no second model.
         Synchronises with the device.
         """
-        ids = self.latest_input_ids
+        batch = self.latest_batch
+        ids, documents = batch["input_ids"], batch.get("documents")
         context = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), context, evaluation_mode(self.model):
-            nats = divergence.summed_kl(self.language_model, ids, self.model.disable_adapter)
+            nats = divergence.summed_kl(self.language_model, ids, self.model.disable_adapter, documents)
         sums = torch.stack([nats.double(), torch.full_like(nats, ids.numel(), dtype=torch.float64)])
         nats, tokens = self.reduced(sums).tolist()
         return bits(nats / tokens)
@@ -345,7 +346,7 @@ class GraniteModule(L.LightningModule):
         self._validated.zero_()
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        nats = self(batch["input_ids"], batch["labels"])
+        nats = self(**batch)
         self._validated += torch.stack([nats.double(), _supervised(batch)])
 
     def on_validation_epoch_end(self) -> None:

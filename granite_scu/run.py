@@ -5,6 +5,7 @@ import json
 import logging
 import math
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from granite_scu.errors import RunFailed, Stopped, UserError
 from granite_scu.evaluation import score
 from granite_scu.hardware import presets
 from granite_scu.model import flops, loading, mamba
+from granite_scu.model.documents import can_isolate
 from granite_scu.model.loss import summed_nats
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.provenance import git_revision, versions
@@ -124,7 +126,7 @@ class Run:
             name = request.control.controller
             reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
             raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
-        self.machine = machine.resolve(request.base, request.run, request.trainer)
+        self.machine = self._resolve(request)
         if warning := presets.mismatch(request.hardware, self.machine.device):
             log.warning(warning)
         self.folder = RunFolder(request.run.output_dir)
@@ -149,6 +151,20 @@ class Run:
         if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
             return starting.from_checkpoint(resume.path, path, base, resume.state["frozen"])
         return starting.open_start(path, base)
+
+    @staticmethod
+    def _resolve(request: Request) -> machine.Machine:
+        """What the request stands for on this machine, with an attention kernel that keeps documents apart."""
+        base, isolate = request.base, request.data.isolate_documents
+        if isolate and base.attention == "auto":
+            base = replace(base, attention="sdpa")
+        found = machine.resolve(base, request.run, request.trainer)
+        if isolate and found.attention == "flash_attention_2":
+            raise UserError(
+                "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "
+                "with --no-isolate-documents"
+            )
+        return found
 
     def _check_block_size(self) -> None:
         name, size = self.request.base.name, self.request.data.block_size
@@ -289,12 +305,9 @@ class Run:
         loader = {"validation": self.data.val_dataloader, "test": self.data.test_dataloader}[split]
         autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
-        def nats(input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return summed_nats(model.get_base_model(), input_ids, labels)
-
-        adapter = score(nats, loader(), model=model, context=autocast)
+        adapter = score(partial(summed_nats, model.get_base_model()), loader(), model=model, context=autocast)
         with model.disable_adapter():
-            base_score = score(nats, loader(), model=model, context=autocast)
+            base_score = score(partial(summed_nats, model.get_base_model()), loader(), model=model, context=autocast)
         return {
             "split": split,
             "tokens": adapter.tokens,
@@ -323,12 +336,21 @@ class Run:
     def _say_first(self, module: GraniteModule) -> None:
         """What the run log is to have before the first step: the kernels, and what is known of the setpoint."""
         self._say_kernels(module.language_model)
+        self._say_isolation(module.language_model)
         if self.found:
             log.info("--target-s auto: S* = %.3g: %s", self.controller.setpoint, self.found["reason"])
         if self._steers():
             most = planning.s_ceiling(self, [tuple(u.b.shape) for u in module.updates.values()])
             if warning := planning.beyond_the_ceiling(self.controller.setpoint, most):
                 log.warning(warning)
+
+    def _say_isolation(self, model: torch.nn.Module) -> None:
+        if self.request.data.isolate_documents and not can_isolate(model, self.machine.attention):
+            log.warning(
+                "%s has recurrent layers that carry their state from one document of a block into the next; "
+                "--no-isolate-documents says that this is meant",
+                self.request.base.name,
+            )
 
     def _say_kernels(self, model: torch.nn.Module) -> None:
         kernels = mamba.kernels_in_use(model)

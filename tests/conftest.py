@@ -164,3 +164,12 @@ def machine(monkeypatch):
         monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: gpus[handle])
 
     return install
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_cache_of_the_user(tmp_path_factory):
+    """Tokens of tests are kept apart from the user's."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()

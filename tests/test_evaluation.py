@@ -128,13 +128,16 @@ def documents():
     """Blocks of eight tokens over documents of uneven lengths: within a block, across blocks, and at a block's edge."""
     import numpy as np
 
-    from granite_scu.data.packing import Blocks, Stream
+    from granite_scu.data.encoding import Stream
+    from granite_scu.data.packing import in_a_row
 
     lengths = [3, 20, 1, 5, 2, 30]
     tokens = np.random.default_rng(0).integers(0, 60, sum(lengths)).astype(np.int32)
     ends = np.cumsum(lengths) - 1
-    stream = Stream(tokens, ends, np.zeros_like(tokens))
-    return Blocks(stream, 8, 0, range(-(-(len(tokens) - 1) // 8)))
+    targets = np.ones(len(tokens), bool)
+    targets[[0, *(ends[:-1] + 1)]] = False
+    stream = Stream(tokens, ends, np.zeros(len(tokens), np.uint16), targets)
+    return in_a_row(stream, stream.bounds, 8, padding=0)
 
 
 def test_document_scores_are_the_plain_loops(module, documents):
@@ -144,7 +147,7 @@ def test_document_scores_are_the_plain_loops(module, documents):
     nats_of = lambda ids, labels: token_nats(module.language_model, ids, labels)  # noqa: E731
     found = score_documents(nats_of, documents, 3, model=module)
     nats, tokens = [0.0] * 6, [0] * 6
-    for number, (inputs, labels) in enumerate(documents[i] for i in range(len(documents))):
+    for number, (inputs, labels, _) in enumerate(documents[i] for i in range(len(documents))):
         with torch.no_grad():
             ids = torch.from_numpy(inputs).long()[None]
             logits = module.language_model(input_ids=ids, use_cache=False).logits[0].double()
@@ -160,12 +163,12 @@ def test_document_scores_are_the_plain_loops(module, documents):
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_document_scores_sum_to_the_score(module, documents, size):
-    from granite_scu.data.module import _collate
+    from granite_scu.data.module import collate
     from granite_scu.evaluation import score_documents
     from granite_scu.model.loss import token_nats
 
     nats_of = lambda ids, labels: token_nats(module.language_model, ids, labels)  # noqa: E731
     by_document = score_documents(nats_of, documents, size, model=module).total
-    whole = score(module, [_collate([documents[i] for i in range(len(documents))])], model=module)
+    whole = score(module, [collate([documents[i] for i in range(len(documents))], isolate=False)], model=module)
     assert by_document.tokens == whole.tokens == documents.n_supervised
     assert by_document.nats == pytest.approx(whole.nats, rel=1e-6)

@@ -17,6 +17,12 @@ FLAGS = [
     ("--model", "base.name", "someone/model", "someone/model"),
     ("--data-dir", "data.path", "my texts", "my texts"),
     ("--text-column", "data.text_column", "body", "body"),
+    ("--data-weights", "data.weights", "1", [1.0]),
+    ("--split-seed", "data.split_seed", "3", 3),
+    ("--cache-dir", "data.cache_dir", "some/cache", "some/cache"),
+    ("--loss-on", "data.loss_on", "all", "all"),
+    ("--packing", "data.packing", "best-fit", "best-fit"),
+    ("--on-long", "data.on_long", "drop", "drop"),
     ("--encoding", "data.encoding", "latin-1", "latin-1"),
     ("--output-dir", "run.output_dir", "some/where", "some/where"),
     ("--overwrite", "run.overwrite", None, True),
@@ -29,6 +35,7 @@ FLAGS = [
     ("--eval-batch-size", "data.eval_batch_size", "5", 5),
     ("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", "6", 6),
     ("--block-size", "data.block_size", "256", 256),
+    ("--isolate-documents", "data.isolate_documents", None, True),
     ("--learning-rate", "optimizer.learning_rate", "3e-4", 3e-4),
     ("--lr-scheduler", "optimizer.schedule", "linear", "linear"),
     ("--warmup-steps", "optimizer.warmup_steps", "9", 9),
@@ -85,7 +92,14 @@ PROMISED = {
     "--model": "ibm-granite/granite-4.0-h-1b",
     "--data-dir": "wikitext-2 from the hub",
     "--text-column": "text",
+    "--isolate-documents": "True",
     "--encoding": "utf-8",
+    "--data-weights": "1 each",
+    "--split-seed": "0",
+    "--cache-dir": "~/.cache/granite-scu",
+    "--loss-on": "completion",
+    "--packing": "auto",
+    "--on-long": "split",
     "--output-dir": "./granite_cuda_output",
     "--seed": "42",
     "--max-steps": "1000, off when --num-epochs is given alone",
@@ -208,6 +222,7 @@ def test_the_configuration_has_the_promised_defaults():
     request = resolved()
     in_words = {"--data-dir", "--max-steps", "--eval-batch-size", "--precision", "--memory-fraction", "--n-tokens"}
     in_words |= {"--cpr-bound", "--adapter"}
+    in_words |= {"--cpr-bound", "--data-weights", "--cache-dir"}
     for name, key, _, _ in FLAGS:
         if name in PROMISED and name not in in_words:
             assert str(value_of(request, key)) == PROMISED[name], name

@@ -367,7 +367,7 @@ class Distance(L.Callback):
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
         self.found.append(module.kl_from_base())
-        ids = module.latest_input_ids
+        ids = module.latest_batch["input_ids"]
         with torch.no_grad():
             adapted = module.language_model(input_ids=ids, use_cache=False).logits.double().log_softmax(-1)
             with module.model.disable_adapter():

@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,6 +82,7 @@ def command_line(spec: Spec, settings: dict[str, Any], folder: Path) -> list[str
         "seed_everything": spec.seed,
         "trainer.precision": PRECISION,
         "data.path": task.scored_on,
+        "data.isolate_documents": False,  # the protocol's: its evidence is from before documents were kept apart
         "run.output_dir": folder,
         "run.save_steps": 1_000_000,  # never: a run is minutes long
         "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
@@ -195,9 +197,7 @@ def by_document(module: GraniteModule, data: ComparedData, context: AbstractCont
     """The module's score on each test document."""
     model = module.language_model
     size = data.config.batch_size
-    return score_documents(
-        lambda ids, labels: token_nats(model, ids, labels), data.test, size, model=module, context=context
-    )
+    return score_documents(partial(token_nats, model), data.test, size, model=module, context=context)
 
 
 def _nats(scores: DocumentScores) -> list[float]:

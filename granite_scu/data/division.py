@@ -4,15 +4,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from granite_scu.config import DataConfig
+from granite_scu.data.cache import Prepared
 from granite_scu.data.documents import Document
 from granite_scu.data.sources import drop_empty, load, load_wikitext
-from granite_scu.data.splits import Split, by_document
+from granite_scu.data.splits import Split, assign, by_document
+
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Division:
-    """What a run reads.
+    """What a run reads, with its texts.
 
     Attributes:
         by: "published" (as the corpus comes), "document", or "block" where documents are too few to be divided.
@@ -26,18 +32,25 @@ class Division:
     documents: list[Document]
     n_empty: int
 
-    def record(self) -> dict[str, Any]:
-        """The documents of each split by digest, for JSON; ``shared`` are those that several splits have a part of."""
-        parts = self.parts or Split([], [], [])
-        return {
-            "schema": 1,
-            "digest": "the first 16 hexadecimal digits of the SHA-256 of a text in UTF-8",
-            "split_by": self.by,
-            "train": digests(parts.train),
-            "validation": digests(parts.validation),
-            "test": digests(parts.test),
-            "shared": digests(self.documents) if self.parts is None else [],
-        }
+
+def divided(corpus: Prepared, config: DataConfig) -> tuple[str, Split[NDArray[np.int64]] | None]:
+    """How a run's corpus is divided, and the documents of each part, by number; as ``divide``, without their texts."""
+    if config.path is None:
+        return "published", Split(*(np.flatnonzero(corpus.sources == number) for number in range(3)))
+    parts = assign(corpus.digests, corpus.places, corpus.characters)
+    return "document" if parts else "block", parts
+
+
+def recorded(corpus: Prepared, by: str, parts: Split[NDArray[np.int64]] | None) -> dict[str, Any]:
+    """The documents of each split by digest, for JSON; ``shared`` are those that several splits have a part of."""
+    hexadecimal = [f"{digest:016x}" for digest in corpus.digests.tolist()]
+    return {
+        "schema": 1,
+        "digest": "the first 16 hexadecimal digits of the SHA-256 of a text in UTF-8",
+        "split_by": by,
+        **{name: [hexadecimal[i] for i in getattr(parts, name).tolist()] if parts else [] for name in SPLITS},
+        "shared": hexadecimal if parts is None else [],
+    }
 
 
 def divide(config: DataConfig) -> Division:
@@ -50,7 +63,7 @@ def divide(config: DataConfig) -> Division:
         published = load_wikitext()
         return Division("published", published, [*published.train, *published.validation, *published.test], 0)
     documents, n_empty = drop_empty(load(config.path, config.text_column, config.encoding))
-    parts = by_document(documents)
+    parts = by_document(documents, config.split_seed)
     return Division("document" if parts else "block", parts, documents, n_empty)
 
 

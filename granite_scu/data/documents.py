@@ -4,8 +4,13 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from granite_scu.data import files
+
+ASSISTANT = "assistant"
+ROLES = ("system", "developer", "user", ASSISTANT, "tool")
+"""Who may speak in a conversation."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,28 @@ class Document:
     def pieces(self) -> Iterator[str]:
         """The text in one piece or several."""
         yield self.text
+
+
+@dataclass(frozen=True)
+class Conversation(Document):
+    """Messages that a chat template makes a text of. ``text`` is them as JSON, by which they are known again.
+
+    Attributes:
+        messages: ``role`` and ``content`` each, and what else the template knows.
+        n_prompt: messages at the beginning that are not to be learned.
+        tools: descriptions of what the assistant may call, as the template wants them.
+        plain: prompt and completion, where these were given as texts.
+    """
+
+    messages: tuple[dict[str, Any], ...] = ()
+    n_prompt: int = 0
+    tools: list[Any] | None = None
+    plain: tuple[str, str] | None = None
+
+    @property
+    def said(self) -> list[int]:
+        """The messages that are to be learned."""
+        return [i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT]
 
 
 @dataclass(frozen=True)

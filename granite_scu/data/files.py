@@ -63,14 +63,14 @@ def _raise(error: OSError) -> NoReturn:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, decompressed.
+def opened(path: Path, as_it_is: bool = False) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed or as they are.
 
     Raises:
         UserError: a damaged archive, a library that is missing, or a file that is gone by now or may not be read.
     """
     try:
-        with _opened(path) as stream:
+        with path.open("rb") if as_it_is else _unpacked(path) as stream:
             yield stream
     except FileNotFoundError as error:
         raise UserError(f"--data-dir {path}: has vanished since the corpus was listed; start again") from error
@@ -94,7 +94,7 @@ def _damaged(path: Path, error: Exception) -> UserError:
     return UserError(f"--data-dir {path}: damaged or not compressed as its name says ({error}); compress it again")
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _unpacked(path: Path) -> IO[bytes]:
     match path.suffix.lower():
         case ".gz":
             return gzip.open(path, "rb")
@@ -123,7 +123,7 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig" if _is_utf8(encoding) else encoding)()
     offset = line = 0  # bytes read and lines handed on so far
-    with unpacked(path) as stream:
+    with opened(path) as stream:
         while True:
             data = stream.read(PIECE)
             offset += len(data)

@@ -108,7 +108,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
 
     if path.suffix.lower() == ".zst":
         raise UserError(f"--data-dir {path}: parquet compresses its own columns; decompress it with unzstd")
-    with files.unpacked(path) as stream:
+    with files.opened(path) as stream:
         try:
             table = parquet.ParquetFile(stream)
             names = table.schema_arrow.names

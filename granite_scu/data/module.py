@@ -1,11 +1,12 @@
 """The data of a run, as Lightning wants it: read, split, packed, and served in batches."""
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,11 +18,20 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
-from granite_scu.data.division import divide
-from granite_scu.data.packing import Blocks, pack
+from granite_scu.data.cache import Prepared
+from granite_scu.data.corpus import prepare
+from granite_scu.data.division import SPLITS, divided, recorded
+from granite_scu.data.encoding import Stream
+from granite_scu.data.fitting import Fitted, fit, repeated, report
+from granite_scu.data.packing import Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.sampling import EndlessBatches
 from granite_scu.data.splits import MIN_BLOCKS, Split, by_block
 from granite_scu.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+Layout: TypeAlias = Callable[[Stream, NDArray[np.int64], int, int], Blocks]
+"""Makes blocks of the documents of a stream."""
 
 _SMALLEST_BLOCK = 8  # the least that DataConfig accepts
 
@@ -29,7 +39,8 @@ _SMALLEST_BLOCK = 8  # the least that DataConfig accepts
 class TextDataModule(LightningDataModule):
     """Training, validation and test blocks of one corpus.
 
-    A batch is a dict of ``input_ids`` and ``labels``, both (B, block_size) int64; labels are shifted already.
+    A batch is a dict of ``input_ids`` and ``labels``, both (B, block_size) int64; labels are shifted already. Where
+    documents are kept apart and any block holds several, ``documents`` has their numbers.
     The Trainer needs ``use_distributed_sampler=False``: the loaders share the blocks out between ranks.
 
     Args:
@@ -49,10 +60,11 @@ class TextDataModule(LightningDataModule):
         self._blocks: Split[Blocks] | None = None
         self._split_by = ""
         self._n_empty = 0
+        self._fitted: dict[str, Fitted] = {}
         self.record: dict[str, Any] = {}
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Read, split and tokenise the corpus. Once on every rank, before anything else here is used.
+        """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
 
         Not Lightning's ``prepare_data``: N, the number of tokens, is wanted before there is a Trainer.
 
@@ -61,19 +73,50 @@ class TextDataModule(LightningDataModule):
         """
         config = self.config
         first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-        packed = partial(pack, tokenizer=tokenizer, block_size=config.block_size, show_progress=first_rank)
-        division = divide(config)
-        self._split_by, self._n_empty, self.record = division.by, division.n_empty, division.record()
-        parts = division.parts
-        blocks = parts.map(packed) if parts else tail_held_out(packed(division.documents), config)
-        if blocks.train.n_inputs <= config.block_size:  # each needs the token after it as its label
+        corpus = prepare(config, tokenizer, show_progress=first_rank)
+        whole = config.packing == "best-fit" or (config.packing == "auto" and corpus.n_conversations > 0)
+        laid_out = partial(self._blocks_of, corpus, best_fit if whole else in_a_row, padding_of(tokenizer))
+        self._n_empty, self._fitted = corpus.n_empty, {}
+        self._split_by, parts = divided(corpus, config)
+        self.record = recorded(corpus, self._split_by, parts)
+        if parts is None:
+            blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config)
+        else:
+            train = parts.train
+            if config.weights:
+                train = repeated(train, corpus.sources, corpus.places, config.weights)
+            blocks = Split(*map(laid_out, SPLITS, (train, parts.validation, parts.test)))
+        self._check(blocks, at_least=1 if whole else config.block_size + 1)
+        self._blocks = replace(blocks, train=thinned(blocks.train, config.train_tokens))
+
+    def _blocks_of(
+        self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
+    ) -> Blocks:
+        size, on_long = self.config.block_size, self.config.on_long
+        fitted = fit(corpus.stream, documents, size, on_long, corpus.name)
+        report(split, fitted, on_long, size, in_pieces=layout is best_fit)
+        self._fitted[split] = fitted
+        return layout(corpus.stream, fitted.bounds, size, padding)
+
+    def _check(self, blocks: Split[Blocks], at_least: int) -> None:
+        """Refuse splits that nothing can be learned from, or measured on."""
+        config, n_inputs = self.config, blocks.train.n_inputs
+        if n_inputs < at_least:  # in a row each input needs the token after it as its label
             raise UserError(
-                f"--data-dir {config.named}: the training split has {blocks.train.n_inputs} tokens, too few for one "
-                f"block of --block-size {config.block_size}; {_more_text(blocks.train.n_inputs, n_blocks=1)}"
+                f"--data-dir {config.named}: the training split has {n_inputs} tokens, too few for one "
+                f"block of --block-size {config.block_size}; {_more_text(n_inputs, n_blocks=1)}"
             )
-        blocks = replace(blocks, train=thinned(blocks.train, config.train_tokens))
-        assert all(part.n_supervised for part in (blocks.train, blocks.validation, blocks.test))
-        self._blocks = blocks
+        for name in SPLITS:
+            if not getattr(blocks, name).n_supervised:
+                raise UserError(
+                    f"--data-dir {config.named}: the {name} split has no token to learn or to measure on; give more "
+                    "documents, messages in which the assistant speaks, or --loss-on all"
+                )
+        if len(blocks.train) < config.batch_size:
+            _log.warning(
+                "the %d training blocks are fewer than --batch-size %d, so that a batch has some of them several times",
+                *(len(blocks.train), config.batch_size),
+            )
 
     def check_processes(self, count: int) -> None:
         """Refuse more processes than there are validation or test blocks.
@@ -120,19 +163,24 @@ class TextDataModule(LightningDataModule):
     def summary(self) -> dict[str, Any]:
         """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
         blocks = self._prepared
-        parts = {"train": blocks.train, "validation": blocks.validation, "test": blocks.test}
+        parts = {name: getattr(blocks, name) for name in SPLITS}
+        left_out = self._fitted.values()
         return {
             "path": self.config.named,
             "split_by": self._split_by,
             "block_size": self.config.block_size,
             "empty_documents": self._n_empty,
             "gap_blocks": 2 if self._split_by == "block" else 0,
+            "long_documents": sum(fitted.n_long for fitted in left_out),
+            "dropped_tokens": sum(fitted.n_tokens_dropped for fitted in left_out),
+            "unsupervised_documents": sum(fitted.n_unsupervised for fitted in left_out),
             **{
                 name: {
                     "documents": part.n_documents,
                     "blocks": part.n_blocks,
                     "supervised_tokens": part.n_supervised,
                     "bytes": part.n_bytes,
+                    "utilisation": round(part.utilisation, 4),
                 }
                 for name, part in parts.items()
             },
@@ -145,7 +193,7 @@ class TextDataModule(LightningDataModule):
     def upcoming(self, start: int, count: int) -> list[dict[str, Tensor]]:
         """The rank's training batches ``start`` to ``start + count - 1``, read apart from the loader's."""
         blocks, batches = self._training_order(start)
-        return [_collate([blocks[index] for index in batch]) for batch in islice(batches, count)]
+        return [self._collate([blocks[index] for index in batch]) for batch in islice(batches, count)]
 
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
@@ -154,6 +202,10 @@ class TextDataModule(LightningDataModule):
     def test_dataloader(self) -> DataLoader:
         """The test blocks in order, shared out as in validation."""
         return self._loader(self.test, self._in_order(self.test))
+
+    @property
+    def _collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
+        return partial(collate, isolate=self.config.isolate_documents)
 
     @property
     def _prepared(self) -> Split[Blocks]:
@@ -187,7 +239,7 @@ class TextDataModule(LightningDataModule):
         return DataLoader(
             blocks,  # type: ignore[arg-type]  # a map-style data set without torch's base class
             batch_sampler=batches,  # type: ignore[arg-type]
-            collate_fn=_collate,
+            collate_fn=self._collate,
             num_workers=self.config.num_workers,
             pin_memory=torch.cuda.is_available(),
             # Its own, since each iteration draws from it: a validation must not move the run's random numbers.
@@ -196,9 +248,11 @@ class TextDataModule(LightningDataModule):
         )
 
 
-def _collate(blocks: list[tuple[NDArray[np.int32], NDArray[np.int32]]]) -> dict[str, Tensor]:
-    inputs, labels = (torch.from_numpy(np.stack(arrays)).long() for arrays in zip(*blocks, strict=True))
-    return {"input_ids": inputs, "labels": labels}
+def collate(blocks: list[Block], isolate: bool = True) -> dict[str, Tensor]:
+    """Blocks as a batch. A batch of whole blocks has no ``documents``: attention is faster without a mask."""
+    inputs, labels, documents = (torch.from_numpy(np.stack(arrays)).long() for arrays in zip(*blocks, strict=True))
+    batch = {"input_ids": inputs, "labels": labels}
+    return batch | {"documents": documents} if isolate and documents.any() else batch
 
 
 def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:

@@ -1,55 +1,45 @@
-"""From documents to blocks of tokens.
+"""From a stream of tokens to blocks of equal length.
 
-The tokens of all documents, each ended by the end-of-text token, form one stream, which is kept once and
-cut into blocks as they are asked for. Block i of length L:
+A block is a row of spans of the stream, each within a document. A position's input is its token and its label the token
+after it, so labels are shifted already and never cross into another document. Two layouts:
 
-    inputs = stream[i L : (i + 1) L]        labels = stream[i L + 1 : (i + 1) L + 1]
+``in_a_row``  documents one after the other, cut every ``block_size`` tokens, as text is trained on: no token is
+              dropped and nothing padded but the end of the last block.
+``best_fit``  each document in one piece, longest first into the fullest block that still has room (best-fit decreasing;
+              Ding et al. 2024, arXiv 2404.10830): for chats, which should not be cut. Room left over is padded.
 
-Labels are shifted already, so each token but a document's first is predicted exactly once: where the input
-ends a document the label is ``IGNORED``, and so is the padding of the last block. No token is dropped.
+Every token but a document's first is predicted exactly once in both, where it is supervised.
 """
 
 import hashlib
-import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.data.documents import Document
-from granite_scu.errors import UserError
+from granite_scu.data.encoding import Stream, encode
 
 IGNORED = -100
 """The label of a position that predicts nothing, as torch's cross-entropy has it."""
 
-CHUNK = 1_000_000
-"""Characters tokenised at a time: tokenizers take some 200 bytes of memory for each."""
-LONG = 5_000_000
-"""Characters from which tokenising takes long enough to show its progress."""
 
-# A newline between a visible character and a letter. Tokenizers of Granite's kind never join what stands on
-# its two sides, so that a long text cut here gives the tokens it gives as a whole.
-_CUT = re.compile(r"(?<=\S)\n(?=[^\W\d_])")
-
-
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """Documents as one row of T tokens.
+class Block(NamedTuple):
+    """One row of a batch, (block_size,) int32 each.
 
     Attributes:
-        tokens: (T,) int32 token ids; the last one ends a document.
-        ends: (documents,) int64 positions of the tokens that end a document, rising.
-        predicted_bytes: (T,) int32 UTF-8 bytes of the text that each position predicts, 0 at ``ends``. Of a
-            character spread over tokens, the first token has all bytes.
+        inputs: tokens, padded at the end.
+        labels: the token that each position predicts; ``IGNORED`` where none is supervised.
+        documents: numbers, in the block, of the document that each position belongs to; padding has the last one's.
     """
 
-    tokens: NDArray[np.int32]
-    ends: NDArray[np.int64]
-    predicted_bytes: NDArray[np.int32]
+    inputs: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    documents: NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,36 +49,45 @@ class Blocks:
     Attributes:
         stream: the tokens, shared between the parts of a stream.
         block_size: L, tokens in a block.
-        padding: token id that fills up the stream's last block.
-        numbers: which blocks of the stream these are, evenly spaced.
+        padding: token id that fills up blocks.
+        spans: (spans, 2) int64, first position in the stream and the one after the last; each within a document.
+        firsts: (blocks + 1,) int64, the first span of each block, and the number of spans.
+        numbers: which of these blocks are meant, evenly spaced.
     """
 
     stream: Stream
     block_size: int
     padding: int
+    spans: NDArray[np.int64]
+    firsts: NDArray[np.int64]
     numbers: range
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Inputs and labels of one block, (block_size,) each. Raises IndexError beyond the last."""
-        start = self.numbers[index] * self.block_size
-        window = self.stream.tokens[start : start + self.block_size + 1]
+    def __getitem__(self, index: int) -> Block:
+        """One block. Raises IndexError beyond the last."""
         inputs = np.full(self.block_size, self.padding, np.int32)
         labels = np.full(self.block_size, IGNORED, np.int32)
-        inputs[: len(window)] = window[: self.block_size]
-        labels[: len(window) - 1] = window[1:]
-        labels[self._ends(start, start + self.block_size) - start] = IGNORED
-        return inputs, labels
+        documents = np.zeros(self.block_size, np.int32)
+        at = 0
+        for number, (start, stop) in enumerate(self._spans_of(index)):
+            inputs[at : at + stop - start] = self.stream.tokens[start:stop]
+            following = slice(start + 1, stop + 1)  # which the stream's last token has none of
+            seen = np.where(self.stream.targets[following], self.stream.tokens[following], IGNORED)
+            labels[at : at + len(seen)] = seen
+            documents[at:] = number
+            at += stop - start
+        return Block(inputs, labels, documents)
 
     def documents(self, index: int) -> NDArray[np.int64]:
         """The stream's document, by number, that each position of a block predicts from, (block_size,).
 
         Meaningless where the label is ``IGNORED``: a supervised position and its label lie in the same document.
         """
-        start = self.numbers[index] * self.block_size
-        return np.searchsorted(self.stream.ends, np.arange(start, start + self.block_size))
+        spans = self._spans_of(index)
+        owners = np.repeat(np.searchsorted(self.stream.ends, spans[:, 0]), spans[:, 1] - spans[:, 0])
+        return np.append(owners, np.zeros(self.block_size - len(owners), np.int64))
 
     def part(self, numbers: range) -> "Blocks":
         """The blocks numbered so among these; the stream is shared, not copied."""
@@ -97,7 +96,7 @@ class Blocks:
     def checksum(self) -> str:
         """Of the tokens and of how they are cut, a few hexadecimal digits: equal blocks in the same order."""
         digest = hashlib.sha256(repr((self.block_size, self.padding, self.numbers)).encode())
-        for array in (self.stream.tokens, self.stream.ends):
+        for array in (self.stream.tokens, self.stream.targets, self.spans, self.firsts):
             digest.update(np.ascontiguousarray(array))
         return digest.hexdigest()[:16]
 
@@ -105,49 +104,57 @@ class Blocks:
     def n_blocks(self) -> int:
         return len(self)
 
-    @property
+    @cached_property
     def n_inputs(self) -> int:
         """Tokens that are inputs; padding is not counted."""
-        return sum(stop - start for start, stop in self._spans())
+        return int((self._chosen[:, 1] - self._chosen[:, 0]).sum())
 
-    @property
+    @cached_property
     def n_supervised(self) -> int:
         """Tokens that are predicted: labels other than ``IGNORED``."""
-        return self.n_inputs - sum(len(self._ends(*span)) for span in self._spans())
+        return sum(int(np.count_nonzero(self.stream.targets[part])) for part in self._predicted)
 
-    @property
+    @cached_property
     def n_bytes(self) -> int:
         """UTF-8 bytes of the text that the supervised tokens stand for."""
-        predicted = self.stream.predicted_bytes
-        return sum(int(predicted[start:stop].sum(dtype=np.int64)) for start, stop in self._spans())
+        widths, targets = self.stream.widths, self.stream.targets
+        return sum(int(widths[part].sum(dtype=np.int64, where=targets[part])) for part in self._predicted)
 
-    @property
+    @cached_property
     def n_documents(self) -> int:
         """Documents that have a token among the inputs."""
-        found: set[int] = set()
-        for start, stop in self._spans():
-            if stop > start:
-                first, last = np.searchsorted(self.stream.ends, (start, stop - 1))
-                found.update(range(int(first), int(last) + 1))
-        return len(found)
+        return len(np.unique(np.searchsorted(self.stream.ends, self._chosen[:, 0])))
 
-    def _spans(self) -> Iterator[tuple[int, int]]:
-        """First position in the stream and the one after the last, of each run of consecutive blocks."""
-        numbers, length = self.numbers, len(self.stream.tokens)
-        runs = [numbers] if numbers.step == 1 else [range(number, number + 1) for number in numbers]
-        for run in runs:
-            start = run.start * self.block_size
-            yield start, max(start, min(run.stop * self.block_size, length))
+    @property
+    def utilisation(self) -> float:
+        """Share of the blocks' positions that are not padding."""
+        return self.n_inputs / (len(self) * self.block_size)
 
-    def _ends(self, start: int, stop: int) -> NDArray[np.int64]:
-        first, last = np.searchsorted(self.stream.ends, (start, stop))
-        return self.stream.ends[first:last]
+    def _spans_of(self, index: int) -> NDArray[np.int64]:
+        number = self.numbers[index]
+        return self.spans[self.firsts[number] : self.firsts[number + 1]]
+
+    @cached_property
+    def _chosen(self) -> NDArray[np.int64]:
+        """The spans of all blocks that are meant."""
+        blocks = np.repeat(np.arange(len(self.firsts) - 1), np.diff(self.firsts))
+        chosen = np.zeros(len(self.firsts) - 1, bool)
+        chosen[self.numbers.start : self.numbers.stop : self.numbers.step] = True
+        return self.spans[chosen[blocks]]
+
+    @property
+    def _predicted(self) -> list[slice]:
+        """The stream's tokens that are predicted, in as few slices as they make."""
+        spans = self._chosen
+        new = np.flatnonzero(np.append(True, spans[1:, 0] != spans[:-1, 1])) if len(spans) else np.zeros(0, int)
+        stops = spans[np.append(new[1:], len(spans)) - 1, 1] if len(spans) else new
+        return [slice(start + 1, stop + 1) for start, stop in zip(spans[new, 0], stops, strict=True)]
 
 
 def pack(
     documents: list[Document], tokenizer: PreTrainedTokenizerBase, block_size: int, show_progress: bool = True
 ) -> Blocks:
-    """All blocks of the documents, in their order.
+    """All blocks of the documents in a row, in their order.
 
     Args:
         documents: at least one.
@@ -159,71 +166,82 @@ def pack(
         UserError: the tokenizer has no end-of-text token.
     """
     stream = encode(documents, tokenizer, show_progress)
-    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    n_blocks = -(-(len(stream.tokens) - 1) // block_size)  # the last token predicts nothing: no block for it alone
-    return Blocks(stream, block_size, padding, range(n_blocks))
+    return in_a_row(stream, stream.bounds, block_size, padding_of(tokenizer))
 
 
-def encode(documents: list[Document], tokenizer: PreTrainedTokenizerBase, show_progress: bool = True) -> Stream:
-    """The documents' tokens, each document ended by the end-of-text token. As ``pack``."""
-    assert documents
-    eos = tokenizer.eos_token_id
-    if eos is None:
-        raise UserError("--model: its tokenizer has no end-of-text token (eos_token) to end documents with")
-    tokens: list[NDArray[np.int32]] = []
-    widths: list[NDArray[np.int32]] = []  # bytes of text that each token stands for
-    ends: list[int] = []
-    length, n_characters = 0, sum(len(document.text) for document in documents)
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not show_progress or n_characters < LONG)
-    with bar as progress:
-        task = progress.add_task("tokenising", total=n_characters)
-        for chunk in _chunks(_pieces(documents)):
-            texts = [text for text, _ in chunk]
-            many = tokenizer(
-                texts, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True, verbose=False
-            )
-            for (text, is_last), ids, offsets in zip(chunk, many["input_ids"], many["offset_mapping"], strict=True):
-                tokens.append(np.array([*ids, eos] if is_last else ids, np.int32))
-                widths.append(np.append(_widths(text, offsets), np.zeros(int(is_last), np.int32)))
-                length += len(tokens[-1])
-                if is_last:
-                    ends.append(length - 1)
-            progress.advance(task, sum(map(len, texts)))
-    predicted_bytes = np.append(np.concatenate(widths)[1:], np.int32(0))
-    predicted_bytes[ends] = 0
-    return Stream(np.concatenate(tokens), np.array(ends, np.int64), predicted_bytes)
+def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What fills up a block: never a label, so that end of text may stand for it without harm."""
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
-def _pieces(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
-    """(text, whether it ends its document): long documents in pieces of a little more than ``CHUNK`` characters."""
-    for document in documents:
-        start = 0
-        while cut := _CUT.search(document.text, start + CHUNK):
-            yield document.text[start : cut.end()], False
-            start = cut.end()
-        yield document.text[start:], True
+def in_a_row(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding: int) -> Blocks:
+    """The documents one after the other, cut every ``block_size`` tokens.
+
+    Args:
+        stream: the tokens.
+        bounds: (documents, 2) where in the stream each begins, and ends after its end of text; any order, any times.
+        block_size: tokens in a block.
+        padding: token id that fills up the last block.
+    """
+    lengths = bounds[:, 1] - bounds[:, 0]
+    begins = np.append(0, lengths.cumsum())  # of each document among all that are in the row, and the row's length
+    n_blocks = max(0, -(-(int(begins[-1]) - 1) // block_size))  # the last token predicts nothing: no block for it alone
+    borders = np.arange(n_blocks + 1) * block_size
+    cuts = np.union1d(begins, borders)
+    cuts = cuts[cuts < min(begins[-1], borders[-1])]
+    owners = np.searchsorted(begins, cuts, "right") - 1
+    starts = bounds[owners, 0] + cuts - begins[owners]
+    stops = starts + np.diff(np.append(cuts, min(begins[-1], borders[-1])))
+    return Blocks(
+        stream, block_size, padding, np.stack([starts, stops], 1), np.searchsorted(cuts, borders), range(n_blocks)
+    )
 
 
-def _chunks(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """The pieces in groups of about ``CHUNK`` characters."""
-    chunk: list[tuple[str, bool]] = []
-    length = 0
-    for text, is_last in pieces:
-        chunk.append((text, is_last))
-        length += len(text)
-        if length >= CHUNK:
-            yield chunk
-            chunk, length = [], 0
-    if chunk:
-        yield chunk
+def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding: int) -> Blocks:
+    """Each document in one piece, as many as fit into a block. As ``in_a_row``.
+
+    A document that is longer than a block is cut, and its end packed like another document. What has no supervised
+    token is left out, as is the end of text as an input, which predicts nothing.
+    """
+    pieces = [
+        (piece, min(piece + block_size, stop - 1))
+        for start, stop in bounds.tolist()
+        for piece in range(start, stop - 1, block_size)
+    ]
+    pieces = [(start, stop) for start, stop in pieces if stream.targets[start + 1 : stop + 1].any()]
+    sizes = np.array([stop - start for start, stop in pieces], np.int64)
+    blocks = [sorted(block) for block in _best_fit_decreasing(sizes, block_size)]
+    blocks.sort(key=lambda block: block[0])  # in the order of the text, so that the first are like the others
+    spans = np.array([pieces[i] for block in blocks for i in block], np.int64).reshape(-1, 2)
+    firsts = np.append(0, np.cumsum([len(block) for block in blocks], dtype=np.int64))
+    return Blocks(stream, block_size, padding, spans, firsts, range(len(blocks)))
 
 
-def _widths(text: str, offsets: list[tuple[int, int]]) -> NDArray[np.int32]:
-    """UTF-8 bytes from the end of the token before to the end of each; they add up to the text's."""
-    ends = np.fromiter((end for _, end in offsets), np.int64, len(offsets))
-    ends[-1:] = len(text)  # the last token has what the tokenizer leaves out at the end
-    if not text.isascii():
-        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        bytes_each = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
-        ends = np.append(0, bytes_each.cumsum())[ends]
-    return np.diff(ends, prepend=0).astype(np.int32)
+def _best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> list[list[int]]:
+    """Items in bins: each, the largest first, goes where it leaves the least room.
+
+    >>> _best_fit_decreasing(np.array([3, 6, 4, 5]), 9)
+    [[1, 0], [3, 2]]
+    """
+    bins: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}  # numbers of the bins by the room that they have
+    rooms: list[int] = []  # the keys of that, rising
+    for item in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[item])
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
+            number, room = len(bins), capacity
+            bins.append([])
+        else:
+            room = rooms[at]
+            number = with_room[room].pop()
+            if not with_room[room]:
+                del with_room[room], rooms[at]
+        bins[number].append(item)
+        left = room - size
+        if left and left not in with_room:
+            with_room[left] = []
+            insort(rooms, left)
+        if left:
+            with_room[left].append(number)
+    return bins

@@ -1,17 +1,25 @@
-"""From a record to a document: which fields hold the text."""
+"""From a record to a document: its text column, its messages, or its prompt and completion."""
 
-from granite_scu.data.documents import Document
+import json
+from typing import Any
+
+from granite_scu.data.documents import ASSISTANT, ROLES, Conversation, Document
 from granite_scu.data.formats import Record
 from granite_scu.errors import UserError
+
+MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
 
 
 def columns(text_column: str) -> tuple[str, ...]:
     """The fields that a record may have its text in."""
-    return (text_column, "messages")
+    return (text_column, MESSAGES, PROMPT, COMPLETION, TOOLS)
 
 
 def as_document(place: str, record: Record, column: str) -> Document:
     """The document that a record stands for.
+
+    Its text column, where it has that; or else ``messages``; or else ``prompt`` and ``completion``, each a text or
+    messages.
 
     Args:
         place: of the record, for messages.
@@ -19,14 +27,74 @@ def as_document(place: str, record: Record, column: str) -> Document:
         column: field that holds the text.
 
     Raises:
-        UserError: no such field, or no text in it.
+        UserError: none of these fields, or not what they must hold.
     """
-    if "messages" in record and (column not in record or column == "messages"):
-        raise UserError(f"--data-dir {place}: chat data (messages) is not supported yet; give lines with a text field")
-    if column not in record:
-        fields = ", ".join(record) or "none"
-        raise UserError(f"--data-dir {place}: no field {column!r}, there are: {fields}; name one with --text-column")
-    return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
+    if column in record and column not in (MESSAGES, PROMPT, COMPLETION):
+        return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
+    tools = record.get(TOOLS) or None
+    if MESSAGES in record:
+        messages = _messages(record[MESSAGES], MESSAGES, place)
+        return Conversation(place, _canonical(messages, 0, tools), messages, 0, tools)
+    if PROMPT in record and COMPLETION in record:
+        return _prompted(place, record[PROMPT], record[COMPLETION], tools)
+    fields = ", ".join(record) or "none"
+    raise UserError(
+        f"--data-dir {place}: no field {column!r}, there are: {fields}; name one with --text-column, or give "
+        "messages, or prompt and completion"
+    )
+
+
+def _prompted(place: str, prompt: Any, completion: Any, tools: list[Any] | None) -> Document:
+    plain = None
+    if isinstance(prompt, str) or isinstance(completion, str):
+        texts = [
+            _text(value, f"field {name!r}", place, f"; give {PROMPT} and {COMPLETION} both as texts or as messages")
+            for name, value in ((PROMPT, prompt), (COMPLETION, completion))
+        ]
+        plain = texts[0], texts[1]
+        prompt, completion = [{"role": "user", "content": texts[0]}], [{"role": ASSISTANT, "content": texts[1]}]
+    before, after = _messages(prompt, PROMPT, place), _messages(completion, COMPLETION, place)
+    messages, n_prompt = before + after, len(before)
+    if plain is not None and not any(text.strip() for text in plain):
+        return Document(place, "")
+    return Conversation(place, _canonical(messages, n_prompt, tools), messages, n_prompt, tools, plain)
+
+
+def _messages(value: Any, field: str, place: str) -> tuple[dict[str, Any], ...]:
+    """The messages of a field, checked."""
+    if isinstance(value, str):  # a column of csv or parquet may hold them as JSON
+        try:
+            value = json.loads(value or "[]")
+        except ValueError as error:
+            raise UserError(
+                f"--data-dir {place}: {field} is a text that is not JSON; give a list of messages"
+            ) from error
+    if not isinstance(value, list):
+        raise UserError(f"--data-dir {place}: {field} is a {type(value).__name__}, not a list of messages")
+    for number, message in enumerate(value, start=1):
+        _check(message, f"{field}, message {number}", place)
+    # Parquet gives every message every field of the column's type, null where it has none.
+    return tuple({name: field for name, field in message.items() if field is not None} for message in value)
+
+
+def _check(message: Any, what: str, place: str) -> None:
+    if not isinstance(message, dict):
+        raise UserError(f'--data-dir {place}: {what} is no object; give {{"role": "user", "content": "..."}}')
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise UserError(f"--data-dir {place}: {what} has the unknown role {role!r}; roles are {', '.join(ROLES)}")
+    if isinstance(content, str):
+        _text(content, what, place, "")
+    elif not isinstance(content, list) and not message.get("tool_calls"):
+        kind = "no content" if content is None else f"a {type(content).__name__} as content"
+        raise UserError(f"--data-dir {place}: {what} has {kind}; give a text")
+
+
+def _canonical(messages: tuple[dict[str, Any], ...], n_prompt: int, tools: list[Any] | None) -> str:
+    """A conversation as JSON, by which it is known again; nothing, where nobody says anything."""
+    if not any(message.get("content") or message.get("tool_calls") for message in messages):
+        return ""
+    return json.dumps([messages, n_prompt, tools], ensure_ascii=False, sort_keys=True)
 
 
 def _text(value: object, what: str, place: str, remedy: str) -> str:

@@ -40,7 +40,7 @@ def load(path: str | Sequence[str] | None, text_column: str, encoding: str = "ut
         return [*published.train, *published.validation, *published.test]
     paths = [path] if isinstance(path, str) else path
     found = (document for one in paths for document in read(one, text_column, encoding))
-    documents = [Document(document.name, document.text) for document in found]
+    documents = [d if isinstance(d, Document) else Document(d.name, d.text) for d in found]
     if not any(document.text.strip() for document in documents):
         raise no_text(paths)
     return documents

@@ -7,11 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from granite_scu.model.loss import CHUNKED_TYPES, chunk_on
+from granite_scu.model.documents import isolating
+from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states
 
 
 def summed_kl(
-    model: nn.Module, input_ids: Tensor, without_adapter: Callable[[], AbstractContextManager[None]]
+    model: nn.Module,
+    input_ids: Tensor,
+    without_adapter: Callable[[], AbstractContextManager[None]],
+    documents: Tensor | None = None,
 ) -> Tensor:
     """Sum over positions of KL(adapted || base), in nats, an fp32 scalar.
 
@@ -22,16 +26,18 @@ def summed_kl(
         model: a transformers causal language model whose layers are adapted, in evaluation mode, without gradients.
         input_ids: (batch, time) tokens.
         without_adapter: a context in which the same model is the base model (PEFT's ``disable_adapter``).
+        documents: (batch, time) numbers of documents that do not see one another.
     """
     if model.config.model_type not in CHUNKED_TYPES:
-        adapted = model(input_ids=input_ids, use_cache=False).logits
+        arguments = {"input_ids": input_ids, "use_cache": False, **isolating(model, documents)}
+        adapted = model(**arguments).logits
         with without_adapter():
-            base = model(input_ids=input_ids, use_cache=False).logits
+            base = model(**arguments).logits
         return _kl(adapted.flatten(0, 1), base.flatten(0, 1))
     head, scaling = model.get_output_embeddings().weight, getattr(model.config, "logits_scaling", 1.0)
-    adapted = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, -2)
+    adapted = hidden_states(model, input_ids, documents).flatten(0, -2)
     with without_adapter():
-        base = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, -2)
+        base = hidden_states(model, input_ids, documents).flatten(0, -2)
     chunk = chunk_on(adapted.device.type)
     parts = [
         _kl(F.linear(p, head) / scaling, F.linear(q, head) / scaling)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from granite_scu.model.documents import isolating
+
 IGNORED = -100
 
 
@@ -27,29 +29,36 @@ CHUNKED_TYPES = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"
 """Model types whose logits are known to be head(hidden) / logits_scaling."""
 
 
-def summed_nats(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+def summed_nats(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
     """Sum of -ln p(label) over the counted positions of a batch, in nats, an fp32 scalar.
 
     Args:
         model: a transformers causal language model (not wrapped by PEFT; its layers may be).
         input_ids: (batch, time) tokens. Padding stands only at the end, where causality keeps it from mattering.
         labels: (batch, time) already shifted; ``IGNORED`` is not counted.
+        documents: (batch, time) numbers of documents that do not see one another; None where all of a block is seen.
     """
     if model.config.model_type not in CHUNKED_TYPES:
-        logits = model(input_ids=input_ids, use_cache=False).logits.float()
+        logits = model(input_ids=input_ids, use_cache=False, **isolating(model, documents)).logits.float()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    hidden = hidden_states(model, input_ids, documents)
     head = model.get_output_embeddings().weight
     return summed_cross_entropy(hidden, head, labels, getattr(model.config, "logits_scaling", 1.0))
 
 
+def hidden_states(model: nn.Module, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
+    """(batch, time, hidden) last hidden states. Arguments as ``summed_nats``."""
+    arguments = isolating(model, documents)
+    return model.base_model(input_ids=input_ids, use_cache=False, **arguments).last_hidden_state
+
+
 @torch.no_grad()
-def token_nats(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
+def token_nats(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
     """-ln p(label) at each position, in nats, (batch, time) fp32; 0 where nothing is counted. As ``summed_nats``."""
     if model.config.model_type not in CHUNKED_TYPES:
-        logits = model(input_ids=input_ids, use_cache=False).logits.float()
+        logits = model(input_ids=input_ids, use_cache=False, **isolating(model, documents)).logits.float()
         return F.cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.flatten(0, -2)
+    hidden = hidden_states(model, input_ids, documents).flatten(0, -2)
     # Called and not read for its weight: an adapter from elsewhere may sit on the head, too.
     head, scaling = model.get_output_embeddings(), getattr(model.config, "logits_scaling", 1.0)
     chunk = chunk_on(hidden.device.type)

@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config import DataConfig
 from granite_scu.data.division import digests, divide
 from granite_scu.data.documents import Document
+from granite_scu.data.encoding import encode
 from granite_scu.data.module import tail_held_out
-from granite_scu.data.packing import encode, pack
+from granite_scu.data.packing import pack
 from granite_scu.data.sources import drop_empty, load
 from granite_scu.errors import UserError
 from granite_scu.run_folder import MARK

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.data.documents import Document
-from granite_scu.data.packing import Stream
+from granite_scu.data.encoding import Stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ def as_corpus(
             size = len(document.text.encode())
         else:
             sequence = stream.tokens[first:end]
-            size = int(stream.predicted_bytes[first : max(first, end - 1)].sum(dtype=np.int64))
+            size = int(stream.widths[first + 1 : end].sum(dtype=np.int64))
         if len(sequence) > 1:
             names.append(document.name)
             sequences.append(sequence)

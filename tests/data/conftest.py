@@ -1,8 +1,31 @@
 """A tokenizer whose tokens can be read: a byte's id is its value, then <|end_of_text|> 256 and <|pad|> 257."""
 
+import copy
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+GRANITE = (
+    "{%- for message in messages %}{%- if message.role != 'tool' %}"
+    "{{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + (message.content or '') }}"
+    "{%- for call in message.tool_calls or [] %}{{- '<tool_call>' + call.function.name }}{%- endfor %}"
+    "{{- '<|end_of_text|>\n' }}{%- else %}{%- if messages[loop.index0 - 1].role != 'tool' %}"
+    "{{- '<|start_of_role|>user<|end_of_role|>' }}{%- endif %}{{- '<tool_response>' + message.content }}"
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|end_of_text|>\n' }}{%- endif %}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}"
+)
+"""In the manner of Granite 4's: no generation tags, a line end behind every turn, tool answers in one turn."""
+
+
+@pytest.fixture
+def chatting(tokenizer) -> PreTrainedTokenizerFast:
+    """The same tokenizer with a chat template in the manner of Granite's, and its marks as tokens 258 and 259."""
+    found = copy.deepcopy(tokenizer)
+    found.add_special_tokens({"additional_special_tokens": ["<|start_of_role|>", "<|end_of_role|>"]})
+    found.chat_template = GRANITE
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -58,9 +58,12 @@ def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
         "block_size": 32,
         "empty_documents": 0,
         "gap_blocks": 2,
-        "train": {"documents": 1, "blocks": 110, "supervised_tokens": 3520, "bytes": 3520},
-        "validation": {"documents": 1, "blocks": 13, "supervised_tokens": 416, "bytes": 416},
-        "test": {"documents": 1, "blocks": 13, "supervised_tokens": 400, "bytes": 399},
+        "long_documents": 1,
+        "dropped_tokens": 0,
+        "unsupervised_documents": 0,
+        "train": {"documents": 1, "blocks": 110, "supervised_tokens": 3520, "bytes": 3520, "utilisation": 1.0},
+        "validation": {"documents": 1, "blocks": 13, "supervised_tokens": 416, "bytes": 416, "utilisation": 1.0},
+        "test": {"documents": 1, "blocks": 13, "supervised_tokens": 400, "bytes": 399, "utilisation": 0.9639},
     }
 
 
@@ -79,7 +82,7 @@ def test_many_lines_are_divided_by_document(tokenizer, many_lines):
 
 def test_wikitext_keeps_the_splits_it_was_published_with(tokenizer, monkeypatch):
     published = Split(*([Document(name, f"{name} {WORDS}")] for name in ("train", "validation", "test")))
-    monkeypatch.setattr("granite_scu.data.division.load_wikitext", lambda: published)
+    monkeypatch.setattr("granite_scu.data.corpus.load_wikitext", lambda: published)
     data = prepared(tokenizer, None)
     assert data.config.path is None and data.summary()["split_by"] == "published"
     for name in ("train", "validation", "test"):
@@ -210,7 +213,7 @@ def test_a_training_split_may_be_thinned_to_about_so_many_tokens(tokenizer, one_
     whole, thinned = prepared(tokenizer, one_text), prepared(tokenizer, one_text, train_tokens=tokens)
     assert len(thinned.train) == blocks
     assert thinned.n_tokens == sum(
-        int((labels != IGNORED).sum()) for _, labels in list(map(thinned.train.__getitem__, range(blocks)))
+        int((labels != IGNORED).sum()) for _, labels, _ in list(map(thinned.train.__getitem__, range(blocks)))
     )
     assert thinned.n_tokens == blocks * 32  # one text has no end before its last block
     for part in ("validation", "test"):

@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from granite_scu.data import packing
+from granite_scu.data import encoding
 from granite_scu.data.documents import Document
-from granite_scu.data.packing import IGNORED, Blocks, encode, pack
+from granite_scu.data.encoding import bytes_by_offset, encode
+from granite_scu.data.packing import IGNORED, Blocks, pack
 from granite_scu.errors import UserError
 
 EOS, PAD = 256, 257
 # Any character but lone surrogates, which no UTF-8 file can hold; long enough to be cut, short enough to be many.
-TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30), min_size=1, max_size=12)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
+TEXTS = st.lists(TEXT, min_size=1, max_size=12)
 
 
 def documents_of(*texts: str) -> list[Document]:
@@ -22,7 +24,7 @@ def documents_of(*texts: str) -> list[Document]:
 
 
 def stacked(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = zip(*(blocks[i] for i in range(len(blocks))), strict=True)
+    inputs, labels, _ = zip(*(blocks[i] for i in range(len(blocks))), strict=True)
     return np.stack(inputs), np.stack(labels)
 
 
@@ -59,7 +61,7 @@ def test_every_token_but_each_documents_first_is_predicted_once_from_the_token_b
     assert list(zip(inputs[supervised], labels[supervised], strict=True)) == pairs
     assert blocks.n_supervised == supervised.sum() == len(pairs)
     assert blocks.n_inputs == (inputs != PAD).sum()
-    assert blocks.n_bytes == sum(len(text.encode()) - len(text[0].encode()) for text in texts)
+    assert blocks.n_bytes == sum(len(text.encode()) - 1 for text in texts)
 
 
 @settings(deadline=None)
@@ -119,8 +121,8 @@ def test_padding_is_the_end_of_text_where_the_tokenizer_has_no_pad(tokenizer):
 
 def test_bytes_that_the_tokenizer_leaves_out_count_with_the_token_after_them_or_the_last():
     # "é" has two bytes; no token holds the space, nor the newline at the end.
-    assert packing._widths("é b\n", [(0, 1), (2, 3)]).tolist() == [2, 3]
-    assert packing._widths("a", []).tolist() == []
+    assert bytes_by_offset("é b\n", [(0, 1), (2, 3)]).tolist() == [2, 3]
+    assert bytes_by_offset("a", []).tolist() == []
 
 
 def test_a_tokenizer_without_end_of_text_is_refused(tokenizer):
@@ -155,15 +157,15 @@ def test_a_long_text_in_pieces_gives_the_tokens_and_bytes_of_the_whole(monkeypat
     trained = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end_of_text|>")
 
     whole = encode(documents_of(text, "short"), trained)
-    monkeypatch.setattr(packing, "CHUNK", 50)
-    assert len(list(packing._pieces(documents_of(text)))) > 20
+    monkeypatch.setattr(encoding, "CHUNK", 50)
+    assert len(list(encoding._pieces(documents_of(text)[0], 0, None, 0))) > 20
     pieces = encode(documents_of(text, "short"), trained)
-    for field in ("tokens", "ends", "predicted_bytes"):
+    for field in ("tokens", "ends", "widths", "targets"):
         np.testing.assert_array_equal(getattr(pieces, field), getattr(whole, field))
 
 
 def test_a_long_text_shows_its_progress_on_stderr_alone(tokenizer, monkeypatch, capsys):
-    monkeypatch.setattr(packing, "LONG", 1)
+    monkeypatch.setattr(encoding, "LONG", 1)
     monkeypatch.setenv("FORCE_COLOR", "1")
     pack(documents_of("ab"), tokenizer, block_size=4)
     shown = capsys.readouterr()

@@ -146,12 +146,6 @@ def test_text_that_is_no_string(tmp_path, value, kind):
     assert f"lines.jsonl:1: field 'text' is a {kind}, not text" in message and "--text-column" in message
 
 
-@pytest.mark.parametrize("column", ["text", "messages"])
-def test_chat_data_is_not_supported_yet(tmp_path, column):
-    path = jsonl(tmp_path, '{"messages": [{"role": "user", "content": "hello"}]}')
-    assert "lines.jsonl:1: chat data (messages) is not supported yet" in refused(path, column)
-
-
 def test_messages_beside_a_text_are_passed_over(tmp_path):
     assert load(str(jsonl(tmp_path, '{"messages": [], "text": "a"}')), "text")[0].text == "a"
 

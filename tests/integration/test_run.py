@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -570,3 +571,19 @@ def test_mfu_is_in_the_log_the_history_and_the_summary(run):
     assert 0 < summary["mfu"] < 1.5, "more than the peak: both are measured, on a machine that others may use"
     assert all(record["mfu"] > 0 for record in history(run.folder))
     assert f"mfu {summary['mfu']:.1%} of " in run.out
+
+
+def test_flash_attention_is_refused_where_documents_are_to_be_kept_apart(launch, monkeypatch):
+    """It is only found where the machine has it, which is why the machine is put there."""
+    from granite_scu import run
+
+    found = run.machine.resolve
+
+    def with_flash(base, *rest):
+        attention = "flash_attention_2" if base.attention in ("auto", "flash_attention_2") else base.attention
+        return replace(found(replace(base, attention="sdpa"), *rest), attention=attention)
+
+    monkeypatch.setattr(run.machine, "resolve", with_flash)
+    code, _, err = launch("--test-run", "--dry-run", "--attn", "flash_attention_2")
+    assert code == 2 and "documents in a block would see one another; use --attn sdpa" in err
+    assert launch("--test-run", "--dry-run", "--attn", "auto")[0] == 0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from granite_scu.config import TINY_MODEL
 from granite_scu.data.documents import Document
-from granite_scu.data.packing import encode
+from granite_scu.data.encoding import encode
 from granite_scu.scoring.windows import Window, as_corpus, cut
 
 

@@ -1,0 +1,201 @@
+"""Tokens on disk: written once for a text, a tokenizer and the settings that matter, and mapped into memory after.
+
+A folder of plain arrays and ``meta.json``, which is written last and moved into place as a whole, under a lock: of two
+runs that prepare the same text one waits for the other. What an interrupted preparation has written is taken up again.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from granite_scu.data.encoding import Part, Stream
+from granite_scu.errors import UserError
+from granite_scu.run_folder import replacing
+
+VERSION = 1
+"""Of the layout: another one is another key."""
+
+ARRAYS: dict[str, Any] = {
+    "tokens": np.int32,
+    "widths": np.uint16,
+    "targets": np.bool_,
+    "ends": np.int64,
+    "digests": np.uint64,
+    "places": np.uint64,
+    "characters": np.uint64,
+    "sources": np.uint16,
+}
+"""The files of a prepared text: the first three have an entry for each token, the others one for each document."""
+
+NAMES, META, PROGRESS = "names.txt", "meta.json", "progress.json"
+SAVED_EVERY = 16
+"""Parts of a megabyte of text between two notes of how far a preparation has come."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A tokenised text.
+
+    Attributes:
+        stream: the tokens, mapped and not read.
+        digests: (documents,) by which their texts are known again.
+        places: (documents,) of the texts in the seeded order of splits.
+        characters: (documents,) of their texts.
+        sources: (documents,) number of what each came from.
+        names: file of the documents' names, a line each.
+        n_conversations: documents that came as messages.
+        n_empty: documents left out because nothing stands in them.
+        first_empty: name of the first of them.
+    """
+
+    stream: Stream
+    digests: NDArray[np.uint64]
+    places: NDArray[np.uint64]
+    characters: NDArray[np.uint64]
+    sources: NDArray[np.uint16]
+    names: Path
+    n_conversations: int
+    n_empty: int
+    first_empty: str
+
+    def name(self, document: int) -> str:
+        """Where a document came from."""
+        with self.names.open(encoding="utf-8") as lines:
+            return next(line.rstrip("\n") for number, line in enumerate(lines) if number == document)
+
+    @property
+    def n_documents(self) -> int:
+        return len(self.digests)
+
+
+def default_folder() -> Path:
+    """Where tokens are kept when nothing else is said."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "granite-scu"
+
+
+def key_of(facts: dict[str, Any]) -> str:
+    """The name of what these facts determine."""
+    return hashlib.sha256(json.dumps([VERSION, facts], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> Prepared:
+    """The tokens of this name: found, or made and kept.
+
+    Args:
+        folder: of all prepared texts.
+        key: the text's name.
+        make: given the pieces that were tokenised before an interruption, yields the parts that are left.
+
+    Raises:
+        UserError: the folder cannot be written, or what ``make`` raises.
+    """
+    with _writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{key}.lock"):
+            found = folder / key
+            if not (found / META).is_file():
+                _write(folder / f"{key}.partial", make)
+                shutil.rmtree(found, ignore_errors=True)
+                (folder / f"{key}.partial").rename(found)
+            return _open(found)
+
+
+def interrupted(folder: Path, key: str) -> bool:
+    """Whether a preparation of this name was begun and not ended."""
+    return (folder / f"{key}.partial" / PROGRESS).is_file()
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and folder not in (Path(error.filename), *Path(error.filename).parents):
+            raise
+        raise UserError(
+            f"--cache-dir {folder}: cannot be written ({error.strerror or error}); make room or name another folder"
+        ) from error
+
+
+def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
+    partial.mkdir(exist_ok=True)
+    progress = _progress(partial)
+    names = [*ARRAYS, NAMES]
+    files: dict[str, BinaryIO] = {name: (partial / name).open("ab") for name in names}
+    try:
+        for name, file in files.items():
+            file.truncate(progress["sizes"].get(name, 0))
+            file.seek(0, os.SEEK_END)
+        length = progress["sizes"].get("tokens", 0) // np.dtype(ARRAYS["tokens"]).itemsize
+        for number, part in enumerate(make(progress["pieces"]), start=1):
+            _append(files, part, length)
+            length += len(part.tokens)
+            progress["pieces"] += part.n_pieces
+            progress["n_conversations"] += part.n_conversations
+            progress["n_empty"] += part.n_empty
+            progress["first_empty"] = progress["first_empty"] or part.first_empty
+            if number % SAVED_EVERY == 0:
+                _save(partial / PROGRESS, files, progress)
+        _save(partial / META, files, progress)
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _progress(partial: Path) -> dict[str, Any]:
+    try:
+        return json.loads((partial / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"pieces": 0, "sizes": {}, "n_conversations": 0, "n_empty": 0, "first_empty": ""}
+
+
+def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> None:
+    """Note how far the files go; only once their contents are on the disk."""
+    for file in files.values():
+        file.flush()
+        os.fsync(file.fileno())
+    progress["sizes"] = {name: file.tell() for name, file in files.items()}
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(progress), encoding="utf-8")
+
+
+def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
+    prints = [piece.fingerprint for piece in part.documents]
+    arrays = {
+        "tokens": part.tokens,
+        "widths": part.widths,
+        "targets": part.targets,
+        "ends": part.ends + begin,
+        "digests": [fingerprint.digest for fingerprint in prints],
+        "places": [fingerprint.place for fingerprint in prints],
+        "characters": [fingerprint.characters for fingerprint in prints],
+        "sources": [piece.source for piece in part.documents],
+    }
+    for name, array in arrays.items():
+        files[name].write(np.asarray(array, ARRAYS[name]).tobytes())
+    files[NAMES].write("".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents).encode())
+
+
+def _open(folder: Path) -> Prepared:
+    meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    arrays = {name: _mapped(folder / name, kind) for name, kind in ARRAYS.items()}
+    stream = Stream(*(arrays[name] for name in ("tokens", "ends", "widths", "targets")))
+    facts = {name: arrays[name] for name in ("digests", "places", "characters", "sources")}
+    counts = {name: meta[name] for name in ("n_conversations", "n_empty", "first_empty")}
+    return Prepared(stream, **facts, names=folder / NAMES, **counts)
+
+
+def _mapped(path: Path, kind: Any) -> NDArray[Any]:
+    if not path.stat().st_size:  # nothing cannot be mapped
+        return np.zeros(0, kind)
+    return np.memmap(path, kind, "r")

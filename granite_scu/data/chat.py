@@ -1,0 +1,131 @@
+"""Conversations as the model reads them: through the tokenizer's chat template, with what it is to say marked."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from granite_scu.data.documents import Conversation
+from granite_scu.errors import UserError
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+"""The tag that a template has before what the model says, where it has one."""
+
+
+class Rendered(NamedTuple):
+    """A conversation as text.
+
+    Attributes:
+        text: all of it, ended by the end of text where the template ends so.
+        spans: characters of it that are supervised, [start, stop) each; None supervises all.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...] | None
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Renders conversations for a tokenizer.
+
+    Attributes:
+        tokenizer: its chat template is used.
+        loss_on: "completion" supervises what the model says, with the end of text after it; "all" every token.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    loss_on: str = "completion"
+
+    def render(self, conversation: Conversation) -> Rendered:
+        """The conversation as text.
+
+        What the model says is what stands within the template's generation tags. A template without them, such as
+        Granite's, is rendered up to each turn of the assistant: what a turn adds to its prompt is what was said.
+
+        Raises:
+            UserError: no template, one that refuses the conversation, or one that renders its beginning differently
+                from the whole, so that turns cannot be told apart.
+        """
+        if self.tokenizer.chat_template is None:
+            return self._plain(conversation)
+        whole = self._text(conversation, conversation.messages)
+        if self.loss_on == "all":
+            return Rendered(self._ended(whole), None)
+        if self._has_tags:
+            spans = self._tagged(conversation)
+        else:
+            spans = [self._turn(conversation, whole, i) for i in conversation.said]
+        text = self._ended(whole)
+        return Rendered(text, tuple((start, min(self._to_end(text, stop), len(text))) for start, stop in spans))
+
+    @property
+    def _has_tags(self) -> bool:
+        return _GENERATION.search(self._template) is not None
+
+    @property
+    def _template(self) -> str:
+        return self.tokenizer.get_chat_template()
+
+    def _plain(self, conversation: Conversation) -> Rendered:
+        """A prompt and its completion, one after the other, for a tokenizer without template."""
+        if conversation.plain is None:
+            raise UserError(
+                f"--data-dir {conversation.name}: messages need a chat template, which the tokenizer of --model has "
+                "not; take an instruct model, or give prompt and completion as texts"
+            )
+        prompt, completion = conversation.plain
+        text = prompt + completion
+        return Rendered(text, None if self.loss_on == "all" else ((len(prompt), len(text)),))
+
+    def _text(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages), tools=conversation.tools, tokenize=False, add_generation_prompt=prompting
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise UserError(
+                f"--data-dir {conversation.name}: the tokenizer's chat template refuses these messages "
+                f"({' '.join(str(error).split())}); mend or remove them"
+            ) from error
+
+    def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int]:
+        """The characters that message ``i`` adds to the prompt before it."""
+        messages = conversation.messages
+        prompt = self._text(conversation, messages[:i], prompting=True)
+        said = self._text(conversation, messages[: i + 1])
+        eos = said.rfind(self.tokenizer.eos_token, len(prompt))
+        stop = len(said) if eos < 0 else eos + len(self.tokenizer.eos_token)
+        if not (said.startswith(prompt) and whole.startswith(said[:stop])):
+            raise UserError(
+                f"--data-dir {conversation.name}: the tokenizer's chat template renders the beginning of a chat "
+                "differently from the whole and has no {% generation %} tags, so what the assistant says cannot be "
+                "told from the rest; use --loss-on all, or a template with those tags"
+            )
+        return len(prompt), stop
+
+    def _tagged(self, conversation: Conversation) -> list[tuple[int, int]]:
+        """The characters within the template's tags, of the messages that are not part of a prompt."""
+        after = 0
+        if conversation.n_prompt:
+            after = len(self._text(conversation, conversation.messages[: conversation.n_prompt]))
+        _, (spans,) = render_jinja_template(
+            [list(conversation.messages)],
+            tools=conversation.tools,
+            chat_template=self._template,
+            return_assistant_tokens_mask=True,
+            **self.tokenizer.special_tokens_map,
+        )
+        return [(start, stop) for start, stop in spans if start >= after]
+
+    def _to_end(self, text: str, stop: int) -> int:
+        """``stop``, or the end of the end of text that follows it: a model learns to stop by that."""
+        eos = self.tokenizer.eos_token
+        return stop + len(eos) if text.startswith(eos, stop) and not text.endswith(eos, 0, stop) else stop
+
+    def _ended(self, text: str) -> str:
+        """Without the line end that a template has behind the last end of text."""
+        stripped = text.rstrip()
+        return stripped if stripped.endswith(self.tokenizer.eos_token) else text

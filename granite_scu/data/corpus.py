@@ -1,0 +1,142 @@
+"""The text of a run, tokenised: from its sources, or from what was kept of an earlier run on the same text."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.config import DataConfig
+from granite_scu.data import cache, files
+from granite_scu.data.cache import Prepared
+from granite_scu.data.chat import Renderer
+from granite_scu.data.corpora import EMBEDDED
+from granite_scu.data.documents import Document, TextFile
+from granite_scu.data.encoding import LONG, Part, encoded
+from granite_scu.data.sources import load_wikitext, no_text, read, readable_files
+from granite_scu.errors import UserError
+from granite_scu.run_folder import replacing
+
+_log = logging.getLogger(__name__)
+
+Source: TypeAlias = Callable[[], Iterable[Document | TextFile]]
+"""Reads the documents of one source."""
+
+
+def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progress: bool = True) -> Prepared:
+    """The tokens of a run's text, made in constant memory whatever its size.
+
+    Args:
+        config: the sources, and how they are read; without any it is wikitext-2, whose three splits are its sources.
+        tokenizer: of the model.
+        show_progress: show a bar on stderr when the text is long.
+
+    Raises:
+        UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
+    """
+    contents, size, sources = _published() if config.path is None else _sources(config)
+    request = {
+        "sources": [name if name in EMBEDDED else str(Path(name).expanduser().absolute()) for name in config.sources],
+        "settings": [config.text_column, config.encoding, config.loss_on, config.split_seed],
+        "tokenizer": _identity(tokenizer),
+    }
+    key = cache.key_of(request | {"contents": contents})
+    folder = Path(config.cache_dir).expanduser() if config.cache_dir else cache.default_folder()
+    renderer = Renderer(tokenizer, config.loss_on)
+
+    def make(done: int) -> Iterator[Part]:
+        if done:
+            _log.info("going on with the tokenisation of %s, which was interrupted", config.named)
+        elif _has_changed(folder, request, key):
+            _log.warning("%s has changed since it was last tokenised, and is tokenised again", config.named)
+        parts = encoded([source() for source in sources], renderer, config.split_seed, skip=done)
+        return _with_bar(parts, size if show_progress else 0)
+
+    found = cache.prepared(folder, key, make)
+    _remember(folder, request, key)
+    if not found.n_documents:
+        raise no_text(config.sources)
+    if found.n_empty:
+        total = found.n_empty + found.n_documents
+        _log.warning(
+            "left out %d of %d texts, which are empty; the first is %s", found.n_empty, total, found.first_empty
+        )
+    return found
+
+
+def _published() -> tuple[str, int, list[Source]]:
+    """As ``_sources``: the splits of wikitext-2."""
+    parts = load_wikitext()
+    sources = [parts.train, parts.validation, parts.test]
+    digest = hashlib.sha256("\0".join(document.digest for part in sources for document in part).encode())
+    size = sum(len(document.text) for part in sources for document in part)
+    return digest.hexdigest(), size, [partial(iter, part) for part in sources]
+
+
+def _sources(config: DataConfig) -> tuple[str, int, list[Source]]:
+    """A digest of all that is to be read, its size in bytes, and what reads it."""
+    found = [_contents(name, config) for name in config.sources]
+    readers = [partial(read, name, config.text_column, config.encoding) for name in config.sources]
+    digest = hashlib.sha256(" ".join(digest for digest, _ in found).encode())
+    return digest.hexdigest(), sum(size for _, size in found), readers
+
+
+def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
+    columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=size < LONG) as progress:
+        task = progress.add_task("tokenising", total=size)
+        for part in parts:
+            yield part
+            progress.advance(task, int(part.widths.sum(dtype=int)))
+
+
+def _contents(name: str, config: DataConfig) -> tuple[str, int]:
+    """A digest of all that a source holds, and its size in bytes."""
+    digest, size = hashlib.sha256(), 0
+    if name in EMBEDDED:
+        for document in read(name, config.text_column):
+            digest.update(f"{document.name}\0{document.text}\0".encode())
+            size += len(document.text)
+        return digest.hexdigest(), size
+    for file in readable_files(name):
+        of_file = hashlib.sha256()
+        with files.opened(file, as_it_is=True) as stream:
+            while data := stream.read(files.PIECE):
+                of_file.update(data)
+                size += len(data)
+        digest.update(f"{file}\0{of_file.hexdigest()}\0".encode())
+    return digest.hexdigest(), size
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+    """By which a tokenizer is known: another vocabulary, merge or template is another."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError("--model: its tokenizer is not of the tokenizers library; convert it with transformers")
+    backend.no_truncation()
+    backend.no_padding()
+    facts = [backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _last_key(folder: Path, request: dict[str, Any]) -> Path:
+    return folder / f"{cache.key_of(request)}.last"
+
+
+def _has_changed(folder: Path, request: dict[str, Any], key: str) -> bool:
+    """Whether the same request had other contents before."""
+    last = _last_key(folder, request)
+    return last.is_file() and last.read_text(encoding="utf-8") != key
+
+
+def _remember(folder: Path, request: dict[str, Any], key: str) -> None:
+    last = _last_key(folder, request)
+    if not last.is_file() or last.read_text(encoding="utf-8") != key:
+        with replacing(last) as temporary:
+            temporary.write_text(key, encoding="utf-8")

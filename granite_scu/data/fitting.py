@@ -1,0 +1,109 @@
+"""Which documents go into the blocks, and how often: those that are too long, those that nothing is learned from."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granite_scu.data.encoding import Stream
+from granite_scu.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The documents that blocks are made of.
+
+    Attributes:
+        bounds: (documents, 2) where in the stream each begins, and ends after its last token.
+        n_long: documents longer than a block, whatever became of them.
+        n_unsupervised: documents left out because no token of them is to be learned.
+        n_tokens_dropped: tokens left out with long documents, or cut off them.
+    """
+
+    bounds: NDArray[np.int64]
+    n_long: int
+    n_unsupervised: int
+    n_tokens_dropped: int
+
+
+def fit(
+    stream: Stream, documents: NDArray[np.int64], block_size: int, on_long: str, name_of: Callable[[int], str]
+) -> Fitted:
+    """Leave out what cannot be learned from, and treat what is longer than a block as was asked for.
+
+    Args:
+        stream: all documents.
+        documents: numbers of those that are meant; one may come several times.
+        block_size: predictions that a block has room for.
+        on_long: "split" leaves it to the layout, "truncate" keeps the first ``block_size`` predictions, "drop" leaves
+            the document out, "error" refuses it.
+        name_of: where a document came from.
+
+    Raises:
+        UserError: a long document under "error".
+    """
+    bounds = stream.bounds[documents]
+    learned = np.array([stream.targets[start:stop].any() for start, stop in bounds.tolist()], bool)
+    bounds, documents = bounds[learned], documents[learned]
+    excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
+    is_long = excess > 0
+    dropped = 0
+    if on_long == "error" and is_long.any():
+        first = int(np.flatnonzero(is_long)[0])
+        length = int(excess[first]) + block_size + 1
+        raise UserError(
+            f"--on-long error: {name_of(int(documents[first]))} has {length} tokens, and --block-size {block_size} has "
+            f"room for {block_size + 1} ({int(is_long.sum())} documents are too long); raise --block-size, or choose "
+            "split, truncate or drop"
+        )
+    if on_long == "truncate":
+        dropped = int(excess[is_long].sum())
+        bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
+    elif on_long == "drop":
+        dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
+        bounds = bounds[~is_long]
+    return Fitted(bounds, int(is_long.sum()), int((~learned).sum()), dropped)
+
+
+def repeated(
+    documents: NDArray[np.int64], sources: NDArray[np.uint16], places: NDArray[np.uint64], weights: Sequence[float]
+) -> NDArray[np.int64]:
+    """The documents of an epoch when each source is read ``weights`` times: in whole passes, then a part of one.
+
+    A fraction takes the texts that come first in the seeded order, so that it is the same ones whatever else is read.
+
+    Args:
+        documents: numbers of all, rising.
+        sources: (all documents,) number of what each came from.
+        places: (all documents,) in the seeded order, 64 bits.
+        weights: of the sources.
+    """
+    times = np.array(weights, float)[sources[documents]]
+    rank = places[documents].astype(float) / 2.0**64
+    passes = int(np.ceil(times.max(initial=0)))
+    return np.concatenate([documents[:0], *(documents[rank < times - done] for done in range(passes))])
+
+
+def report(split: str, fitted: Fitted, on_long: str, block_size: int, in_pieces: bool) -> None:
+    """Say what became of the documents of a split that could not be taken as they are.
+
+    Args:
+        split: its name.
+        fitted: its documents.
+        on_long: what was asked for.
+        block_size: tokens in a block.
+        in_pieces: whether the layout keeps documents in one piece where it can, so that a cut one is worth a word.
+    """
+    if fitted.n_unsupervised:
+        _log.warning("%s: left out %d documents without a token to learn", split, fitted.n_unsupervised)
+    if fitted.n_long and (in_pieces or on_long != "split"):
+        done = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}[on_long]
+        tokens = f", {fitted.n_tokens_dropped} tokens less" if fitted.n_tokens_dropped else ""
+        _log.warning(
+            "%s: %d documents are longer than --block-size %d and were %s%s (--on-long)",
+            *(split, fitted.n_long, block_size, done, tokens),
+        )

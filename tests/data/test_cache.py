@@ -1,0 +1,159 @@
+"""Tokens on disk: the same as in memory, made once, taken up after an interruption, made again for another text."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from granite_scu.config import TINY_MODEL, DataConfig
+from granite_scu.data import cache, corpus, encoding
+from granite_scu.data.corpus import prepare
+from granite_scu.data.encoding import encode
+from granite_scu.data.sources import drop_empty, load
+from granite_scu.errors import UserError
+
+TEXT = "Une première ligne.\nThe second\n\n  is indented;\nthe last 😀\nline (end)\nAgain\n"
+ARRAYS = ("tokens", "ends", "widths", "targets")
+
+
+@pytest.fixture
+def config(tmp_path) -> DataConfig:
+    """Files of all kinds: a long text, short ones, empty ones, and conversations."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "long.txt").write_text(TEXT * 40)
+    (folder / "short.jsonl").write_text("".join(json.dumps({"text": f"{i} {TEXT}"}) + "\n" for i in range(30)))
+    (folder / "empty.jsonl").write_text('{"text": " "}\n{"text": ""}\n')
+    (folder / "pairs.jsonl").write_text(json.dumps({"prompt": "hi", "completion": "yo"}) + "\n")
+    return DataConfig(str(folder), cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _short_pieces(monkeypatch):
+    monkeypatch.setattr(encoding, "CHUNK", 200)
+    monkeypatch.setattr(cache, "SAVED_EVERY", 1)
+
+
+def same(found: cache.Prepared, tokenizer, config: DataConfig) -> bool:
+    expected = encode(drop_empty(load(config.path, "text"))[0], tokenizer)
+    return all(np.array_equal(getattr(found.stream, name), getattr(expected, name)) for name in ARRAYS)
+
+
+def counted(monkeypatch) -> list[int]:
+    """Grows by the number of characters tokenised at a time."""
+    seen: list[int] = []
+    tokenised = encoding._Encoder.tokenised
+
+    def counting(self, chunk):
+        seen.append(sum(len(piece.text) for piece in chunk))
+        return tokenised(self, chunk)
+
+    monkeypatch.setattr(encoding._Encoder, "tokenised", counting)
+    return seen
+
+
+def test_tokens_on_disk_are_those_in_memory(tokenizer, config, caplog):
+    found = prepare(config, tokenizer)
+    documents, _ = drop_empty(load(config.path, "text"))
+    assert same(found, tokenizer, config)
+    assert [f"{digest:016x}" for digest in found.digests.tolist()] == [document.digest for document in documents]
+    assert found.characters.tolist() == [len(document.text) for document in documents]
+    assert [found.name(i) for i in range(found.n_documents)] == [document.name for document in documents]
+    assert (found.n_empty, found.n_conversations) == (2, 1)
+    assert isinstance(found.stream.tokens, np.memmap)
+    assert "left out 2 of 34 texts, which are empty; the first is " in caplog.text
+
+
+def test_a_second_run_tokenises_nothing(tokenizer, config, monkeypatch):
+    prepare(config, tokenizer)
+    seen = counted(monkeypatch)
+    found = prepare(config, tokenizer)
+    assert not seen and same(found, tokenizer, config)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"loss_on": "all"}, {"text_column": "body"}, {"split_seed": 1}, {"encoding": "utf-8-sig"}],
+    ids=str,
+)
+def test_other_settings_are_other_tokens(tokenizer, config, change):
+    path = Path(config.path, "short.jsonl")
+    path.write_text(json.dumps({"text": TEXT, "body": "x" + TEXT}) + "\n")
+    config = replace(config, path=str(path))
+    one, other = prepare(config, tokenizer), prepare(replace(config, **change), tokenizer)
+    assert one.names != other.names
+
+
+def test_another_tokenizer_or_template_is_other_tokens(tokenizer, chatting, config):
+    assert len({prepare(config, t).names for t in (tokenizer, chatting)}) == 2
+    chatting.chat_template += "{# #}"
+    assert len({prepare(config, t).names for t in (tokenizer, chatting)}) == 2
+
+
+def test_a_text_that_has_changed_is_tokenised_again_and_that_is_said(tokenizer, config, caplog):
+    prepare(config, tokenizer)
+    assert "has changed" not in caplog.text
+    Path(config.path, "long.txt").write_text("another text")
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    assert f"{config.path} has changed since it was last tokenised, and is tokenised again" in caplog.text
+
+
+@pytest.mark.parametrize("parts", [1, 3, 11])
+def test_an_interrupted_preparation_is_taken_up(tokenizer, config, monkeypatch, caplog, parts):
+    made = corpus.encoded
+
+    def interrupted(*arguments, **settings):
+        for number, part in enumerate(made(*arguments, **settings)):
+            if number == parts:
+                raise KeyboardInterrupt
+            yield part
+
+    monkeypatch.setattr(corpus, "encoded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config, tokenizer)
+    monkeypatch.setattr(corpus, "encoded", made)
+    seen = counted(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        found = prepare(config, tokenizer)
+    again = sum(seen)
+    assert "which was interrupted" in caplog.text
+    assert same(found, tokenizer, config) and found.n_empty == 2
+    whole = sum(map(len, (document.text for document in load(config.path, "text"))))
+    assert again < whole - 150 * parts
+
+
+def test_two_processes_that_prepare_the_same_text_agree(config, tokenizer):
+    """Each prints a digest of the tokens that it got."""
+    script = (
+        "import sys, hashlib\n"
+        "from granite_scu.config import DataConfig\n"
+        "from granite_scu.data.corpus import prepare\n"
+        "from granite_scu.model.loading import load_tokenizer\n"
+        "found = prepare(DataConfig(sys.argv[1], cache_dir=sys.argv[2]), load_tokenizer(sys.argv[3]))\n"
+        "print(hashlib.sha256(found.stream.tokens.tobytes()).hexdigest())\n"
+    )
+    line = [sys.executable, "-c", script, config.path, config.cache_dir, TINY_MODEL]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    both = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    digests = {process.communicate()[0] for process in both}
+    assert len(digests) == 1 and len(digests.pop()) == 65
+    assert len(list(Path(config.cache_dir).glob("*/meta.json"))) == 1
+    assert not list(Path(config.cache_dir).glob("*.partial"))
+
+
+def test_a_cache_that_cannot_be_written_names_its_flag(tokenizer, config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--cache-dir .*file/cache: cannot be written \(Not a directory\)"):
+        prepare(replace(config, cache_dir=str(tmp_path / "file" / "cache")), tokenizer)
+
+
+def test_several_sources_keep_their_numbers(tokenizer, config):
+    paths = [f"{config.path}/pairs.jsonl", f"{config.path}/short.jsonl"]
+    found = prepare(replace(config, path=paths), tokenizer)
+    assert found.sources.tolist() == [0] + [1] * 30

@@ -1,0 +1,195 @@
+"""What is learned of a conversation, token by token, through templates with and without generation tags."""
+
+import json
+
+import pytest
+
+from granite_scu.config import TINY_MODEL
+from granite_scu.data.documents import Conversation
+from granite_scu.data.encoding import encode
+from granite_scu.data.sources import load
+from granite_scu.errors import UserError
+
+END, PAD, START, ROLE = 256, 257, 258, 259
+TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+
+
+def conversations(tmp_path, *records) -> list[Conversation]:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    return load(str(path), "text")
+
+
+def learned(tokenizer, documents, loss_on="completion") -> list[int]:
+    stream = encode(documents, tokenizer, loss_on=loss_on)
+    return stream.tokens[stream.targets].tolist()
+
+
+def said(tokenizer, documents) -> str:
+    return tokenizer.decode(learned(tokenizer, documents))
+
+
+def refused(tokenizer, documents) -> str:
+    with pytest.raises(UserError) as caught:
+        encode(documents, tokenizer)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_turn_of_each_gives_these_tokens(chatting, tmp_path):
+    stream = encode(conversations(tmp_path, {"messages": TURN}), chatting)
+    prompt = [START, *b"user", ROLE, *b"hi", END, *b"\n", START, *b"assistant", ROLE]
+    assert stream.tokens.tolist() == [*prompt, *b"yo", END]  # no line end behind the last, and one end of text
+    assert stream.targets.tolist() == [False] * len(prompt) + [True] * 3
+    assert stream.ends.tolist() == [len(prompt) + 2]
+    assert stream.widths.tolist()[-3:] == [1, 1, 0]  # the marks are no text
+
+
+def test_loss_on_all_learns_all_but_the_first_token(chatting, tmp_path):
+    stream = encode(conversations(tmp_path, {"messages": TURN}), chatting, loss_on="all")
+    assert stream.targets.tolist() == [False] + [True] * (len(stream.tokens) - 1)
+
+
+def test_every_turn_of_the_assistant_is_learned_with_its_end(chatting, tmp_path):
+    system = {"role": "system", "content": "be kind"}
+    documents = conversations(
+        tmp_path, {"messages": [system, *TURN, {"role": "user", "content": "?"}, TURN[1], TURN[0]]}
+    )
+    assert said(chatting, documents) == "yo<|end_of_text|>yo<|end_of_text|>"
+
+
+def test_tool_calls_are_learned_and_their_answers_are_not(chatting, tmp_path):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "sum"}}]}
+    answers = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    documents = conversations(tmp_path, {"messages": [TURN[0], call, *answers, TURN[1]]})
+    assert said(chatting, documents) == "<tool_call>sum<|end_of_text|>yo<|end_of_text|>"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "hi", "completion": "yo"},
+        {"prompt": TURN[:1], "completion": TURN[1:]},
+        {"prompt": [TURN[0], {"role": "assistant", "content": "not this"}, TURN[0]], "completion": TURN[1:]},
+    ],
+    ids=["texts", "messages", "several turns"],
+)
+@pytest.mark.parametrize("tags", [False, True])
+def test_of_prompt_and_completion_the_completion_is_learned(chatting, tmp_path, record, tags):
+    if tags:
+        from granite_scu.model.loading import load_tokenizer
+
+        chatting = load_tokenizer(TINY_MODEL)
+    assert said(chatting, conversations(tmp_path, record)) == "yo<|end_of_text|>"
+
+
+def test_without_a_template_prompt_and_completion_follow_each_other(tokenizer, tmp_path):
+    stream = encode(conversations(tmp_path, {"prompt": "hi ", "completion": "yo"}), tokenizer)
+    assert stream.tokens.tolist() == [*b"hi yo", END]
+    assert stream.targets.tolist() == [False] * 3 + [True] * 3
+
+
+def test_generation_tags_say_the_same_as_the_difference_of_prefixes(tmp_path):
+    from granite_scu.model.loading import load_tokenizer
+
+    tagged = load_tokenizer(TINY_MODEL)
+    texts = ["naïve 😀", "日本語\nzwei Zeilen", " spaces  ", "<|fim_pad|>"]
+    messages = [{"role": role, "content": text} for text in texts for role in ("user", "assistant")]
+    documents = conversations(tmp_path, {"messages": messages}, {"messages": messages[1:]}, {"messages": TURN[:1]})
+    by_tags = encode(documents, tagged)
+    plain = load_tokenizer(TINY_MODEL)
+    plain.chat_template = plain.chat_template.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+    documents = documents[:1] + documents[2:]  # whose beginning is no empty prompt, which a template may refuse
+    by_prefix, by_tags = encode(documents, plain), encode(documents, tagged)
+    assert by_tags.tokens.tolist() == by_prefix.tokens.tolist()
+    assert by_tags.targets.tolist() == by_prefix.targets.tolist()
+    assert plain.decode(by_prefix.tokens[by_prefix.targets]) == "".join(f"{text}<|end_of_text|>" for text in texts)
+
+
+def test_a_tag_that_ends_before_the_end_of_text_learns_that_too(chatting, tmp_path):
+    chatting.chat_template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '<|end_of_text|>' }}{% endfor %}"
+    )
+    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo<|end_of_text|>"
+
+
+def test_a_template_without_end_of_text_gets_one(chatting, tmp_path):
+    chatting.chat_template = (
+        "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo<|end_of_text|>"
+
+
+def test_a_template_that_renders_beginnings_differently_is_explained(chatting, tmp_path):
+    chatting.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    message = refused(chatting, conversations(tmp_path, {"messages": TURN}))
+    assert (
+        "chats.jsonl:1: the tokenizer's chat template renders the beginning" in message and "--loss-on all" in message
+    )
+    assert learned(chatting, conversations(tmp_path, {"messages": TURN}), "all") == [*b"hiyo", END]
+
+
+def test_a_template_that_refuses_messages_is_named(chatting, tmp_path):
+    chatting.chat_template = "{{ raise_exception('roles must alternate') }}"
+    assert "chats.jsonl:1: the tokenizer's chat template refuses these messages (roles must alternate)" in refused(
+        chatting, conversations(tmp_path, {"messages": TURN})
+    )
+
+
+def test_messages_without_a_template_are_explained(tokenizer, tmp_path):
+    assert "chats.jsonl:1: messages need a chat template" in refused(
+        tokenizer, conversations(tmp_path, {"messages": TURN})
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "messages, message 1 has the unknown role 'robot'; roles are",
+        ),
+        ({"messages": [TURN[0], {"role": "user"}]}, "messages, message 2 has no content; give a text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages, message 1 has a int as content; give a text"),
+        ({"messages": ["hi"]}, 'messages, message 1 is no object; give {"role": "user"'),
+        ({"messages": {"role": "user"}}, "messages is a dict, not a list of messages"),
+        ({"messages": "hi"}, "messages is a text that is not JSON"),
+        (
+            {"prompt": "x", "completion": TURN},
+            "field 'completion' is a list, not text; give prompt and completion both",
+        ),
+        ({"prompt": "x"}, "no field 'text', there are: prompt; name one with --text-column, or give messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages, message 1 holds a lone surrogate"),
+    ],
+)
+def test_messages_that_are_none_are_named_by_line(tmp_path, record, message):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": TURN}) + "\n" + json.dumps(record) + "\n")
+    with pytest.raises(UserError) as caught:
+        load(str(path), "text")
+    assert f"chats.jsonl:2: {message}" in str(caught.value)
+
+
+def test_conversations_in_csv_and_parquet_are_those_of_jsonl(chatting, tmp_path):
+    import csv
+
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    messages = [{"role": "system", "content": "s"}, *TURN]
+    expected = encode(conversations(tmp_path, {"messages": messages}), chatting).tokens.tolist()
+    pa.parquet.write_table(pa.table({"messages": [messages]}), tmp_path / "a.parquet")
+    with (tmp_path / "a.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([["messages"], [json.dumps(messages)]])
+    for name in ("a.parquet", "a.csv"):
+        assert encode(load(str(tmp_path / name), "text"), chatting).tokens.tolist() == expected
+
+
+def test_equal_conversations_have_equal_digests_whatever_the_order_of_their_fields(tmp_path):
+    turned = [{"content": m["content"], "role": m["role"]} for m in TURN]
+    one, other, third = conversations(
+        tmp_path, {"messages": TURN}, {"messages": turned}, {"prompt": "hi", "completion": "yo"}
+    )
+    assert one.digest == other.digest != third.digest
