@@ -1,4 +1,4 @@
-"""The command ``granite-scu``, also ``python -m granite_scu``: training by ``cli``, and what comes after it."""
+"""The command ``granite-scu``, also ``python -m granite_scu``: training by ``cli``, and what comes before and after."""
 
 import argparse
 import sys
@@ -7,7 +7,11 @@ from importlib import import_module
 from granite_scu import guard
 from granite_scu.flags import Parser
 
-AFTER_TRAINING = {
+ASIDE = {
+    "data": (
+        "granite_scu.data.inspect",
+        "show what a run would train on: counts, lengths, samples with what is learned",
+    ),
     "merge": ("granite_scu.merging", "write base model and adapter as one plain model"),
     "generate": ("granite_scu.generation", "let base model and adapter go on with a text, side by side"),
     "runs": ("granite_scu.runs", "list the runs in a folder, and compare them"),
@@ -20,7 +24,7 @@ The module has ``add_arguments(parser)`` and ``run(options) -> exit code``."""
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments[:1] and arguments[0] in AFTER_TRAINING:
+    if arguments[:1] and arguments[0] in ASIDE:
         return guard.guarded(lambda: _run(*arguments), "--debug" in arguments, go_on="nothing was written")
     from granite_scu import cli  # late: it loads Lightning
 
@@ -28,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, *arguments: str) -> int:
-    module, meaning = AFTER_TRAINING[name]
+    module, meaning = ASIDE[name]
     parser = Parser(prog=f"granite-scu {name}", description=f"{meaning[0].upper()}{meaning[1:]}.", allow_abbrev=False)
     command = import_module(module)
     command.add_arguments(parser)
@@ -38,9 +42,9 @@ def _run(name: str, *arguments: str) -> int:
 
 
 def in_words() -> str:
-    """What there is after training, for the help of what trains."""
-    each = "; ".join(f"{name}: {meaning}" for name, (_, meaning) in AFTER_TRAINING.items())
-    return f"After training, each with its own --help. {each}."
+    """What there is besides, for the help of what trains."""
+    each = "; ".join(f"{name}: {meaning}" for name, (_, meaning) in ASIDE.items())
+    return f"Besides training, each with its own --help. {each}."
 
 
 def entry_point() -> None:

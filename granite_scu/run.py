@@ -377,6 +377,7 @@ class Run:
             position={
                 "--batch-size": request.data.batch_size,
                 "processes": self.machine.world_size,
+                "--isolate-documents": request.data.isolate_documents,
                 "the text of --data-dir (its checksum)": self.data.checksum,
             },
             measure=request.control.measure,

@@ -71,7 +71,7 @@ class Blocks:
         labels = np.full(self.block_size, IGNORED, np.int32)
         documents = np.zeros(self.block_size, np.int32)
         at = 0
-        for number, (start, stop) in enumerate(self._spans_of(index)):
+        for number, (start, stop) in enumerate(self.spans_of(index)):
             inputs[at : at + stop - start] = self.stream.tokens[start:stop]
             following = slice(start + 1, stop + 1)  # which the stream's last token has none of
             seen = np.where(self.stream.targets[following], self.stream.tokens[following], IGNORED)
@@ -85,7 +85,7 @@ class Blocks:
 
         Meaningless where the label is ``IGNORED``: a supervised position and its label lie in the same document.
         """
-        spans = self._spans_of(index)
+        spans = self.spans_of(index)
         owners = np.repeat(np.searchsorted(self.stream.ends, spans[:, 0]), spans[:, 1] - spans[:, 0])
         return np.append(owners, np.zeros(self.block_size - len(owners), np.int64))
 
@@ -130,7 +130,8 @@ class Blocks:
         """Share of the blocks' positions that are not padding."""
         return self.n_inputs / (len(self) * self.block_size)
 
-    def _spans_of(self, index: int) -> NDArray[np.int64]:
+    def spans_of(self, index: int) -> NDArray[np.int64]:
+        """The stretches of the stream that a block is made of, (spans, 2)."""
         number = self.numbers[index]
         return self.spans[self.firsts[number] : self.firsts[number + 1]]
 

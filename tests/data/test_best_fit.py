@@ -100,7 +100,7 @@ def test_each_packed_document_has_the_loss_that_it_has_alone(make_module, layout
 
 def _cut(blocks: Blocks) -> list[int]:
     """Documents that lie in several blocks."""
-    owners = [set(np.searchsorted(blocks.stream.ends, blocks._spans_of(i)[:, 0]).tolist()) for i in range(len(blocks))]
+    owners = [set(np.searchsorted(blocks.stream.ends, blocks.spans_of(i)[:, 0]).tolist()) for i in range(len(blocks))]
     return [d for d in range(len(blocks.stream.ends)) if sum(d in found for found in owners) > 1]
 
 

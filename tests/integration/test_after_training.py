@@ -115,11 +115,11 @@ def test_help_lists_every_command(told, capfd):
     with pytest.raises(SystemExit):
         told("--help")
     shown = " ".join(capfd.readouterr().out.split())
-    for name, (_, meaning) in commands.AFTER_TRAINING.items():
+    for name, (_, meaning) in commands.ASIDE.items():
         assert f"{name}: {meaning}" in shown
 
 
-@pytest.mark.parametrize("name", commands.AFTER_TRAINING)
+@pytest.mark.parametrize("name", commands.ASIDE)
 def test_every_command_has_a_help_of_its_own(told, capfd, name):
     with pytest.raises(SystemExit):
         told(name, "--help")
