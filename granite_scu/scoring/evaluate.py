@@ -120,7 +120,7 @@ def evaluate(subjects: Sequence[Subject], options: Namespace, console: Console) 
     measurements = []
     for text in asked:
         corpus = text.tokenised(tokenizer)
-        measurements.append(Measurement(corpus, cut(corpus.n_tokens, plan.max_length, plan.stride), text.excluded))
+        measurements.append(Measurement(corpus, cut(corpus.lengths, plan.max_length, plan.stride), text.excluded))
     plan.machine.claim(None)
     seconds = _score(plan, measurements, console)
     scored = sum(m.n_tokens for m in measurements) * len(plan.named_models)

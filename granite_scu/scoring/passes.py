@@ -57,7 +57,7 @@ def score_windows(
         for row, switch in enumerate(switches):
             with switch(), autocast():
                 sums[row, places] = _nats(model, inputs, labels).double().sum(1)
-        advance(sum(windows[i].scored for i in numbers))
+        advance(sum(corpus.counted(windows[i]) for i in numbers))
     return sums.cpu().numpy()
 
 
@@ -92,5 +92,9 @@ def _batch(corpus: Corpus, windows: Sequence[Window]) -> tuple[Tensor, Tensor]:
         tokens = torch.from_numpy(corpus.sequences[window.document][window.start : window.stop + 1])
         length = len(tokens) - 1
         inputs[row, :length] = tokens[:-1]
-        labels[row, length - window.scored : length] = tokens[length + 1 - window.scored :]
+        predicted = tokens[length + 1 - window.scored :].long()
+        if corpus.targets is not None:
+            counts = corpus.targets[window.document][window.stop - window.scored : window.stop]
+            predicted = predicted.where(torch.from_numpy(np.array(counts)), IGNORED)
+        labels[row, length - window.scored : length] = predicted
     return inputs, labels

@@ -49,7 +49,7 @@ class Scores:
             return statistics.difference_over_documents(
                 self.by_document(arm), self.by_document(reference), self.corpus.n_tokens
             )
-        counts = np.array([window.scored for window in self.windows], np.int64)
+        counts = np.array([self.corpus.counted(window) for window in self.windows], np.int64)
         return statistics.difference_over_documents(self.nats[arm], self.nats[reference], counts)
 
     def totals(self, name: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
 from granite_scu.data.division import digests, divide
-from granite_scu.data.documents import Document
+from granite_scu.data.documents import Conversation, Document
 from granite_scu.data.encoding import encode
 from granite_scu.data.module import tail_held_out
 from granite_scu.data.packing import pack
@@ -46,6 +46,8 @@ class Texts:
         """The texts as tokens. Raises UserError for a tokenizer without end of text."""
         if self.tail_of is None:
             return as_corpus(self.name, self.documents, encode(self.documents, tokenizer), tokenizer)
+        if any(isinstance(document, Conversation) for document in self.documents):
+            raise UserError(f"{self.name}: the conversations were too few to hold whole ones out; give --data-dir")
         blocks = pack(self.documents, tokenizer, self.tail_of.block_size)
         first = tail_held_out(blocks, self.tail_of).test.numbers.start * blocks.block_size
         return as_corpus(self.name, self.documents, blocks.stream, tokenizer, first)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.data.documents import Document
+from granite_scu.data.documents import Conversation, Document
 from granite_scu.data.encoding import Stream
 
 
@@ -20,17 +20,32 @@ class Corpus:
         documents: where each text comes from.
         sequences: of each text a token that is given, and the tokens that are scored: (1 + tokens,) int32.
         n_bytes: (documents,) UTF-8 bytes that the scored tokens stand for.
+        targets: of each text which of the tokens behind the given one count, (tokens,) bool; None counts all.
     """
 
     name: str
     documents: list[str]
     sequences: list[NDArray[np.int32]]
     n_bytes: NDArray[np.int64]
+    targets: list[NDArray[np.bool_]] | None = None
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(documents,) tokens behind the given one, whether they count or not."""
+        return np.array([len(sequence) - 1 for sequence in self.sequences], np.int64)
 
     @property
     def n_tokens(self) -> NDArray[np.int64]:
         """(documents,) tokens that are scored."""
-        return np.array([len(sequence) - 1 for sequence in self.sequences], np.int64)
+        if self.targets is None:
+            return self.lengths
+        return np.array([np.count_nonzero(targets) for targets in self.targets], np.int64)
+
+    def counted(self, window: "Window") -> int:
+        """The tokens of a window that are scored there and nowhere else."""
+        if self.targets is None:
+            return window.scored
+        return int(np.count_nonzero(self.targets[window.document][window.stop - window.scored : window.stop]))
 
 
 class Window(NamedTuple):
@@ -56,7 +71,8 @@ def as_corpus(
 
     As lm-evaluation-harness scores them: a text's first token is predicted from the beginning-of-text token, or where
     there is none from end-of-text, and no end of text is predicted, so that exactly the text's bytes are paid for. A
-    document that begins before ``first`` has the token there given.
+    document that begins before ``first`` has the token there given. Of a conversation, what is
+    to be learned is scored, each turn with its end of text.
 
     Args:
         name: of the corpus.
@@ -66,21 +82,26 @@ def as_corpus(
         first: documents that end before it are left out.
     """
     beginning = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    names, sequences, n_bytes = [], [], []
-    start = 0
-    for document, end in zip(documents, stream.ends.tolist(), strict=True):
-        if start >= first:
+    names, sequences, n_bytes, targets = [], [], [], []
+    for document, (start, end) in zip(documents, (stream.bounds - [0, 1]).tolist(), strict=True):
+        if isinstance(document, Conversation):  # what the assistant says counts, and that it stops
+            start, end = max(start, first), end + 1
+            sequence, counts = stream.tokens[start:end], stream.targets[start + 1 : end]
+            size = int(stream.widths[start + 1 : end].sum(dtype=np.int64, where=counts))
+        elif start >= first:
             sequence = np.append(np.int32(beginning), stream.tokens[start:end])
-            size = len(document.text.encode())
+            counts, size = np.ones(end - start, bool), len(document.text.encode())
         else:
             sequence = stream.tokens[first:end]
+            counts = np.ones(max(0, end - first - 1), bool)
             size = int(stream.widths[first + 1 : end].sum(dtype=np.int64))
-        if len(sequence) > 1:
+        if counts.any():
             names.append(document.name)
             sequences.append(sequence)
             n_bytes.append(size)
-        start = end + 1
-    return Corpus(name, names, sequences, np.array(n_bytes, np.int64))
+            targets.append(counts)
+    whole = all(counts.all() for counts in targets)
+    return Corpus(name, names, sequences, np.array(n_bytes, np.int64), None if whole else targets)
 
 
 def cut(n_tokens: NDArray[np.int64], max_length: int, stride: int) -> list[Window]:

@@ -84,3 +84,27 @@ def test_a_document_of_which_nothing_can_be_scored_is_left_out(tokenizer, before
     stream = encode(TEXTS, tokenizer)
     corpus = as_corpus("corpus", TEXTS, stream, tokenizer, first=int(stream.ends[0]) - before_the_end)
     assert corpus.documents == ["b", "c"]
+
+
+def test_of_a_conversation_what_the_assistant_says_is_scored(tokenizer):
+    from granite_scu.data.samples import as_document
+
+    chat = as_document("chat", {"prompt": "What is it?", "completion": "A naïve “café”."}, "text")
+    both = [chat, TEXTS[1]]
+    corpus = as_corpus("corpus", both, encode(both, tokenizer), tokenizer)
+    said = corpus.sequences[0][1:][corpus.targets[0]]
+    assert tokenizer.decode(said) == "A naïve “café”.<|end_of_text|>"
+    assert corpus.n_bytes.tolist() == [len("A naïve “café”.".encode()), 1]
+    assert corpus.n_tokens.tolist() == [len(said), 1] and corpus.lengths[0] > len(said)
+    windows = cut(corpus.lengths, 8, 3)
+    assert sum(corpus.counted(window) for window in windows) == corpus.n_tokens.sum()
+
+
+def test_tokens_of_a_prompt_are_no_labels(tokenizer):
+    from granite_scu.data.samples import as_document
+    from granite_scu.scoring.passes import IGNORED, _batch
+
+    chats = [as_document("chat", {"prompt": "What is it?", "completion": "A thing."}, "text")]
+    corpus = as_corpus("corpus", chats, encode(chats, tokenizer), tokenizer)
+    _, labels = _batch(corpus, cut(corpus.lengths, 64, 32))
+    assert tokenizer.decode(labels[labels != IGNORED]) == "A thing.<|end_of_text|>"
