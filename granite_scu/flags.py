@@ -90,8 +90,9 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     "what": (
         Flag("--model", "base.name", str, "hub id, local folder, or tiny-granite-h for the embedded model"),
         Flag("--data-dir", "data.path", str, "file, folder or pattern of txt, md, jsonl, csv, tsv or parquet, also "
-             "as .gz or .zst; stdlib-docs, stdlib-source or package-docs for an embedded corpus; several are read one "
-             "after the other", default="wikitext-2 from the hub", many=True),
+             "as .gz or .zst; stdlib-docs, stdlib-source or package-docs for an embedded corpus; hf:owner/name or "
+             "hf:owner/name:config for a data set of the hub; several are read one after the other",
+             default="wikitext-2 from the hub", many=True),
         Flag("--data-weights", "data.weights", float, "how often each --data-dir is read in an epoch of training; "
              "fractions read a part", default="1 each", many=True),
         Flag("--text-column", "data.text_column", str, "field of a record (jsonl, csv, parquet) that holds the text"),

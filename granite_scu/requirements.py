@@ -29,6 +29,7 @@ from granite_scu.model import kernels
 from granite_scu.torch_build import install_command
 
 HUB_DATASET = "Salesforce/wikitext"
+HUB_PREFIX = "hf:"
 _HUB_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
 _HUB_TIMEOUT = 2.0  # seconds
 _DISK_NEEDED_GB = 1.0  # three checkpoints of the default adapter (18 M parameters, fp32, with Adam's moments)
@@ -363,8 +364,7 @@ def _check_disk(output_dir: str) -> Check:
 
 def _check_hub(wanted: Wanted) -> Check:
     model = wanted.model if _model_place(wanted.model) == "on the hub" else None
-    needs_dataset = wanted.data_path is None and not _is_cached(HUB_DATASET, _HUB_DATASET_FILE, "dataset")
-    dataset = HUB_DATASET if needs_dataset else None
+    dataset = _dataset_to_load(wanted.data_path)
     downloads = " and ".join(name for name in (model, dataset) if name)
     if not downloads:
         return Check("hub access", "not asked", None, False, "this run downloads nothing")
@@ -387,6 +387,14 @@ def _check_hub(wanted: Wanted) -> Check:
         remedy = f"curl -I {constants.ENDPOINT} (network, proxy, HF_ENDPOINT); {local}"
         return Check("hub access", found, False, True, meaning, remedy)
     return Check("hub access", f"{constants.ENDPOINT} answers", True, True, meaning)
+
+
+def _dataset_to_load(path: list[str] | str | None) -> str | None:
+    """The data set that the hub is asked for; of several the first."""
+    if path is None:
+        return None if _is_cached(HUB_DATASET, _HUB_DATASET_FILE, "dataset") else HUB_DATASET
+    named = [source for source in ([path] if isinstance(path, str) else path) if source.startswith(HUB_PREFIX)]
+    return named[0].removeprefix(HUB_PREFIX).partition(":")[0] if named else None
 
 
 def _needs_cuda(wanted: Wanted) -> bool:

@@ -13,13 +13,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
-from granite_scu.data import cache, files
+from granite_scu.data import cache, files, hub
 from granite_scu.data.cache import Prepared
 from granite_scu.data.chat import Renderer
 from granite_scu.data.corpora import EMBEDDED
 from granite_scu.data.documents import Document, TextFile
 from granite_scu.data.encoding import LONG, Part, encoded
-from granite_scu.data.sources import load_wikitext, no_text, read, readable_files
+from granite_scu.data.sources import no_text, published, read, readable_files
 from granite_scu.errors import UserError
 from granite_scu.run_folder import replacing
 
@@ -33,16 +33,16 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     """The tokens of a run's text, made in constant memory whatever its size.
 
     Args:
-        config: the sources, and how they are read; without any it is wikitext-2, whose three splits are its sources.
+        config: the sources, and how they are read. A data set that comes divided has its three splits as sources.
         tokenizer: of the model.
         show_progress: show a bar on stderr when the text is long.
 
     Raises:
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
     """
-    contents, size, sources = _published() if config.path is None else _sources(config)
+    contents, size, sources = _sources(config)
     request = {
-        "sources": [name if name in EMBEDDED else str(Path(name).expanduser().absolute()) for name in config.sources],
+        "sources": [_full_name(name) for name in config.sources],
         "settings": [config.text_column, config.encoding, config.loss_on, config.split_seed],
         "tokenizer": _identity(tokenizer),
     }
@@ -70,21 +70,23 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     return found
 
 
-def _published() -> tuple[str, int, list[Source]]:
-    """As ``_sources``: the splits of wikitext-2."""
-    parts = load_wikitext()
-    sources = [parts.train, parts.validation, parts.test]
-    digest = hashlib.sha256("\0".join(document.digest for part in sources for document in part).encode())
-    size = sum(len(document.text) for part in sources for document in part)
-    return digest.hexdigest(), size, [partial(iter, part) for part in sources]
-
-
 def _sources(config: DataConfig) -> tuple[str, int, list[Source]]:
-    """A digest of all that is to be read, its size in bytes, and what reads it."""
-    found = [_contents(name, config) for name in config.sources]
-    readers = [partial(read, name, config.text_column, config.encoding) for name in config.sources]
+    """A digest of all that is to be read, its size in bytes, and what reads it: the sources, or published splits."""
+    splits = published(config.path, config.text_column)
+    if splits is not None:
+        readers: list[Source] = [splits.train, splits.validation, splits.test]
+        found = [_read_through(reader()) for reader in readers]
+    else:
+        readers = [partial(read, name, config.text_column, config.encoding) for name in config.sources]
+        found = [_contents(name, config) for name in config.sources]
     digest = hashlib.sha256(" ".join(digest for digest, _ in found).encode())
     return digest.hexdigest(), sum(size for _, size in found), readers
+
+
+def _full_name(source: str) -> str:
+    """The same from every folder."""
+    named = source in EMBEDDED or hub.is_on_hub(source)
+    return source if named else str(Path(source).expanduser().absolute())
 
 
 def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
@@ -98,12 +100,9 @@ def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
 
 def _contents(name: str, config: DataConfig) -> tuple[str, int]:
     """A digest of all that a source holds, and its size in bytes."""
+    if name in EMBEDDED or hub.is_on_hub(name):
+        return _read_through(read(name, config.text_column))
     digest, size = hashlib.sha256(), 0
-    if name in EMBEDDED:
-        for document in read(name, config.text_column):
-            digest.update(f"{document.name}\0{document.text}\0".encode())
-            size += len(document.text)
-        return digest.hexdigest(), size
     for file in readable_files(name):
         of_file = hashlib.sha256()
         with files.opened(file, as_it_is=True) as stream:
@@ -111,6 +110,15 @@ def _contents(name: str, config: DataConfig) -> tuple[str, int]:
                 of_file.update(data)
                 size += len(data)
         digest.update(f"{file}\0{of_file.hexdigest()}\0".encode())
+    return digest.hexdigest(), size
+
+
+def _read_through(documents: Iterable[Document | TextFile]) -> tuple[str, int]:
+    """As ``_contents``, of what is in no files of the user's."""
+    digest, size = hashlib.sha256(), 0
+    for document in documents:
+        digest.update(f"{document.name}\0{document.text}\0".encode())
+        size += len(document.text)
     return digest.hexdigest(), size
 
 

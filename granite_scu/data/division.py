@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from granite_scu.config import DataConfig
 from granite_scu.data.cache import Prepared
 from granite_scu.data.documents import Document
-from granite_scu.data.sources import drop_empty, load, load_wikitext
+from granite_scu.data.sources import drop_empty, load, published
 from granite_scu.data.splits import Split, assign, by_document
 
 SPLITS = ("train", "validation", "test")
@@ -35,7 +35,7 @@ class Division:
 
 def divided(corpus: Prepared, config: DataConfig) -> tuple[str, Split[NDArray[np.int64]] | None]:
     """How a run's corpus is divided, and the documents of each part, by number; as ``divide``, without their texts."""
-    if config.path is None:
+    if published(config.path, config.text_column) is not None:
         return "published", Split(*(np.flatnonzero(corpus.sources == number) for number in range(3)))
     parts = assign(corpus.digests, corpus.places, corpus.characters)
     return "document" if parts else "block", parts
@@ -59,9 +59,10 @@ def divide(config: DataConfig) -> Division:
     Raises:
         UserError: nothing to read, or a file that cannot be read.
     """
-    if config.path is None:
-        published = load_wikitext()
-        return Division("published", published, [*published.train, *published.validation, *published.test], 0)
+    splits = published(config.path, config.text_column)
+    if splits is not None:
+        parts, counts = zip(*(drop_empty(list(getattr(splits, name)())) for name in SPLITS), strict=True)
+        return Division("published", Split(*parts), [document for part in parts for document in part], sum(counts))
     documents, n_empty = drop_empty(load(config.path, config.text_column, config.encoding))
     parts = by_document(documents, config.split_seed)
     return Division("document" if parts else "block", parts, documents, n_empty)

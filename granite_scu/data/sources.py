@@ -1,13 +1,13 @@
-"""Read a corpus: files of text or records, folders and patterns of them, an embedded corpus, or wikitext-2."""
+"""Read a corpus: files of text or records, folders and patterns of them, an embedded corpus, or the hub's."""
 
 import glob
 import logging
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from granite_scu.data import files, formats, samples
+from granite_scu.data import files, formats, hub, samples
 from granite_scu.data.corpora import EMBEDDED, load_embedded
 from granite_scu.data.documents import Document, TextFile
 from granite_scu.data.splits import Split
@@ -16,11 +16,8 @@ from granite_scu.errors import UserError
 _SUPPORTED = f"{', '.join(formats.SUFFIXES[:-1])} or {formats.SUFFIXES[-1]}"
 _REMEDY = (
     f"give a {_SUPPORTED} file, also as {' or '.join(files.PACKED)}, a folder or pattern of them, or an embedded "
-    f"corpus ({', '.join(EMBEDDED)})"
+    f"corpus ({', '.join(EMBEDDED)}), or {hub.PREFIX}owner/name for a data set of the hub"
 )
-# An article's title stands between single equals signs, a section's between more of them.
-_ARTICLE_TITLE = re.compile(r" = (?!=)(.*[^=\s]) = \n?")
-
 _log = logging.getLogger(__name__)
 
 
@@ -36,8 +33,9 @@ def load(path: str | Sequence[str] | None, text_column: str, encoding: str = "ut
         UserError: nothing there, no text in it, or a file that cannot be read; names file and line or byte.
     """
     if path is None:
-        published = load_wikitext()
-        return [*published.train, *published.validation, *published.test]
+        splits = published(path, text_column)
+        assert splits is not None, "wikitext comes in three splits"
+        return [document for read_split in (splits.train, splits.validation, splits.test) for document in read_split()]
     paths = [path] if isinstance(path, str) else path
     found = (document for one in paths for document in read(one, text_column, encoding))
     documents = [d if isinstance(d, Document) else Document(d.name, d.text) for d in found]
@@ -51,11 +49,23 @@ def no_text(paths: Sequence[str]) -> UserError:
     return UserError(f"--data-dir {', '.join(paths)}: holds no text, every file or line of it is empty; {_REMEDY}")
 
 
+def published(path: str | Sequence[str] | None, text_column: str) -> Split[partial] | None:
+    """What reads each split of a corpus that comes divided: the hub's default, or one data set of the hub alone.
+
+    Raises:
+        UserError: the hub does not have it, or cannot be reached.
+    """
+    path = hub.DEFAULT if path is None else path
+    path = path if isinstance(path, str) or len(path) > 1 else path[0]
+    return hub.published(path, text_column) if isinstance(path, str) and hub.is_on_hub(path) else None
+
+
 def read(path: str, text_column: str, encoding: str = "utf-8") -> Iterator[Document | TextFile]:
     """The documents of one source, in a fixed order and one at a time: of a large source little is in memory.
 
     Args:
-        path: file, folder (searched in depth, sorted), pattern such as ``logs/**/*.jsonl.gz``, or embedded corpus.
+        path: file, folder (searched in depth, sorted), pattern such as ``logs/**/*.jsonl.gz``, embedded corpus, or data
+            set of the hub.
         text_column: field of a record that holds the text.
         encoding: of text files.
 
@@ -65,6 +75,9 @@ def read(path: str, text_column: str, encoding: str = "utf-8") -> Iterator[Docum
     if path in EMBEDDED:
         yield from load_embedded(path)
         return
+    if hub.is_on_hub(path):
+        yield from hub.read(path, text_column)
+        return
     for file in readable_files(path):
         kind = files.kind(file)
         if kind in formats.TEXTS:
@@ -72,27 +85,6 @@ def read(path: str, text_column: str, encoding: str = "utf-8") -> Iterator[Docum
             continue
         for place, record in formats.RECORDS[kind](file, encoding, samples.columns(text_column)):
             yield samples.as_document(place, record, text_column)
-
-
-def load_wikitext() -> Split[list[Document]]:
-    """Wikitext-2 (raw) from the Hugging Face hub, one document an article, in the splits it was published with.
-
-    Raises:
-        UserError: it is neither cached nor can the hub be reached.
-    """
-    import datasets  # takes a second, and only the hub needs it
-
-    try:
-        hub = datasets.load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1")
-    except OSError as error:  # what datasets raises when offline and when it finds nothing: both are OSErrors
-        raise UserError(
-            f"no --data-dir, and wikitext-2 cannot be had from the hub ({str(error).splitlines()[0]}); "
-            f"check the network, or take an embedded corpus: {' or '.join(f'--data-dir {name}' for name in EMBEDDED)}"
-        ) from error
-    train, validation, test = (
-        _articles(f"wikitext/{name}", hub[name]["text"]) for name in ("train", "validation", "test")
-    )
-    return Split(train, validation, test)
 
 
 def drop_empty(documents: list[Document]) -> tuple[list[Document], int]:
@@ -140,14 +132,3 @@ def _why_nothing(path: str, others: Counter[str]) -> str:
 
 def _listed(kinds: Counter[str]) -> str:
     return ", ".join(f"{count} {suffix}" for suffix, count in sorted(kinds.items()))
-
-
-def _articles(name: str, lines: Iterable[str]) -> list[Document]:
-    """Wikitext's lines joined into articles, each from its title to the next. Blank lines before the first go."""
-    articles: list[tuple[str, list[str]]] = [("start", [])]
-    for line in lines:
-        if title := _ARTICLE_TITLE.fullmatch(line):
-            articles.append((title[1], []))
-        articles[-1][1].append(line)
-    joined = (Document(f"{name}/{title}", "".join(parts)) for title, parts in articles)
-    return [document for document in joined if document.text.strip()]

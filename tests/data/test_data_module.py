@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from granite_scu.config import DataConfig
-from granite_scu.data.documents import Document
 from granite_scu.data.module import TextDataModule
 from granite_scu.data.packing import IGNORED
-from granite_scu.data.splits import Split
 from granite_scu.errors import UserError
 
 WORDS = "the quick brown fox jumps over the lazy dog\n"
@@ -81,12 +79,12 @@ def test_many_lines_are_divided_by_document(tokenizer, many_lines):
 
 
 def test_wikitext_keeps_the_splits_it_was_published_with(tokenizer, monkeypatch):
-    published = Split(*([Document(name, f"{name} {WORDS}")] for name in ("train", "validation", "test")))
-    monkeypatch.setattr("granite_scu.data.corpus.load_wikitext", lambda: published)
+    rows = {name: [{"text": f" = {name} = \n"}, {"text": WORDS}] for name in ("train", "validation", "test")}
+    monkeypatch.setattr("granite_scu.data.hub._load", lambda source: rows)
     data = prepared(tokenizer, None)
     assert data.config.path is None and data.summary()["split_by"] == "published"
     for name in ("train", "validation", "test"):
-        start = f"{name} {WORDS}"[:32]
+        start = f" = {name} = \n{WORDS}"[:32]
         assert bytes(getattr(data, name)[0][0].tolist()) == start.encode()
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from granite_scu.data.documents import Document
-from granite_scu.data.sources import drop_empty, load, load_wikitext
-from granite_scu.data.splits import Split
+from granite_scu.data.sources import drop_empty, load
 from granite_scu.errors import UserError
 
 
@@ -180,41 +179,6 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", denied)
     assert "locked: cannot be read (Permission denied)" in refused(tmp_path)
-
-
-def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
-    rows = [
-        "",
-        " = First = \n",
-        "",
-        " Text = more . \n",
-        " = = Part = = \n",
-        " End . \n",
-        " = A = B = \n",
-        " Text . \n",
-    ]
-    hub = {name: {"text": [row.replace("Text", name) for row in rows]} for name in ("train", "validation", "test")}
-    monkeypatch.setattr("datasets.load_dataset", lambda *name: hub)
-    split = load_wikitext()
-    assert split.train == [
-        Document("wikitext/train/First", " = First = \n train = more . \n = = Part = = \n End . \n"),
-        Document("wikitext/train/A = B", " = A = B = \n train . \n"),
-    ]
-    assert [part[1].text for part in (split.validation, split.test)] == [
-        " = A = B = \n validation . \n",
-        " = A = B = \n test . \n",
-    ]
-    assert load(None, "text") == [*split.train, *split.validation, *split.test]
-    assert isinstance(split, Split)
-
-
-def test_wikitext_without_network_names_the_embedded_corpora(monkeypatch):
-    def unreachable(*name):
-        raise ConnectionError("Couldn't reach 'Salesforce/wikitext' on the Hub (LocalEntryNotFoundError)")
-
-    monkeypatch.setattr("datasets.load_dataset", unreachable)
-    with pytest.raises(UserError, match=r"Couldn't reach .*--data-dir stdlib-docs or --data-dir stdlib-source"):
-        load(None, "text")
 
 
 def test_logging_is_silent_about_a_plain_file(tmp_path, caplog):

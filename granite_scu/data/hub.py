@@ -1,0 +1,98 @@
+"""Data sets of the Hugging Face hub, through the datasets library: ``hf:owner/name`` or ``hf:owner/name:config``."""
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache, partial
+from typing import Any
+
+from granite_scu.data import samples
+from granite_scu.data.corpora import EMBEDDED
+from granite_scu.data.documents import Document
+from granite_scu.data.splits import Split
+from granite_scu.errors import UserError
+
+PREFIX = "hf:"
+DEFAULT = f"{PREFIX}Salesforce/wikitext:wikitext-2-raw-v1"
+"""What is read when nothing is named."""
+
+SPLITS = ("train", "validation", "test")
+
+# An article's title stands between single equals signs, a section's between more of them.
+_ARTICLE_TITLE = re.compile(r" = (?!=)(.*[^=\s]) = \n?")
+
+
+def is_on_hub(source: str) -> bool:
+    """Whether a source is meant to come from the hub."""
+    return source.startswith(PREFIX)
+
+
+def read(source: str, text_column: str) -> Iterator[Document]:
+    """The documents of the training split, or of the only one.
+
+    Raises:
+        UserError: no such data set or configuration, no way to the hub, or records without what is needed.
+    """
+    found = _load(source)
+    name = "train" if "train" in found else next(iter(found))
+    yield from documents(source, name, text_column)
+
+
+def published(source: str, text_column: str) -> Split[partial] | None:
+    """What reads each of the three splits that a data set comes in; None where it has not all of them.
+
+    Raises:
+        UserError: as ``read``.
+    """
+    if not set(SPLITS) <= set(_load(source)):
+        return None
+    return Split(*(partial(documents, source, name, text_column) for name in SPLITS))
+
+
+def documents(source: str, split: str, text_column: str) -> Iterator[Document]:
+    """The documents of a split, one a row; of wikitext, whose rows are lines, one an article."""
+    rows, name = _load(source)[split], f"{source.removeprefix(PREFIX)}/{split}"
+    if _repository(source).endswith("/wikitext"):
+        yield from _articles(name, (row["text"] for row in rows))
+        return
+    for number, row in enumerate(rows, start=1):
+        record = {field: "" if value is None else value for field, value in row.items()}
+        yield samples.as_document(f"{name}: row {number}", record, text_column)
+
+
+def _repository(source: str) -> str:
+    return source.removeprefix(PREFIX).partition(":")[0]
+
+
+@lru_cache(maxsize=4)
+def _load(source: str) -> dict[str, Any]:
+    """The splits of a data set by name, on the disk and not in memory."""
+    import datasets  # takes a second, and only the hub needs it
+
+    repository, _, configuration = source.removeprefix(PREFIX).partition(":")
+    try:
+        return datasets.load_dataset(repository, configuration or None)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
+        reason = " ".join(str(error).split())[:300]
+        what = "no --data-dir, and wikitext-2" if source == DEFAULT else f"--data-dir {source}: it"
+        embedded = " or ".join(f"--data-dir {name}" for name in EMBEDDED)
+        raise UserError(
+            f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "
+            f"({PREFIX}owner/name:config), or take an embedded corpus: {embedded}"
+        ) from error
+
+
+def _articles(name: str, lines: Iterable[str]) -> Iterator[Document]:
+    """Wikitext's lines joined into articles, each from its title to the next. Blank lines before the first go."""
+    title, parts = "start", [""]
+    for line in lines:
+        if begins := _ARTICLE_TITLE.fullmatch(line):
+            yield from _article(name, title, parts)
+            title, parts = begins[1], []
+        parts.append(line)
+    yield from _article(name, title, parts)
+
+
+def _article(name: str, title: str, parts: list[str]) -> Iterator[Document]:
+    document = Document(f"{name}/{title}", "".join(parts))
+    if document.text.strip():
+        yield document
