@@ -45,7 +45,8 @@ class Hub:
         self.faults: dict[str, list] = {}
         self.before_commit: Callable[[], None] = lambda: None
         self._server = _Server(("127.0.0.1", 0), _handler(self))
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        poll = {"poll_interval": 0.01}  # which a test waits for at its end
+        threading.Thread(target=self._server.serve_forever, kwargs=poll, daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -97,6 +98,7 @@ _ROUTES = [
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # head and body of an answer are two packets
 
         def log_message(self, *_) -> None:
             pass

@@ -123,7 +123,8 @@ def test_the_snippet_of_the_published_card_runs(tool, hub, run, tmp_path):
     """Everything by the card alone: the adapter and the tokenizer come over HTTP."""
     assert tool(run, "--repo-id", REPO, "--yes", HF_TOKEN=TOKEN).returncode == 0
     card = hub.repos[REPO].branches["main"]["README.md"].decode()
-    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("max_new_tokens=40", "max_new_tokens=4")
+    assert "max_new_tokens=4)" in code
     hub.requests.clear()
     environment = os.environ | {
         "HF_ENDPOINT": hub.url,
