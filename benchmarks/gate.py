@@ -5,8 +5,6 @@ So times are taken in turn, in one run, and each process's memory is its own.
 """
 
 import contextlib
-import ctypes
-import gc
 import multiprocessing
 import os
 import statistics
@@ -14,10 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from granite_scu.errors import RunFailed
+from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 
 GIB = 2**30
 PATIENCE = 20
@@ -51,11 +49,11 @@ class Gate:
             report: further facts about the unit; making them is not timed.
         """
         if self._since is None:
-            self._before = reset_peak(self.device)
+            self._before = reset_peak_memory(self.device)
             self.connection.send({})
         else:
             synchronize(self.device)
-            seconds, most = time.perf_counter() - self._since, peak(self.device)
+            seconds, most = time.perf_counter() - self._since, peak_memory(self.device)
             extra = None if most is None or self._before is None else max(0, most - self._before) / GIB
             self.connection.send({"seconds": seconds, "extra_gb": extra, **report()})
         try:
@@ -183,40 +181,3 @@ def synchronize(device: str) -> None:
         import torch
 
         torch.cuda.synchronize()
-
-
-def reset_peak(device: str) -> int | None:
-    """Forget the peak of this process's memory so far; returns the bytes in use now, None where nothing tells."""
-    gc.collect()
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    if not Path("/proc/self/status").is_file():
-        return None
-    # What loading has freed goes back to the system, or the work would use it unseen.
-    ctypes.CDLL(None).malloc_trim(0)
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # a sandbox may refuse it, and the peak would be that of the loading
-        return None
-    return _status("VmRSS")
-
-
-def peak(device: str) -> int | None:
-    """Most bytes in use since ``reset_peak``: of the CUDA allocator, or resident in a CPU's memory."""
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-    # Not getrusage's ru_maxrss, which a new program inherits from the process that started it.
-    return _status("VmHWM") if Path("/proc/self/status").is_file() else None
-
-
-def _status(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -164,16 +164,16 @@ def run_ours(gate: Gate, case: Case, steps: int, flags: tuple[str, ...], plain: 
         flags: further flags of the training script.
         plain: train without the callback that measures and steers S.
     """
-    console = _quiet_console()
+    console = quiet_console()
     from granite_scu.run import Run
 
     with tempfile.TemporaryDirectory() as folder:
-        request = _request(gate.device, case, steps, flags, folder)
+        request = make_request(gate.device, case, steps, flags, folder)
         request = replace(request, trainer={**request.trainer, "callbacks": [_gated_callback(gate, case, plain)]})
         Run(request, console).fit()
 
 
-def _quiet_console() -> Any:
+def quiet_console() -> Any:
     """Where nothing shows; the libraries' chatter is turned off with it, on both sides."""
     from rich.console import Console
     from transformers.utils import logging
@@ -186,7 +186,7 @@ def _quiet_console() -> Any:
     return console
 
 
-def _request(device: str, case: Case, steps: int, flags: tuple[str, ...], folder: str) -> Any:
+def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], folder: str) -> Any:
     from granite_scu import cli
     from granite_scu.flags import translate
 
@@ -234,7 +234,7 @@ def _gated_callback(gate: Gate, case: Case, plain: bool) -> Any:
 
 def run_theirs(gate: Gate, case: Case, steps: int) -> None:
     """Hugging Face's Trainer on a PEFT model, gated. The arguments are those of ``run_ours``."""
-    _quiet_console()
+    quiet_console()
     import transformers
 
     losses = Losses()

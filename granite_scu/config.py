@@ -355,6 +355,8 @@ class RunConfig:
         eval_steps: optimizer steps between validations.
         early_stopping: validations without improvement after which the run stops; null never stops early.
         stop_at_equilibrium: ticks over which a run must have settled to be stopped; null never stops for that.
+        auto_batch_size: take the largest micro-batch that fits, found by training on it; the blocks of an optimizer
+            step (batch size times accumulation) stay as many.
         memory_fraction: largest share of the GPU's memory this process may take; null takes what it needs.
         multi_gpu: train on every visible GPU, one process each.
         expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.
@@ -369,6 +371,7 @@ class RunConfig:
     eval_steps: int = 200
     early_stopping: int | None = None
     stop_at_equilibrium: int | None = None
+    auto_batch_size: bool = False
     memory_fraction: float | None = None
     multi_gpu: bool = False
     expected_mfu: float | None = None

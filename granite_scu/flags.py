@@ -157,6 +157,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--accelerator", "trainer.accelerator", str, "device; without a GPU, cpu must be asked for",
              ("auto", "cpu", "cuda")),
         Flag("--multi-gpu", "run.multi_gpu", bool, "every visible GPU, or what torchrun or SLURM started"),
+        Flag("--auto-batch-size", "run.auto_batch_size", bool, "the largest micro-batch that fits, found by training "
+             "on it; --batch-size times --gradient-accumulation-steps, the blocks of a step, stays"),
     ),
     "control": (
         Flag("--controller", "control.controller", str, f"the law that sets lambda: {', '.join(CONTROLLERS)}"),

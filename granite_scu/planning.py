@@ -4,13 +4,11 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import torch
-
-from granite_scu import hardware
+from granite_scu import budget, hardware
 from granite_scu.config import OptimizerConfig
 from granite_scu.control.ceiling import ceiling, growth, growth_from
 from granite_scu.control.setpoint import probe_steps
-from granite_scu.model import flops, loss
+from granite_scu.model import flops
 from granite_scu.module import DTYPES, schedule
 
 if TYPE_CHECKING:
@@ -19,19 +17,12 @@ if TYPE_CHECKING:
 UTILISATION = 0.3
 """Share of the measured matrix-product rate that a training step is assumed to reach."""
 
-KEPT, KEPT_MAMBA = 23, 34
-"""Values a token and hidden unit that a layer keeps for the backward pass, with attention and with a Mamba-2 mixer: 71
-and 106 MB by those of Granite-4.0-H-1B, adapters included, at 1 x 1024 tokens under bf16 autocast, counted with
-``torch.autograd.graph.saved_tensors_hooks``. (A transformer's: 34; Korthikanti et al. 2022, arXiv 2205.05198.)"""
-
 
 def describe(run: "Run") -> dict:
     """The plan of a run as readable facts: steps, tokens, first batch, memory and time estimates.
 
-    Memory: frozen weights, adapters with gradient and two moments in fp32, the activations that a micro-batch
-    keeps (``KEPT`` and ``KEPT_MAMBA`` say where the numbers come from), and the logits of one chunk, in fp32
-    and twice in bf16: the product and their gradient. Time: the operations of ``model.flops`` at ``UTILISATION`` of the
-    rate that matrix products are measured to have here.
+    Memory: what ``model.memory`` finds. Time: the operations of ``model.flops`` at ``UTILISATION`` of the rate that
+    matrix products are measured to have here.
     """
     request, plan, machine = run.request, run.plan, run.machine
     size = flops.measure(request.base.name, request.lora, request.data.block_size, run.start and run.start.shapes)
@@ -54,9 +45,24 @@ def describe(run: "Run") -> dict:
         "controller": request.control.controller,
         "target_s": _setpoint(run),
         "s_ceiling_estimate": _ceiling(run, [(out, rank) for out, _, rank in size.adapted]),
-        "memory_gb_estimate": round(_memory_bytes(size.config, run, size.frozen, size.trained, dtype) / 1e9, 2),
+        **_memory(run),
         "time_s_estimate": round(seconds),
         "output_dir": str(run.folder.path),
+    }
+
+
+def _memory(run: "Run") -> dict:
+    """What the run takes of the device's memory, what it may take, and what to change where that is less; GiB."""
+    footprint, allowed = budget.predict(run.request, run.machine), budget.limit(run.request, run.machine)
+    fits = footprint.total <= allowed
+    return {
+        "batch": f"{run.request.data.batch_size} x {run.request.data.block_size} tokens, accumulated "
+        f"{run.request.trainer['accumulate_grad_batches']} times",
+        "memory_gib_estimate": round(footprint.total / hardware.GIB, 3),
+        "memory_parts": budget.in_words(footprint),
+        "memory_gib_allowed": round(allowed / hardware.GIB, 3),
+        "memory_fits": fits,
+        **({} if fits else {"memory_advice": budget.advice(run.request, run.machine)}),
     }
 
 
@@ -106,20 +112,3 @@ def beyond_the_ceiling(setpoint: float | None, most: float | None) -> str | None
         "at the very most, and usually to a fraction of that; lower --target-s (auto finds one), train longer, raise "
         "--learning-rate, or take a smaller --prior-sigma (sigma and S* are one knob: only sigma^2 N counts)"
     )
-
-
-def _memory_bytes(config, run: "Run", frozen: int, trained: int, dtype: torch.dtype) -> float:
-    request = run.request
-    width = torch.finfo(dtype).bits // 8
-    weights = frozen * (0.55 if request.base.quantize_4bit else width)
-    tokens = request.data.batch_size * request.data.block_size
-    kept = 2 * config.num_hidden_layers if request.base.gradient_checkpointing else _kept(config)
-    activations = kept * tokens * config.hidden_size * width
-    logits = min(tokens, loss.chunk_on(run.machine.accelerator)) * config.vocab_size * (4 + 2 + 2)
-    return weights + trained * 16 + activations + logits
-
-
-def _kept(config) -> int:
-    """Values a token and hidden unit that all layers keep for the backward pass."""
-    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return sum(KEPT_MAMBA if kind == "linear_attention" else KEPT for kind in types)

@@ -12,11 +12,23 @@ from typing import Any
 import lightning as L
 import peft
 import torch
+import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 
-from granite_scu import checkpoint, control, hardware, machine, model_card, planning, probe, starting
+from granite_scu import (
+    batch_size,
+    budget,
+    checkpoint,
+    control,
+    hardware,
+    machine,
+    model_card,
+    planning,
+    probe,
+    starting,
+)
 from granite_scu.callbacks.audit import AdapterAudit
 from granite_scu.callbacks.best import BestAdapter
 from granite_scu.callbacks.checkpoints import Checkpoints
@@ -135,6 +147,9 @@ class Run:
         if self.start:
             self.request = request = replace(request, lora=starting.lora_of(request.lora, self.start))
         self._check_block_size()
+        if request.run.auto_batch_size:
+            batch_size.check(request, self.machine)
+            self.request = request = batch_size.first_guess(request, self.machine)
         self.data = self.make_data()
         self.data.prepare(self.tokenizer)
         self.data.check_processes(self.machine.world_size)
@@ -183,6 +198,11 @@ class Run:
                 f"{(steps - 1) // LEAST_VALIDATIONS}, or train for longer"
             )
 
+    def take_request(self, request: Request) -> None:
+        """Go on with a request that differs in the size of the micro-batches alone."""
+        self.request = request
+        self.data.config = request.data
+
     def make_data(self) -> TextDataModule:
         """The data of the run, not yet prepared."""
         return TextDataModule(self.request.data, self.request.seed)
@@ -206,10 +226,16 @@ class Run:
 
     def fit(self) -> dict:
         """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds."""
-        request = self.request
         main = L.pytorch.utilities.rank_zero_only.rank == 0
         resume = self.check_folder() if main else self._checkpoint()
-        self.machine.claim(request.run.memory_fraction)
+        self.machine.claim(self.request.run.memory_fraction)
+        with budget.explained(lambda: self.request, self.machine):
+            return self._fit(main, resume)
+
+    def _fit(self, main: bool, resume: Resume | None) -> dict:
+        if self.request.run.auto_batch_size:
+            self._settle_batch()
+        request = self.request
         if request.control.target_s == probe.AUTO:
             self._find_setpoint(resume)
         module = self.make_module()
@@ -238,6 +264,17 @@ class Run:
         _part(trainer)
         self.folder.unlock()
         return finish.summary
+
+    def _settle_batch(self) -> None:
+        """Prove the batch, and write it down as if it had been given."""
+        found = batch_size.prove(self)
+        given = yaml.safe_load(found.yaml)
+        given["data"]["batch_size"] = found.data.batch_size
+        given["trainer"]["accumulate_grad_batches"] = found.trainer["accumulate_grad_batches"]
+        given["run"]["auto_batch_size"] = False
+        self.take_request(
+            replace(found, run=replace(found.run, auto_batch_size=False), yaml=yaml.safe_dump(given, sort_keys=False))
+        )
 
     def check_folder(self) -> Resume | None:
         """Refuse a run folder that must not be written to; returns the checkpoint to go on from, if there is one."""

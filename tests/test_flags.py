@@ -57,6 +57,7 @@ FLAGS = [
     ("--deterministic", "trainer.deterministic", None, True),
     ("--accelerator", "trainer.accelerator", "cpu", "cpu"),
     ("--multi-gpu", "run.multi_gpu", None, True),
+    ("--auto-batch-size", "run.auto_batch_size", None, True),
     ("--controller", "control.controller", "fixed", "fixed"),
     ("--target-s", "control.target_s", "0.05", 0.05),
     ("--kp", "control.kp", "0.3", 0.3),

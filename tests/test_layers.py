@@ -189,7 +189,7 @@ def test_every_preset_can_be_planned_and_fits_its_cards(planned, full_size, name
     facts = planned(presets.path(name), least, full_size)
     assert facts["device"] == least.name and facts["steps"] > 0
     # Estimated: what a process of CUDA takes before the model, and what fragments, are to fit into the rest.
-    assert facts["memory_gb_estimate"] * 1e9 < 0.85 * least.memory_gb * 2**30
+    assert facts["memory_fits"], facts.get("memory_advice")
 
 
 @pytest.mark.parametrize(
@@ -204,4 +204,4 @@ def test_every_other_configuration_can_be_planned(planned, path, tmp_path, monke
         (tmp_path / "runs" / "recorded").mkdir(parents=True)
         (tmp_path / "runs" / "recorded" / "scu_history.json").write_text(json.dumps(recorded))
     facts = planned(path, RTX_4090, "tiny-granite-h")
-    assert facts["steps"] > 0 and facts["memory_gb_estimate"] > 0
+    assert facts["steps"] > 0 and facts["memory_gib_estimate"] > 0

@@ -1,8 +1,11 @@
 """What is measured on the spot: the rate of matrix products, of a loader, the memory of a GPU."""
 
+import ctypes
+import gc
 import time
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 
 import torch
 
@@ -57,6 +60,39 @@ def benchmark_dataloader(dataloader: Iterable, num_batches: int = 10) -> float:
     if not counted:
         raise ValueError("nothing to time: the first batch, which starts the loader, is the only one")
     return (time.perf_counter() - start) / counted
+
+
+def reset_peak_memory(device: str) -> int | None:
+    """Forget the peak of this process's memory so far; returns the bytes in use now, None where nothing tells."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    if not Path("/proc/self/status").is_file():
+        return None
+    # What was freed goes back to the system, or the work would use it unseen.
+    ctypes.CDLL(None).malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # a sandbox may refuse it, and the peak would be an older one
+        return None
+    return _status("VmRSS")
+
+
+def peak_memory(device: str) -> int | None:
+    """Most bytes in use since ``reset_peak_memory``: of the CUDA allocator, or resident in a CPU's memory."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    # Not getrusage's ru_maxrss, which a new program inherits from the process that started it.
+    return _status("VmHWM") if Path("/proc/self/status").is_file() else None
+
+
+def _status(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 class MemoryTracker:

@@ -24,6 +24,16 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
 
 
+def shapes(model: nn.Module, config: LoraConfig) -> list[tuple[int, int, int]]:
+    """(out, in, rank) of each adapter that ``attach`` would make; target names are not checked."""
+    rank = config.resolved().rank
+    return [
+        (layer.out_features, layer.in_features, rank)
+        for name, layer in linear_layers(model).items()
+        if config.targets is None or name.rsplit(".", 1)[-1] in config.targets
+    ]
+
+
 def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
     """Put an adapter on each targeted layer of a frozen model: B = 0, A drawn from torch's generator.
 

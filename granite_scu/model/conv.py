@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from granite_scu.model.tiling import pieces
+
 BLOCK = 32
 """Tokens that are worked on together on a CPU."""
 
@@ -71,9 +73,7 @@ class _ConvSilu(torch.autograd.Function):
 
 def blocks(inputs: Tensor) -> list[slice]:
     """Slices of the time of (batch, time, ...) that are worked on together: on a CPU, what fits its cache."""
-    time = inputs.shape[1]
-    size = BLOCK if inputs.device.type == "cpu" and not torch.compiler.is_compiling() else time
-    return [slice(start, min(start + size, time)) for start in range(0, time, size)]
+    return pieces(inputs.shape[1], BLOCK, inputs.device)
 
 
 class _Window:

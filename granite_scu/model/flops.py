@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from granite_scu.config import LoraConfig
 from granite_scu.model import adapters, loading
@@ -45,19 +45,10 @@ def measure(
     config = loading.load_model_config(name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    shapes = _new_adapters(model, lora) if adapted is None else list(adapted)
+    shapes = adapters.shapes(model, lora) if adapted is None else list(adapted)
     trained = sum(rank * (out + inner) for out, inner, rank in shapes)
     flops = flops_per_token(weights_in_products(model), trained, mixing_products(config, block_size))
     return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops, config)
-
-
-def _new_adapters(model: PreTrainedModel, lora: LoraConfig) -> list[tuple[int, int, int]]:
-    wanted, rank = lora.targets, lora.resolved().rank
-    return [
-        (layer.out_features, layer.in_features, rank)
-        for path, layer in adapters.linear_layers(model).items()
-        if wanted is None or path.rsplit(".", 1)[-1] in wanted
-    ]
 
 
 def flops_per_token(frozen_weights: int, adapter_weights: int, mixing: float) -> float:

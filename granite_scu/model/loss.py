@@ -29,7 +29,9 @@ CHUNKED_TYPES = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared"
 """Model types whose logits are known to be head(hidden) / logits_scaling."""
 
 
-def summed_nats(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
+def summed_nats(
+    model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None, chunk: int | None = None
+) -> Tensor:
     """Sum of -ln p(label) over the counted positions of a batch, in nats, an fp32 scalar.
 
     Args:
@@ -37,13 +39,14 @@ def summed_nats(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: 
         input_ids: (batch, time) tokens. Padding stands only at the end, where causality keeps it from mattering.
         labels: (batch, time) already shifted; ``IGNORED`` is not counted.
         documents: (batch, time) numbers of documents that do not see one another; None where all of a block is seen.
+        chunk: as ``summed_cross_entropy``.
     """
     if model.config.model_type not in CHUNKED_TYPES:
         logits = model(input_ids=input_ids, use_cache=False, **isolating(model, documents)).logits.float()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
     hidden = hidden_states(model, input_ids, documents)
     head = model.get_output_embeddings().weight
-    return summed_cross_entropy(hidden, head, labels, getattr(model.config, "logits_scaling", 1.0))
+    return summed_cross_entropy(hidden, head, labels, getattr(model.config, "logits_scaling", 1.0), chunk)
 
 
 def hidden_states(model: nn.Module, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:

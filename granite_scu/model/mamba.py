@@ -74,8 +74,13 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if is_mamba2(module)}
 
 
-def install(model: nn.Module, kernels: Kernels = TORCH) -> int:
+def install(model: nn.Module, kernels: Kernels = TORCH, is_gated: Callable[[nn.Module], bool] = is_gated_norm) -> int:
     """Replace the cache-free forward of every Mamba-2 layer in ``model``; returns how many.
+
+    Args:
+        model: whose layers it is done to.
+        kernels: what they take.
+        is_gated: whether a layer's norm is ``gated_norm``; to be given where the weights have no values to try it on.
 
     Raises:
         RuntimeError: a layer lacks what the forward needs, or its own takes other arguments (the library changed).
@@ -94,7 +99,7 @@ def install(model: nn.Module, kernels: Kernels = TORCH) -> int:
             raise RuntimeError(
                 f"{name} has the activation {layer.activation} behind its convolution; only silu is known"
             )
-        layer.norm.granite_scu_plain = is_gated_norm(layer.norm)
+        layer.norm.granite_scu_plain = is_gated(layer.norm)
         layer.forward = types.MethodType(_forward(type(layer).forward, kernels), layer)
         layer.kernels = kernels
     return len(layers)

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from granite_scu.model.conv import runs_of
+from granite_scu.model.tiling import pieces
 
 CHUNK = 64
 """Tokens per chunk. The quadratic part costs O(chunk) a token, the state part O(1/chunk)."""
@@ -178,9 +179,7 @@ class _Scan(torch.autograd.Function):
 
 def _spans(x: Tensor) -> list[slice]:
     """Slices of chunks that are worked on together: one on a CPU, for its cache; all where a launch costs more."""
-    count = x.shape[1]
-    together = 1 if x.device.type == "cpu" and not torch.compiler.is_compiling() else count
-    return [slice(k, k + together) for k in range(0, count, together)]
+    return pieces(x.shape[1], 1, x.device)
 
 
 class _Decays(NamedTuple):

@@ -517,7 +517,7 @@ def test_epochs_set_the_length(launch, corpus, tmp_path):
 def test_a_dry_run_prints_the_plan_and_trains_nothing(launch):
     code, out, err = launch("--test-run", "--dry-run", "--max-steps", 137, "--output-dir", "planned")
     assert (code, err) == (0, "")
-    for words in ("nothing is trained", "steps", "137", "tokens per step", "memory gb estimate", "time s estimate"):
+    for words in ("nothing is trained", "steps", "137", "tokens per step", "memory gib estimate", "memory fits", "time s estimate"):
         assert words in out
     assert not Path("planned").exists()
 
@@ -528,7 +528,7 @@ def test_a_dry_run_as_json(launch):
     assert code == 0
     facts = json.loads(out)
     assert (facts["steps"], facts["tokens_per_step"], facts["tokens"]) == (30, 2 * 3 * 64, 30 * 2 * 3 * 64)
-    assert facts["memory_gb_estimate"] > 0
+    assert facts["memory_gib_estimate"] > 0
     assert facts["time_s_estimate"] > 0
     assert facts["n_tokens"] == facts["data"]["train"]["supervised_tokens"]
 

@@ -1,0 +1,294 @@
+"""The memory that training takes, found by taking a step on tensors without contents.
+
+Fake tensors have shapes, dtypes and autograd, and no storage, so the model itself says what its forward pass keeps and
+what its backward pass takes besides; no formula has to follow it. All layers of a kind keep the same, so that few
+stand for all: Granite-4.0-H-1B, on a card that is not there, takes a second or two.
+
+What it cannot see: what a kernel takes for itself (cuBLAS: some MiB), what fragments, and what torch.compile or
+compiled Mamba-2 kernels keep instead, which is less.
+"""
+
+import copy
+import math
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from granite_scu.config import BaseConfig, LoraConfig
+from granite_scu.model import adapters, loss, mamba
+from granite_scu.model.documents import HYBRID
+from granite_scu.model.tiling import describing
+
+FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in nf4 with double quantisation: a byte of scale for 64 of them, and an fp32 for 256 scales
+(Dettmers et al. 2023, arXiv 2305.14314, section 3)."""
+
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the memory of a training step hangs on.
+
+    Attributes:
+        base: 4 bits, gradient checkpointing and attention of it count.
+        lora: the adapters.
+        dtype: of the frozen weights, and of autocast where it is not fp32.
+        batch_size: blocks in a micro-batch.
+        block_size: tokens in a block.
+        device: ``cpu`` or ``cuda``.
+        processes: that train together.
+        isolated: whether the documents of a block are kept apart, as the hybrid's masks make them.
+    """
+
+    base: BaseConfig
+    lora: LoraConfig
+    dtype: torch.dtype
+    batch_size: int
+    block_size: int
+    device: str = "cuda"
+    processes: int = 1
+    isolated: bool = True
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that training takes on a device.
+
+    Attributes:
+        weights: of the frozen model.
+        adapters: weights, gradients and Adam's two moments of the adapters, in fp32.
+        step: the most that a micro-batch takes on top: activations kept for the backward pass, logits, scratch.
+    """
+
+    weights: int
+    adapters: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        """All together."""
+        return self.weights + self.adapters + self.step
+
+
+def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
+    """What a run takes at its peak.
+
+    Args:
+        config: the base model's.
+        setting: how it is trained.
+    """
+    key = (config.to_json_string(), repr(setting))
+    if key not in _known:
+        _known[key] = _simulate(config, setting)
+    return _known[key]
+
+
+_known: dict[tuple[str, str], Footprint] = {}
+"""Predictions of this process: a plan, its advice and the search for a batch ask for the same ones."""
+
+
+def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), dtype=setting.dtype, attn_implementation=_attention(setting.base)
+        )
+    in_4_bits = adapters.linear_layers(model).values() if setting.base.quantize_4bit else []
+    weights = sum(t.nbytes for t in {*model.parameters(), *model.buffers()} - {m.weight for m in in_4_bits})
+    weights += math.ceil(FOUR_BIT_BYTES * sum(m.weight.numel() for m in in_4_bits))
+    gradients = FP32 * sum(rank * (out + into) for out, into, rank in adapters.shapes(model, setting.lora))
+    chosen, left_out = _cut(model)
+    step, kept = _take_step(model, setting)
+    step += sum(left_out[kind] * size for kind, size in dict(zip(chosen, kept, strict=True)).items())
+    # After the backward pass the penalty stands beside the gradients; foreach AdamW (fp16) needs as much again.
+    after = gradients * (2 if setting.dtype == torch.float16 else 1)
+    buckets = gradients if setting.processes > 1 else 0
+    return Footprint(weights, 4 * gradients + buckets, max(step, after))
+
+
+def _attention(base: BaseConfig) -> str:
+    return "eager" if base.attention == "eager" else "sdpa"  # flash-attn keeps what SDPA's kernels keep
+
+
+Kind = tuple[tuple[str, torch.Size], ...]
+"""The names and shapes of a layer's parameters: layers that agree in them keep the same."""
+
+
+def _cut(model: nn.Module) -> tuple[list[Kind], Counter[Kind]]:
+    """Leave of the decoder its first layer, one of each kind and the last.
+
+    The first is apart because nothing below it wants a gradient; the last is there because the peak is often in it.
+
+    Returns:
+        The kinds of those left, in order, and how many of each kind were taken out.
+    """
+    layers = _layers(model)
+    if layers is None:
+        return [], Counter()
+    kinds = [tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in layers]
+    last = len(kinds) - 1
+    between = {kind: index for index, kind in reversed(list(enumerate(kinds))) if 0 < index < last}
+    chosen = sorted({0, last} | set((between | {kinds[last]: last}).values()))
+    left_out = Counter(kind for index, kind in enumerate(kinds) if index not in chosen)
+    types = getattr(model.config, "layer_types", None)
+    if types:
+        model.config.layer_types = [types[index] for index in chosen]
+    model.config.num_hidden_layers = len(chosen)
+    keep = [layers[index] for index in chosen]
+    del layers[:]
+    layers.extend(keep)
+    return [kinds[index] for index in chosen], left_out
+
+
+def _layers(model: nn.Module) -> nn.ModuleList | None:
+    """The decoder's layers; None where they cannot be told, and nothing is left out then."""
+    count = model.config.num_hidden_layers
+    return next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count), None)
+
+
+# The step.
+
+
+def _take_step(model: nn.Module, setting: Setting) -> tuple[int, list[int]]:
+    """Train on one micro-batch.
+
+    Returns:
+        The most bytes that were in use on top of parameters and gradients, and what each layer keeps.
+    """
+    layers = _layers(model)
+    with torch.device("meta"):
+        adapted = _adapted(model, setting)
+    with FakeTensorMode(allow_non_fake_inputs=True), describing(setting.device):
+        _give_fake_tensors(adapted)
+        ids = torch.zeros(setting.batch_size, setting.block_size, dtype=torch.long)
+        live = _Live()
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+                live.hold(parameter.grad)
+        for tensor in [*adapted.parameters(), *adapted.buffers()]:
+            live.hold(tensor)
+        kept = [_Kept(layer, live) for layer in layers or []]
+        before = live.now
+        mixed = torch.autocast("cpu", setting.dtype, enabled=setting.dtype != torch.float32)
+        with live:
+            with mixed:
+                base = adapted.get_base_model()
+                documents = ids if setting.isolated and base.config.model_type == HYBRID else None
+                nats = loss.summed_nats(base, ids, ids, documents, loss.chunk_on(setting.device))
+            nats.backward()
+    return live.peak - before, [layer.bytes for layer in kept]
+
+
+def _adapted(model: nn.Module, setting: Setting) -> nn.Module:
+    """The model as ``GraniteModule`` has it."""
+    model.requires_grad_(False)
+    if setting.base.quantize_4bit:
+        for name, layer in adapters.linear_layers(model).items():
+            model.set_submodule(name, _FourBit(layer))
+    mamba.install(model, is_gated=lambda norm: True)
+    if setting.base.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    adapted = adapters.attach(model, setting.lora).train()
+    if setting.dtype != torch.float32:
+        adapters.leave_casting_to_autocast(adapted)
+    return adapted
+
+
+def _give_fake_tensors(model: nn.Module) -> None:
+    """Put fake tensors of the CPU, which autocast and the kernels know, in the place of those of the meta device."""
+    made: dict[Tensor, Tensor] = {}  # a tied one stays tied
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if tensor not in made:
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    made[tensor] = nn.Parameter(empty, tensor.requires_grad) if tensors is module._parameters else empty
+                tensors[name] = made[tensor]
+
+
+class _FourBit(nn.Linear):
+    """Stands for bitsandbytes' layer: makes the whole weight of its packed one for each product, and keeps neither."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False, dtype=layer.weight.dtype)
+        self.bias = layer.bias
+        self.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = _Unpacking.apply(inputs.to(self.weight.dtype), self.weight)
+        outputs = outputs if self.bias is None else outputs + self.bias
+        return outputs.to(inputs.dtype).clone()  # PEFT clones the output of a 4-bit layer
+
+
+class _Unpacking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        ctx.weight = weight
+        return inputs @ torch.empty_like(weight).mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad @ torch.empty_like(ctx.weight), None
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of all storages in use.
+
+    Attributes:
+        now: in use.
+        peak: the most that were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._held: dict[int, weakref.ref] = {}
+
+    def hold(self, tensor: Tensor) -> None:
+        """Count a tensor's storage until it is freed."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._held:
+            self._held[key] = weakref.ref(storage, lambda _: self._free(key, size))
+            self.now += size
+            self.peak = max(self.peak, self.now)
+
+    def _free(self, key: int, size: int) -> None:
+        del self._held[key]
+        self.now -= size
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                self.hold(tensor)
+        return result
+
+
+class _Kept:
+    """What a layer leaves in memory when its forward pass is over, the first time."""
+
+    def __init__(self, layer: nn.Module, live: _Live) -> None:
+        self.bytes: int | None = None
+        self.live, self._before = live, 0
+        layer.register_forward_pre_hook(self._enter)
+        layer.register_forward_hook(self._leave)
+
+    def _enter(self, *args: Any) -> None:
+        self._before = self.live.now
+
+    def _leave(self, *args: Any) -> None:
+        if self.bytes is None:
+            self.bytes = self.live.now - self._before

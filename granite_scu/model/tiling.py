@@ -1,0 +1,31 @@
+"""How far along time a layer's work is cut up: into pieces that fit a CPU's cache, or not at all."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+_described: ContextVar[str | None] = ContextVar("described", default=None)
+
+
+def pieces(count: int, size: int, device: torch.device) -> list[slice]:
+    """Slices of 0 to ``count`` that are worked on one after the other: of ``size`` on a CPU, all at once elsewhere.
+
+    A GPU pays more for each launch than it gains, and a compiler fuses what is whole.
+    """
+    described = _described.get()
+    if (described or device.type) != "cpu" or torch.compiler.is_compiling():
+        size = count
+    found = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    return found[:1] if described else found
+
+
+@contextmanager
+def describing(device_type: str) -> Iterator[None]:
+    """Work on tensors without contents as a device would: the first piece stands for all, which are alike."""
+    token = _described.set(device_type)
+    try:
+        yield
+    finally:
+        _described.reset(token)

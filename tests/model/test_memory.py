@@ -1,0 +1,99 @@
+"""Predicted memory: against what a step really takes, and what follows from shapes alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from granite_scu.config import TINY_MODEL, BaseConfig, LoraConfig
+from granite_scu.model import loading, memory
+
+SETTING = memory.Setting(BaseConfig(TINY_MODEL), LoraConfig(), torch.float32, batch_size=4, block_size=64, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def config():
+    return loading.load_model_config(TINY_MODEL)
+
+
+def checkpointed(setting: memory.Setting) -> memory.Setting:
+    return replace(setting, base=replace(setting.base, gradient_checkpointing=True))
+
+
+def counted(setting: memory.Setting) -> int:
+    """The most bytes of tensors that a step of the real model, with real contents, holds on top of its parameters."""
+    module = real_module(setting)
+    live = memory._Live()
+    for tensor in module.parameters():
+        live.hold(tensor)
+        if tensor.requires_grad:
+            tensor.grad = torch.zeros_like(tensor)
+            live.hold(tensor.grad)
+    before = live.now
+    ids = torch.arange(setting.batch_size * setting.block_size).view(setting.batch_size, setting.block_size)
+    with live:
+        with torch.autocast("cpu", setting.dtype, enabled=setting.dtype != torch.float32):
+            nats = module(ids, ids)
+        nats.backward()
+    return live.peak - before
+
+
+def real_module(setting: memory.Setting):
+    from granite_scu.config import OptimizerConfig
+    from granite_scu.module import GraniteModule
+
+    module = GraniteModule(setting.base, setting.lora, OptimizerConfig(), 0.02, 1000, 10, setting.dtype)
+    module.configure_model()
+    return module
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        SETTING,
+        checkpointed(SETTING),
+        replace(SETTING, dtype=torch.bfloat16, batch_size=2, lora=LoraConfig(rank=64)),
+        replace(SETTING, base=BaseConfig(TINY_MODEL, quantize_4bit=True)),
+    ],
+    ids=["plain", "checkpointed", "bf16", "4 bits"],
+)
+def test_few_layers_without_contents_stand_for_the_whole_model(config, setting):
+    footprint = memory.predict(config, setting)
+    assert footprint.step == pytest.approx(counted(setting), rel=0.05)
+
+
+def test_weights_and_adapters_are_what_the_model_has(config):
+    module = real_module(SETTING)
+    footprint = memory.predict(config, SETTING)
+    trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    assert footprint.adapters == 4 * trained  # weights, gradients, two moments
+    assert footprint.weights == pytest.approx(sum(p.nbytes for p in module.parameters()) - trained, rel=1e-3)
+    assert footprint.total == footprint.weights + footprint.adapters + footprint.step
+
+
+def test_4_bit_weights_are_as_large_as_those_of_bitsandbytes(config):
+    setting = replace(SETTING, base=BaseConfig(TINY_MODEL, quantize_4bit=True))
+    held = 0
+    for parameter in real_module(setting).parameters():
+        held += 0 if parameter.requires_grad else parameter.nbytes
+        state = getattr(parameter, "quant_state", None)
+        held += state.absmax.nbytes + state.state2.absmax.nbytes if state else 0
+    assert memory.predict(config, setting).weights == pytest.approx(held, rel=0.01)
+
+
+def test_what_takes_less_is_predicted_to_take_less(config):
+    plain = memory.predict(config, SETTING).total
+    assert memory.predict(config, checkpointed(SETTING)).total < 0.6 * plain
+    assert memory.predict(config, replace(SETTING, batch_size=2)).total < 0.7 * plain
+    assert memory.predict(config, replace(SETTING, processes=2)).adapters > memory.predict(config, SETTING).adapters
+
+
+def test_a_model_that_is_not_granite_is_predicted_too():
+    from transformers import LlamaConfig
+
+    llama = LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    few, many = memory.predict(llama, SETTING), memory.predict(llama, replace(SETTING, batch_size=8))
+    assert 1.9 * few.step < many.step < 2.1 * few.step
