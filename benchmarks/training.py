@@ -60,18 +60,13 @@ class Case:
         return f"{self.model} {self.precision} {self.batch} x {self.length}"
 
 
-def granite_h_1b(blocks: int) -> dict[str, Any]:
+def granite_h_1b(blocks: int) -> Any:
     """Granite-4.0-H-1B's published configuration, cut to so many blocks: attention in every tenth, from the sixth."""
-    kinds = ["full_attention" if index % 10 == 5 else "linear_attention" for index in range(blocks)]
-    mamba = {"n_heads": 48, "d_head": 64, "d_state": 128, "n_groups": 1, "d_conv": 4, "expand": 2, "chunk_size": 256}
-    return {
-        "vocab_size": 100352, "hidden_size": 1536, "num_hidden_layers": blocks, "layer_types": kinds,
-        "num_attention_heads": 12, "num_key_value_heads": 4, "shared_intermediate_size": 4096,
-        "num_local_experts": 0, "num_experts_per_tok": 0, "tie_word_embeddings": True, "position_embedding_type": None,
-        "embedding_multiplier": 12.0, "logits_scaling": 6.0, "residual_multiplier": 0.22,
-        "attention_multiplier": 0.0078125, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 0,
-        **{f"mamba_{name}": value for name, value in mamba.items()},
-    }  # fmt: skip
+    from granite_scu.model import loading
+
+    config = loading.default_config()
+    config.num_hidden_layers, config.layer_types = blocks, config.layer_types[:blocks]
+    return config
 
 
 @contextmanager
@@ -80,13 +75,13 @@ def model_folder(model: str) -> Iterator[str]:
     if model == "embedded":
         yield TINY_MODEL
         return
-    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+    from transformers import GraniteMoeHybridForCausalLM
     from transformers.utils import logging
 
     from granite_scu.model import loading
 
     torch.manual_seed(SEED)
-    config = GraniteMoeHybridConfig(**granite_h_1b(10 if model == "cut" else 40), dtype="bfloat16")
+    config = granite_h_1b(10 if model == "cut" else 40)
     with tempfile.TemporaryDirectory() as folder:
         logging.disable_progress_bar()
         made = GraniteMoeHybridForCausalLM(config).to(torch.bfloat16)

@@ -11,16 +11,13 @@ import psutil
 import torch
 
 from granite_scu.errors import RunFailed
-from granite_scu.hardware import GIB
+from granite_scu.hardware import GIB, MARGIN
 from granite_scu.machine import Machine
 from granite_scu.model import loading, memory
 from granite_scu.module import DTYPES
 
 if TYPE_CHECKING:
     from granite_scu.run import Request
-
-MARGIN = 0.1
-"""Share of a device's memory that is left alone: CUDA's own, workspaces of libraries, fragments, other programs."""
 
 SHORTEST = 256
 """Tokens below which a block is not proposed to be cut."""
@@ -38,6 +35,7 @@ def predict(request: "Request", machine: Machine) -> memory.Footprint:
         request.data.block_size,
         machine.accelerator,
         machine.world_size,
+        request.data.isolate_documents,
     )
     return memory.predict(loading.load_model_config(request.base.name), setting)
 

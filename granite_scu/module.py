@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from granite_scu.config import BaseConfig, LoraConfig, OptimizerConfig
-from granite_scu.errors import UserError
+from granite_scu.errors import RunFailed, UserError
 from granite_scu.information import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
 from granite_scu.model import adapters, divergence, loading, loss
 from granite_scu.starting import SHA256, Start
@@ -431,7 +431,20 @@ def compile_training(model: torch.nn.Module, mode: str) -> None:
     """
     plain = model.forward
     compiled = torch.compile(plain, mode=mode)
-    model.forward = lambda *args, **kwargs: (compiled if torch.is_grad_enabled() else plain)(*args, **kwargs)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return plain(*args, **kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(str(error).split())[:200]
+            raise RunFailed(
+                f"--torch-compile: this model cannot be compiled here ({type(error).__name__}: {reason}); leave it out "
+                "(--no-torch-compile), or try another --compile-mode or a newer PyTorch"
+            ) from error
+
+    model.forward = forward
 
 
 @contextmanager

@@ -129,27 +129,10 @@ def test_arguments_come_together_as_they_were_taken_apart():
 def full_size(tmp_path_factory) -> str:
     """A folder with the configuration of Granite-4.0-H-1B and the embedded tokenizer, no weights: enough to plan."""
     from granite_scu.config import TINY_MODEL
-    from granite_scu.model.loading import load_model_config, load_tokenizer
+    from granite_scu.model.loading import default_config, load_tokenizer
 
     folder = tmp_path_factory.mktemp("granite-4.0-h-1b")
-    config = load_model_config(TINY_MODEL)
-    attention = (5, 15, 25, 35)
-    config.update(
-        {
-            "vocab_size": 100_352,
-            "hidden_size": 1536,
-            "num_hidden_layers": 40,
-            "layer_types": ["full_attention" if layer in attention else "linear_attention" for layer in range(40)],
-            "mamba_n_heads": 48,
-            "mamba_d_head": 64,
-            "mamba_d_state": 128,
-            "mamba_chunk_size": 256,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 4,
-            "shared_intermediate_size": 4096,
-        }
-    )
-    config.save_pretrained(folder)
+    default_config().save_pretrained(folder)
     load_tokenizer(TINY_MODEL).save_pretrained(folder)
     return str(folder)
 

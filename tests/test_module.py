@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config import OptimizerConfig
-from granite_scu.errors import UserError
+from granite_scu.errors import RunFailed, UserError
 from granite_scu.information import param_npt
 from granite_scu.module import GraniteModule, schedule
 
@@ -438,6 +438,17 @@ def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, m
 
 
 @pytest.mark.slow
+def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_batches, monkeypatch):
+    def broken(graph, inputs):
+        raise ValueError("no compiler here")
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compile_with(function, backend=broken))
+    module = make_module(base={"compile": True})
+    with pytest.raises(RunFailed, match=r"--torch-compile: .*no compiler here.*--no-torch-compile"):
+        module(**make_batches(1)[0])
+
+
 def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches):
     """Whatever lambda does, and though validation has no gradients and a last batch that is smaller."""
 

@@ -1,7 +1,7 @@
 """The machine: what it has, what of it a run is given, and how it is kept busy."""
 
 from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config, print_hardware_info
-from granite_scu.hardware.detection import GIB, Device, detect, dotted
+from granite_scu.hardware.detection import GIB, MARGIN, Device, detect, dotted
 from granite_scu.hardware.measuring import MemoryTracker, benchmark_dataloader, matmul_tflops
 from granite_scu.hardware.peaks import Peak, peak_flops
 from granite_scu.hardware.requests import resolve_accelerator, resolve_precision
@@ -14,6 +14,7 @@ from granite_scu.hardware.tuning import (
 
 __all__ = [
     "GIB",
+    "MARGIN",
     "Device",
     "MemoryTracker",
     "Peak",

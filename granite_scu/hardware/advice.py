@@ -7,9 +7,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.config import TRAINER_DEFAULTS, BaseConfig, DataConfig
+from granite_scu.config import TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
 from granite_scu.hardware import presets
-from granite_scu.hardware.detection import detect, dotted
+from granite_scu.hardware.detection import GIB, MARGIN, detect, dotted
 from granite_scu.hardware.nvml import driver, why_no_cuda
 from granite_scu.hardware.requests import resolve_precision
 
@@ -52,7 +52,9 @@ def get_recommended_config(gpu_memory_gb: float | None = None) -> dict[str, Any]
     Returns:
         ``preset``, ``batch_size`` (blocks on each device), ``block_size`` (tokens), ``gradient_accumulation_steps``,
         ``num_workers``, ``gradient_checkpointing``, ``quantize_4bit``, ``compile``, ``compile_mode``, ``precision`` (as
-        the Trainer takes it; ``auto`` where only the device can say) and ``mixed_precision``.
+        the Trainer takes it; ``auto`` where only the device can say), ``mixed_precision`` and ``memory_gib_estimate``,
+        what the default model is predicted to take so. Where that is more than the card has, the batch is halved until
+        it fits, and as many more are accumulated.
     """
     device = detect()
     name = presets.choose(device) if gpu_memory_gb is None else presets.for_memory(gpu_memory_gb)
@@ -61,11 +63,15 @@ def get_recommended_config(gpu_memory_gb: float | None = None) -> dict[str, Any]
     data = {field.name: field.default for field in fields(DataConfig)} | chosen["data"]
     trainer = TRAINER_DEFAULTS | chosen["trainer"]
     precision = trainer.get("precision", "auto" if gpu_memory_gb else resolve_precision(None, device))
+    lora = LoraConfig(**chosen.get("lora", {}))
+    kind = "cpu" if name == "cpu" else "cuda"
+    room = gpu_memory_gb if gpu_memory_gb and kind == "cuda" else device.memory_gb
+    batch, taken = _fitting(BaseConfig(**base), lora, DataConfig(**data), precision, kind, room)
     return {
         "preset": name,
-        "batch_size": data["batch_size"],
+        "batch_size": batch,
         "block_size": data["block_size"],
-        "gradient_accumulation_steps": trainer["accumulate_grad_batches"],
+        "gradient_accumulation_steps": trainer["accumulate_grad_batches"] * data["batch_size"] // batch,
         "num_workers": data["num_workers"],
         "gradient_checkpointing": base["gradient_checkpointing"],
         "quantize_4bit": base["quantize_4bit"],
@@ -73,7 +79,24 @@ def get_recommended_config(gpu_memory_gb: float | None = None) -> dict[str, Any]
         "compile_mode": base["compile_mode"],
         "precision": precision,
         "mixed_precision": precision != "32-true",
+        "memory_gib_estimate": round(taken / GIB, 1),
     }
+
+
+def _fitting(
+    base: BaseConfig, lora: LoraConfig, data: DataConfig, precision: str, kind: str, memory_gb: float
+) -> tuple[int, int]:
+    """The preset's batch, halved until the default model is predicted to fit, and the bytes that it then takes."""
+    from granite_scu.model import loading, memory  # late: transformers takes seconds
+
+    dtype = {"32-true": torch.float32, "16-mixed": torch.float16}.get(precision, torch.bfloat16)
+    config, batch = loading.default_config(), data.batch_size
+    while True:
+        setting = memory.Setting(base, lora, dtype, batch, data.block_size, kind)
+        taken = memory.predict(config, setting).total
+        if taken <= (1 - MARGIN) * memory_gb * GIB or batch % 2:
+            return batch, taken
+        batch //= 2
 
 
 def print_hardware_info(console: Console | None = None) -> None:

@@ -9,6 +9,9 @@ import torch
 
 GIB = 2**30
 
+MARGIN = 0.1
+"""Share of a device's memory that is left alone: CUDA's own, workspaces of libraries, fragments, other programs."""
+
 
 @dataclass(frozen=True)
 class Device:

@@ -60,6 +60,12 @@ def why_no_cuda() -> tuple[str, str]:
     if torch.version.cuda is None:
         remedy = f"scripts/setup_gpu.sh (it runs {install_command('cu130')}, or another build that fits the card)"
         return "PyTorch is built without CUDA", f"{remedy}, {ON_THE_CPU}"
+    built_for = int(torch.version.cuda.split(".")[0])
+    if found.cuda_major < built_for:
+        return (
+            f"driver {found.version} serves CUDA {found.cuda_major}, and this PyTorch is built for CUDA {built_for}",
+            f"update the driver, or scripts/setup_gpu.sh (it takes a build that the driver serves), {ON_THE_CPU}",
+        )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible in ("", "-1"):
         return f"hidden by CUDA_VISIBLE_DEVICES={visible}", f"unset CUDA_VISIBLE_DEVICES, {ON_THE_CPU}"

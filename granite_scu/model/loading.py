@@ -87,6 +87,11 @@ def load_model_config(name: str):
         return AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
 
 
+def default_config():
+    """The transformers configuration of the default model, which is known without a download."""
+    return AutoConfig.from_pretrained(str(files("granite_scu") / "assets" / "granite-4.0-h-1b"))
+
+
 def load_model(
     config: BaseConfig, dtype: torch.dtype, attention: str = "sdpa", device: torch.device = CPU
 ) -> PreTrainedModel:

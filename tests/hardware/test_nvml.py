@@ -18,6 +18,13 @@ from granite_scu.hardware import nvml, resolve_accelerator
         (13, "13.0", "-1", "hidden by CUDA_VISIBLE_DEVICES=-1", "unset CUDA_VISIBLE_DEVICES"),
         (13, "13.0", "7", "CUDA_VISIBLE_DEVICES=7 names none of the GPUs here (0 Tesla T4)", "or name one of them"),
         (13, "13.0", None, "the driver offers no device", "nvidia-smi"),
+        (
+            12,
+            "13.0",
+            None,
+            "driver 580.65.06 serves CUDA 12, and this PyTorch is built for CUDA 13",
+            "update the driver",
+        ),
     ],
 )
 def test_no_gpu_has_a_reason_in_one_line(machine, monkeypatch, driver, build, visible, found, remedy):

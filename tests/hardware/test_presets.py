@@ -161,3 +161,15 @@ def test_the_machine_is_printed_with_a_command_to_run(machine, capsys, device, w
     print_hardware_info()
     printed = capsys.readouterr().out
     assert all(word in printed for word in words)
+
+
+def test_what_is_recommended_is_predicted_to_fit(machine):
+    """A 3090's batch on a card with half the memory that its preset was made for."""
+    machine(devices.RTX_3090)
+    whole = get_recommended_config()
+    assert 0 < whole["memory_gib_estimate"] < 0.9 * 23.6
+    machine(devices.gpu("NVIDIA GeForce RTX 3090", 8.0, (8, 6)))
+    half = get_recommended_config()
+    assert half["preset"] == whole["preset"] and half["batch_size"] < whole["batch_size"]
+    blocks = [config["batch_size"] * config["gradient_accumulation_steps"] for config in (whole, half)]
+    assert blocks[0] == blocks[1] and half["memory_gib_estimate"] < 0.9 * 8

@@ -517,7 +517,15 @@ def test_epochs_set_the_length(launch, corpus, tmp_path):
 def test_a_dry_run_prints_the_plan_and_trains_nothing(launch):
     code, out, err = launch("--test-run", "--dry-run", "--max-steps", 137, "--output-dir", "planned")
     assert (code, err) == (0, "")
-    for words in ("nothing is trained", "steps", "137", "tokens per step", "memory gib estimate", "memory fits", "time s estimate"):
+    for words in (
+        "nothing is trained",
+        "steps",
+        "137",
+        "tokens per step",
+        "memory gib estimate",
+        "memory fits",
+        "time s estimate",
+    ):
         assert words in out
     assert not Path("planned").exists()
 

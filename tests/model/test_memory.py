@@ -33,7 +33,7 @@ def counted(setting: memory.Setting) -> int:
     ids = torch.arange(setting.batch_size * setting.block_size).view(setting.batch_size, setting.block_size)
     with live:
         with torch.autocast("cpu", setting.dtype, enabled=setting.dtype != torch.float32):
-            nats = module(ids, ids)
+            nats = module(ids, ids, torch.zeros_like(ids))
         nats.backward()
     return live.peak - before
 
