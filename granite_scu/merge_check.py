@@ -107,8 +107,10 @@ def _held_out(adapter: SavedAdapter, base: BaseConfig) -> tuple[list[Batch], str
     tokenizer = loading.load_tokenizer(base.name)
     known = {field.name for field in fields(DataConfig)}
     recorded = {name: value for name, value in adapter.training.get("data", {}).items() if name in known}
-    one_by_one = {"batch_size": 1, "eval_batch_size": 1, "num_workers": 0}
-    settings = recorded | one_by_one | {"block_size": min(recorded.get("block_size", LENGTH), LENGTH)}
+    ours: dict[str, Any] = {"batch_size": 1, "eval_batch_size": 1, "num_workers": 0}
+    # The library's own Mamba-2 forward cannot keep documents apart without compiled kernels; both sides see the same.
+    ours |= {"isolate_documents": False, "block_size": min(recorded.get("block_size", LENGTH), LENGTH)}
+    settings = recorded | ours
     documentation = DataConfig(**settings | {"path": "stdlib-docs"})
     if not recorded:
         return _first_blocks(documentation, tokenizer), "Python's documentation"
