@@ -215,8 +215,11 @@ def _results(facts: Mapping[str, Any]) -> str:
     summary = facts.get("summary") or {}
     target = facts.get("target_s")
     test = _scored_on(summary.get("test_tokens"))
+    start = "with the adapter that training started from, same documents"  # of a run with --adapter
+    began = summary.get("start_test_bpt")
     rows = (
         ("base model, held-out test documents", _number(summary.get("base_test_bpt"), ".4f", "bits per token", test)),
+        *([] if began is None else [(start, _number(began, ".4f", "bits per token", test))]),
         ("with the adapter, same documents", _number(summary.get("final_test_bpt"), ".4f", "bits per token", test)),
         ("at the end, on the validation sample", _number(summary.get("final_val_bpt"), ".4f", "bits per token")),
         ("best, on the validation sample", _number(summary.get("best_val_bpt"), ".4f", "bits per token")),

@@ -115,6 +115,12 @@ def test_every_fact_is_on_the_card(row):
     assert row in card().splitlines()
 
 
+def test_an_adapter_to_start_from_has_its_bits_beside_the_others():
+    row = "| with the adapter that training started from, same documents | 6.8000 bits per token on 24,576 tokens |"
+    assert row in card(summary=facts()["summary"] | {"start_test_bpt": 6.8})
+    assert "started from" not in card()
+
+
 def test_what_was_not_measured_is_said():
     text = card(summary={"steps": 7, "final_test_bpt": None}, data=None, versions={})
     rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
