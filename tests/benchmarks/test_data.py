@@ -1,0 +1,24 @@
+import json
+
+from running import refuses
+
+from benchmarks import data
+
+
+def test_the_text_has_the_size_asked_for_and_no_document_twice(tmp_path):
+    documents = list(data.texts(0.3))
+    assert 300_000 <= sum(len(text.encode()) for text in documents) < 320_000
+    assert len(set(documents)) == len(documents)
+    data.write(tmp_path / "text.jsonl", 0.3)
+    lines = (tmp_path / "text.jsonl").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == documents
+
+
+def test_both_sides_of_tokenisation_are_timed(tmp_path):
+    data.write(tmp_path / "text.jsonl", 0.1)
+    found = data.tokenisation(tmp_path / "text.jsonl", 0.1, repeats=1)
+    assert found["ratio"] == found["prepare_s"] / found["tokenizers_s"] > 0
+
+
+def test_a_wrong_number_is_one_line():
+    refuses("data", ["--repeats", "0"], "--repeats 0: must be at least 1")
