@@ -354,6 +354,11 @@ class GraniteModule(L.LightningModule):
         self.val_bpt = bits(nats / max(tokens, 1))  # what is logged is rounded to fp32
         self.log("val_bpt", self.val_bpt, rank_zero_only=False)
 
+    def on_validation_end(self) -> None:
+        # Its batches have another shape than those of training, and what they leave in the cache fragments it.
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     test_step = validation_step
 
     def on_test_epoch_start(self) -> None:

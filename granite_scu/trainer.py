@@ -98,6 +98,8 @@ def build_trainer(
     """
     settings = dict(settings)
     max_time = settings.pop("max_time")
+    if settings.get("benchmark") is None:  # cuDNN's search for the fastest convolution, which may differ between runs
+        settings["benchmark"] = machine.accelerator == "cuda" and not settings.get("deterministic")
     limits = [TimeLimit(max_time, spent)] if max_time else []
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
     several = DDPStrategy(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"

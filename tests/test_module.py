@@ -438,6 +438,16 @@ def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, m
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("device", "cleared"), [("cuda", 1), ("cpu", 0)])
+def test_a_gpu_s_cache_is_cleared_after_validation(make_module, monkeypatch, device, cleared):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(device))
+    module = make_module()
+    monkeypatch.setattr(type(module), "device", torch.device(device))
+    module.on_validation_end()
+    assert len(calls) == cleared
+
+
 def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_batches, monkeypatch):
     def broken(graph, inputs):
         raise ValueError("no compiler here")

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 
-_described: ContextVar[str | None] = ContextVar("described", default=None)
+_described: str | None = None  # no ContextVar: torch.compile breaks its graph at one
 
 
 def pieces(count: int, size: int, device: torch.device) -> list[slice]:
@@ -14,18 +13,18 @@ def pieces(count: int, size: int, device: torch.device) -> list[slice]:
 
     A GPU pays more for each launch than it gains, and a compiler fuses what is whole.
     """
-    described = _described.get()
-    if (described or device.type) != "cpu" or torch.compiler.is_compiling():
+    if (_described or device.type) != "cpu" or torch.compiler.is_compiling():
         size = count
     found = [slice(start, min(start + size, count)) for start in range(0, count, size)]
-    return found[:1] if described else found
+    return found[:1] if _described else found
 
 
 @contextmanager
 def describing(device_type: str) -> Iterator[None]:
     """Work on tensors without contents as a device would: the first piece stands for all, which are alike."""
-    token = _described.set(device_type)
+    global _described
+    before, _described = _described, device_type
     try:
         yield
     finally:
-        _described.reset(token)
+        _described = before
