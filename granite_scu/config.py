@@ -359,6 +359,7 @@ class RunConfig:
             step (batch size times accumulation) stay as many.
         memory_fraction: largest share of the GPU's memory this process may take; null takes what it needs.
         multi_gpu: train on every visible GPU, one process each.
+        fsdp: share the frozen layers out over the processes, for a model that one GPU cannot hold; adapters stay whole.
         expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.
             Hardware presets set it; null expects nothing.
     """
@@ -374,6 +375,7 @@ class RunConfig:
     auto_batch_size: bool = False
     memory_fraction: float | None = None
     multi_gpu: bool = False
+    fsdp: bool = False
     expected_mfu: float | None = None
 
     def __post_init__(self) -> None:

@@ -159,6 +159,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--multi-gpu", "run.multi_gpu", bool, "every visible GPU, or what torchrun or SLURM started"),
         Flag("--auto-batch-size", "run.auto_batch_size", bool, "the largest micro-batch that fits, found by training "
              "on it; --batch-size times --gradient-accumulation-steps, the blocks of a step, stays"),
+        Flag("--fsdp", "run.fsdp", bool, "share the frozen layers out over the processes; adapters stay whole"),
     ),
     "control": (
         Flag("--controller", "control.controller", str, f"the law that sets lambda: {', '.join(CONTROLLERS)}"),

@@ -25,6 +25,7 @@ class Machine:
         nodes: machines.
         attention: transformers' attention implementation.
         kernels: what the Mamba-2 layers may take; see ``model.kernels.choose``.
+        sharded: whether the frozen layers are shared out over the processes.
     """
 
     device: hardware.Device
@@ -34,6 +35,7 @@ class Machine:
     nodes: int
     attention: str
     kernels: str
+    sharded: bool = False
 
     @property
     def world_size(self) -> int:
@@ -65,9 +67,11 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machin
     device = hardware.detect(accelerator)
     precision = hardware.resolve_precision(trainer["precision"], device)
     devices, nodes = _processes(run.multi_gpu, device)
+    if run.fsdp:
+        _check_sharding(base, devices * nodes)
     attention = _attention(base.attention, device, precision)
     kernels = _kernels(base.kernels, accelerator, bool(trainer.get("deterministic")))
-    return Machine(device, accelerator, precision, devices, nodes, attention, kernels)
+    return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp)
 
 
 def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
@@ -86,6 +90,15 @@ def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
             "torchrun --nproc-per-node 2 scripts/train_granite_cuda.py --multi-gpu --accelerator cpu"
         )
     return devices, nodes
+
+
+def _check_sharding(base: BaseConfig, processes: int) -> None:
+    if processes == 1:
+        raise UserError("--fsdp: one process has nobody to share the base model with; add --multi-gpu, or leave it out")
+    if base.quantize_4bit:
+        raise UserError("--fsdp: weights in 4 bits cannot be shared out; leave out --4bit-quantization or --fsdp")
+    if base.compile:
+        raise UserError("--fsdp: layers that are gathered cannot be compiled in one; leave out --torch-compile")
 
 
 def launched_processes() -> tuple[int, int] | None:

@@ -18,7 +18,17 @@ log = logging.getLogger(__name__)
 NO_INFLUENCE = {
     "lora": ("adapter",),
     "data": ("path", "num_workers", "prefetch_factor", "eval_batch_size", "num_epochs"),
-    "run": ("output_dir", "overwrite", "resume", "save_steps", "keep", "memory_fraction", "multi_gpu"),
+    "run": (
+        "output_dir",
+        "overwrite",
+        "resume",
+        "save_steps",
+        "keep",
+        "memory_fraction",
+        "multi_gpu",
+        "fsdp",
+        "expected_mfu",
+    ),
 }
 """Settings that change no number: where files lie and how fast it goes. The text itself and the adapter
 that training started from are compared by their checksums, and the length as a number of steps."""

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from granite_scu.config import TRAINER_DEFAULTS
 from granite_scu.errors import UserError
 from granite_scu.machine import Machine
+from granite_scu.sharding import ShardedBase
 
 SET_BY_THE_RUN = {
     "devices": "--multi-gpu",
@@ -102,7 +103,8 @@ def build_trainer(
         settings["benchmark"] = machine.accelerator == "cuda" and not settings.get("deterministic")
     limits = [TimeLimit(max_time, spent)] if max_time else []
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
-    several = DDPStrategy(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
+    kind = ShardedBase if machine.sharded else DDPStrategy
+    several = kind(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
     settings |= {
         "accelerator": machine.accelerator,
         "devices": machine.devices,

@@ -58,6 +58,7 @@ FLAGS = [
     ("--accelerator", "trainer.accelerator", "cpu", "cpu"),
     ("--multi-gpu", "run.multi_gpu", None, True),
     ("--auto-batch-size", "run.auto_batch_size", None, True),
+    ("--fsdp", "run.fsdp", None, True),
     ("--controller", "control.controller", "fixed", "fixed"),
     ("--target-s", "control.target_s", "0.05", 0.05),
     ("--kp", "control.kp", "0.3", 0.3),

@@ -106,3 +106,16 @@ def test_compiled_kernels_insisted_on_where_they_cannot_be_are_refused(
     monkeypatch.setattr(kernels, "installed", lambda: installed)
     with pytest.raises(UserError, match=rf"^--kernels cuda: .*{words}"):
         on(device, base=BaseConfig(kernels="cuda"), deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("base", "multi_gpu", "words"),
+    [
+        (BaseConfig(), False, "one process has nobody to share"),
+        (BaseConfig(quantize_4bit=True), True, "leave out --4bit-quantization or --fsdp"),
+        (BaseConfig(compile=True), True, "leave out --torch-compile"),
+    ],
+)
+def test_what_cannot_be_shared_out(on, base, multi_gpu, words):
+    with pytest.raises(UserError, match=words):
+        on(dataclasses.replace(A100, count=2), base=base, run=RunConfig(multi_gpu=multi_gpu, fsdp=True))
