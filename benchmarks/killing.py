@@ -41,6 +41,7 @@ def fork(arguments: list, log: Path, prepare: Callable[[], None] = lambda: None)
     code = 70
     try:
         os.setpgid(0, 0)  # a kill takes the loader's processes along
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # whose threads, had the parent any, are not in the child
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -428,8 +428,8 @@ class Run:
         if self._replaces(resume):
             self.folder.clear()
         self.folder.sweep()
+        self.folder.write_json(MARK, self._training_config())  # first: it says whose the rest is
         (self.folder.path / "logs").mkdir(exist_ok=True)
-        self.folder.write_json(MARK, self._training_config())
         self.folder.write_text("config.yaml", self.request.yaml)
         self.folder.write_json("scu_config.json", self._scu_config())
         self.folder.write_json(DOCUMENTS, self.data.record)

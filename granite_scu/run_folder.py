@@ -52,7 +52,7 @@ class RunFolder:
             raise UserError(
                 f"--output-dir {self.path}: cannot be written ({error.strerror}); choose another folder"
             ) from error
-        if resuming or not self.path.exists() or not any(self.path.iterdir()):
+        if resuming or not self.path.exists() or all(map(_is_trace, self.path.iterdir())):
             return
         if not overwrite:
             raise UserError(
@@ -191,6 +191,11 @@ def replacing(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def _is_trace(entry: Path) -> bool:
+    """Whether it is all that a run leaves that was killed before its first file was whole: the lock, half a file."""
+    return entry.name == LOCK or (entry.name.startswith(".") and entry.suffix == ".tmp")
 
 
 def sync(path: Path) -> None:

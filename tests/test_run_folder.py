@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.errors import UserError
-from granite_scu.run_folder import HISTORY, HISTORY_LINES, MARK, METRICS, RunFolder, finite, replacing
+from granite_scu.run_folder import HISTORY, HISTORY_LINES, LOCK, MARK, METRICS, RunFolder, finite, replacing
 
 
 @pytest.fixture
@@ -284,3 +284,12 @@ def test_checkpoints_are_listed_by_step_and_half_written_ones_are_not(folder):
     for name in ("checkpoint-1000", "checkpoint-200", ".checkpoint-300.17.tmp", "checkpoint-best", "best", "logs"):
         (folder.path / name).mkdir()
     assert [path.name for path in folder.checkpoints()] == ["checkpoint-200", "checkpoint-1000"]
+
+
+def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_run(folder):
+    for name in (LOCK, ".training_config.json.77.tmp"):
+        (folder.path / name).write_text("")
+    folder.check(overwrite=False, resuming=False)
+    (folder.path / "notes.txt").write_text("")
+    with pytest.raises(UserError, match="is not empty"):
+        folder.check(overwrite=False, resuming=False)

@@ -35,7 +35,7 @@ class GracefulStop(L.Callback):
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
         self.received = 0
-        self._step = self._common_batches = 0
+        self._step = 0
         self._hosts: Any = None
         self._previous: dict[int, Any] = {}
 
@@ -51,13 +51,8 @@ class GracefulStop(L.Callback):
             self._step = trainer.global_step
             self._stop_if_asked(trainer)
 
-    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self._common_batches = self._over_ranks(trainer.num_val_batches[0], "MIN")
-
-    def on_validation_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int,
-                                  *_: Any) -> None:  # fmt: skip
-        if batch_idx < self._common_batches:  # the shares of the ranks differ by a batch
-            self._stop_if_asked(trainer)
+    def on_validation_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self._stop_if_asked(trainer)
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._stop_if_asked(trainer)
@@ -77,7 +72,7 @@ class GracefulStop(L.Callback):
         self._previous = {}
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        number = self._over_ranks(self.received, "MAX")
+        number = self._over_ranks(self.received)
         if not number:
             return
         self.checkpoints.save(trainer)
@@ -92,11 +87,12 @@ class GracefulStop(L.Callback):
             )
         raise Stopped(line, INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
-    def _over_ranks(self, number: int, extreme: str) -> int:
+    def _over_ranks(self, number: int) -> int:
+        """The largest that any rank has."""
         if self._hosts is None:
             return number
         shared = torch.tensor(number)
-        torch.distributed.all_reduce(shared, getattr(torch.distributed.ReduceOp, extreme), group=self._hosts)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX, group=self._hosts)
         return int(shared)
 
 

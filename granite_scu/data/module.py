@@ -1,9 +1,10 @@
 """The data of a run, as Lightning wants it: read, split, packed, and served in batches."""
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
@@ -23,7 +24,7 @@ from granite_scu.data.corpus import prepare
 from granite_scu.data.division import SPLITS, divided, recorded
 from granite_scu.data.encoding import Stream
 from granite_scu.data.fitting import Fitted, fit, repeated, report
-from granite_scu.data.packing import Block, Blocks, best_fit, in_a_row, padding_of
+from granite_scu.data.packing import IGNORED, Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.sampling import EndlessBatches
 from granite_scu.data.splits import MIN_BLOCKS, Split, by_block
 from granite_scu.errors import UserError
@@ -32,6 +33,10 @@ _log = logging.getLogger(__name__)
 
 Layout: TypeAlias = Callable[[Stream, NDArray[np.int64], int, int], Blocks]
 """Makes blocks of the documents of a stream."""
+
+EMPTY = -1
+"""Number of a block that counts nowhere: ranks whose share is a batch short take one pass with it, as all must gather
+the weights of a base model in shares together."""
 
 _SMALLEST_BLOCK = 8  # the least that DataConfig accepts
 
@@ -197,11 +202,11 @@ class TextDataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
-        return self._loader(self.validation, self._in_order(self.validation))
+        return self._loader(_WithEmpty(self.validation), self._in_order(self.validation))
 
     def test_dataloader(self) -> DataLoader:
         """The test blocks in order, shared out as in validation."""
-        return self._loader(self.test, self._in_order(self.test))
+        return self._loader(_WithEmpty(self.test), self._in_order(self.test))
 
     @property
     def _collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
@@ -228,9 +233,11 @@ class TextDataModule(LightningDataModule):
         rank, world_size = self._rank_and_world_size()
         mine = list(range(rank, len(blocks), world_size))
         size = self.config.eval_batch_size or self.config.batch_size
-        return [mine[i : i + size] for i in range(0, len(mine), size)]
+        batches = [mine[i : i + size] for i in range(0, len(mine), size)]
+        most = math.ceil(len(range(0, len(blocks), world_size)) / size)  # rank 0's
+        return batches + [[EMPTY]] * (most - len(batches))
 
-    def _loader(self, blocks: Blocks, batches: Iterable[list[int]]) -> DataLoader:
+    def _loader(self, blocks: "Blocks | _WithEmpty", batches: Iterable[list[int]]) -> DataLoader:
         workers: dict[str, Any] = {}
         if self.config.num_workers:
             workers = {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
@@ -246,6 +253,19 @@ class TextDataModule(LightningDataModule):
             generator=torch.Generator().manual_seed(self.seed),
             **workers,
         )
+
+
+@dataclass(frozen=True)
+class _WithEmpty:
+    """Blocks, and under the number ``EMPTY`` one without labels."""
+
+    blocks: Blocks
+
+    def __getitem__(self, index: int) -> Block:
+        if index != EMPTY:
+            return self.blocks[index]
+        first = self.blocks[0]
+        return first._replace(labels=np.full_like(first.labels, IGNORED))
 
 
 def collate(blocks: list[Block], isolate: bool = True) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import torch
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ddp")]
 
 FLAGS = (
-    *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 3, "--max-steps", 8, "--save-steps", 4),
+    *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 5, "--max-steps", 8, "--save-steps", 4),
     *("--eval-steps", 4, "--control-every", 2, "--gradient-accumulation-steps", 2, "--batch-size", 2),
 )
 
