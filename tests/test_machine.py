@@ -11,6 +11,7 @@ from granite_scu.errors import UserError
 from granite_scu.model import kernels
 
 TRAINER = {**TRAINER_DEFAULTS, "precision": None}
+SHARED = RunConfig(multi_gpu=True, fsdp=True)
 
 
 @pytest.fixture
@@ -109,13 +110,14 @@ def test_compiled_kernels_insisted_on_where_they_cannot_be_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("base", "multi_gpu", "words"),
+    ("base", "run", "words"),
     [
-        (BaseConfig(), False, "one process has nobody to share"),
-        (BaseConfig(quantize_4bit=True), True, "leave out --4bit-quantization or --fsdp"),
-        (BaseConfig(compile=True), True, "leave out --torch-compile"),
+        (BaseConfig(), RunConfig(fsdp=True), "one process has nobody to share"),
+        (BaseConfig(quantize_4bit=True), SHARED, "leave out --4bit-quantization or --fsdp"),
+        (BaseConfig(compile=True), SHARED, "leave out --torch-compile"),
+        (BaseConfig(), dataclasses.replace(SHARED, auto_batch_size=True), "give --batch-size"),
     ],
 )
-def test_what_cannot_be_shared_out(on, base, multi_gpu, words):
+def test_what_cannot_be_shared_out(on, base, run, words):
     with pytest.raises(UserError, match=words):
-        on(dataclasses.replace(A100, count=2), base=base, run=RunConfig(multi_gpu=multi_gpu, fsdp=True))
+        on(dataclasses.replace(A100, count=2), base=base, run=run)
