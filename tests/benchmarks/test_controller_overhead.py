@@ -9,6 +9,7 @@ def turns(*seconds: float) -> Outcome:
     return Outcome([{"seconds": each} for each in (9.0, *seconds)])
 
 
+@pytest.mark.slow
 def test_scu_and_plain_lora_start_from_the_same_loss():
     (found,) = cases(
         "controller_overhead", "--model", "embedded", "--batch", "1", "--length", "16", "--repeats", "1",

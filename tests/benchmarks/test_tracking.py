@@ -95,7 +95,13 @@ def test_a_finished_cell_is_known_by_its_settings_and_the_laws_own():
     assert len({CELL.key(), *(cell.key() for cell in others)}) == 4
 
 
-@pytest.mark.parametrize("disturbance", tracking.DISTURBANCES)
+@pytest.mark.parametrize(
+    "disturbance",
+    [
+        each if each == "learning rate x3" else pytest.param(each, marks=pytest.mark.slow)
+        for each in tracking.DISTURBANCES
+    ],
+)
 def test_a_real_run_is_disturbed_at_its_middle(monkeypatch, disturbance):
     monkeypatch.setattr(tracking, "EVERY", 4)
     cell = replace(CELL, steps=16)
@@ -111,7 +117,7 @@ def test_a_real_run_is_disturbed_at_its_middle(monkeypatch, disturbance):
 
 def _times(record: dict) -> dict:
     """What differs between two equal runs."""
-    return {name: record[name] for name in ("tokens_per_s",)}
+    return {name: record[name] for name in ("tokens_per_s", "samples_per_s", "mfu")}
 
 
 @pytest.mark.parametrize(

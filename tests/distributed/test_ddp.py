@@ -90,6 +90,7 @@ def test_the_scores_agree(read):
         assert one[name] == pytest.approx(two[name], rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_from_a_checkpoint(runs, start):
     whole, _ = runs["two"]
     resumed, _ = start("resumed", TORCHRUN, *HALF, "--resume-from-checkpoint", whole / "checkpoint-4")
@@ -123,6 +124,7 @@ def unmeasured(out: str) -> list[str]:
     return [" ".join(line.split()[:2]) for line in out.splitlines() if line.lstrip("│ ")[:1].isalpha()]
 
 
+@pytest.mark.slow
 def test_the_processes_agree_on_the_setpoint_that_a_probe_finds(start):
     """The run that follows would hang or part ways if they did not; and two find what one does."""
     (one, _), (two, done) = (

@@ -34,7 +34,10 @@ def count_at_the_end(where):
     return prepare
 
 
-@pytest.mark.parametrize("more", [(), ("--gradient-checkpointing",)], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), id="plain", marks=pytest.mark.slow), pytest.param(("--gradient-checkpointing",), id="again")],
+)
 def test_shares_give_the_bits_of_the_whole(tmp_path, more):
     text = killing.texts(tmp_path / "text")
     for name, flags in (("whole", ()), ("shares", ("--fsdp",))):

@@ -276,7 +276,7 @@ def test_a_folder_that_cannot_be_written(launch, tmp_path, below):
 @pytest.mark.parametrize(
     ("resume", "words"),
     [
-        ("last", "is damaged; go on from another"),
+        ("last", "is whole (checkpoint-10: manifest.json cannot be read)"),
         ("no/such/checkpoint-3", "is not a checkpoint folder (no state.ckpt in it)"),
     ],
 )

@@ -104,13 +104,17 @@ def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut):
 )
 def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
     rng = random.Random(error)
-    codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 60), killing.fail_with(error))) for _ in range(3)]
+    codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 60), killing.fail_with(error)))]
+    while codes[-1] == 1 and len(codes) < 3:
+        codes.append(cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 60), killing.fail_with(error))))
     assert 1 in codes and set(codes) <= {0, 1}  # what cannot be tidied up stops no run
     assert cut.log.read_text().count(f"{os.strerror(error)}; ") == codes.count(1)
     assert "Traceback" not in cut.log.read_text()
     newest = checkpoint.find("auto", cut.folder)
     assert newest is None or manifest.damage(newest) is None
-    assert same(whole(FLAGS), cut.finish(FLAGS))
+    if codes[-1]:
+        assert cut.run(FLAGS) == 0
+    assert same(whole(FLAGS), killing.outcome(cut.folder))
 
 
 @pytest.mark.parametrize("most", [500_000, 1_500_000])
@@ -124,7 +128,9 @@ def test_a_disk_that_fills_up_inside_a_file_is_named(cut, most):
     assert RunFolder(cut.folder).checkpoints() == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
     child = cut.start(UNEVEN)
     killing.until(lambda: killing.ticks(cut.folder) >= 2)

@@ -330,6 +330,7 @@ def crashed(run, tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_if_nothing_had_happened(run, crashed, script):
     """From a checkpoint between two ticks; without --output-dir it goes on in the checkpoint's own folder."""
     done = script(*FLAGS, "--resume-from-checkpoint", crashed / f"checkpoint-{SAVED}")
