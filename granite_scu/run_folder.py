@@ -94,8 +94,8 @@ class RunFolder:
         return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
     def clear(self) -> None:
-        """Empty a run folder that is to be replaced."""
-        for entry in self.path.iterdir():
+        """Empty a run folder that is to be replaced. What marks it as one goes last: it may be cut short by a kill."""
+        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == MARK):
             if entry.name != LOCK:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 

@@ -103,6 +103,15 @@ def test_clearing_empties_the_folder_and_follows_no_link(folder, tmp_path):
     assert contents(outside) == ["kept"]
 
 
+def test_the_mark_of_a_run_folder_goes_last(folder, monkeypatch):
+    for name in ("adapter_config.json", MARK, "config.yaml"):
+        (folder.path / name).write_text("{}")
+    unlink, gone = Path.unlink, []
+    monkeypatch.setattr(Path, "unlink", lambda path: (gone.append(path.name), unlink(path)))
+    folder.clear()
+    assert len(gone) == 3 and gone[-1] == MARK
+
+
 def test_two_processes_do_not_share_a_folder(folder):
     """The lock goes with the process that holds it, however that ends."""
     line = "import sys, time; from granite_scu.run_folder import RunFolder; folder = RunFolder(sys.argv[1]); "
