@@ -304,7 +304,7 @@ class Run:
 
     def _replaces(self, resume: Resume | None) -> bool:
         """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
-        begun = self.request.run.resume == checkpoint.AUTO and resume is None
+        begun = self.request.run.resume == checkpoint.AUTO and resume is None and not self.folder.finished
         return begun or (self.request.run.overwrite and not self.continues(resume))
 
     def train(self, trainer: L.Trainer, module: GraniteModule, resume: Resume | None) -> None:

@@ -42,7 +42,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
 
     A run that fails is a result too: its record says so, and it is not done again.
     """
-    started, started_cpu = time.time(), time.process_time()
+    started, started_cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="granite-scu-run-") as name:
         folder = Path(name)
         settings = dict(spec.settings)
@@ -62,7 +62,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         "settings": {**TRAINING, **spec.settings, "trainer.precision": PRECISION},
         "corpora": [corpus for corpus in (spec.task.corpus, spec.task.then) if corpus],
         **result,
-        "wall_time_s": round(time.time() - started, 1),
+        "wall_time_s": round(time.perf_counter() - started, 1),
         "cpu_time_s": round(time.process_time() - started_cpu, 1),
         "machine": {"cpu": detect("cpu").name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "versions": versions(),

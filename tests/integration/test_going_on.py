@@ -1,6 +1,7 @@
 """What a resumed run or a scored folder must not silently change."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,16 @@ def test_the_text_must_be_the_same(run):
     done = script("--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *another)
     assert done.returncode == 2
     assert "the text of --data-dir (its checksum) was" in done.stderr
+
+
+def test_auto_never_replaces_a_run_that_is_finished(run, tmp_path):
+    """Its checkpoints may have been removed to save space."""
+    folder = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = script("--output-dir", folder, "--resume-from-checkpoint", "auto")
+    assert done.returncode == 2
+    assert "is not empty; choose another folder, replace the run with --overwrite" in done.stderr
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_that_is_finished_is_not_gone_on_with(run):

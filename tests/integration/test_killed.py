@@ -149,6 +149,23 @@ def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):
     assert same(whole(FLAGS), cut.finish(FLAGS))
 
 
+def test_slurms_signal_saves_and_puts_the_job_back_into_the_queue(whole, cut, tmp_path, monkeypatch):
+    asked = tmp_path / "asked"
+    (tmp_path / "bin").mkdir()
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    scontrol.chmod(0o755)
+    job = {"SLURM_NTASKS": "1", "SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "mine", "SLURM_PROCID": "0"}
+    job |= {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    tell = lambda: os.kill(os.getpid(), signal.SIGUSR1)  # noqa: E731
+    assert cut.run(FLAGS, at_call("training_step", 3, tell)) == 143
+    assert asked.read_text() == "requeue 77\n"
+    assert len(RunFolder(cut.folder).checkpoints()) == 1
+    assert same(whole(FLAGS), cut.finish(FLAGS))
+
+
 def test_a_second_interrupt_does_not_wait(cut):
     twice = lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]  # noqa: E731
     assert cut.run(FLAGS, at_call("training_step", 3, twice)) == 130
