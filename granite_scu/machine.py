@@ -68,7 +68,7 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machin
     precision = hardware.resolve_precision(trainer["precision"], device)
     devices, nodes = _processes(run.multi_gpu, device)
     if run.fsdp:
-        _check_sharding(base, run, devices * nodes)
+        _check_sharding(base, devices * nodes)
     attention = _attention(base.attention, device, precision)
     kernels = _kernels(base.kernels, accelerator, bool(trainer.get("deterministic")))
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp)
@@ -92,15 +92,13 @@ def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
     return devices, nodes
 
 
-def _check_sharding(base: BaseConfig, run: RunConfig, processes: int) -> None:
+def _check_sharding(base: BaseConfig, processes: int) -> None:
     if processes == 1:
         raise UserError("--fsdp: one process has nobody to share the base model with; add --multi-gpu, or leave it out")
     if base.quantize_4bit:
         raise UserError("--fsdp: weights in 4 bits cannot be shared out; leave out --4bit-quantization or --fsdp")
     if base.compile:
         raise UserError("--fsdp: layers that are gathered cannot be compiled in one; leave out --torch-compile")
-    if run.auto_batch_size:
-        raise UserError("--fsdp: --auto-batch-size looks for what fits beside a whole base model; give --batch-size")
 
 
 def launched_processes() -> tuple[int, int] | None:

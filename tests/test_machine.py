@@ -115,7 +115,6 @@ def test_compiled_kernels_insisted_on_where_they_cannot_be_are_refused(
         (BaseConfig(), RunConfig(fsdp=True), "one process has nobody to share"),
         (BaseConfig(quantize_4bit=True), SHARED, "leave out --4bit-quantization or --fsdp"),
         (BaseConfig(compile=True), SHARED, "leave out --torch-compile"),
-        (BaseConfig(), dataclasses.replace(SHARED, auto_batch_size=True), "give --batch-size"),
     ],
 )
 def test_what_cannot_be_shared_out(on, base, run, words):

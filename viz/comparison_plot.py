@@ -65,16 +65,9 @@ def plot_comparison(results: dict[str, Any]) -> Figure:
     """A panel for each task: a line for each arm, its test score, and the interval of its distance to the reference."""
     tasks = results["tasks"]
     arms = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"]))
-    columns = min(2, len(tasks))
-    lines = -(-len(tasks) // columns)
-    size = (8, 1.1 + lines * (0.75 + 0.27 * len(arms)))
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten()
-    for axes, task in zip(panels, tasks, strict=False):
+    figure, panels = _panels(len(tasks), 2, 1.1, 0.75 + 0.27 * len(arms), sharey=True)
+    for axes, task in zip(panels, tasks, strict=True):
         _plot_task(axes, task, arms)
-    for axes in panels[len(tasks) :]:
-        axes.set_visible(False)
     figure.supxlabel("bits per token on held-out documents", fontsize=style.LABEL, color=style.INK)
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
@@ -94,20 +87,26 @@ def plot_comparison(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def _panels(count: int, columns: int, margin: float, height: float, **shared: bool) -> tuple[Figure, list[Axes]]:
+    """A figure of at most so many columns, and its panels; sizes in inches."""
+    columns = max(1, min(columns, count))
+    lines = max(1, -(-count // columns))
+    figure = Figure(figsize=(8, margin + lines * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = list(figure.subplots(lines, columns, squeeze=False, **shared).flatten())
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count]
+
+
 def plot_operating_points(results: dict[str, Any]) -> Figure:
     """A panel for each task: where each arm's S ended, and the test score it had there."""
     tasks = [task for task in results["tasks"] if any(_operates(row) for row in task["rows"])]
     arms = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"] if _operates(row)))
     looks = dict(zip(arms, itertools.cycle(itertools.product(_POINTS, _FILLS)), strict=False))
-    columns = max(1, min(3, len(tasks)))
-    lines = max(1, -(-len(tasks) // columns))
-    figure = Figure(figsize=(8, 1.6 + 2.6 * lines), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(lines, columns, sharex=True, squeeze=False).flatten()
-    for axes, task in zip(panels, tasks, strict=False):
+    figure, panels = _panels(len(tasks), 3, 1.6, 2.6, sharex=True)
+    for axes, task in zip(panels, tasks, strict=True):
         _plot_operation(axes, task, looks)
-    for axes in panels[len(tasks) :]:
-        axes.set_visible(False)
     figure.supxlabel("S at the end (ratio of bits)", fontsize=style.LABEL, color=style.INK)
     figure.supylabel("held-out documents (bits per token)", fontsize=style.LABEL, color=style.INK)
     handles = [
