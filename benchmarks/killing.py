@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 CLOCKED = {"tokens_per_s", "samples_per_s", "mfu", "peak_tflops", "train_time_s", "wall_time_s"}
 """What is measured with a clock, and so differs between any two runs."""
 
@@ -42,6 +44,7 @@ def fork(arguments: list, log: Path, prepare: Callable[[], None] = lambda: None)
     try:
         os.setpgid(0, 0)  # a kill takes the loader's processes along
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # whose threads, had the parent any, are not in the child
+        torch.set_num_threads(torch.get_num_threads())  # renews torch's, before two threads of the run would at once
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
