@@ -24,6 +24,9 @@ TEXTS = [
 ]
 
 
+TORN = gzip.compress(b"text" * 100, mtime=0)[:-12]  # the same bytes in every process: they name a test
+
+
 def write_jsonl(path: Path, texts: list[str]) -> None:
     path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts), encoding="utf-8")
 
@@ -149,7 +152,7 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2: not valid JSON ("),
         ("a.parquet", b"PAR1 and then nothing", "a.parquet: not a whole parquet file ("),
         ("a.txt.gz", b"plain text", "a.txt.gz: damaged or not compressed as its name says (Not a gzipped file"),
-        ("a.txt.gz", gzip.compress(b"text" * 100, mtime=0)[:-12], "a.txt.gz: damaged or not compressed as its name says ("),
+        ("a.txt.gz", TORN, "a.txt.gz: damaged or not compressed as its name says ("),
         ("a.parquet.zst", b"PAR1", "a.parquet.zst: parquet compresses its own columns; decompress it with unzstd"),
     ],
 )
