@@ -18,7 +18,8 @@ from granite_scu.trainer import build_trainer
 
 if TYPE_CHECKING:
     from granite_scu.machine import Machine
-    from granite_scu.run import Request, Run
+    from granite_scu.request import Request
+    from granite_scu.run import Run
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from granite_scu.model import loading, memory
 from granite_scu.module import DTYPES
 
 if TYPE_CHECKING:
-    from granite_scu.run import Request
+    from granite_scu.request import Request
 
 SHORTEST = 256
 """Tokens below which a block is not proposed to be cut."""

@@ -22,7 +22,9 @@ from granite_scu import commands, config, flags, guard, identify, layers, planni
 from granite_scu.callbacks.console import LIVE
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
-from granite_scu.run import Request, Run
+from granite_scu.request import Request
+from granite_scu.run import Run
+from granite_scu.split_score import score_split
 
 COMMANDS = ("fit", "validate", "test", "identify")
 SCORED = {"validate": "validation", "test": "test"}
@@ -185,7 +187,7 @@ def run(arguments: list[str]) -> int:
         if summary:
             print_summary(summary, job.folder.path, console)
         return 0
-    console.print_json(data=job.score_saved(SCORED[cli.subcommand]))
+    console.print_json(data=score_split(job, SCORED[cli.subcommand]))
     return 0
 
 

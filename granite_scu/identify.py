@@ -21,8 +21,10 @@ from granite_scu.control.excitation import Excitation
 from granite_scu.control.setpoint_step import SetpointStep
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.guard import FAILED
-from granite_scu.run import Request, Run, build_controller
+from granite_scu.request import Request
+from granite_scu.run import Run
 from granite_scu.run_folder import RunFolder, finite
+from granite_scu.steering import build_controller
 
 RESULT = "identification.json"
 FOLLOW = 30

@@ -1,20 +1,15 @@
-"""A training run from its configuration to its folder: prepare, plan, train, score, write."""
+"""A training run from its configuration to its folder: prepare, plan, train, write."""
 
 import contextlib
-import json
 import logging
 import math
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import peft
 import torch
 import yaml
-from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 
 from granite_scu import (
@@ -22,94 +17,34 @@ from granite_scu import (
     budget,
     checkpoint,
     control,
-    hardware,
     machine,
     model_card,
-    planning,
     probe,
+    records,
     starting,
 )
-from granite_scu.callbacks.audit import AdapterAudit
+from granite_scu.announcement import announce
+from granite_scu.assembly import assemble
 from granite_scu.callbacks.best import BestAdapter
-from granite_scu.callbacks.checkpoints import Checkpoints
-from granite_scu.callbacks.console import ProgressLine
-from granite_scu.callbacks.equilibrium import EquilibriumStop
 from granite_scu.callbacks.finish import Finish
-from granite_scu.callbacks.graceful_stop import GracefulStop
-from granite_scu.callbacks.monitor import Monitor
-from granite_scu.callbacks.reachability import ReachabilityMonitor
-from granite_scu.callbacks.savings import Savings
 from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.callbacks.stopwatch import Stopwatch
-from granite_scu.callbacks.utilisation import UtilisationWatch
-from granite_scu.config import (
-    DEFAULT_STEPS,
-    BaseConfig,
-    ControlConfig,
-    DataConfig,
-    LoraConfig,
-    OptimizerConfig,
-    PriorConfig,
-    RunConfig,
-)
-from granite_scu.control.equilibrium import Equilibrium
-from granite_scu.control.reachability import Reachability
+from granite_scu.config import DEFAULT_STEPS, BaseConfig
 from granite_scu.data.module import TextDataModule
 from granite_scu.errors import RunFailed, Stopped, UserError
-from granite_scu.evaluation import score
 from granite_scu.hardware import presets
-from granite_scu.model import flops, loading, mamba
-from granite_scu.model.documents import can_isolate
-from granite_scu.model.loss import summed_nats
+from granite_scu.model import loading
 from granite_scu.module import DTYPES, GraniteModule
-from granite_scu.provenance import git_revision, versions
-from granite_scu.resuming import Resume, go_on, open_checkpoint, rewind_history, settings
+from granite_scu.request import Plan, Request
+from granite_scu.resuming import Resume, go_on, open_checkpoint, rewind_history
 from granite_scu.run_folder import DOCUMENTS, LOCK, MARK, RunFolder
-from granite_scu.trainer import build_trainer, check_trainer
+from granite_scu.steering import build_controller, check_equilibrium_stop, setpoint_of_auto
+from granite_scu.trainer import check_trainer
 
 log = logging.getLogger(__name__)
 
 LEAST_VALIDATIONS = 10
 """Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything that describes a run.
-
-    Attributes:
-        trainer: arguments of Lightning's Trainer as the user gave them.
-        seed: of everything random.
-        yaml: the resolved configuration as YAML, which feeds straight back into the CLI.
-        hardware: the preset whose values are in it; null where none was asked for.
-    """
-
-    base: BaseConfig
-    lora: LoraConfig
-    optimizer: OptimizerConfig
-    prior: PriorConfig
-    data: DataConfig
-    control: ControlConfig
-    run: RunConfig
-    trainer: dict[str, Any]
-    seed: int
-    yaml: str = field(repr=False)
-    hardware: str | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the run will do.
-
-    Attributes:
-        steps: optimizer steps.
-        tokens_per_step: supervised and padded positions of a step, over all devices.
-        n_tokens: N of ParamNPT.
-    """
-
-    steps: int
-    tokens_per_step: int
-    n_tokens: int
 
 
 class Run:
@@ -134,10 +69,8 @@ class Run:
             build_controller(probe.provisional(request.control))  # refuses what is wrong before the data is read
         self.found: dict | None = None  # what --target-s auto found
         self.probe_seconds = 0.0  # and how long that took
-        if request.run.stop_at_equilibrium and request.control.controller not in control.STEERING:
-            name = request.control.controller
-            reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
-            raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
+        if request.run.stop_at_equilibrium:
+            check_equilibrium_stop(request.control)
         self.machine = self._resolve(request)
         if warning := presets.mismatch(request.hardware, self.machine.device):
             log.warning(warning)
@@ -241,11 +174,11 @@ class Run:
         module = self.make_module()
         self.console.print(f"loading {request.base.name}", highlight=False)
         module.configure_model()
-        finish, trainer = self._trainer(module, resume)
+        finish, trainer = assemble(self, module, resume)
         at_end = go_on(self, module, resume) if resume else False
         if main:  # only now is the folder touched: a request that is refused loses nothing
             self._open_folder(resume)
-            self._say_first(module)
+            announce(self, module)
         if resume:
             self.console.print(f"going on from {resume.path.name} at step {resume.step}", highlight=False)
             finish.best.resume(resume.path / checkpoint.BEST, write=main)
@@ -321,80 +254,11 @@ class Run:
                 raise RunFailed(f"{cause}; --resume-from-checkpoint last goes on from the last checkpoint") from error
             raise
 
-    def score_saved(self, split: str) -> dict:
-        """Bits per token of the base model and of the run folder's final adapter on a whole split.
-
-        Args:
-            split: "validation" or "test".
-        """
-        folder = self.folder.path
-        if not (folder / "adapter_model.safetensors").is_file():
-            raise UserError(f"--run.output_dir {folder}: holds no adapter_model.safetensors; run fit first")
-        self.machine.claim(self.request.run.memory_fraction)
-        device, dtype = self.machine.torch_device, DTYPES[self.machine.precision]
-        base = loading.load_model(self._base(), dtype, self.machine.attention, device).to(device)
-        # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
-        try:
-            model = peft.PeftModel.from_pretrained(base, folder)
-        except (RuntimeError, ValueError) as error:
-            raise UserError(f"--run.output_dir {folder}: its adapter does not fit {self.request.base.name}") from error
-        self._say_kernels(base)
-        loader = {"validation": self.data.val_dataloader, "test": self.data.test_dataloader}[split]
-        autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-
-        adapter = score(partial(summed_nats, model.get_base_model()), loader(), model=model, context=autocast)
-        with model.disable_adapter():
-            base_score = score(partial(summed_nats, model.get_base_model()), loader(), model=model, context=autocast)
-        return {
-            "split": split,
-            "tokens": adapter.tokens,
-            "base_bpt": base_score.bits_per_token,
-            "adapter_bpt": adapter.bits_per_token,
-        }
-
     def _find_setpoint(self, resume: Resume | None) -> None:
-        """What ``auto`` stands for: the checkpoint's setpoint where there is one, or else what a probe proposes."""
-        if resume:
-            target = resume.state["callbacks"]["ShannonControl"].get("setpoint")
-            if target is None:
-                raise UserError(f"--resume-from-checkpoint {resume.path}: has no setpoint; give --target-s as a number")
-            stored = resume.path.parent / "scu_config.json"
-            record = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-            self.found = record.get("auto") or {"reason": "the checkpoint's"}
-        else:
-            found = probe.find_setpoint(self)
-            target, self.found = found.proposal.target_s, {"reason": found.proposal.reason, **probe.as_json(found)}
-            self.probe_seconds = found.seconds
+        target, self.found, self.probe_seconds = setpoint_of_auto(self, resume)
         self.controller = build_controller(replace(self.request.control, target_s=target), self.plan.steps)
 
-    def _steers(self) -> bool:
-        return self.request.control.controller in control.STEERING and self.controller.setpoint is not None
-
-    def _say_first(self, module: GraniteModule) -> None:
-        """What the run log is to have before the first step: the kernels, and what is known of the setpoint."""
-        self._say_kernels(module.language_model)
-        self._say_isolation(module.language_model)
-        if self.found:
-            log.info("--target-s auto: S* = %.3g: %s", self.controller.setpoint, self.found["reason"])
-        if self._steers():
-            most = planning.s_ceiling(self, [tuple(u.b.shape) for u in module.updates.values()])
-            if warning := planning.beyond_the_ceiling(self.controller.setpoint, most):
-                log.warning(warning)
-
-    def _say_isolation(self, model: torch.nn.Module) -> None:
-        if self.request.data.isolate_documents and not can_isolate(model, self.machine.attention):
-            log.warning(
-                "%s has recurrent layers that carry their state from one document of a block into the next; "
-                "--no-isolate-documents says that this is meant",
-                self.request.base.name,
-            )
-
-    def _say_kernels(self, model: torch.nn.Module) -> None:
-        kernels = mamba.kernels_in_use(model)
-        if kernels:
-            log.info("Mamba-2 layers run in %s", kernels.name)
-
-    def _base(self) -> BaseConfig:
+    def base(self) -> BaseConfig:
         """The base's configuration, with the kernels that this machine allows it."""
         return replace(self.request.base, kernels=self.machine.kernels)
 
@@ -402,7 +266,7 @@ class Run:
         """The module that is trained; ``changed`` are fields of the base's configuration that are to differ."""
         request = self.request
         return GraniteModule(
-            replace(self._base(), **changed),
+            replace(self.base(), **changed),
             request.lora,
             request.optimizer,
             request.prior.sigma,
@@ -428,128 +292,16 @@ class Run:
         if self._replaces(resume):
             self.folder.clear()
         self.folder.sweep()
-        self.folder.write_json(MARK, self._training_config())  # first: it says whose the rest is
+        self.folder.write_json(MARK, records.training_config(self))  # first: it says whose the rest is
         (self.folder.path / "logs").mkdir(exist_ok=True)
         self.folder.write_text("config.yaml", self.request.yaml)
-        self.folder.write_json("scu_config.json", self._scu_config())
+        self.folder.write_json("scu_config.json", records.scu_config(self))
         self.folder.write_json(DOCUMENTS, self.data.record)
         handler = logging.FileHandler(self.folder.path / "logs" / "cuda_optimized_training.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("granite_scu").addHandler(handler)
         if resume:
             rewind_history(self.folder, resume, self.continues(resume))
-
-    def _trainer(self, module: GraniteModule, resume: Resume | None) -> tuple[Finish, L.Trainer]:
-        request, folder = self.request, self.folder
-        run = request.run
-        stopwatch = Stopwatch()
-        monitor = self._monitor()
-        scu = ShannonControl(self.controller, request.control.every, stopwatch, folder.append_history, monitor)
-        best = BestAdapter(folder.path / "best")
-        finish = self.make_finish(scu, best, stopwatch)
-        finish.reachability = watch = self._watch(scu, module)
-        callbacks = [stopwatch, AdapterAudit(), scu, *([watch] if watch else []), best]
-        if request.control.controller == "cascade":
-            callbacks.append(Savings(scu))
-        if run.stop_at_equilibrium:
-            callbacks.append(EquilibriumStop(scu, Equilibrium(self.controller.setpoint, run.stop_at_equilibrium)))
-        if run.early_stopping:
-            callbacks.append(EarlyStopping("val_bpt", patience=run.early_stopping))
-        if run.expected_mfu:
-            callbacks.append(UtilisationWatch(scu, run.expected_mfu, self._speed_settings()))
-        checkpoints = Checkpoints(folder, run.save_steps, run.eval_steps, run.keep, stopwatch, settings(self))
-        callbacks += [
-            ProgressLine(scu, request.trainer["log_every_n_steps"], self.console),
-            checkpoints,
-            GracefulStop(checkpoints),
-            finish,  # last: it scores what the others have left
-        ]
-        io = checkpoint.AdapterCheckpointIO()
-        io.module = module
-        logs = folder.path / "logs"
-        # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
-        leg = f"from-{resume.path.name}" if resume else ""
-        # Written at once, so that a crash loses no validation.
-        csv = CSVLogger(logs, name="csv", version=leg, flush_logs_every_n_steps=1)
-        loggers = [TensorBoardLogger(logs, name="tensorboard", version=""), csv]
-        trainer = build_trainer(
-            request.trainer,
-            self.machine,
-            steps=self.plan.steps,
-            eval_steps=run.eval_steps,
-            callbacks=callbacks,
-            loggers=loggers,
-            plugin=io,
-            spent=self.probe_seconds,
-        )
-        return finish, trainer
-
-    def _monitor(self) -> Monitor:
-        data = self.request.data
-        shapes = self.start and self.start.shapes
-        size = flops.measure(self.request.base.name, self.request.lora, data.block_size, shapes)
-        return Monitor(
-            blocks_per_step=self.plan.tokens_per_step // data.block_size,
-            flops_per_step=self.plan.tokens_per_step * size.flops_per_token,
-            peak=hardware.peak_flops(self.machine.device, self.machine.precision),
-            devices=self.machine.world_size,
-            on_gpu=self.machine.accelerator == "cuda",
-        )
-
-    def _speed_settings(self) -> dict[str, Any]:
-        """What low utilisation may come from."""
-        base, data = self.request.base, self.request.data
-        return {
-            "batch_size": data.batch_size,
-            "num_workers": data.num_workers,
-            "compile": base.compile,
-            "gradient_checkpointing": base.gradient_checkpointing,
-            "precision": self.machine.precision,
-        }
-
-    def _watch(self, scu: ShannonControl, module: GraniteModule) -> ReachabilityMonitor | None:
-        if not self._steers():
-            return None
-        control = self.request.control
-        growth = planning.update_growth(self, [tuple(u.b.shape) for u in module.updates.values()])
-        moved = planning.cumulated_rates(self.request.optimizer, self.plan.steps)
-        law = Reachability(self.controller.setpoint, growth)
-        bounds = (control.lambda_min, control.lambda_max)
-        return ReachabilityMonitor(scu, law, bounds, moved, in_gradient=control.actuator == "loss")
-
-    def _scu_config(self) -> dict:
-        control = self.request.control
-        return {
-            "controller": control.controller,
-            "target_s": self.controller.setpoint,
-            "initial_strength": self.controller.initial_strength,  # what acts before the first record of the history
-            **asdict(self.controller),
-            "control_every": control.every,
-            "measure": control.measure,
-            "actuator": control.actuator,
-            "prior_sigma": self.request.prior.sigma,
-            "n_tokens": self.plan.n_tokens,
-            **({"auto": self.found} if self.found else {}),
-        }
-
-    def _training_config(self) -> dict:
-        groups = ("base", "lora", "optimizer", "prior", "data", "control", "run")
-        return {
-            **{name: asdict(getattr(self.request, name)) for name in groups},
-            **({"control": self._resolved_control()} if self.found else {}),
-            **({"start": self.start.record()} if self.start else {}),
-            "trainer": {k: v for k, v in self.request.trainer.items() if isinstance(v, str | int | float | None)},
-            "seed": self.request.seed,
-            "hardware_preset": self.request.hardware,
-            "plan": asdict(self.plan),
-            "data_summary": self.data.summary(),
-            "machine": asdict(self.machine),
-            "versions": versions(),
-            "git_revision": git_revision(),
-        }
-
-    def _resolved_control(self) -> dict:
-        return asdict(self.request.control) | {"target_s": self.controller.setpoint, "auto": self.found}
 
     def report(self) -> None:
         """The page about the run, as far as it got."""
@@ -596,33 +348,3 @@ def _part(trainer: L.Trainer) -> None:
     if torch.distributed.is_initialized():
         trainer.strategy.barrier()
         torch.distributed.destroy_process_group()
-
-
-def build_controller(config: ControlConfig, total_steps: int | None = None) -> control.Controller:
-    """The controller that the configuration names; its ValueErrors become the user's.
-
-    Args:
-        config: of the controller.
-        total_steps: optimizer steps of the run, which a recording must cover; None where they are not yet known.
-    """
-    settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
-    if config.controller not in control.TRACKING:
-        settings["target_s"] = None  # the configuration always has one; a law that heeds none is not judged by it
-    if config.controller == "replay":
-        settings |= _recording(config, total_steps)
-    try:
-        return control.build(config.controller, **settings)
-    except ValueError as error:
-        raise UserError(f"--controller {config.controller}: {error}") from error
-
-
-def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]:
-    """What a replay repeats, as its settings."""
-    if config.replay is None:
-        raise UserError(
-            "--replay: --controller replay needs it; give the run folder or scu_history.json whose lambda is repeated"
-        )
-    try:
-        return control.read_recording(config.replay, total_steps, config.every)
-    except ValueError as error:
-        raise UserError(f"--replay {config.replay}: {error}") from error

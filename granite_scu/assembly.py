@@ -1,0 +1,116 @@
+"""The callbacks, loggers and Trainer of a run, put together."""
+
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from granite_scu import checkpoint, hardware, planning
+from granite_scu.callbacks.audit import AdapterAudit
+from granite_scu.callbacks.best import BestAdapter
+from granite_scu.callbacks.checkpoints import Checkpoints
+from granite_scu.callbacks.console import ProgressLine
+from granite_scu.callbacks.equilibrium import EquilibriumStop
+from granite_scu.callbacks.finish import Finish
+from granite_scu.callbacks.graceful_stop import GracefulStop
+from granite_scu.callbacks.monitor import Monitor
+from granite_scu.callbacks.reachability import ReachabilityMonitor
+from granite_scu.callbacks.savings import Savings
+from granite_scu.callbacks.scu import ShannonControl
+from granite_scu.callbacks.stopwatch import Stopwatch
+from granite_scu.callbacks.utilisation import UtilisationWatch
+from granite_scu.control.equilibrium import Equilibrium
+from granite_scu.control.reachability import Reachability
+from granite_scu.model import flops
+from granite_scu.module import GraniteModule
+from granite_scu.resuming import Resume, settings
+from granite_scu.steering import steers
+from granite_scu.trainer import build_trainer
+
+if TYPE_CHECKING:
+    from granite_scu.run import Run
+
+
+def assemble(run: "Run", module: GraniteModule, resume: Resume | None) -> tuple[Finish, L.Trainer]:
+    """The callback that scores and saves at the end, and the Trainer that calls it and all the others."""
+    request, asked = run.request, run.request.run
+    stopwatch = Stopwatch()
+    scu = ShannonControl(run.controller, request.control.every, stopwatch, run.folder.append_history, _monitor(run))
+    best = BestAdapter(run.folder.path / "best")
+    finish = run.make_finish(scu, best, stopwatch)
+    finish.reachability = watch = _watch(run, scu, module)
+    callbacks = [stopwatch, AdapterAudit(), scu, *([watch] if watch else []), best]
+    if request.control.controller == "cascade":
+        callbacks.append(Savings(scu))
+    if asked.stop_at_equilibrium:
+        callbacks.append(EquilibriumStop(scu, Equilibrium(run.controller.setpoint, asked.stop_at_equilibrium)))
+    if asked.early_stopping:
+        callbacks.append(EarlyStopping("val_bpt", patience=asked.early_stopping))
+    if asked.expected_mfu:
+        callbacks.append(UtilisationWatch(scu, asked.expected_mfu, _speed_settings(run)))
+    checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, settings(run))
+    callbacks += [
+        ProgressLine(scu, request.trainer["log_every_n_steps"], run.console),
+        checkpoints,
+        GracefulStop(checkpoints),
+        finish,  # last: it scores what the others have left
+    ]
+    io = checkpoint.AdapterCheckpointIO()
+    io.module = module
+    trainer = build_trainer(
+        request.trainer,
+        run.machine,
+        steps=run.plan.steps,
+        eval_steps=asked.eval_steps,
+        callbacks=callbacks,
+        loggers=_loggers(run, resume),
+        plugin=io,
+        spent=run.probe_seconds,
+    )
+    return finish, trainer
+
+
+def _loggers(run: "Run", resume: Resume | None) -> list[Logger]:
+    logs = run.folder.path / "logs"
+    # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
+    leg = f"from-{resume.path.name}" if resume else ""
+    # Written at once, so that a crash loses no validation.
+    csv = CSVLogger(logs, name="csv", version=leg, flush_logs_every_n_steps=1)
+    return [TensorBoardLogger(logs, name="tensorboard", version=""), csv]
+
+
+def _monitor(run: "Run") -> Monitor:
+    data = run.request.data
+    shapes = run.start and run.start.shapes
+    size = flops.measure(run.request.base.name, run.request.lora, data.block_size, shapes)
+    return Monitor(
+        blocks_per_step=run.plan.tokens_per_step // data.block_size,
+        flops_per_step=run.plan.tokens_per_step * size.flops_per_token,
+        peak=hardware.peak_flops(run.machine.device, run.machine.precision),
+        devices=run.machine.world_size,
+        on_gpu=run.machine.accelerator == "cuda",
+    )
+
+
+def _speed_settings(run: "Run") -> dict[str, Any]:
+    """What low utilisation may come from."""
+    base, data = run.request.base, run.request.data
+    return {
+        "batch_size": data.batch_size,
+        "num_workers": data.num_workers,
+        "compile": base.compile,
+        "gradient_checkpointing": base.gradient_checkpointing,
+        "precision": run.machine.precision,
+    }
+
+
+def _watch(run: "Run", scu: ShannonControl, module: GraniteModule) -> ReachabilityMonitor | None:
+    if not steers(run):
+        return None
+    config = run.request.control
+    growth = planning.update_growth(run, [tuple(u.b.shape) for u in module.updates.values()])
+    moved = planning.cumulated_rates(run.request.optimizer, run.plan.steps)
+    law = Reachability(run.controller.setpoint, growth)
+    bounds = (config.lambda_min, config.lambda_max)
+    return ReachabilityMonitor(scu, law, bounds, moved, in_gradient=config.actuator == "loss")

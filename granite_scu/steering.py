@@ -1,0 +1,80 @@
+"""The controller that a configuration names, and the setpoint that it is to hold."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from granite_scu import control, probe
+from granite_scu.config import ControlConfig
+from granite_scu.errors import UserError
+
+if TYPE_CHECKING:
+    from granite_scu.resuming import Resume
+    from granite_scu.run import Run
+
+
+def build_controller(config: ControlConfig, total_steps: int | None = None) -> control.Controller:
+    """The controller that the configuration names; its ValueErrors become the user's.
+
+    Args:
+        config: of the controller.
+        total_steps: optimizer steps of the run, which a recording must cover; None where they are not yet known.
+    """
+    settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
+    if config.controller not in control.TRACKING:
+        settings["target_s"] = None  # the configuration always has one; a law that heeds none is not judged by it
+    if config.controller == "replay":
+        settings |= _recording(config, total_steps)
+    try:
+        return control.build(config.controller, **settings)
+    except ValueError as error:
+        raise UserError(f"--controller {config.controller}: {error}") from error
+
+
+def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]:
+    """What a replay repeats, as its settings."""
+    if config.replay is None:
+        raise UserError(
+            "--replay: --controller replay needs it; give the run folder or scu_history.json whose lambda is repeated"
+        )
+    try:
+        return control.read_recording(config.replay, total_steps, config.every)
+    except ValueError as error:
+        raise UserError(f"--replay {config.replay}: {error}") from error
+
+
+def steers(run: "Run") -> bool:
+    """Whether the run's controller moves lambda to hold a setpoint."""
+    return run.request.control.controller in control.STEERING and run.controller.setpoint is not None
+
+
+def check_equilibrium_stop(config: ControlConfig) -> None:
+    """Refuse ``--stop-at-equilibrium`` for a controller under which S comes to no rest.
+
+    Raises:
+        UserError: it is one.
+    """
+    if config.controller not in control.STEERING:
+        name = config.controller
+        reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
+        raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
+
+
+def setpoint_of_auto(run: "Run", resume: "Resume | None") -> tuple[float, dict[str, Any], float]:
+    """What ``--target-s auto`` stands for: the checkpoint's setpoint where there is one, or else what a probe proposes.
+
+    Returns:
+        The setpoint, what is written down about it, and the seconds that finding it took.
+
+    Raises:
+        UserError: the checkpoint has no setpoint.
+    """
+    if not resume:
+        found = probe.find_setpoint(run)
+        return found.proposal.target_s, {"reason": found.proposal.reason, **probe.as_json(found)}, found.seconds
+    target = resume.state["callbacks"]["ShannonControl"].get("setpoint")
+    if target is None:
+        raise UserError(f"--resume-from-checkpoint {resume.path}: has no setpoint; give --target-s as a number")
+    stored = resume.path.parent / "scu_config.json"
+    record = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    return target, record.get("auto") or {"reason": "the checkpoint's"}, 0.0
