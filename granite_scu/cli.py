@@ -205,6 +205,7 @@ def dry_run(arguments: list[str], as_json: bool) -> int:
     quiet(make_console(stderr=True) if as_json else console)
     job = Run(cli.request, console)
     job.check_folder()
+    job.folder.unlock()
     facts = planning.describe(job)
     print(json.dumps(facts, indent=2)) if as_json else _print_facts("plan (nothing is trained)", facts, console)
     return 0

@@ -160,10 +160,13 @@ class Run:
     def fit(self) -> dict:
         """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds."""
         main = L.pytorch.utilities.rank_zero_only.rank == 0
-        resume = self.check_folder() if main else self._checkpoint()
-        self.machine.claim(self.request.run.memory_fraction)
-        with budget.explained(lambda: self.request, self.machine):
-            return self._fit(main, resume)
+        try:
+            resume = self.check_folder() if main else self._checkpoint()
+            self.machine.claim(self.request.run.memory_fraction)
+            with budget.explained(lambda: self.request, self.machine):
+                return self._fit(main, resume)
+        finally:  # of a run that failed too: a notebook's process goes on, and may try again
+            self.folder.unlock()
 
     def _fit(self, main: bool, resume: Resume | None) -> dict:
         if self.request.run.auto_batch_size:
@@ -195,7 +198,6 @@ class Run:
         if main:
             self.illustrate()
         _part(trainer)
-        self.folder.unlock()
         return finish.summary
 
     def _settle_batch(self) -> None:

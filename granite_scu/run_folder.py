@@ -67,7 +67,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def lock(self) -> None:
-        """Keep every other run out of this folder until this process ends, however it ends.
+        """Keep every other run out of this folder until ``unlock``, or until this process ends, however it ends.
 
         Raises:
             UserError: another process holds it.

@@ -5,13 +5,12 @@ from benchmarks import scan
 from benchmarks.scan import Case, with_linearity
 
 
-def test_it_agrees_with_the_reference_and_reports_every_length():
-    found = cases("scan", "--lengths", "64", "300", "--heads", "2", "--repeats", "1", "--precisions", "fp32")
-    assert [case["case"] for case in found] == ["fp32 2 x 64", "fp32 2 x 300"]
-    for case in found:
-        assert case["max_rel_err"] < 1e-4
-        assert case["ours_us_per_token"] == pytest.approx(1e6 * case["ours_s"] / (2 * case["length"]))
-    assert found[0]["linearity"] == 1.0
+def test_it_agrees_with_the_reference():
+    (case,) = cases("scan", "--lengths", "300", "--heads", "2", "--repeats", "1", "--precisions", "fp32")
+    assert case["case"] == "fp32 2 x 300"
+    assert case["max_rel_err"] < 1e-4
+    assert case["ours_us_per_token"] == pytest.approx(1e6 * case["ours_s"] / (2 * 300))
+    assert case["linearity"] == 1.0
 
 
 def test_time_per_token_is_compared_with_the_shortest_length_of_a_precision():

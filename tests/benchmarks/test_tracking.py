@@ -95,13 +95,8 @@ def test_a_finished_cell_is_known_by_its_settings_and_the_laws_own():
     assert len({CELL.key(), *(cell.key() for cell in others)}) == 4
 
 
-@pytest.mark.parametrize(
-    "disturbance",
-    [
-        each if each == "learning rate x3" else pytest.param(each, marks=pytest.mark.slow)
-        for each in tracking.DISTURBANCES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("disturbance", tracking.DISTURBANCES)
 def test_a_real_run_is_disturbed_at_its_middle(monkeypatch, disturbance):
     monkeypatch.setattr(tracking, "EVERY", 4)
     cell = replace(CELL, steps=16)

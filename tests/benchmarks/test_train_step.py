@@ -4,6 +4,7 @@ from running import cases, refuses
 SMALL = ("--model", "embedded", "--batch", "2", "--length", "32", "--repeats", "1")
 
 
+@pytest.mark.slow
 def test_the_loss_curves_coincide():
     (found,) = cases("train_step", *SMALL, "--precisions", "fp32", "--block", "2", "--peak-tflops", "1")
     assert found["max_rel_err"] < 1e-5

@@ -12,15 +12,18 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("--test-run", "--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
 
 
-def script(*argv):
-    line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), *SHORT, *map(str, argv)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=240)
+@pytest.fixture(scope="session")
+def short(corpus):
+    """Flags of a run of seconds."""
+    return (*SHORT, "--data-dir", corpus)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(script, short, tmp_path_factory):
+    """A finished run, started as a user does; what goes on from it starts in this process, which is faster."""
     folder = tmp_path_factory.mktemp("going_on") / "run"
-    done = script("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--control-every", 2, "--output-dir", folder)
+    flags = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--control-every", 2)
+    done = script(*short, *flags, "--output-dir", folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -35,22 +38,21 @@ def run(tmp_path_factory):
         (("--lora-r", "4"), "adapters do not fit"),
     ],
 )
-def test_a_resume_that_would_mean_something_else_is_refused(run, tmp_path, flags, words):
+def test_a_resume_that_would_mean_something_else_is_refused(run, short, launch, flags, words):
     before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    done = script("--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *flags)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+    code, _, err = launch(*short, "--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *flags)
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
     assert before == {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
 
 
-def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, tmp_path):
+def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, launch, tmp_path):
     folder = tmp_path / "other"
-    line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), "--resume-from-checkpoint"]
-    flags = [str(run / "checkpoint-3"), "--output-dir", str(folder), "--max-steps", "5", "--gradient-clip", "0.5"]
-    done = subprocess.run([*line, *flags], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
+    flags = ("--output-dir", folder, "--max-steps", 5, "--gradient-clip", 0.5)
+    code, out, err = launch("--resume-from-checkpoint", run / "checkpoint-3", *flags)
+    assert code == 0, err
+    said = " ".join(out.split())
     assert "does not go on as it would have without the interruption: " in said
     named = said.split("without the interruption: ")[1]
     assert "--gradient-clip 1.0 -> 0.5" in named and "--max-steps 6 -> 5" in named
@@ -64,37 +66,35 @@ def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, tmp
     assert [record["step"] for record in history] == [2, 4, 5]
 
 
-def test_the_text_must_be_the_same(run):
+def test_the_text_must_be_the_same(run, short, launch):
     counted = json.loads((run / "training_config.json").read_text())["plan"]["n_tokens"]
     another = ("--data-dir", "stdlib-source", "--n-tokens", counted)
-    done = script("--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *another)
-    assert done.returncode == 2
-    assert "the text of --data-dir (its checksum) was" in done.stderr
+    code, _, err = launch(*short, "--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *another)
+    assert code == 2
+    assert "the text of --data-dir (its checksum) was" in err
 
 
-def test_auto_never_replaces_a_run_that_is_finished(run, tmp_path):
+def test_auto_never_replaces_a_run_that_is_finished(run, short, launch, tmp_path):
     """Its checkpoints may have been removed to save space."""
     folder = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = script("--output-dir", folder, "--resume-from-checkpoint", "auto")
-    assert done.returncode == 2
-    assert "is not empty; choose another folder, replace the run with --overwrite" in done.stderr
+    code, _, err = launch(*short, "--output-dir", folder, "--resume-from-checkpoint", "auto")
+    assert code == 2
+    assert "is not empty; choose another folder, replace the run with --overwrite" in err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_that_is_finished_is_not_gone_on_with(run):
-    done = script("--output-dir", run, "--resume-from-checkpoint", "last")
-    assert done.returncode == 2
-    assert "it is at step 6 and the run ends at 6; raise --max-steps to go on" in done.stderr
+def test_a_run_that_is_finished_is_not_gone_on_with(run, short, launch):
+    code, _, err = launch(*short, "--output-dir", run, "--resume-from-checkpoint", "last")
+    assert code == 2
+    assert "it is at step 6 and the run ends at 6; raise --max-steps to go on" in err
 
 
-def test_the_best_adapter_comes_along_into_another_folder(run, tmp_path):
+def test_the_best_adapter_comes_along_into_another_folder(run, short, launch, tmp_path):
     folder = tmp_path / "other"
-    done = script(
-        *("--max-steps", 7, "--eval-steps", 100, "--resume-from-checkpoint", run / "checkpoint-6"),
-        *("--output-dir", folder),
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ("--max-steps", 7, "--eval-steps", 100, "--output-dir", folder)
+    code, _, err = launch(*short, "--resume-from-checkpoint", run / "checkpoint-6", *flags)
+    assert code == 0, err
     assert (folder / "best" / "adapter_model.safetensors").is_file()
     metrics = json.loads((folder / "scu_metrics.json").read_text())
     assert metrics["best_val_bpt"] <= json.loads((run / "scu_metrics.json").read_text())["best_val_bpt"]
@@ -107,13 +107,11 @@ def test_scoring_a_folder_heeds_the_adapters_own_configuration(run):
     assert json.loads(done.stdout)["adapter_bpt"] == pytest.approx(reported, abs=1e-6)
 
 
-def test_a_time_limit_stops_between_two_steps(tmp_path):
+def test_a_time_limit_stops_between_two_steps(short, launch, tmp_path):
     folder = tmp_path / "timed"
-    done = script(
-        *("--gradient-accumulation-steps", 7, "--max-steps", 500, "--max-time", "00:00:00:03", "--eval-steps", 500),
-        *("--output-dir", folder),
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ("--gradient-accumulation-steps", 7, "--max-steps", 500, "--max-time", "00:00:00:03", "--eval-steps", 500)
+    code, _, err = launch(*short, *flags, "--output-dir", folder)
+    assert code == 0, err
     import torch
 
     (newest,) = folder.glob("checkpoint-*")
@@ -135,10 +133,10 @@ def test_a_models_own_code_is_never_run(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_to_the_same_loss(run, tmp_path):
+def test_a_compiled_model_trains_to_the_same_loss(short, script, tmp_path):
     results = []
     for name, flags in (("plain", ()), ("compiled", ("--torch-compile",))):
-        done = script("--max-steps", 6, "--output-dir", tmp_path / name, *flags)
+        done = script(*short, "--max-steps", 6, "--output-dir", tmp_path / name, *flags)
         assert done.returncode == 0, done.stderr
         results.append(json.loads((tmp_path / name / "scu_metrics.json").read_text())["final_test_bpt"])
     assert results[0] == pytest.approx(results[1], abs=1e-3)
