@@ -233,7 +233,7 @@ class ControlConfig:
         lambda_min: lower bound of lambda.
         lambda_max: upper bound of lambda.
         lambda_end: lambda at the end of the run, of the schedules linear and cosine.
-        target_kl: setpoint of kl: KL from the base model, in bits per token.
+        target_kl: setpoint of kl: KL from the model as training began, in bits per token.
         cpr_bound: of cpr: the most bits per token that one adapted matrix may take; null takes what it has after
             cpr_warmup ticks.
         cpr_warmup: of cpr: ticks before a bound that is not given is taken.

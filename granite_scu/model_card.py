@@ -30,7 +30,9 @@ def gather(folder: Path) -> dict[str, Any]:
         read_object(folder / name) for name in (METRICS, "training_config.json", "scu_config.json")
     )
     try:
-        plan = training["plan"]
+        plan, lora = training["plan"], dict(training["lora"])
+        lora.pop("adapter", None)  # where it lay; what it was stands under start
+        start = training.get("start")
         return {
             "base_model": training["base"]["name"],
             "data": training["data_summary"]["path"],
@@ -38,8 +40,9 @@ def gather(folder: Path) -> dict[str, Any]:
             "target_s": summary["s_target"],
             "summary": summary,
             "hyperparameters": {
-                **training["lora"],
-                "targets": training["lora"]["targets"] or "every linear layer",
+                **({"starts from": f"{start['adapter']} (SHA-256 {start['sha256']})"} if start else {}),
+                **lora,
+                "targets": lora["targets"] or "every linear layer",
                 **training["optimizer"],
                 "block_size": training["data"]["block_size"],
                 "tokens_per_step": plan["tokens_per_step"],
@@ -123,9 +126,7 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
     try:
         name = folder.resolve().name
         base = next(model for model in content["models"] if model["adapter"] is None)
-        adapter = next(
-            model for model in content["models"] if model["adapter"] and _is_folder(model["adapter"], folder)
-        )
+        adapter = next(model for model in content["models"] if model["adapter"] and _is_of(model, folder))
         pair = next(p for p in content["pairs"] if {p["a"], p["b"]} == {base["name"], adapter["name"]})
         sign = 1 if pair["b"] == adapter["name"] else -1
         measured = pair["low"] is not None  # not with too few documents
@@ -316,9 +317,10 @@ def _public_name(base: str) -> str:
     return _last_name(str(Path(base).expanduser().resolve())) if is_local(base) else base
 
 
-def _is_folder(named: str, folder: Path) -> bool:
-    """Whether a path that was written down means a folder, which may have been moved since."""
-    return Path(named).expanduser().resolve() == folder.resolve() or _last_name(named) == folder.resolve().name
+def _is_of(model: Mapping[str, Any], folder: Path) -> bool:
+    """Whether a scored adapter is a folder's: by its path then, or as the folder may have moved since, by its name."""
+    named, name = model["adapter"], folder.resolve().name
+    return Path(named).expanduser().resolve() == folder.resolve() or name in (_last_name(named), model["name"])
 
 
 def _last_name(path: str) -> str:

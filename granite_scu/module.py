@@ -161,15 +161,18 @@ class GraniteModule(L.LightningModule):
     @contextmanager
     def at_start(self) -> Iterator[None]:
         """The adapter as training found it, for as long as the context lasts. Only of runs that start from one."""
-        factors = [p for u in self.updates.values() for p in (u.a, u.b)]
-        kept = [p.detach().clone() for p in factors]
-        with torch.no_grad():
-            torch._foreach_copy_(factors, list(self.origins))
+        kept = [p.detach().clone() for u in self.updates.values() for p in (u.a, u.b)]
+        self._put(list(self.origins))
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(factors, kept)
+            self._put(kept)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        """Give the factors these values."""
+        torch._foreach_copy_([p for u in self.updates.values() for p in (u.a, u.b)], values)
+        torch.clear_autocast_cache()  # inside autocast, forward passes would go on with copies of the factors before
 
     @property
     def language_model(self) -> torch.nn.Module:
@@ -311,17 +314,18 @@ class GraniteModule(L.LightningModule):
     def _layer_npt(self) -> Tensor:
         return layer_npt(list(self.updates.values()), self.prior_sigma, self.n_tokens, self.measure)
 
-    def kl_from_base(self) -> float:
-        """KL(adapted || base) over the newest micro-batch on all ranks, in bits per token.
+    def kl_from_start(self) -> float:
+        """KL(adapted || as training began) over the newest micro-batch on all ranks, in bits per token.
 
-        The reference is the same model with its adapters switched off: a forward pass more, no second model.
-        Synchronises with the device.
+        The reference is the same model with its adapters switched off, or where training started from an adapter, with
+        that: a forward pass more, no second model. Synchronises with the device.
         """
+        began = self.at_start if self.start else self.model.disable_adapter
         batch = self.latest_batch
         ids, documents = batch["input_ids"], batch.get("documents")
         context = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), context, evaluation_mode(self.model):
-            nats = divergence.summed_kl(self.language_model, ids, self.model.disable_adapter, documents)
+            nats = divergence.summed_kl(self.language_model, ids, began, documents)
         sums = torch.stack([nats.double(), torch.full_like(nats, ids.numel(), dtype=torch.float64)])
         nats, tokens = self.reduced(sums).tolist()
         return bits(nats / tokens)

@@ -366,7 +366,7 @@ class Distance(L.Callback):
         self.found, self.expected = [], []
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
-        self.found.append(module.kl_from_base())
+        self.found.append(module.kl_from_start())
         ids = module.latest_batch["input_ids"]
         with torch.no_grad():
             adapted = module.language_model(input_ids=ids, use_cache=False).logits.double().log_softmax(-1)

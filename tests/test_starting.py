@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 
+import lightning as L
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,7 +15,9 @@ from granite_scu.checkpoint import save_adapter
 from granite_scu.config import ControlConfig, LoraConfig
 from granite_scu.control.ceiling import growth, growth_from
 from granite_scu.errors import UserError
+from granite_scu.information import LN2
 from granite_scu.model import adapters
+from granite_scu.module import DTYPES
 
 TARGETS = ["in_proj", "q_proj", "input_linear"]
 
@@ -143,6 +147,54 @@ def test_the_adapter_of_the_start_can_be_looked_at_again(from_adapter, fit, make
         assert nats() == at_start
         assert module.layer_bpt() == (0.0,) * len(module.updates)
     assert all(torch.equal(one, other) for one, other in zip(factors(module), values, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_kl_is_from_the_adapter_and_not_from_the_base(from_adapter, fit, make_batches, precision):
+    """Inside autocast too, which may keep copies of the factors in bf16 from one forward pass to the next."""
+
+    class Distance(L.Callback):
+        def __init__(self):
+            self.found, self.expected = [], []
+
+        def on_train_batch_end(self, trainer, module, *_):
+            ids = module.latest_batch["input_ids"]
+
+            def log_p():
+                return module.language_model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+
+            # Lightning's own context keeps no copies; plain autocast does.
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+                now = log_p()
+                with module.at_start():
+                    then = log_p()
+            self.expected.append(float((now.exp() * (now - then)).sum()) / ids.numel() / LN2)
+            self.found.append(module.kl_from_start())
+
+    distance = Distance()
+    module = from_adapter(optimizer={"learning_rate": 1e-2}, dtype=DTYPES[precision])
+    fit(module, make_batches(3), callbacks=[distance], precision=precision)
+    assert all(kl > 1e-4 for kl in distance.found)
+    assert distance.found == pytest.approx(distance.expected, rel=1e-2 if precision == "bf16-mixed" else 1e-4)
+    with module.at_start():
+        assert module.kl_from_start() == 0
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_on_a_base_in_4_bits_it_is_the_same_adapter(from_adapter, adapter, fit, make_batches):
+    module, (batch,) = from_adapter(base={"quantize_4bit": True}), make_batches(1, seed=7)
+    stored = load_file(adapter / saved.WEIGHTS)
+    for name, u in module.updates.items():
+        assert torch.equal(u.a, stored[f"base_model.model.{name}.lora_A.weight"])
+        assert type(module.language_model.get_submodule(name).base_layer).__name__ == "Linear4bit"
+    assert module.layer_bpt() == (0.0,) * len(module.updates)
+    at_start = float(module(batch["input_ids"], batch["labels"]).detach())
+    assert at_start != float(from_adapter()(batch["input_ids"], batch["labels"]).detach())
+    fit(module, make_batches(2))
+    assert all(bpt > 0 for bpt in module.layer_bpt())
+    assert all(torch.isfinite(factor).all() for factor in factors(module))
+    with module.at_start():
+        assert float(module(batch["input_ids"], batch["labels"]).detach()) == at_start
 
 
 def test_the_ceiling_on_what_it_takes_lies_above_it_and_not_out_of_sight(from_adapter, fit, make_batches):

@@ -123,7 +123,7 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
 def plot_validation(groups: Sequence[Group]) -> Figure:
     """Bits per token on the validation sample, and where it was best."""
     figure, axes = _figure(groups)
-    validated = [group for group in groups if any(run.validations for run in group.runs)]
+    validated = [group for group in groups if group.course(_validations)[0].size]
     for group in validated:
         steps, median, *_ = _draw(axes, group, _validations, marker="o", label="validation" if _only(groups) else None)
         best = int(median.argmin())

@@ -12,6 +12,8 @@ from viz.run_folder import Run
 
 _COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "trainer")
 """What of a run's settings may set it apart; where it ran, and where it was written to, may not."""
+_NOT_COMPARED = ("control.auto.", "data.num_workers", "data.prefetch_factor", "data.cache_dir")
+"""Of those: what a probe measured, and what changes no number."""
 _SHORT = {"optimizer.learning_rate": "lr", "trainer.max_steps": "steps", "data.train_tokens": "tokens"}
 _DASHES = ((None, None), (5, 2), (2, 1.5), (7, 2, 1.5, 2))
 _LONE = (style.VERMILION, style.INK, style.BLUE, style.PURPLE, style.GREEN)
@@ -101,7 +103,7 @@ def _settings(run: Run) -> dict[str, Any]:
     told = {"control.controller", "control.target_s"}
     if _controller(run) in ("fixed", "none"):
         told.add("control.lambda_init")
-    return {name: value for name, value in found.items() if name not in told}
+    return {name: value for name, value in found.items() if name not in told and not name.startswith(_NOT_COMPARED)}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -145,6 +147,11 @@ def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
 
 
 def _word(value: Any) -> str:
+    """A setting in words; of a path its last name."""
+    if isinstance(value, list):
+        return "+".join(map(_word, value))
+    if isinstance(value, str):
+        return value.rstrip("/").rsplit("/", 1)[-1]
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

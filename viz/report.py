@@ -33,8 +33,8 @@ _STOPS = {
     "early_stopping": "validation stopped improving",
 }
 _GROUPS = {
-    "base": "Base model", "lora": "LoRA", "optimizer": "Optimizer", "prior": "Prior", "data": "Data",
-    "control": "Control", "run": "Run", "trainer": "Trainer", "plan": "Plan",
+    "base": "Base model", "lora": "LoRA", "start": "Adapter at the start", "optimizer": "Optimizer", "prior": "Prior",
+    "data": "Data", "control": "Control", "run": "Run", "trainer": "Trainer", "plan": "Plan",
 }  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _lede(run: Run) -> str:
         tokens = run.metrics.get("test_tokens")
         scored = f", {_quantity(tokens)} tokens" if tokens else ""
         text = (
-            f"The adapter takes held-out documents {words} bits per token ({_signed(change)}{scored}). "
+            f"The adapter takes held-out documents {words} bits per token ({_signed(change)}{scored}).{_began(run)} "
             f"One run, one seed: no interval is given.{_better(run)}"
         )
     elif run.finished:
@@ -128,6 +128,16 @@ def _lede(run: Run) -> str:
         text = f"The run has not come to its end: recorded up to step {step:,}"
         text += f" of {planned:,}." if isinstance(planned, int) else "."
     return f'<p class="lede">{text}</p>'
+
+
+def _began(run: Run) -> str:
+    """What the adapter scored that training started from, of a run with ``--adapter``."""
+    start = run.metrics.get("start_test_bpt")
+    if not _is_number(start):
+        return ""
+    name = _object(run.settings, "start").get("adapter")
+    named = f", <code>{escape(str(name))}</code>," if name else ""
+    return f" The adapter{named} that training started from had {start:.3f}."
 
 
 def _better(run: Run) -> str:

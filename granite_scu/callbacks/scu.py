@@ -116,7 +116,7 @@ class ShannonControl(L.Callback):
             data_bpt=window.data_bpt,
             param_bpt=window.param_bpt,
             layers=window.layer_bpt,
-            kl=module.kl_from_base() if self.controller.needs_kl else None,
+            kl=module.kl_from_start() if self.controller.needs_kl else None,
             step=self._step,
             progress=min(1.0, self._step / module.total_steps),
             travel=self._travel,

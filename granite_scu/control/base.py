@@ -32,7 +32,7 @@ class Measurement:
         param_bpt: description length of the adapter's update, in bits per token.
         layers: the same of each adapted matrix, in the order of the layers; they add up to ``param_bpt``.
         saved: at the first tick after a validation; None at others, and for controllers that do not ask for it.
-        kl: KL(adapted model || base model), in bits per token; None unless the controller ``needs_kl``.
+        kl: KL(adapted model || model as training began), in bits per token; None unless the controller ``needs_kl``.
         step: optimizer steps done.
         progress: the share of the run's optimizer steps that is done, 0 to 1.
         travel: the learning rates of all applied steps so far, summed. Adam moves a weight by about the learning rate a

@@ -1,4 +1,4 @@
-"""Adaptive KL: lambda follows how far the adapted model has moved from the base model."""
+"""Adaptive KL: lambda follows how far training has moved the model."""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +35,8 @@ class KL:
     It does not track S, so it has no setpoint; ln S is smoothed for the log.
 
     Attributes:
-        target_kl: setpoint of KL(adapted || base), in bits per token.
+        target_kl: setpoint of KL(adapted || as training began), in bits per token: from the base model, or from the
+            adapter that training started from.
         kp: relative change of lambda per unit of relative error and tick; below 5, so that lambda stays positive.
         ema_alpha: weight of the newest ln S in the filter of the log, in (0, 1]; the KL is not smoothed.
         lambda_init: lambda before the first valid tick.

@@ -40,7 +40,8 @@ def build_parser() -> Parser:
     how.add_argument("--precision", choices=PRECISIONS, default="auto",
                      help="of the products (default: auto, what the device does best)")  # fmt: skip
     how.add_argument("--4bit-quantization", dest="quantize_4bit", action=argparse.BooleanOptionalAction,
-                     help="hold the frozen layers in 4 bits (default: as the runs did)")  # fmt: skip
+                     help="hold the frozen layers in 4 bits (default: the base as the runs did, whole models "
+                     "not)")  # fmt: skip
     how.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto",
                      help="device (default: auto, a GPU where there is one)")  # fmt: skip
     how.add_argument("--attn", choices=("sdpa", "eager", "flash_attention_2", "auto"), default="sdpa",

@@ -39,7 +39,9 @@ class Plan:
     Attributes:
         base: the base model of the adapters; None where only whole models are scored.
         subjects: adapters and whole models.
-        quantize_4bit: whether frozen layers are held in 4 bits.
+        quantize_4bit: whether the base's frozen layers are held in 4 bits.
+        quantize_models: whether those of whole models are. One that a QLoRA adapter was merged into is whole without:
+            rounding it again would round the adapter.
         machine: device, precision and kernels.
         max_length: tokens of a window.
         stride: tokens by which it moves on.
@@ -49,6 +51,7 @@ class Plan:
     base: str | None
     subjects: Sequence[Subject]
     quantize_4bit: bool
+    quantize_models: bool
     machine: Machine
     max_length: int
     stride: int
@@ -66,17 +69,15 @@ class Plan:
             *({"name": s.name, "adapter": None, "base": s.given} for s in whole),
         ]
 
-    def configuration(self, name: str) -> BaseConfig:
-        return BaseConfig(name, quantize_4bit=self.quantize_4bit)
-
     def load(self) -> Iterator[models.Loaded]:
         """The base with its adapters, then whole models, one at a time in memory."""
         if self.base:
             adapters = [subject for subject in self.subjects if subject.kind == "adapter"]
-            yield models.load_with_adapters(self.configuration(self.base), BASE, adapters, self.machine)
+            yield models.load_with_adapters(BaseConfig(self.base, self.quantize_4bit), BASE, adapters, self.machine)
         for subject in self.subjects:
             if subject.kind == "model":
-                yield models.load_with_adapters(self.configuration(subject.given), subject.name, [], self.machine)
+                whole = BaseConfig(subject.given, self.quantize_models)
+                yield models.load_with_adapters(whole, subject.name, [], self.machine)
 
 
 @dataclass
@@ -144,7 +145,7 @@ def _texts(options: Namespace, runs: Sequence[Path]) -> list[texts.Texts]:
 
 def _plan(base: str | None, subjects: Sequence[Subject], runs: Sequence[Path], options: Namespace) -> Plan:
     length = options.max_length or max((texts.data_config(run).block_size for run in runs), default=MAX_LENGTH)
-    for name in [base] if base else [subject.given for subject in subjects]:
+    for name in [*([base] if base else []), *(subject.given for subject in subjects if subject.kind == "model")]:
         _check_length(name, length)
     stride = options.stride or max(1, length // 2)
     if stride > length:
@@ -155,7 +156,7 @@ def _plan(base: str | None, subjects: Sequence[Subject], runs: Sequence[Path], o
     precision = "auto" if options.precision == "auto" else PRECISIONS[options.precision]
     request = BaseConfig(base or subjects[0].given, quantize, options.attn, options.kernels)
     found = machine.resolve(request, RunConfig(), {"accelerator": accelerator, "precision": precision})
-    return Plan(base, subjects, quantize, found, length, stride, options.batch_size)
+    return Plan(base, subjects, quantize, bool(options.quantize_4bit), found, length, stride, options.batch_size)
 
 
 def _check_length(name: str, length: int) -> None:

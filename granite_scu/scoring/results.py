@@ -50,7 +50,8 @@ class Scores:
                 self.by_document(arm), self.by_document(reference), self.corpus.n_tokens
             )
         counts = np.array([self.corpus.counted(window) for window in self.windows], np.int64)
-        return statistics.difference_over_documents(self.nats[arm], self.nats[reference], counts)
+        some = counts > 0  # in a window of a conversation perhaps only the user speaks
+        return statistics.difference_over_documents(self.nats[arm][some], self.nats[reference][some], counts[some])
 
     def totals(self, name: str) -> dict[str, float]:
         """Token-weighted: sums divided once."""

@@ -122,9 +122,8 @@ def _identify(given: str, label: str) -> Subject:
 def _labels(named: Sequence[str]) -> list[str]:
     """Names for the table: the last part of each path, more where that would not tell them apart."""
     short = [_short(name) for name in named]
-    return [
-        label if short.count(label) == 1 and label != BASE else name for name, label in zip(named, short, strict=True)
-    ]
+    labels = [label if short.count(label) == 1 else name for name, label in zip(named, short, strict=True)]
+    return [f"./{label}" if label == BASE else label for label in labels]  # the base model has that name
 
 
 def _short(name: str) -> str:

@@ -125,6 +125,25 @@ def unmeasured(out: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("controller", ["pi", "kl"])
+def test_two_processes_go_on_from_an_adapter_as_one_does(runs, start, controller):
+    """What S and the KL are measured from is the same adapter on both."""
+    begin = ("--adapter", runs["one"][0], "--controller", controller)
+    one, _ = start(f"{controller}1", (), "--batch-size", 4, *begin)
+    two, _ = start(f"{controller}2", TORCHRUN, *HALF, *begin)
+    histories = [json.loads((folder / "scu_history.json").read_text()) for folder in (one, two)]
+    measured = ("s", "lambda", "data_bpt", "param_bpt", "penalty_grad_norm")
+    for name in (*measured, "kl_bpt") if controller == "kl" else measured:
+        found = [[record[name] for record in history] for history in histories]
+        assert found[0] == pytest.approx(found[1], rel=1e-3), name
+    scores = [json.loads((folder / "scu_metrics.json").read_text()) for folder in (one, two)]
+    before = json.loads((runs["one"][0] / "scu_metrics.json").read_text())
+    for found in scores:
+        assert found["start_test_bpt"] == pytest.approx(before["final_test_bpt"], rel=1e-5)
+    assert scores[0]["final_test_bpt"] == pytest.approx(scores[1]["final_test_bpt"], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_the_processes_agree_on_the_setpoint_that_a_probe_finds(start):
     """The run that follows would hang or part ways if they did not; and two find what one does."""
     (one, _), (two, done) = (

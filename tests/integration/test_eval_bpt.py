@@ -207,6 +207,14 @@ def test_a_whole_model_is_scored_beside_the_adapter_that_it_was_merged_from(run,
     assert (merged["name"], merged["adapter"], merged["base"]) == ("merged", None, str(tmp_path / "merged"))
     assert merged["bits_per_token"] == pytest.approx(adapter["bits_per_token"], abs=1e-3)
     assert "no difference shown" in found["pairs"][2]["verdict"] or abs(found["pairs"][2]["high"]) < 1e-4
+    qlora = shutil.copytree(run, tmp_path / "qlora", ignore=shutil.ignore_patterns("checkpoint-*", "best"))
+    training = json.loads((qlora / "training_config.json").read_text())
+    training["base"]["quantize_4bit"] = True
+    (qlora / "training_config.json").write_text(json.dumps(training))
+    again = scored(qlora, tmp_path / "merged")
+    assert again["quantize_4bit"]
+    assert again["models"][0]["bits_per_token"] != pytest.approx(found["models"][0]["bits_per_token"], abs=1e-4)
+    assert again["models"][2]["bits_per_token"] == merged["bits_per_token"]  # as it is stored, and not rounded again
 
 
 def test_4_bits(run, scored):

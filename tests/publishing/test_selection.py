@@ -270,6 +270,16 @@ def test_the_card_is_what_huggingface_hub_reads(run):
     assert "letters.txt" in result.dataset_name and "/" not in result.dataset_name
 
 
+def test_the_adapter_that_training_started_from_is_on_the_card_without_its_path(run):
+    training = json.loads((run / "training_config.json").read_text(encoding="utf-8"))
+    card = selection.prepare(run, REPO).card
+    assert "| adapter |" not in card and "| starts from |" not in card
+    start = {"adapter": "mine/best", "sha256": "0123"}
+    change(run / "training_config.json", lora=training["lora"] | {"adapter": "/home/ada/mine/best"}, start=start)
+    card = selection.prepare(run, REPO).card
+    assert "| starts from | mine/best (SHA-256 0123) |" in card and "ada/mine" not in card
+
+
 def evaluated(run: Path, **changes) -> dict:
     def model(name, adapter, bits):
         scores = {"bits_per_token": bits, "bits_per_byte": bits / 3, "perplexity": 2**bits}
@@ -319,6 +329,14 @@ def test_the_interval_of_the_evaluation_is_on_the_card(run):
     )
     assert not any("no interval" in note for note in found.notes)
     assert "/home/ada" not in found.card
+
+
+def test_an_evaluation_from_inside_the_folder_is_its_own(run):
+    """Somebody who stood in the run folder named it by a dot."""
+    content = evaluated(run)
+    *others, mine = content["models"]
+    evaluated(run, models=[*others, mine | {"adapter": "."}])
+    assert "| with the adapter, bits per token | 5.0000 |" in selection.prepare(run, REPO).card
 
 
 def test_a_pair_the_other_way_round_is_turned(run):

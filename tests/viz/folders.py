@@ -61,7 +61,7 @@ def settings(**changes) -> dict:
         "seed": 42,
     }
     for name, value in changes.items():
-        groups[name] = groups[name] | value if isinstance(value, dict) else value
+        groups[name] = groups.get(name, {}) | value if isinstance(value, dict) else value
     return groups
 
 

@@ -66,6 +66,21 @@ def test_where_a_run_was_written_or_ran_sets_nothing_apart(make):
     assert [each.label for each in group(runs)] == ["pi, S* = 0.02 (2 runs)"]
 
 
+def test_validations_that_are_no_numbers_are_none(make):
+    run = replace(make(), validations=((100, math.nan), (200, math.nan)))
+    (axes,) = figures.plot_validation(group([run])).axes
+    assert [text.get_text() for text in axes.texts] == ["never validated"]
+
+
+def test_what_a_probe_measured_and_the_loader_set_nothing_apart_and_of_a_path_its_name_does(make):
+    probed = [make(control={"auto": {"probe_time_s": seconds, "s_free": {"s": seconds}}}) for seconds in (1.0, 2.0)]
+    found = group([*probed, make(data={"num_workers": 4}), make(data={"path": ["/home/ada/letters", "notes.txt"]})])
+    assert [each.label for each in found] == [
+        "pi, S* = 0.02, path stdlib-docs (3 runs)",
+        "pi, S* = 0.02, path letters+notes.txt",
+    ]
+
+
 def test_a_setting_that_the_law_does_not_heed_sets_nothing_apart(make):
     runs = [make("fixed", None, 0.1), make("fixed", None, 0.1, control={"target_s": 0.3})]
     assert [each.label for each in group(runs)] == ["fixed, λ = 0.1 (2 runs)"]

@@ -58,6 +58,13 @@ def test_it_says_what_came_of_the_run(finished):
     assert "wall time1:59 min2,000 tokens/s" in text
 
 
+def test_of_a_run_from_an_adapter_it_says_what_that_scored(tmp_path):
+    started = settings(start={"adapter": "mine/best", "sha256": "0123"})
+    text = page(write_run(tmp_path / "run", rising(), {}, started, metrics=METRICS | {"start_test_bpt": 6.0321})).text
+    assert "14,088 tokens). The adapter, mine/best, that training started from had 6.032. One run, one seed" in text
+    assert "Adapter at the startadaptermine/bestsha2560123" in text
+
+
 @pytest.mark.parametrize(
     ("better", "words"),
     [
