@@ -87,7 +87,7 @@ def _monitor(run: "Run") -> Monitor:
     return Monitor(
         blocks_per_step=run.plan.tokens_per_step // data.block_size,
         flops_per_step=run.plan.tokens_per_step * size.flops_per_token,
-        peak=hardware.peak_flops(run.machine.device, run.machine.precision),
+        peak=hardware.peak_flops(run.machine.device, run.machine.precision, run.machine.tf32),
         devices=run.machine.world_size,
         on_gpu=run.machine.accelerator == "cuda",
     )

@@ -228,6 +228,7 @@ def check_requirements(arguments: list[str], as_json: bool) -> int:
             kernels=request.base.kernels,
             deterministic=bool(request.trainer["deterministic"]),
             precision=request.trainer["precision"],
+            tf32=request.run.tf32,
             model=request.base.name,
             data_path=request.data.path,
             output_dir=request.run.output_dir,

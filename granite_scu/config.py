@@ -358,6 +358,8 @@ class RunConfig:
         auto_batch_size: take the largest micro-batch that fits, found by training on it; the blocks of an optimizer
             step (batch size times accumulation) stay as many.
         memory_fraction: largest share of the GPU's memory this process may take; null takes what it needs.
+        tf32: take fp32 products of the model in TF32, ten bits of mantissa, where the GPU has it; lambda's and S's own
+            are always exact.
         multi_gpu: train on every visible GPU, one process each.
         fsdp: share the frozen layers out over the processes, for a model that one GPU cannot hold; adapters stay whole.
         expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.
@@ -374,6 +376,7 @@ class RunConfig:
     stop_at_equilibrium: int | None = None
     auto_batch_size: bool = False
     memory_fraction: float | None = None
+    tf32: bool = True
     multi_gpu: bool = False
     fsdp: bool = False
     expected_mfu: float | None = None

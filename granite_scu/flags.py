@@ -149,6 +149,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
              "proven right on the GPU, cuda insists on them", ("auto", "torch", "cuda")),
         Flag("--memory-fraction", "run.memory_fraction", float, "largest share of the GPU's memory to take, 0 to 1",
              default="what is needed"),
+        Flag("--tf32", "run.tf32", bool, "fp32 products of the model in TF32 where the GPU has it"),
         Flag("--num-workers", "data.num_workers", int, "loader processes"),
         Flag("--prefetch-factor", "data.prefetch_factor", int, "batches that each loader process holds ready"),
         Flag("--deterministic", "trainer.deterministic", bool, "deterministic kernels, slower on a GPU", default=False),

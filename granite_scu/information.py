@@ -21,7 +21,8 @@ so that nothing large is subtracted from something large: where A = A_0 and B = 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +55,18 @@ class LowRankUpdate:
     origin: tuple[Tensor, Tensor] | None = None
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Products of fp32 matrices in fp32, where a run takes those of its model in TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@exact_products()
 def squared_norms(updates: Sequence[LowRankUpdate], measure: Measure = "delta") -> Tensor:
     """|Delta W_i|^2 of each layer, (layers,), without forming Delta W; or |A_i|^2 + |B_i|^2. Differentiable."""
     norms: dict[int, Tensor] = {}
@@ -124,6 +137,7 @@ def param_npt(updates: Sequence[LowRankUpdate], sigma: float, n_tokens: int, mea
     return layer_npt(updates, sigma, n_tokens, measure).sum()
 
 
+@exact_products()
 def penalty_gradient(
     updates: Sequence[LowRankUpdate], sigma: float, n_tokens: int, measure: Measure = "delta"
 ) -> list[tuple[Tensor, Tensor]]:

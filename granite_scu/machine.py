@@ -26,6 +26,7 @@ class Machine:
         attention: transformers' attention implementation.
         kernels: what the Mamba-2 layers may take; see ``model.kernels.choose``.
         sharded: whether the frozen layers are shared out over the processes.
+        tf32: whether the model's fp32 products are taken in TF32.
     """
 
     device: hardware.Device
@@ -36,6 +37,7 @@ class Machine:
     attention: str
     kernels: str
     sharded: bool = False
+    tf32: bool = False
 
     @property
     def world_size(self) -> int:
@@ -49,11 +51,12 @@ class Machine:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))))
 
     def claim(self, memory_fraction: float | None) -> None:
-        """Make this process's GPU the current one, and take no more of it than ``memory_fraction``."""
+        """Make this process's GPU the current one, take no more of it than ``memory_fraction``, and TF32 or not."""
         if self.accelerator == "cuda":
             torch.cuda.set_device(self.torch_device)
             if memory_fraction:
                 torch.cuda.set_per_process_memory_fraction(memory_fraction, self.torch_device)
+            hardware.set_tf32(self.tf32)
 
 
 def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machine:
@@ -71,7 +74,8 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machin
         _check_sharding(base, devices * nodes)
     attention = _attention(base.attention, device, precision)
     kernels = _kernels(base.kernels, accelerator, bool(trainer.get("deterministic")))
-    return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp)
+    tf32 = run.tf32 and device.supports_tf32
+    return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
 
 
 def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:

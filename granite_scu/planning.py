@@ -28,7 +28,7 @@ def describe(run: "Run") -> dict:
     size = flops.measure(request.base.name, request.lora, request.data.block_size, run.start and run.start.shapes)
     dtype = DTYPES[machine.precision]
     batch = next(iter(run.data.train_dataloader()))
-    rate = hardware.matmul_tflops(machine.device, dtype) * 1e12 * UTILISATION
+    rate = hardware.matmul_tflops(machine.device, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
     seconds = plan.steps * plan.tokens_per_step / machine.world_size * size.flops_per_token / rate
     return {
         "model": request.base.name,

@@ -50,6 +50,7 @@ class Wanted:
         model: ``--model``.
         data_path: ``--data-dir``; null is the dataset on the hub.
         output_dir: ``--output-dir``.
+        tf32: ``--tf32``.
         multi_gpu: ``--multi-gpu``.
         hardware: ``--hardware``, also one that there is not.
     """
@@ -64,6 +65,7 @@ class Wanted:
     model: str = BaseConfig.name
     data_path: list[str] | str | None = None
     output_dir: str = RunConfig.output_dir
+    tf32: bool = RunConfig.tf32
     multi_gpu: bool = RunConfig.multi_gpu
     hardware: str | None = None
 
@@ -107,7 +109,7 @@ def check_requirements(wanted: Wanted) -> list[Check]:
         _check_capability(device),
         _check_memory(device),
         _check_precision(wanted, device),
-        *_check_number_formats(device),
+        *_check_number_formats(wanted, device),
         _check_bitsandbytes(wanted),
         _check_flash_attention(wanted, device),
         _check_mamba_kernels(wanted, device),
@@ -259,12 +261,13 @@ def _check_precision(wanted: Wanted, device: Device) -> Check:
     return Check("precision", asked, True, True, f"the run trains in {precision}")
 
 
-def _check_number_formats(device: Device) -> list[Check]:
+def _check_number_formats(wanted: Wanted, device: Device) -> list[Check]:
     bf16 = "mixed precision needs no loss scaling" if device.supports_bf16 else "refused when asked for"
+    tf32 = "fp32 products of the model take it" if wanted.tf32 else "not used: --no-tf32"
     flash = "attention can take them" if device.supports_flash else "attention goes without"
     rows = (
         ("bf16", device.supports_bf16, bf16),
-        ("TF32", device.supports_tf32, "not used: fp32 products in full precision"),
+        ("TF32", device.supports_tf32, tf32 if device.supports_tf32 else "fp32 products in full precision"),
         ("flash kernels", device.supports_flash, flash),
     )
     return [Check(name, "yes" if has else "no", has, False, meaning) for name, has, meaning in rows]

@@ -25,6 +25,7 @@ NO_INFLUENCE = {
         "save_steps",
         "keep",
         "memory_fraction",
+        "tf32",
         "multi_gpu",
         "fsdp",
         "expected_mfu",
@@ -79,6 +80,7 @@ def settings(run: "Run") -> dict[str, Any]:
     found |= {f"trainer.{name}": request.trainer[name] for name in OF_THE_TRAINER}
     found |= {"control.target_s": run.controller.setpoint, "seed_everything": request.seed}
     found |= {"device": run.machine.accelerator, "attention in use": run.machine.attention}
+    found |= {"TF32 in use": run.machine.tf32}
     return {names.get(key, key): _plain(value) for key, value in found.items()}
 
 

@@ -99,8 +99,7 @@ def build_trainer(
     """
     settings = dict(settings)
     max_time = settings.pop("max_time")
-    if settings.get("benchmark") is None:  # cuDNN's search for the fastest convolution, which may differ between runs
-        settings["benchmark"] = machine.accelerator == "cuda" and not settings.get("deterministic")
+    settings["benchmark"] = _cudnn_benchmark(settings, machine)
     limits = [TimeLimit(max_time, spent)] if max_time else []
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
     kind = ShardedBase if machine.sharded else DDPStrategy
@@ -131,6 +130,12 @@ def build_trainer(
         raise UserError(f"--trainer: {error}") from error
     _leave_signals_alone(trainer)
     return trainer
+
+
+def _cudnn_benchmark(settings: dict[str, Any], machine: Machine) -> bool:
+    """Whether cuDNN searches for the fastest convolution, which may be another one in the next run."""
+    asked = settings.get("benchmark")
+    return machine.accelerator == "cuda" and not settings.get("deterministic") if asked is None else asked
 
 
 def _leave_signals_alone(trainer: L.Trainer) -> None:

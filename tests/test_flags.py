@@ -52,6 +52,7 @@ FLAGS = [
     ("--attn", "base.attention", "auto", "auto"),
     ("--kernels", "base.kernels", "torch", "torch"),
     ("--memory-fraction", "run.memory_fraction", "0.5", 0.5),
+    ("--tf32", "run.tf32", None, True),
     ("--num-workers", "data.num_workers", "2", 2),
     ("--prefetch-factor", "data.prefetch_factor", "4", 4),
     ("--deterministic", "trainer.deterministic", None, True),

@@ -300,3 +300,23 @@ def test_in_batches_as_on_a_gpu_it_is_what_it_is_one_by_one(updates, measure):
         patch.setattr(information, "_alike", lambda _: list(kinds.values()))
         batched = squared_norms(updates, measure), penalty_gradient(updates, 0.5, 10, measure)
     torch.testing.assert_close(batched, alone)
+
+
+def test_s_and_lambda_are_exact_where_a_run_takes_tf32(monkeypatch):
+    """The switch is the process's, so what acts on a GPU can be seen here."""
+    taken, product = [], torch.Tensor.__matmul__
+
+    def watched(self, other):
+        taken.append(torch.get_float32_matmul_precision())
+        return product(self, other)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    update = LowRankUpdate(torch.ones(2, 3), torch.ones(4, 2), 1.0)
+    torch.set_float32_matmul_precision("high")
+    try:
+        layer_npt([update], 0.02, 10)
+        penalty_gradient([update], 0.02, 10)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert set(taken) == {"highest"} and len(taken) >= 4

@@ -147,7 +147,7 @@ def text(tmp_path_factory) -> Path:
 @pytest.fixture
 def planned(machine, monkeypatch, text, tmp_path):
     """What ``--dry-run`` says of a configuration, on a simulated device, whose speed alone is made up."""
-    monkeypatch.setattr(hardware, "matmul_tflops", lambda device, dtype: 1.0)
+    monkeypatch.setattr(hardware, "matmul_tflops", lambda device, dtype, tf32: 1.0)
 
     def plan(path: Path, device, model: str) -> dict:
         machine(device)

@@ -3,11 +3,13 @@
 import dataclasses
 
 import pytest
+import torch
 from devices import A100, CPU, T4
 
 from granite_scu import hardware, machine
 from granite_scu.config import TRAINER_DEFAULTS, BaseConfig, RunConfig
 from granite_scu.errors import UserError
+from granite_scu.hardware.tuning import taking_tf32
 from granite_scu.model import kernels
 
 TRAINER = {**TRAINER_DEFAULTS, "precision": None}
@@ -120,3 +122,33 @@ def test_compiled_kernels_insisted_on_where_they_cannot_be_are_refused(
 def test_what_cannot_be_shared_out(on, base, run, words):
     with pytest.raises(UserError, match=words):
         on(dataclasses.replace(A100, count=2), base=base, run=run)
+
+
+@pytest.mark.parametrize(
+    ("device", "run", "limits", "products"),
+    [
+        (A100, RunConfig(), [], "high"),
+        (A100, RunConfig(tf32=False, memory_fraction=0.4), [(0.4, "cuda:1")], "highest"),
+        (T4, RunConfig(), [], "highest"),
+    ],
+)
+def test_a_process_claims_its_gpu_a_share_of_the_memory_and_tf32(on, monkeypatch, device, run, limits, products):
+    current, limited = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: current.append(str(index)))
+    limit = lambda fraction, index: limited.append((fraction, str(index)))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
+    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    found = on(device, run=dataclasses.replace(run, multi_gpu=True), environment=environment)
+    with taking_tf32(products == "highest"):  # whatever it was before
+        found.claim(run.memory_fraction)
+        assert torch.get_float32_matmul_precision() == products
+        assert torch.backends.cudnn.allow_tf32 is found.tf32 is (products == "high")
+    assert (current, limited) == (["cuda:1"], limits)
+
+
+def test_a_process_on_the_cpu_claims_nothing(on):
+    found = on(CPU)
+    with taking_tf32(True):
+        found.claim(0.5)
+        assert torch.get_float32_matmul_precision() == "high"
+    assert not found.tf32

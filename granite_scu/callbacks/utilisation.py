@@ -61,7 +61,7 @@ def advice(record: dict, settings: dict[str, Any]) -> str:
         if settings["gradient_checkpointing"]:
             found.append("or try --no-gradient-checkpointing, which computes a quarter less")
     if settings["precision"] == "32-true":
-        found.append("fp32 leaves the tensor cores idle: --precision auto")
+        found.append("fp32 has half the rate of bf16 at most: --precision auto")
     if not settings["compile"]:
         found.append("--torch-compile")
     return "; ".join(found) or "see docs/troubleshooting.md, low utilisation"

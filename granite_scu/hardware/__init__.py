@@ -10,6 +10,7 @@ from granite_scu.hardware.tuning import (
     enable_memory_efficient_mode,
     get_optimal_num_workers,
     optimize_pytorch_settings,
+    set_tf32,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "print_hardware_info",
     "resolve_accelerator",
     "resolve_precision",
+    "set_tf32",
 ]

@@ -10,18 +10,20 @@ from pathlib import Path
 import torch
 
 from granite_scu.hardware.detection import GIB, Device
+from granite_scu.hardware.tuning import taking_tf32
 
 
-def matmul_tflops(device: Device, dtype: torch.dtype, seconds: float = 0.2) -> float:
+def matmul_tflops(device: Device, dtype: torch.dtype, seconds: float = 0.2, tf32: bool = False) -> float:
     """The rate of large square matrix products, measured now, in units of 1e12 operations a second.
 
     Args:
         device: where to measure.
         dtype: element type of the factors.
         seconds: how long to measure; at least one product is timed.
+        tf32: whether products of fp32 are taken in TF32.
     """
     size, burst = (4096, 10) if device.kind == "cuda" else (1024, 1)
-    with torch.inference_mode():
+    with torch.inference_mode(), taking_tf32(tf32):
         # Zeros would draw less power, hence run faster; the seed of the run is left alone.
         generator = torch.Generator(device.kind).manual_seed(0)
         factor = torch.randn(size, size, device=device.kind, dtype=dtype, generator=generator)

@@ -71,7 +71,7 @@ _CARDS = (
 """The first pattern that a device's name holds counts. A card with two memory sizes has one row: its chip is one."""
 
 
-def peak_flops(device: Device, precision: str) -> Peak:
+def peak_flops(device: Device, precision: str, tf32: bool = False) -> Peak:
     """The peak of a device in a precision.
 
     The vendor's figure for matrix products without sparsity. Sheets since Ampere often print the double, which counts
@@ -82,14 +82,16 @@ def peak_flops(device: Device, precision: str) -> Peak:
     Args:
         device: what trains.
         precision: Lightning's, such as ``bf16-mixed``.
+        tf32: whether fp32 products are taken in TF32, at half the rate of bf16 on every card that has it.
     """
     card = next((card for card in _CARDS if device.kind == "cuda" and re.search(card.pattern, device.name)), None)
     if card is None:
-        return Peak(_measured(device, precision), "measured: large matrix products on this machine")
-    return Peak((card.single if precision == "32-true" else card.half) * 1e12, card.source)
+        return Peak(_measured(device, precision, tf32), "measured: large matrix products on this machine")
+    single = max(card.single, card.half / 2) if tf32 else card.single
+    return Peak((single if precision == "32-true" else card.half) * 1e12, card.source)
 
 
 @functools.cache
-def _measured(device: Device, precision: str) -> float:
+def _measured(device: Device, precision: str, tf32: bool) -> float:
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
-    return matmul_tflops(device, dtype, seconds=0.05) * 1e12
+    return matmul_tflops(device, dtype, seconds=0.05, tf32=tf32) * 1e12

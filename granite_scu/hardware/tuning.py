@@ -1,6 +1,8 @@
 """Settings of PyTorch that make it faster, or take less memory."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -10,6 +12,24 @@ from granite_scu.hardware.detection import detect
 
 MAX_WORKERS = 8
 """Loader processes beyond which none was ever of use; the text is tokenised before training."""
+
+
+def set_tf32(on: bool) -> None:
+    """Have PyTorch take fp32 products in TF32, which keeps ten bits of the mantissa, or in fp32."""
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
+@contextmanager
+def taking_tf32(on: bool) -> Iterator[None]:
+    """``set_tf32``, for as long as the context lasts."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    set_tf32(on)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def optimize_pytorch_settings(config: dict[str, Any] | None = None) -> None:
@@ -29,9 +49,7 @@ def optimize_pytorch_settings(config: dict[str, Any] | None = None) -> None:
     if unknown:
         raise ValueError(f"unknown settings {sorted(unknown)}; known: {sorted(settings)}")
     settings |= config or {}
-    tf32 = bool(settings["tf32"]) and detect().supports_tf32
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32
+    set_tf32(bool(settings["tf32"]) and detect().supports_tf32)
     torch.backends.cudnn.benchmark = bool(settings["cudnn_benchmark"])
     torch.set_num_threads(int(settings["num_threads"]))
     if torch.cuda.is_available():

@@ -102,7 +102,7 @@ def test_a_run_that_does_well_hears_nothing(caplog, mfus):
     [
         ({"gpu_utilisation": 40}, {}, "the GPU is busy for 40 % of the time only"),
         ({"gpu_memory_gb": 12.0, "gpu_memory_total_gb": 24.0}, {}, "12.0 of 24.0 GiB"),
-        ({}, {"precision": "32-true"}, "fp32 leaves the tensor cores idle"),
+        ({}, {"precision": "32-true"}, "fp32 has half the rate of bf16"),
         ({}, {}, "--torch-compile"),
         ({}, {"compile": True}, "see docs/troubleshooting.md"),
     ],

@@ -39,6 +39,14 @@ def test_a_known_card_has_the_dense_figures_of_its_sheet(device, half, single):
         assert peak.flops == pytest.approx(tera * 1e12) and "NVIDIA" in peak.source
 
 
+@pytest.mark.parametrize(
+    ("device", "tera"), [("A100", 156), ("A30X2", 82.5), ("RTX_3090", 35.6), ("RTX_4090", 82.6), ("H100", 494.5)]
+)
+def test_tf32_has_the_figure_of_its_sheet(device, tera):
+    assert peak_flops(getattr(devices, device), "32-true", tf32=True).flops == pytest.approx(tera * 1e12)
+    assert peak_flops(getattr(devices, device), "bf16-mixed", tf32=True).flops > tera * 1e12
+
+
 def test_variants_are_told_apart():
     pcie, nvl = devices.gpu("NVIDIA H100 PCIe", 79.0, (9, 0)), devices.gpu("NVIDIA H200 NVL", 139.0, (9, 0))
     assert peak_flops(pcie, "bf16-mixed").flops == 756e12

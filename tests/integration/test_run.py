@@ -429,6 +429,7 @@ def test_a_fixed_controller_leaves_lambda_alone(train):
     assert [record["lambda"] for record in records] == [0.25] * 4
 
 
+@pytest.mark.slow  # test_qlora trains in this process
 def test_4_bits_on_the_cpu(script, corpus, tmp_path):
     folder = tmp_path / "out"
     argv = ("--test-run", "--4bit-quantization", "--data-dir", corpus, "--max-steps", 4, "--output-dir", folder)

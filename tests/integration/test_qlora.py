@@ -1,0 +1,108 @@
+"""QLoRA for real, on the CPU: nf4 through bitsandbytes, from the first step to the scoring of what was saved."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+
+ROOT = Path(__file__).parents[2]
+SHORT = (
+    *("--test-run", "--4bit-quantization", "--precision", "fp32", "--block-size", "64", "--batch-size", "4"),
+    *("--max-steps", "4", "--control-every", "1", "--save-steps", "2", "--eval-steps", "2", "--eval-iters", "2"),
+    *("--learning-rate", "5e-3"),
+)
+
+
+@pytest.fixture(scope="module")
+def qlora(corpus, tmp_path_factory):
+    """Trains with more flags; returns the run folder."""
+    from granite_scu import flags
+
+    def run(name: str, *argv) -> Path:
+        folder = tmp_path_factory.mktemp(name) / "run"
+        given = (*SHORT, "--data-dir", corpus, "--output-dir", folder, *argv)
+        assert flags.main(ROOT / "configs" / "tiny.yaml", [str(argument) for argument in given]) == 0
+        return folder
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(qlora) -> Path:
+    return qlora("whole")
+
+
+def read_json(path: Path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def adapter(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def test_every_adapter_is_trained_and_helps(run):
+    raised = {name: tensor for name, tensor in adapter(run).items() if ".lora_B." in name}
+    assert len(raised) == 28 and all(bool(tensor.any()) for tensor in raised.values())
+    metrics = read_json(run / "scu_metrics.json")
+    assert metrics["skipped_steps"] == 0
+    assert metrics["final_test_bpt"] < metrics["base_test_bpt"]
+
+
+def test_what_is_saved_is_the_adapter_alone_and_no_quantised_weight(run):
+    state = torch.load(run / "checkpoint-2" / "state.ckpt", weights_only=True)["state_dict"]
+    assert len(state) == 2 * 28 and all(".lora_" in name for name in state)
+    assert {tensor.dtype for tensor in adapter(run).values()} == {torch.float32}
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(qlora, run):
+    resumed = qlora("resumed", "--resume-from-checkpoint", run / "checkpoint-2")
+    assert (resumed / "adapter_model.safetensors").read_bytes() == (run / "adapter_model.safetensors").read_bytes()
+    names = ("step", "s", "lambda", "data_bpt", "param_bpt", "grad_norm")
+    one, two = (
+        [[record[name] for name in names] for record in read_json(folder / "scu_history.json")]
+        for folder in (run, resumed)
+    )
+    assert one == two
+
+
+def test_it_is_scored_on_the_base_that_it_learned_on(run, capsys):
+    from granite_scu.scoring import command
+
+    def scored(*argv) -> list[float]:
+        assert command.main(["--json", "--precision", "fp32", str(run), *argv]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return [found["quantize_4bit"], *(model["bits_per_token"] for model in found["models"])]
+
+    in_4_bits, base, adapted = scored()
+    whole_4_bits, whole_base, _ = scored("--no-4bit-quantization")
+    assert (in_4_bits, whole_4_bits) == (True, False)
+    assert adapted < base and base != pytest.approx(whole_base, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.xdist_group("ddp")
+def test_two_processes_train_what_one_does(qlora, run, corpus, tmp_path):
+    halves = ("--batch-size", "2", "--multi-gpu", "--accelerator", "cpu")
+    flags = (*SHORT, "--data-dir", corpus, "--output-dir", tmp_path / "two", *halves)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    line = [sys.executable, *launcher, ROOT / "scripts" / "train_granite_cuda.py", *flags]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([str(each) for each in line], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    one, two = adapter(run), adapter(tmp_path / "two")
+    for name in one:
+        # Sums are taken in another order, and Adam divides a small gradient by its own size.
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-3)
+    metrics = [read_json(folder / "scu_metrics.json") for folder in (run, tmp_path / "two")]
+    assert metrics[0]["tokens"] == metrics[1]["tokens"]
+    for name in ("base_test_bpt", "final_test_bpt"):
+        assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4)
