@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from granite_scu import checkpoint, hardware, planning
@@ -11,6 +10,7 @@ from granite_scu.callbacks.audit import AdapterAudit
 from granite_scu.callbacks.best import BestAdapter
 from granite_scu.callbacks.checkpoints import Checkpoints
 from granite_scu.callbacks.console import ProgressLine
+from granite_scu.callbacks.early_stopping import OwnPatience
 from granite_scu.callbacks.equilibrium import EquilibriumStop
 from granite_scu.callbacks.finish import Finish
 from granite_scu.callbacks.graceful_stop import GracefulStop
@@ -46,7 +46,7 @@ def assemble(run: "Run", module: GraniteModule, resume: Resume | None) -> tuple[
     if asked.stop_at_equilibrium:
         callbacks.append(EquilibriumStop(scu, Equilibrium(run.controller.setpoint, asked.stop_at_equilibrium)))
     if asked.early_stopping:
-        callbacks.append(EarlyStopping("val_bpt", patience=asked.early_stopping))
+        callbacks.append(OwnPatience("val_bpt", patience=asked.early_stopping))
     if asked.expected_mfu:
         callbacks.append(UtilisationWatch(scu, asked.expected_mfu, _speed_settings(run)))
     checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, settings(run))

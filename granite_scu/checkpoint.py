@@ -141,7 +141,8 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
         return _newest(resume, RunFolder(output_dir))
     path = Path(resume).expanduser()
     if not (path / STATE).is_file():
-        raise UserError(f"--resume-from-checkpoint {resume}: is not a checkpoint folder (no {STATE} in it)")
+        hint = f"; the newest of that run is {LAST} --output-dir {path}" if RunFolder(path).checkpoints() else ""
+        raise UserError(f"--resume-from-checkpoint {resume}: is not a checkpoint folder (no {STATE} in it){hint}")
     if problem := manifest.damage(path):
         raise UserError(f"--resume-from-checkpoint {resume}: {problem}; go on from another, or from the last that is "
                         f"whole with --resume-from-checkpoint {LAST} --output-dir {path.parent}")  # fmt: skip

@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 
 from granite_scu import guard
-from granite_scu.flags import Parser
+from granite_scu.flags import Parser, without_local_rank
 
 ASIDE = {
     "data": (
@@ -23,7 +23,7 @@ The module has ``add_arguments(parser)`` and ``run(options) -> exit code``."""
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    arguments = without_local_rank(sys.argv[1:] if argv is None else list(argv))
     if arguments[:1] and arguments[0] in ASIDE:
         return guard.guarded(lambda: _run(*arguments), "--debug" in arguments, go_on="nothing was written")
     from granite_scu import cli  # late: it loads Lightning

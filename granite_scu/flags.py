@@ -379,11 +379,16 @@ def _resolve_length(given: dict[str, Any]) -> None:
         given["trainer.max_steps"] = -1
 
 
+def without_local_rank(argv: list[str]) -> list[str]:
+    """Without the ``--local-rank=N`` that ``python -m torch.distributed.launch`` adds: LOCAL_RANK says it as well."""
+    return [argument for argument in argv if not argument.startswith(("--local-rank=", "--local_rank="))]
+
+
 def main(test_run_config: Path, argv: list[str] | None = None) -> int:
     """Run the script; returns the exit code."""
     from granite_scu import guard
 
-    argv = sys.argv[1:] if argv is None else argv
+    argv = without_local_rank(sys.argv[1:] if argv is None else argv)
 
     def run() -> int:
         arguments, asked = translate(argv, test_run_config)

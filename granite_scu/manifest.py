@@ -29,7 +29,11 @@ def damage(folder: Path) -> str | None:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         return f"{missing[0]} is missing"
-    if (now := _text(folder, names)) == written:
+    try:
+        now = _text(folder, names)
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
+    if now == written:
         return None
     before, after = (json.loads(text)["files"] for text in (written, now))
     differing = [name for name in names if before[name] != after[name]]

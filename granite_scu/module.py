@@ -5,7 +5,7 @@ zero this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells mat
 which the update is projected. Sums are kept on the device and divided once, where they are read.
 """
 
-import logging
+import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +22,6 @@ from granite_scu.errors import RunFailed, UserError
 from granite_scu.information import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
 from granite_scu.model import adapters, divergence, loading, loss
 from granite_scu.starting import SHA256, Start
-
-log = logging.getLogger(__name__)
 
 LOSS_UNIT = 4096
 """Tokens that a micro-batch's summed loss is divided by before the backward pass and multiplied by after it.
@@ -185,6 +183,22 @@ class GraniteModule(L.LightningModule):
 
     # Training
 
+    def on_fit_start(self) -> None:
+        if self.trainer.world_size > 1:
+            self._require_agreement()
+
+    def _require_agreement(self) -> None:
+        """Refuse processes that read other files: they would train on, on another text or from another step."""
+        known = {"the checkpoint to go on from": self.micro_batches, **self._frozen_settings()}
+        mine = torch.tensor([_fingerprint(value) for value in known.values()], device=self.device)
+        everyones = self.all_gather(mine)
+        differing = [name for name, column in zip(known, everyones.T, strict=True) if len(column.unique()) > 1]
+        if differing:
+            raise UserError(
+                f"--multi-gpu: the processes have different values of {', '.join(differing)}; start them all with the "
+                "same flags, on a file system that all nodes see"
+            )
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         nats = self(**batch)
         self._micro += torch.stack([nats.detach().double(), _supervised(batch)])
@@ -283,13 +297,18 @@ class GraniteModule(L.LightningModule):
         self._since_read += torch.where(finite, applied, skipped)
         self._micro.zero_()
 
+    @property
+    def latest_step_was_finite(self) -> bool:
+        """Whether the newest optimizer step was applied. Synchronises with the device."""
+        return bool(self._finite)
+
     def counts(self) -> tuple[int, int]:
         """Optimizer steps (applied, skipped) since the last reading. Synchronises with the device."""
         applied, skipped = self._since_read[2:4].tolist()
         return int(applied), int(skipped)
 
     def read_window(self) -> Window:
-        """Read, reduce and reset what was counted since the last reading. Synchronises with the device."""
+        """Read and reset what was counted since the last reading. Synchronises with the device."""
         nats, tokens, applied, skipped, travel = self._since_read.tolist()
         self._since_read.zero_()
         norm, data_norm, penalty_norm = self._norms.tolist()
@@ -332,17 +351,18 @@ class GraniteModule(L.LightningModule):
 
     def configure_optimizers(self) -> dict:
         config = self.optimizer_config
-        # Under a GradScaler the fused kernel would unscale by itself, after the penalty was added.
-        fused = self.trainer.precision != "16-mixed"
         optimizer = torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=config.learning_rate,
-            betas=(0.9, config.beta2),
-            weight_decay=config.weight_decay,
-            fused=fused,
+            [p for p in self.parameters() if p.requires_grad], lr=config.learning_rate, **self._adam_settings()
         )
         scheduler = LambdaLR(optimizer, lambda step: schedule(step, config, self.total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _adam_settings(self) -> dict[str, Any]:
+        """AdamW's settings beside the rate."""
+        config = self.optimizer_config
+        # Under a GradScaler the fused kernel would unscale by itself, after the penalty was added.
+        fused = self.dtype_of_base != torch.float16
+        return {"betas": (0.9, config.beta2), "weight_decay": config.weight_decay, "fused": fused}
 
     # Validation
 
@@ -381,6 +401,7 @@ class GraniteModule(L.LightningModule):
         checkpoint["micro_batches"] = self.micro_batches
         checkpoint["frozen"] = self._frozen_settings()
         checkpoint["counters"] = self._since_read.tolist()
+        checkpoint["norms"] = self._norms.tolist()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         expected = {name: p.shape for name, p in self.state_dict().items() if _is_adapter(name)}
@@ -398,19 +419,18 @@ class GraniteModule(L.LightningModule):
                     "mean something else, so resume with the same"
                 )
         self.micro_batches = checkpoint["micro_batches"]
-        self._set_peak_rate(checkpoint)
+        self._set_own_settings(checkpoint)
         self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
+        self._norms.copy_(torch.tensor(checkpoint["norms"], dtype=torch.float64))
 
-    def _set_peak_rate(self, checkpoint: dict) -> None:
-        """Put this run's peak rate into the checkpoint, whose own Lightning would restore and go on with unasked."""
+    def _set_own_settings(self, checkpoint: dict) -> None:
+        """Put this run's rate and AdamW's settings into the checkpoint: its own would be restored in their place."""
         (group,) = checkpoint["optimizer_states"][0]["param_groups"]
         (scheduler,) = checkpoint["lr_schedulers"]
-        change = self.optimizer_config.learning_rate / group["initial_lr"]
-        if change != 1:
-            old, new = group["initial_lr"], self.optimizer_config.learning_rate
-            log.warning("--learning-rate: the checkpoint's peak was %g, this run goes on with %g", old, new)
-        group["lr"], group["initial_lr"] = change * group["lr"], change * group["initial_lr"]
-        scheduler["base_lrs"] = [change * rate for rate in scheduler["base_lrs"]]
+        peak = self.optimizer_config.learning_rate
+        rate = peak * schedule(scheduler["last_epoch"], self.optimizer_config, self.total_steps)
+        group |= self._adam_settings() | {"initial_lr": peak, "lr": rate}
+        scheduler |= {"base_lrs": [peak], "_last_lr": [rate]}
 
     def _frozen_settings(self) -> dict[str, float | str]:
         measured = {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, "--measure": self.measure}
@@ -465,6 +485,11 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
+
+
+def _fingerprint(value: object) -> int:
+    """A number that stands for a value on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
 
 
 def _supervised(batch: dict[str, Tensor]) -> Tensor:

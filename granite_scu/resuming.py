@@ -1,14 +1,16 @@
 """Going on from a checkpoint: what must be the same, what may differ and is named, and where everything stands."""
 
 import logging
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from granite_scu import checkpoint, flags
+from granite_scu import checkpoint, flags, manifest
+from granite_scu.callbacks.checkpoints import has_ended
 from granite_scu.errors import UserError
 from granite_scu.module import GraniteModule
-from granite_scu.run_folder import RunFolder
+from granite_scu.run_folder import RunFolder, step_of
 
 if TYPE_CHECKING:
     from granite_scu.run import Run
@@ -88,14 +90,12 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bool | None) else str(value)
 
 
-def go_on(run: "Run", module: GraniteModule, resume: Resume) -> bool:
+def go_on(run: "Run", module: GraniteModule, resume: Resume) -> None:
     """Put the module and the data loader where the checkpoint is, and name what will not be as it would have been.
 
-    Returns:
-        Whether it is at the end of the run already, and only the scoring and saving are left.
-
     Raises:
-        UserError: the checkpoint is of another model, controller or text, or of a run that is finished.
+        UserError: the checkpoint is of another model, controller or text, of a run that is finished, or not the newest
+            of the run folder that it lies in.
     """
     module.on_load_checkpoint(resume.state)
     _require_same_controller(run, resume)
@@ -105,9 +105,30 @@ def go_on(run: "Run", module: GraniteModule, resume: Resume) -> bool:
             f"--resume-from-checkpoint {resume.path}: it is at step {resume.step} and the run ends at "
             f"{run.plan.steps}; raise --max-steps to go on"
         )
+    if finished and has_ended(resume.state, settings(run)):
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: the run ended there, at step {resume.step}, before --max-steps; "
+            "raise --max-time, --early-stopping or --stop-at-equilibrium, whichever ended it, to go on"
+        )
+    if run.continues(resume) and not run.request.run.overwrite:
+        _require_newest(resume)
     _name_changes(resume.state["settings"], settings(run))
     run.data.start_batch = resume.state["micro_batches"]
-    return resume.step == run.plan.steps
+
+
+def _require_newest(resume: Resume) -> None:
+    """Refuse to go back: the later checkpoints would be of another course, and ``last`` would take up that one."""
+    later = [path for path in _later(resume) if manifest.damage(path) is None]
+    if later:
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: {later[-1].name} is newer; go on from that, go on from here in "
+            "another --output-dir, or drop what is newer with --overwrite"
+        )
+
+
+def _later(resume: Resume) -> list[Path]:
+    """The checkpoints after it in its folder, oldest first."""
+    return [path for path in RunFolder(resume.path.parent).checkpoints() if step_of(path) > resume.step]
 
 
 def _require_same_controller(run: "Run", resume: Resume) -> None:
@@ -125,8 +146,14 @@ def _name_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
         log.warning("the run does not go on as it would have without the interruption: %s", each)
 
 
-def rewind_history(folder: RunFolder, resume: Resume, continues: bool) -> None:
-    """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own."""
+def rewind(folder: RunFolder, resume: Resume, continues: bool, drop_later: bool) -> None:
+    """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own.
+
+    In its own folder what came after it makes way, newest first: ``last`` goes on wherever this is cut short.
+    """
+    if continues and drop_later:
+        for path in reversed(_later(resume)):
+            shutil.rmtree(path)
     if not continues:
         for record in RunFolder(resume.path.parent).read_history():
             folder.append_history(record)

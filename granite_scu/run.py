@@ -36,10 +36,10 @@ from granite_scu.hardware import presets
 from granite_scu.model import loading
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.request import Plan, Request
-from granite_scu.resuming import Resume, go_on, open_checkpoint, rewind_history
+from granite_scu.resuming import Resume, go_on, open_checkpoint, rewind
 from granite_scu.run_folder import DOCUMENTS, LOCK, MARK, RunFolder
 from granite_scu.steering import build_controller, check_equilibrium_stop, setpoint_of_auto
-from granite_scu.trainer import check_trainer
+from granite_scu.trainer import check_trainer, children
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,8 @@ class Run:
         self.console.print(f"loading {request.base.name}", highlight=False)
         module.configure_model()
         finish, trainer = assemble(self, module, resume)
-        at_end = go_on(self, module, resume) if resume else False
+        if resume:
+            go_on(self, module, resume)
         if main:  # only now is the folder touched: a request that is refused loses nothing
             self._open_folder(resume)
             announce(self, module)
@@ -187,11 +188,14 @@ class Run:
             finish.best.resume(resume.path / checkpoint.BEST, write=main)
         try:
             self.train(trainer, module, resume)
-            if at_end:
+            if trainer.global_step == (resume.step if resume else 0):
                 _conclude(trainer, module)
         except BaseException:
+            for child in children(trainer):  # all that was to be saved, this process has saved
+                child.kill()
+            children(trainer).clear()
             # How far a run got that failed or was stopped; should that fail too, the first failure counts.
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, UserError):
                 if main and self.folder.read_history():
                     self.report()
             raise
@@ -239,7 +243,7 @@ class Run:
 
     def _replaces(self, resume: Resume | None) -> bool:
         """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
-        begun = self.request.run.resume == checkpoint.AUTO and resume is None and not self.folder.finished
+        begun = self.request.run.resume == checkpoint.AUTO and resume is None and not self.folder.trained
         return begun or (self.request.run.overwrite and not self.continues(resume))
 
     def train(self, trainer: L.Trainer, module: GraniteModule, resume: Resume | None) -> None:
@@ -303,7 +307,7 @@ class Run:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("granite_scu").addHandler(handler)
         if resume:
-            rewind_history(self.folder, resume, self.continues(resume))
+            rewind(self.folder, resume, self.continues(resume), drop_later=self.request.run.overwrite)
 
     def report(self) -> None:
         """The page about the run, as far as it got."""
@@ -324,7 +328,7 @@ class Run:
 
 
 def _conclude(trainer: L.Trainer, module: GraniteModule) -> None:
-    """What comes after the last step. Lightning passes over it where a checkpoint leaves no step to take."""
+    """What comes after the last step. Lightning passes over it where steps or time leave no step to take."""
     trainer.strategy.model_to_device()
     for callback in trainer.callbacks:
         callback.on_train_start(trainer, module)
@@ -347,6 +351,7 @@ def _part(trainer: L.Trainer) -> None:
 
     One that ended early, with gloo's threads still running, could be aborted by them; torchrun then stops the others.
     """
+    children(trainer).clear()
     if torch.distributed.is_initialized():
         trainer.strategy.barrier()
         torch.distributed.destroy_process_group()

@@ -106,9 +106,14 @@ class RunFolder:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
     @property
+    def trained(self) -> bool:
+        """Whether a run has trained to its end here, and scored what came of it."""
+        return (self.path / METRICS).is_file()
+
+    @property
     def finished(self) -> bool:
         """Whether a run went to its end here and wrote everything."""
-        return (self.path / METRICS).is_file() and (self.path / CARD).is_file()
+        return self.trained and (self.path / CARD).is_file()
 
     def write_json(self, name: str, value: object) -> None:
         """Write a JSON file whole or not at all; NaN and infinities become null."""
@@ -131,8 +136,8 @@ class RunFolder:
         if not path.is_file():
             finished = self.path / HISTORY
             return json.loads(finished.read_text(encoding="utf-8")) if finished.is_file() else []
-        lines = path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        return [_read_record(path, number, line) for number, line in enumerate(lines[:-1], start=1)]
 
     def rewind_history(self, step: int) -> int:
         """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again.
@@ -161,7 +166,12 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """The checkpoints, oldest first."""
         found = [p for p in self.path.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
-        return sorted(found, key=lambda p: int(p.name.removeprefix("checkpoint-")))
+        return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step that a checkpoint is named after."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 @contextmanager
@@ -191,6 +201,15 @@ def replacing(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def _read_record(path: Path, number: int, line: str) -> dict:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UserError(
+            f"{path}: line {number} is damaged ({error}); take the line out to do without that tick"
+        ) from error
 
 
 def _is_trace(entry: Path) -> bool:

@@ -1,6 +1,7 @@
 """Lightning's Trainer as a run wants it: what the user may set, and what follows from other settings."""
 
 import inspect
+import subprocess
 from datetime import timedelta
 from typing import Any
 
@@ -153,6 +154,15 @@ def _leave_signals_alone(trainer: L.Trainer) -> None:
     ):
         getattr(owner, name)  # gone in another version of Lightning: fail here, and not by a deadlock
         setattr(owner, name, lambda: None)
+
+
+def children(trainer: L.Trainer) -> list[subprocess.Popen]:
+    """The processes that Lightning started itself, as it does where no launcher did; in these, none.
+
+    Lightning watches this very list, and kills the process that has it within five seconds of the end of one in it
+    whose exit code is not 0. So it is emptied before they end that way on purpose, as after a signal.
+    """
+    return getattr(trainer.strategy.launcher, "procs", [])
 
 
 def _as_list(value: Any) -> list:

@@ -1,10 +1,14 @@
 """Checkpoints that PEFT loads as they lie, and that a run goes on from."""
 
+import errno
 import json
 import logging
+import os
 import random
+import resource
 import shutil
 
+import killing
 import lightning as L
 import numpy as np
 import peft
@@ -96,6 +100,65 @@ def test_a_checkpoint_appears_whole_or_not_at_all(trained, tmp_path):
     assert not list(tmp_path.glob("*checkpoint-9*"))
 
 
+def save_in_a_fork(io, state, folder, prepare) -> int:
+    """Save a checkpoint and prune to one, in a child; returns its exit code, 1 for an error of the system."""
+    child = os.fork()
+    if not child:
+        code = 2
+        try:
+            prepare()
+            io.save_checkpoint(state, folder / "checkpoint-6")
+            prune(RunFolder(folder), keep=1)
+            code = 0
+        except OSError:
+            code = 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize(
+    "strike",
+    [
+        pytest.param(lambda: os._exit(9), id="crash"),
+        pytest.param(killing.fail_with(killing.FULL), id="full", marks=pytest.mark.slow),
+    ],
+)
+def test_wherever_a_save_is_cut_short_a_whole_checkpoint_is_left(trained, tmp_path, strike):
+    """At each of its calls that change the file system, one after the other."""
+    module, folder = trained
+    io, state = AdapterCheckpointIO(), {name: v for name, v in load_state(folder).items() if name != "random"}
+    io.module, struck, places = module, tmp_path / "struck", 0
+
+    def strike_and_tell():
+        struck.touch()
+        strike()
+
+    while places == 0 or struck.exists():
+        struck.unlink(missing_ok=True)
+        places += 1
+        run = shutil.copytree(folder.parent, tmp_path / f"run{places}")
+        save_in_a_fork(io, state, run, killing.at_change(run, places, strike_and_tell))
+        newest = find("last", run)
+        assert newest.name in ("checkpoint-3", "checkpoint-6")
+        assert load_state(newest)["global_step"] == 3
+    assert places > 15
+    assert [path.name for path in RunFolder(run).checkpoints()] == ["checkpoint-6"]
+
+
+def test_wherever_a_file_of_a_save_no_longer_fits_a_whole_checkpoint_is_left(trained, tmp_path):
+    module, folder = trained
+    io, state = AdapterCheckpointIO(), {name: v for name, v in load_state(folder).items() if name != "random"}
+    io.module = module
+    largest = max(path.stat().st_size for path in folder.iterdir())
+    for number, most in enumerate((0, 100, 1000, largest // 2, largest - 1)):
+        run = shutil.copytree(folder.parent, tmp_path / f"run{number}")
+        limit = lambda most=most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
+        assert save_in_a_fork(io, state, run, limit) == 1
+        assert [path.name for path in run.iterdir()] == ["checkpoint-3"]
+        assert find("last", run).name == "checkpoint-3"
+
+
 @pytest.fixture
 def several(tmp_path):
     """A run folder with three small checkpoints that are whole."""
@@ -150,6 +213,16 @@ def test_damage_to_any_byte_shows(data, tmp_path_factory):
     assert manifest.damage(folder) is not None
 
 
+def test_a_file_that_the_disk_does_not_give_back_is_damage(several, monkeypatch):
+    def broken(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(manifest, "_sha256", broken)
+    assert (
+        manifest.damage(several / "checkpoint-900") == "adapter_model.safetensors cannot be read (Input/output error)"
+    )
+
+
 def test_files_that_came_later_are_no_damage(several):
     (several / "checkpoint-900" / ".DS_Store").write_text("")
     assert manifest.damage(several / "checkpoint-900") is None
@@ -189,6 +262,11 @@ def test_a_checkpoint_is_found_by_its_folder(trained):
 def test_a_checkpoint_that_is_not_there_is_refused(tmp_path, resume, problem):
     with pytest.raises(UserError, match=f"--resume-from-checkpoint {resume}: .*{problem}"):
         find(resume, tmp_path)
+
+
+def test_a_run_folder_in_place_of_a_checkpoint_is_put_right(several):
+    with pytest.raises(UserError, match=rf"no {STATE} in it\); the newest of that run is last --output-dir {several}"):
+        find(str(several), "elsewhere")
 
 
 @pytest.mark.parametrize("damage", [b"", b"no checkpoint", None])

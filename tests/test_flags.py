@@ -327,6 +327,10 @@ def test_the_setpoint_is_a_ratio_or_auto():
             resolved(f"--target-s={wrong}")
 
 
+def test_what_the_older_launcher_adds_is_passed_over():
+    assert flags.without_local_rank(["--local-rank=1", "--max-steps", "3"]) == ["--max-steps", "3"]
+
+
 def test_dotted_flags_pass_through():
     request = resolved("--lora.targets", "[in_proj, out_proj]", "--trainer.limit_train_batches=7", "--lora-r", "2")
     assert request.lora.targets == ["in_proj", "out_proj"]

@@ -690,6 +690,21 @@ def test_a_checkpoint_with_other_adapters_is_refused(make_module, fit, make_batc
         fit(make_module(lora=lora), make_batches(1), max_epochs=2, ckpt_path=tmp_path / "state.ckpt")
 
 
+def test_what_is_given_to_a_resumed_run_beats_the_checkpoints_optimizer(make_module, fit, make_batches, tmp_path):
+    fit(make_module(), make_batches(2)).save_checkpoint(tmp_path / "state.ckpt")
+    seen = []
+
+    class Watch(L.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            (group,) = optimizer.param_groups
+            seen.append((group["lr"], group["betas"], group["weight_decay"]))
+
+    given = {"learning_rate": 0.1, "schedule": "linear", "beta2": 0.9, "weight_decay": 0.01}
+    module = make_module(optimizer=given, total_steps=4)
+    fit(module, make_batches(4), max_steps=4, callbacks=[Watch()], ckpt_path=tmp_path / "state.ckpt")
+    assert seen == [(pytest.approx(rate), (0.9, 0.9), 0.01) for rate in (0.05, 0.025)]
+
+
 # The schedule
 
 

@@ -247,6 +247,15 @@ def test_a_last_line_that_a_crash_tore_is_left_out(folder):
     assert folder.read_history() == [record(1)]
 
 
+def test_a_damaged_line_is_named(folder):
+    for step in (1, 2):
+        folder.append_history(record(step))
+    lines = folder.path / HISTORY_LINES
+    lines.write_bytes(b"\xff" + lines.read_bytes()[1:])
+    with pytest.raises(UserError, match=rf"{HISTORY_LINES}: line 1 is damaged"):
+        folder.read_history()
+
+
 def test_a_resumed_run_appends_after_its_checkpoint(folder):
     for step in (1, 2, 3):
         folder.append_history(record(step))

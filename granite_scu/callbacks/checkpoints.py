@@ -6,6 +6,7 @@ import lightning as L
 
 from granite_scu import checkpoint
 from granite_scu.callbacks.stopwatch import Stopwatch
+from granite_scu.module import GraniteModule
 from granite_scu.run_folder import RunFolder
 
 
@@ -13,7 +14,8 @@ class Checkpoints(L.Callback):
     """Saves ``checkpoint-<step>`` every ``save_steps`` steps and at the end. Comes after all that has a state.
 
     Where a step is validated, its checkpoint is saved afterwards: what a validation decides is part of the state. One
-    that had to be saved before says so, and the run that goes on from it validates first.
+    that had to be saved before says so, and the run that goes on from it validates first. While steps are not finite
+    none is saved: it would push out those from before the weights went wrong.
 
     Args:
         folder: the run folder.
@@ -48,14 +50,13 @@ class Checkpoints(L.Callback):
             trainer.training = True
         self._owed = False
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
-        step = trainer.global_step
-        if step != self._saved and step % self.save_steps == 0 and not self._validation_due(trainer):
+    def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_) -> None:
+        if self._is_due(trainer) and not self._validation_due(trainer) and module.latest_step_was_finite:
             self._save_between_steps(trainer)
 
-    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        step = self._validated = trainer.global_step
-        if trainer.state.fn == "fit" and step != self._saved and step % self.save_steps == 0:
+    def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        self._validated = trainer.global_step
+        if trainer.state.fn == "fit" and self._is_due(trainer) and module.latest_step_was_finite:
             self._save_between_steps(trainer)
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -77,6 +78,10 @@ class Checkpoints(L.Callback):
         self.save(trainer)
         self.stopwatch.start()
 
+    def _is_due(self, trainer: L.Trainer) -> bool:
+        """Whether a multiple of ``save_steps`` has been reached, or passed by steps that were not finite."""
+        return trainer.global_step // self.save_steps > self._saved // self.save_steps
+
     def _validation_due(self, trainer: L.Trainer) -> bool:
         step = trainer.global_step
         return step % self.eval_steps == 0 and step != self._validated
@@ -84,6 +89,13 @@ class Checkpoints(L.Callback):
     def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["settings"] = self.settings
         checkpoint["validation_due"] = self._validation_due(trainer)
+        checkpoint["stopping"] = trainer.should_stop
 
     def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._owed = checkpoint["validation_due"]
+        trainer.should_stop = has_ended(checkpoint, self.settings)
+
+
+def has_ended(checkpoint: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether a checkpoint is of a run that had itself stopped, and of these settings: with others it goes on."""
+    return checkpoint["stopping"] and checkpoint["settings"] == settings

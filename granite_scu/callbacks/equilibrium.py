@@ -61,7 +61,7 @@ class EquilibriumStop(AfterTick):
         return 1 - step ** (4 * self.control.every)  # |Delta W|^2 goes with the fourth power of the factors' scale
 
     def state_dict(self) -> dict:
-        return {"ticks": as_mappings(self.ticks)}
+        return {"ticks": as_mappings(self.ticks), "stopped_at": self.stopped_at}
 
     def load_state_dict(self, state: dict) -> None:
-        self.ticks = from_mappings(state["ticks"])
+        self.ticks, self.stopped_at = from_mappings(state["ticks"]), state["stopped_at"]

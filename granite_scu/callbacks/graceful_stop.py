@@ -14,6 +14,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from granite_scu.callbacks.checkpoints import Checkpoints
 from granite_scu.errors import Stopped
 from granite_scu.guard import INTERRUPTED, TERMINATED
+from granite_scu.trainer import LOST_AFTER
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +40,15 @@ class GracefulStop(L.Callback):
         self._hosts: Any = None
         self._previous: dict[int, Any] = {}
 
-    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self._step = trainer.global_step
+    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        # Not at the start of training: a validation that a checkpoint owes is made up for there, by all ranks together.
         if trainer.world_size > 1:
-            self._hosts = torch.distributed.new_group(backend="gloo")
+            self._hosts = torch.distributed.new_group(backend="gloo", timeout=LOST_AFTER)
         heeded = [signal.SIGINT, signal.SIGTERM, *([REQUEUE] if REQUEUE and SLURMEnvironment.detect() else [])]
         self._previous = {number: signal.signal(number, self._note) for number in heeded}
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
         if trainer.global_step != self._step:  # not inside an accumulation window
@@ -62,8 +66,8 @@ class GracefulStop(L.Callback):
         self._let_go()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.received == signal.SIGINT:
-            raise KeyboardInterrupt  # a second Ctrl-C does not wait
+        if number == signal.SIGINT and self.received:
+            raise KeyboardInterrupt  # a second Ctrl-C does not wait, nor does one after another signal
         self.received = max(self.received, number)
 
     def _let_go(self) -> None:

@@ -177,6 +177,7 @@ class ShannonControl(L.Callback):
             "latest": self.latest,
             "ticks": self.ticks,
             "saved": self.saved and tuple(self.saved),
+            "learning_rate": self._learning_rate,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -187,3 +188,4 @@ class ShannonControl(L.Callback):
         self._progress = tuple(state["progress"])
         self._travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
         self.saved = state["saved"] and Saved(*state["saved"])
+        self._learning_rate = state["learning_rate"]

@@ -27,6 +27,7 @@ from granite_scu.data.fitting import Fitted, fit, repeated, report
 from granite_scu.data.packing import IGNORED, Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.sampling import EndlessBatches
 from granite_scu.data.splits import MIN_BLOCKS, Split, by_block
+from granite_scu.data.workers import leave_signals_to_the_run
 from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -241,6 +242,7 @@ class TextDataModule(LightningDataModule):
         workers: dict[str, Any] = {}
         if self.config.num_workers:
             workers = {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
+            workers["worker_init_fn"] = leave_signals_to_the_run
             # Silences a warning that tokenizers print in every forked worker; ours tokenise nothing.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         return DataLoader(

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from datetime import timedelta
 
 import killing
 import pytest
@@ -65,6 +67,37 @@ def test_a_process_that_is_killed_takes_the_others_along(start, tmp_path, lost):
     expected[lost] = -signal.SIGKILL
     assert codes(children) == expected
     assert "another process of this run was lost" in (tmp_path / f"cut{1 - lost}.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_process_that_falls_silent_is_taken_for_lost(start, tmp_path):
+    from granite_scu import trainer
+    from granite_scu.callbacks import graceful_stop
+
+    def soon(rank):
+        trainer.LOST_AFTER = graceful_stop.LOST_AFTER = timedelta(seconds=3)
+
+    children = start("cut", 2, soon)
+    killing.until(lambda: killing.ticks(tmp_path / "cut") >= 2)
+    os.kill(children[1], signal.SIGSTOP)
+    asked = time.monotonic()
+    assert killing.wait(children[0]) == 1
+    assert 2 < time.monotonic() - asked < 30
+    assert "another process of this run was lost" in (tmp_path / "cut0.log").read_text()
+    os.kill(children[1], signal.SIGKILL)
+    killing.wait(children[1])
+
+
+@pytest.mark.slow
+def test_processes_that_read_other_texts_are_refused(start, tmp_path):
+    def another_text(rank):
+        from granite_scu.data.module import TextDataModule
+
+        TextDataModule.checksum = property(lambda data: f"text {rank}")
+
+    assert codes(start("cut", 2, another_text)) == [2, 2]
+    words = "the processes have different values of the text of --data-dir (its checksum); start them all"
+    assert all(words in (tmp_path / f"cut{rank}.log").read_text() for rank in range(2))
 
 
 def note(where, name):

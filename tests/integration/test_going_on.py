@@ -74,6 +74,21 @@ def test_the_text_must_be_the_same(run, short, launch):
     assert "the text of --data-dir (its checksum) was" in err
 
 
+def test_going_back_in_a_run_folder_must_be_meant(run, launch):
+    """What is newer would be of another course, and the next ``last`` would go on with that."""
+    code, _, err = launch("--resume-from-checkpoint", run / "checkpoint-3")
+    assert code == 2
+    assert "checkpoint-6 is newer; go on from that, go on from here in another --output-dir, or drop" in err
+
+
+@pytest.mark.slow
+def test_going_back_drops_what_is_newer(run, launch, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    flags = ("--max-steps", 5, "--save-steps", 4, "--overwrite")
+    assert launch("--resume-from-checkpoint", folder / "checkpoint-3", *flags)[0] == 0
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
+
+
 def test_auto_never_replaces_a_run_that_is_finished(run, short, launch, tmp_path):
     """Its checkpoints may have been removed to save space."""
     folder = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))

@@ -14,7 +14,7 @@ from granite_scu.run_folder import RunFolder
 
 FLAGS = (
     *("--test-run", "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 4),
-    *("--max-steps", 24, "--save-steps", 5, "--eval-steps", 4, "--control-every", 3, "--lora-dropout", 0.1),
+    *("--max-steps", 25, "--save-steps", 5, "--eval-steps", 4, "--control-every", 3, "--lora-dropout", 0.1),
 )
 UNEVEN = (*FLAGS, "--gradient-accumulation-steps", 4, "--num-workers", 2)
 
@@ -90,13 +90,26 @@ def test_a_run_killed_at_random_ends_as_if_it_had_not_been(whole, cut, flags):
 
 
 def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut):
-    """The training is over, and only the scoring, the summary or the model card is missing."""
+    """The training is over, and only the last tick, the scoring, the summary or the model card is missing."""
     assert cut.run(FLAGS, at_call("on_test_epoch_start", 10**9)) == 0
     for missing in ("README.md", "scu_metrics.json"):
         (cut.folder / missing).unlink()
         outcome = cut.finish(FLAGS)
         assert same(whole(FLAGS), outcome)
         assert (cut.folder / "README.md").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [("--early-stopping", 1, "--learning-rate", 3), ("--max-time", "00:00:00:01")])
+def test_a_run_that_had_stopped_before_its_last_step_takes_none_more(cut, stop):
+    flags = (*FLAGS, "--max-steps", 500, "--warmup-steps", 0, "--eval-steps", 2, *stop)
+    before = cut.finish(flags)
+    assert before["metrics"]["steps"] < 500
+    (cut.folder / "scu_metrics.json").unlink()
+    assert same(before, cut.finish(flags))
+    assert cut.run(flags) == 2
+    assert f"the run ended there, at step {before['metrics']['steps']}, before --max-steps" in cut.log.read_text()
+    assert same(before, killing.outcome(cut.folder))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +147,7 @@ def test_a_disk_that_fills_up_inside_a_file_is_named(cut, most):
 def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
     child = cut.start(UNEVEN)
     killing.until(lambda: killing.ticks(cut.folder) >= 2)
-    os.kill(child, number)
+    os.killpg(child, number)  # loader processes too, as a terminal, torchrun and SLURM do
     assert killing.wait(child) == code
     (*_, newest) = RunFolder(cut.folder).checkpoints()
     words = cut.log.read_text()

@@ -468,12 +468,16 @@ def test_early_stopping(train):
     assert history(folder)[-1]["step"] < 30
 
 
-def test_a_limit_on_time_ends_the_run_in_order(train):
+def test_a_limit_on_time_ends_the_run_in_order_and_for_good(train, launch):
     folder = train("--max-steps", 100_000, "--max-time", "00:00:00:02")
     metrics = read_json(folder / "scu_metrics.json")
     assert 1 <= metrics["steps"] < 100_000
     assert metrics["stopped"] == {"reason": "max_time", "step": metrics["steps"]}
     assert (folder / "adapter_model.safetensors").is_file()
+    code, _, err = launch("--output-dir", folder, "--resume-from-checkpoint", "auto")
+    assert code == 2
+    assert f"the run ended there, at step {metrics['steps']}, before --max-steps; raise --max-time" in err
+    assert read_json(folder / "scu_metrics.json") == metrics
 
 
 @pytest.fixture

@@ -1,0 +1,10 @@
+"""Early stopping that heeds the patience it was given, and not that of a checkpoint."""
+
+from lightning.pytorch.callbacks import EarlyStopping
+
+
+class OwnPatience(EarlyStopping):
+    """Lightning's, which would have a run that goes on keep the patience that it began with."""
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict | {"patience": self.patience})

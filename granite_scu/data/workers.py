@@ -1,0 +1,29 @@
+"""Loader processes and signals: the run decides what becomes of a signal, and they serve it to the end."""
+
+import os
+import signal
+import threading
+
+
+def leave_signals_to_the_run(worker: int) -> None:
+    """Have a loader process outlive a signal that is meant for the run. To be called in it, at its start.
+
+    A terminal sends Ctrl-C, torchrun SIGTERM and SLURM both it and SIGUSR1 to every process. The run then ends its
+    optimizer step, for which it may need batches, and takes a loader's death for a failure. A SIGTERM of the run's own
+    process still ends a loader.
+
+    Args:
+        worker: number of the process among the loader's.
+    """
+    for name in ("SIGINT", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows: only it tells who sent a signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_the_run_says, daemon=True).start()
+
+
+def _end_when_the_run_says() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
