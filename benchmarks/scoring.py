@@ -1,6 +1,6 @@
 """Scoring held-out text, as ``scripts/eval_bpt.py`` does, against a bare loop of forward passes.
 
-    python benchmarks/scoring.py --quick                 the embedded model, under a minute on two cores
+    python benchmarks/scoring.py --quick                 the embedded model, about a minute on two quiet cores
     python benchmarks/scoring.py --json > out.json       and ten blocks of Granite-4.0-H-1B at full width
 
 Both score the base and two adapters on the same batches of the embedded text, in the same model with the same kernels.
@@ -197,7 +197,7 @@ def main() -> int:
     parser = measure.build_parser(str(__doc__), repeats=9, quick=3)
     training.add_flags(parser)
     parser.add_argument(
-        "--batches", type=int, help="in a turn (default: 8 of the embedded model; 2 of a larger one, or with --quick)"
+        "--batches", type=int, help="in a turn (default: 8 of the embedded model, 2 of a larger one, 1 with --quick)"
     )
     options = measure.parse(parser)
     measure.require_positive(batches=options.batches)
@@ -205,7 +205,7 @@ def main() -> int:
         options.precisions = ["fp32"]
 
     def sizes(trained: training.Case) -> list[Case]:
-        usual = 8 if trained.model == "embedded" and not options.quick else 2
+        usual = 1 if options.quick else 8 if trained.model == "embedded" else 2
         windows = trained.batch * (options.batches or usual)
         return [Case(trained, windows), Case(trained, 4 * windows)]
 

@@ -1,4 +1,4 @@
-"""What the log of a run has before the first step: kernels, isolation of documents, and what is known of S*."""
+"""What the log of a run has before the first step: kernels, documents kept apart, the adapter at the start, S*."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -26,6 +26,8 @@ def announce(run: "Run", module: GraniteModule) -> None:
             "--no-isolate-documents says that this is meant",
             run.request.base.name,
         )
+    if run.start and (warning := run.start.mismatch(run.request.base.quantize_4bit)):
+        log.warning(warning)
     if run.found:
         log.info("--target-s auto: S* = %.3g: %s", run.controller.setpoint, run.found["reason"])
     if steers(run):

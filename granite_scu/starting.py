@@ -38,6 +38,17 @@ class Start:
         """(out, in, rank) of each adapted layer."""
         return [(m.out, m.inner, m.rank) for m in self.matrices]
 
+    def mismatch(self, quantize_4bit: bool) -> str | None:
+        """What to know where the base was held otherwise when the adapter was trained; None where that is not so."""
+        then = self.adapter.training.get("base", {}).get("quantize_4bit")
+        if then is None or then == quantize_4bit:
+            return None
+        held, flag = ("in 4 bits", "--4bit-quantization") if then else ("whole", "--no-4bit-quantization")
+        return (
+            f"--adapter {self.name}: learned on a base that was held {held}, which this run's is not, so it starts "
+            f"a little worse than it ended; {flag} holds the base as then"
+        )
+
     def record(self) -> dict[str, str]:
         """Where it came from, for the run folder."""
         return {"adapter": self.name, "sha256": self.sha256}

@@ -1,6 +1,7 @@
 """Training that starts from an adapter: what is measured, what λ adds, what comes along, what is refused."""
 
 import json
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -229,6 +230,22 @@ def test_what_is_not_asked_for_is_the_adapters(adapter, small_granite):
     found = starting.lora_of(LoraConfig(rank=3, dropout=0.1), start)
     assert (found.rank, found.alpha, found.targets, found.dropout) == (3, 7.0, sorted(TARGETS), 0.1)
     assert LoraConfig().resolved() == LoraConfig(rank=16, alpha=32.0)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "words"),
+    [
+        (True, False, "was held in 4 bits, which this run's is not, so .*; --4bit-quantization holds"),
+        (False, True, "was held whole, .*; --no-4bit-quantization holds"),
+        (True, True, None),
+        (None, True, None),  # an adapter from elsewhere says nothing of it
+    ],
+)
+def test_a_base_that_was_held_otherwise_is_said(adapter, small_granite, then, now, words):
+    if then is not None:
+        (adapter / saved.MARK).write_text(json.dumps({"base": {"name": small_granite, "quantize_4bit": then}}))
+    found = starting.open_start(str(adapter), small_granite).mismatch(now)
+    assert re.search(words, found) if words else found is None
 
 
 def test_dropout_is_the_runs_own(from_adapter, adapter):
