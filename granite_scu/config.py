@@ -157,6 +157,7 @@ class DataConfig:
         cache_dir: where tokens are kept; null takes granite-scu in XDG_CACHE_HOME or ~/.cache.
         isolate_documents: documents that share a block do not see one another.
         train_tokens: train on about so many tokens of the training split, blocks spread evenly over it; null takes all.
+        stream: read, tokenise and pack the training text while training goes on, and keep nothing of it.
     """
 
     path: list[str] | str | None = None
@@ -176,6 +177,7 @@ class DataConfig:
     cache_dir: str | None = None
     isolate_documents: bool = True
     train_tokens: int | None = None
+    stream: bool = False
 
     def __post_init__(self) -> None:
         _check(

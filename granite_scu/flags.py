@@ -99,6 +99,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--encoding", "data.encoding", str, "of text files, such as latin-1"),
         Flag("--split-seed", "data.split_seed", int, "of the division into training, validation and test documents"),
         Flag("--cache-dir", "data.cache_dir", str, "where tokens are kept", default="~/.cache/granite-scu"),
+        Flag("--stream", "data.stream", bool, "read and tokenise the text while training goes on and keep nothing: for "
+             "text larger than the disk"),
         Flag("--output-dir", "run.output_dir", str, "run folder"),
         Flag("--overwrite", "run.overwrite", bool, "replace a run folder that is not empty"),
         Flag("--adapter", "lora.adapter", str, "folder of a LoRA adapter to start from: rank, alpha and layers are its "

@@ -31,6 +31,7 @@ from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.config import DEFAULT_STEPS, BaseConfig
 from granite_scu.data.module import TextDataModule
+from granite_scu.data.streaming import StreamedDataModule
 from granite_scu.errors import RunFailed, Stopped, UserError
 from granite_scu.hardware import presets
 from granite_scu.model import loading
@@ -124,6 +125,10 @@ class Run:
         control, steps = self.request.control, self.plan.steps
         every = max(self.request.run.eval_steps, control.every)  # what a tick finds is the newest validation
         heeded = (steps - 1) // every
+        if control.controller == "cascade" and self.request.data.stream:
+            raise UserError(
+                "--controller cascade: looks ahead in the training text, which --stream cannot; take another"
+            )
         if control.controller == "cascade" and heeded < LEAST_VALIDATIONS:
             raise UserError(
                 f"--controller cascade: moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and "
@@ -138,7 +143,8 @@ class Run:
 
     def make_data(self) -> TextDataModule:
         """The data of the run, not yet prepared."""
-        return TextDataModule(self.request.data, self.request.seed)
+        kind = StreamedDataModule if self.request.data.stream else TextDataModule
+        return kind(self.request.data, self.request.seed)
 
     def make_finish(self, scu: ShannonControl, best: BestAdapter, stopwatch: Stopwatch) -> Finish:
         """The callback that scores and saves at the end."""
@@ -151,11 +157,10 @@ class Run:
         if data.num_epochs is not None:
             # Rounded up, so that the passes asked for are complete.
             limits.append(math.ceil(data.num_epochs * self.data.steps_per_epoch(blocks)))
-        return Plan(
-            steps=min(limits, default=DEFAULT_STEPS),
-            tokens_per_step=blocks * data.block_size,
-            n_tokens=self.request.prior.n_tokens or self.data.n_tokens,
-        )
+        steps, tokens_per_step = min(limits, default=DEFAULT_STEPS), blocks * data.block_size
+        # Nobody has counted a stream; what is read of it counts once.
+        counted = steps * tokens_per_step if data.stream else self.data.n_tokens
+        return Plan(steps, tokens_per_step, n_tokens=self.request.prior.n_tokens or counted)
 
     def fit(self) -> dict:
         """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds."""
@@ -255,6 +260,8 @@ class Run:
             raise
         except SystemExit as stop:  # Lightning's answer to Ctrl-C
             raise KeyboardInterrupt from stop
+        except UserError as error:  # of a stream, whose loader processes hand on what they raise with its traceback
+            raise UserError(str(error).rsplit(f"{UserError.__name__}: ", 1)[-1].strip()) from error
         except RuntimeError as error:
             if cause := _lost(error):
                 raise RunFailed(f"{cause}; --resume-from-checkpoint last goes on from the last checkpoint") from error
@@ -286,6 +293,7 @@ class Run:
                 "processes": self.machine.world_size,
                 "--isolate-documents": request.data.isolate_documents,
                 "the text of --data-dir (its checksum)": self.data.checksum,
+                **({"--num-workers": request.data.num_workers} if request.data.stream else {}),
             },
             measure=request.control.measure,
             actuator=request.control.actuator,

@@ -36,6 +36,7 @@ FLAGS = [
     ("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", "6", 6),
     ("--block-size", "data.block_size", "256", 256),
     ("--isolate-documents", "data.isolate_documents", None, True),
+    ("--stream", "data.stream", None, True),
     ("--learning-rate", "optimizer.learning_rate", "3e-4", 3e-4),
     ("--lr-scheduler", "optimizer.schedule", "linear", "linear"),
     ("--warmup-steps", "optimizer.warmup_steps", "9", 9),

@@ -92,7 +92,7 @@ class ComparedData(TextDataModule):
 
     def whole_training_text(self) -> DataLoader:
         """The training blocks once, in order; after a shift, those of the second text."""
-        return self._loader(self.train, self._in_order(self.train))
+        return self._loader(self.train, batch_sampler=self._in_order(self.train))
 
 
 class ShiftingBatches:

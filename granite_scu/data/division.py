@@ -1,6 +1,6 @@
 """A corpus read and divided, and the record by which its documents are known again after training."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +42,29 @@ def divided(corpus: Prepared, config: DataConfig) -> tuple[str, Split[NDArray[np
 
 
 def recorded(corpus: Prepared, by: str, parts: Split[NDArray[np.int64]] | None) -> dict[str, Any]:
-    """The documents of each split by digest, for JSON; ``shared`` are those that several splits have a part of."""
+    """The documents of each split, for JSON."""
     hexadecimal = [f"{digest:016x}" for digest in corpus.digests.tolist()]
+    if parts is None:
+        return as_record(by, Split([], [], []), shared=hexadecimal)
+    return as_record(by, parts.map(lambda numbers: [hexadecimal[i] for i in numbers.tolist()]))
+
+
+def as_record(by: str, parts: Split[list[str]], shared: Sequence[str] = (), streamed: bool = False) -> dict[str, Any]:
+    """Which documents a run had, as ``documents.json``.
+
+    Args:
+        by: as in ``Division``.
+        parts: digests of the documents of each split.
+        shared: digests of the documents that several splits have a part of.
+        streamed: whether training read more documents, of which there is no record.
+    """
     return {
         "schema": 1,
         "digest": "the first 16 hexadecimal digits of the SHA-256 of a text in UTF-8",
         "split_by": by,
-        **{name: [hexadecimal[i] for i in getattr(parts, name).tolist()] if parts else [] for name in SPLITS},
-        "shared": hexadecimal if parts is None else [],
+        **{name: getattr(parts, name) for name in SPLITS},
+        "shared": list(shared),
+        "streamed": streamed,
     }
 
 

@@ -95,6 +95,7 @@ class Piece:
         is_last: whether the document ends with it.
         is_conversation: whether a chat template has rendered it.
         spans: characters that are supervised, [start, stop) each; None supervises all, and the end of text.
+        is_ended: whether the end of text follows its last piece.
     """
 
     text: str
@@ -105,6 +106,7 @@ class Piece:
     is_last: bool = True
     is_conversation: bool = False
     spans: tuple[tuple[int, int], ...] | None = None
+    is_ended: bool = True
 
     @property
     def is_empty(self) -> bool:
@@ -161,16 +163,21 @@ def encoded(
     Raises:
         UserError: as ``encode``, and what reading raises.
     """
-    encoder = _Encoder(renderer.tokenizer)
     pieces = (
         piece
         for number, documents in enumerate(sources)
         for document in documents
-        for piece in _pieces(document, number, renderer, split_seed)
+        for piece in pieces_of(document, number, renderer, split_seed)
     )
+    yield from parts_of(islice(pieces, skip, None), renderer.tokenizer)
+
+
+def parts_of(pieces: Iterable["Piece"], tokenizer: PreTrainedTokenizerBase) -> Iterator[Part]:
+    """The tokens of the pieces, about a megabyte of text at a time. Raises UserError as ``encode``."""
+    encoder = _Encoder(tokenizer)
     with ThreadPoolExecutor(1) as pool:  # the next chunk is read and tokenised while this one is taken up
         pending: tuple[list[Piece], Future[list[Any]]] | None = None
-        for chunk in _chunks(islice(pieces, skip, None)):
+        for chunk in _chunks(pieces):
             started = chunk, pool.submit(encoder.tokenised, chunk)
             if pending:
                 yield encoder.part(pending[0], pending[1].result())
@@ -230,7 +237,7 @@ class _Encoder:
         """Tokens, widths and targets of a piece, with the end of text where the document ends."""
         tokens, widths = self._measured(piece.text, encoding)
         targets = np.ones(len(tokens), bool) if piece.spans is None else supervised(encoding.offsets, piece.spans)
-        if piece.is_last and not (piece.is_conversation and tokens[-1:] == self.end):
+        if piece.is_last and piece.is_ended and not (piece.is_conversation and tokens[-1:] == self.end):
             learned = piece.spans is None or (len(piece.spans) > 0 and piece.spans[-1][1] == len(piece.text))
             tokens, widths = np.append(tokens, np.int32(self.end)), np.append(widths, np.uint16(0))
             targets = np.append(targets, learned)
@@ -288,7 +295,7 @@ def bytes_by_offset(text: str, offsets: Sequence[tuple[int, int]]) -> NDArray[np
     return np.diff(ends, prepend=0).astype(np.uint16)
 
 
-def _pieces(document: Document | TextFile, source: int, renderer: Renderer, split_seed: int) -> Iterator[Piece]:
+def pieces_of(document: Document | TextFile, source: int, renderer: Renderer, split_seed: int) -> Iterator[Piece]:
     """The document's text: where it is long, in pieces of a little more than ``CHUNK`` characters."""
     fingerprint = Fingerprint(split_seed)
     if isinstance(document, Conversation):

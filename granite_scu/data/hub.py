@@ -26,31 +26,36 @@ def is_on_hub(source: str) -> bool:
     return source.startswith(PREFIX)
 
 
-def read(source: str, text_column: str) -> Iterator[Document]:
+def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
     """The documents of the training split, or of the only one.
+
+    Args:
+        source: with its prefix.
+        text_column: field of a record that holds the text.
+        streamed: read it from the hub as it is needed, and keep nothing of it.
 
     Raises:
         UserError: no such data set or configuration, no way to the hub, or records without what is needed.
     """
-    found = _load(source)
+    found = _load(source, streamed)
     name = "train" if "train" in found else next(iter(found))
-    yield from documents(source, name, text_column)
+    yield from documents(source, name, text_column, streamed)
 
 
-def published(source: str, text_column: str) -> Split[partial] | None:
+def published(source: str, text_column: str, streamed: bool = False) -> Split[partial] | None:
     """What reads each of the three splits that a data set comes in; None where it has not all of them.
 
     Raises:
         UserError: as ``read``.
     """
-    if not set(SPLITS) <= set(_load(source)):
+    if not set(SPLITS) <= set(_load(source, streamed)):
         return None
-    return Split(*(partial(documents, source, name, text_column) for name in SPLITS))
+    return Split(*(partial(documents, source, name, text_column, streamed) for name in SPLITS))
 
 
-def documents(source: str, split: str, text_column: str) -> Iterator[Document]:
+def documents(source: str, split: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
     """The documents of a split, one a row; of wikitext, whose rows are lines, one an article."""
-    rows, name = _load(source)[split], f"{source.removeprefix(PREFIX)}/{split}"
+    rows, name = _load(source, streamed)[split], f"{source.removeprefix(PREFIX)}/{split}"
     if _repository(source).endswith("/wikitext"):
         yield from _articles(name, (row["text"] for row in rows))
         return
@@ -64,13 +69,13 @@ def _repository(source: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _load(source: str) -> dict[str, Any]:
-    """The splits of a data set by name, on the disk and not in memory."""
+def _load(source: str, streamed: bool = False) -> dict[str, Any]:
+    """The splits of a data set by name, on the disk or, streamed, nowhere; never in memory."""
     import datasets  # takes a second, and only the hub needs it
 
     repository, _, configuration = source.removeprefix(PREFIX).partition(":")
     try:
-        return datasets.load_dataset(repository, configuration or None)
+        return datasets.load_dataset(repository, configuration or None, streaming=streamed)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
         reason = " ".join(str(error).split())[:300]
         what = "no --data-dir, and wikitext-2" if source == DEFAULT else f"--data-dir {source}: it"

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
-from granite_scu.data.cache import Prepared
 from granite_scu.data.corpus import prepare
 from granite_scu.data.division import SPLITS, divided, recorded
 from granite_scu.data.encoding import Stream
@@ -55,7 +54,7 @@ class TextDataModule(LightningDataModule):
 
     Attributes:
         start_batch: micro-batches that each rank has trained on already; training goes on after them.
-        record: of the documents of each split, see ``Division.record``.
+        record: of the documents of each split, see ``division.as_record``.
     """
 
     def __init__(self, config: DataConfig, seed: int) -> None:
@@ -81,7 +80,8 @@ class TextDataModule(LightningDataModule):
         first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         corpus = prepare(config, tokenizer, show_progress=first_rank)
         whole = config.packing == "best-fit" or (config.packing == "auto" and corpus.n_conversations > 0)
-        laid_out = partial(self._blocks_of, corpus, best_fit if whole else in_a_row, padding_of(tokenizer))
+        layout = best_fit if whole else in_a_row
+        laid_out = partial(self._blocks_of, corpus.stream, corpus.name, layout, padding_of(tokenizer))
         self._n_empty, self._fitted = corpus.n_empty, {}
         self._split_by, parts = divided(corpus, config)
         self.record = recorded(corpus, self._split_by, parts)
@@ -96,13 +96,19 @@ class TextDataModule(LightningDataModule):
         self._blocks = replace(blocks, train=thinned(blocks.train, config.train_tokens))
 
     def _blocks_of(
-        self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
+        self,
+        stream: Stream,
+        name_of: Callable[[int], str],
+        layout: Layout,
+        padding: int,
+        split: str,
+        documents: NDArray[np.int64],
     ) -> Blocks:
         size, on_long = self.config.block_size, self.config.on_long
-        fitted = fit(corpus.stream, documents, size, on_long, corpus.name)
+        fitted = fit(stream, documents, size, on_long, name_of)
         report(split, fitted, on_long, size, in_pieces=layout is best_fit)
         self._fitted[split] = fitted
-        return layout(corpus.stream, fitted.bounds, size, padding)
+        return layout(stream, fitted.bounds, size, padding)
 
     def _check(self, blocks: Split[Blocks], at_least: int) -> None:
         """Refuse splits that nothing can be learned from, or measured on."""
@@ -194,7 +200,8 @@ class TextDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Batches without end, reshuffled every epoch."""
-        return self._loader(*self._training_order(self.start_batch))
+        blocks, batches = self._training_order(self.start_batch)
+        return self._loader(blocks, batch_sampler=batches)
 
     def upcoming(self, start: int, count: int) -> list[dict[str, Tensor]]:
         """The rank's training batches ``start`` to ``start + count - 1``, read apart from the loader's."""
@@ -203,11 +210,11 @@ class TextDataModule(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
-        return self._loader(_WithEmpty(self.validation), self._in_order(self.validation))
+        return self._loader(_WithEmpty(self.validation), batch_sampler=self._in_order(self.validation))
 
     def test_dataloader(self) -> DataLoader:
         """The test blocks in order, shared out as in validation."""
-        return self._loader(_WithEmpty(self.test), self._in_order(self.test))
+        return self._loader(_WithEmpty(self.test), batch_sampler=self._in_order(self.test))
 
     @property
     def _collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
@@ -238,7 +245,8 @@ class TextDataModule(LightningDataModule):
         most = math.ceil(len(range(0, len(blocks), world_size)) / size)  # rank 0's
         return batches + [[EMPTY]] * (most - len(batches))
 
-    def _loader(self, blocks: "Blocks | _WithEmpty", batches: Iterable[list[int]]) -> DataLoader:
+    def _loader(self, blocks: Any, **batching: Any) -> DataLoader:
+        """A loader of blocks; ``batching`` says how they come together, in the DataLoader's own words."""
         workers: dict[str, Any] = {}
         if self.config.num_workers:
             workers = {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
@@ -246,14 +254,14 @@ class TextDataModule(LightningDataModule):
             # Silences a warning that tokenizers print in every forked worker; ours tokenise nothing.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         return DataLoader(
-            blocks,  # type: ignore[arg-type]  # a map-style data set without torch's base class
-            batch_sampler=batches,  # type: ignore[arg-type]
+            blocks,
             collate_fn=self._collate,
             num_workers=self.config.num_workers,
             pin_memory=torch.cuda.is_available(),
             # Its own, since each iteration draws from it: a validation must not move the run's random numbers.
             generator=torch.Generator().manual_seed(self.seed),
             **workers,
+            **batching,
         )
 
 

@@ -49,7 +49,7 @@ def no_text(paths: Sequence[str]) -> UserError:
     return UserError(f"--data-dir {', '.join(paths)}: holds no text, every file or line of it is empty; {_REMEDY}")
 
 
-def published(path: str | Sequence[str] | None, text_column: str) -> Split[partial] | None:
+def published(path: str | Sequence[str] | None, text_column: str, streamed: bool = False) -> Split[partial] | None:
     """What reads each split of a corpus that comes divided: the hub's default, or one data set of the hub alone.
 
     Raises:
@@ -57,10 +57,10 @@ def published(path: str | Sequence[str] | None, text_column: str) -> Split[parti
     """
     path = hub.DEFAULT if path is None else path
     path = path if isinstance(path, str) or len(path) > 1 else path[0]
-    return hub.published(path, text_column) if isinstance(path, str) and hub.is_on_hub(path) else None
+    return hub.published(path, text_column, streamed) if isinstance(path, str) and hub.is_on_hub(path) else None
 
 
-def read(path: str, text_column: str, encoding: str = "utf-8") -> Iterator[Document | TextFile]:
+def read(path: str, text_column: str, encoding: str = "utf-8", streamed: bool = False) -> Iterator[Document | TextFile]:
     """The documents of one source, in a fixed order and one at a time: of a large source little is in memory.
 
     Args:
@@ -68,6 +68,7 @@ def read(path: str, text_column: str, encoding: str = "utf-8") -> Iterator[Docum
             set of the hub.
         text_column: field of a record that holds the text.
         encoding: of text files.
+        streamed: keep no copy of what comes from the hub.
 
     Raises:
         UserError: nothing there, or a file that cannot be read; names file and line or byte.
@@ -76,7 +77,7 @@ def read(path: str, text_column: str, encoding: str = "utf-8") -> Iterator[Docum
         yield from load_embedded(path)
         return
     if hub.is_on_hub(path):
-        yield from hub.read(path, text_column)
+        yield from hub.read(path, text_column, streamed)
         return
     for file in readable_files(path):
         kind = files.kind(file)

@@ -15,6 +15,7 @@ from granite_scu.data.encoding import encode
 from granite_scu.data.module import tail_held_out
 from granite_scu.data.packing import pack
 from granite_scu.data.sources import drop_empty, load
+from granite_scu.data.streaming import beginning
 from granite_scu.errors import UserError
 from granite_scu.run_folder import MARK
 from granite_scu.scoring.subjects import documents_of, read_json
@@ -87,7 +88,7 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
         raise UserError(f"{run}: does not say which documents it held out (an older version made it); give --data-dir")
     config = data_config(run)
     name = f"{config.named}, held out by {run.name}"
-    division = divide(config)
+    division = beginning(config) if config.stream else divide(config)
     others = [other for other in others if documents_of(other) != record]
     if record["shared"]:
         if digests(division.documents) != record["shared"]:
@@ -130,8 +131,10 @@ def _seen_by(runs: Sequence[Path]) -> set[str]:
         record = documents_of(run)
         if record is None:
             _log.warning("%s does not say what it was trained on (an older version made it): nothing is left out", run)
-        else:
-            seen.update(*(record[split] for split in SEEN))
+            continue
+        if record.get("streamed"):
+            _log.warning("%s was trained on a stream: what it has read is not known, and is not left out", run)
+        seen.update(*(record[split] for split in SEEN))
     return seen
 
 

@@ -80,7 +80,7 @@ def test_many_lines_are_divided_by_document(tokenizer, many_lines):
 
 def test_wikitext_keeps_the_splits_it_was_published_with(tokenizer, monkeypatch):
     rows = {name: [{"text": f" = {name} = \n"}, {"text": WORDS}] for name in ("train", "validation", "test")}
-    monkeypatch.setattr("granite_scu.data.hub._load", lambda source: rows)
+    monkeypatch.setattr("granite_scu.data.hub._load", lambda source, streamed: rows)
     data = prepared(tokenizer, None)
     assert data.config.path is None and data.summary()["split_by"] == "published"
     for name in ("train", "validation", "test"):

@@ -67,7 +67,7 @@ def test_no_such_data_set_is_one_line_that_names_what_there_is_without_the_hub(t
 
 
 def test_the_default_without_network_names_the_embedded_corpora(monkeypatch):
-    def unreachable(*name):
+    def unreachable(*name, **how):
         raise ConnectionError("Couldn't reach 'Salesforce/wikitext' on the Hub (LocalEntryNotFoundError)")
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
@@ -87,7 +87,7 @@ def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
         " Text . \n",
     ]
     splits = {name: [{"text": row.replace("Text", name)} for row in rows] for name in hub.SPLITS}
-    monkeypatch.setattr("datasets.load_dataset", lambda *name: splits)
+    monkeypatch.setattr("datasets.load_dataset", lambda *name, **how: splits)
     found = published(None, "text")
     assert list(found.train()) == [
         Document(

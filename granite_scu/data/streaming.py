@@ -1,0 +1,300 @@
+"""``--stream``: training text that is read, tokenised and packed while training goes on, and kept nowhere.
+
+For text that is larger than the disk. Its beginning is read before training: of that, whole documents are held out for
+validation and test, as ``splits`` divides them, and training passes over them and their copies wherever they are.
+
+Each of the S = ranks x loader processes shares takes every S-th document, and every S-th megabyte of a file that is one
+document, so that nothing is read by two of them. Where a share of the stream stands is a function of the seed and of
+the number of batches it has given; going on from a checkpoint reads up to there again.
+"""
+
+import logging
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import chain, count, islice
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.config import DataConfig
+from granite_scu.data.chat import Renderer
+from granite_scu.data.division import SPLITS, Division, as_record
+from granite_scu.data.documents import Conversation, Document, TextFile
+from granite_scu.data.encoding import Part, Piece, Stream, encode, parts_of, pieces_of
+from granite_scu.data.fitting import fit
+from granite_scu.data.module import Layout, TextDataModule
+from granite_scu.data.packing import Block, Blocks, best_fit, in_a_row, padding_of
+from granite_scu.data.sources import drop_empty, published, read
+from granite_scu.data.splits import MIN_DOCUMENTS, Split, by_document
+from granite_scu.errors import UserError
+
+BEGINNING = 4_000_000
+"""Characters read before training, of which a tenth each is held out for validation and for test."""
+
+WINDOW = 512
+"""Blocks that the next one is drawn from."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+def beginning(config: DataConfig) -> Division:
+    """The first documents of a stream, divided; those of training are read again when training comes to them.
+
+    Raises:
+        UserError: too few documents to hold whole ones out, nothing to read, or what cannot be read.
+    """
+    splits = published(config.path, config.text_column, streamed=True)
+    if splits is not None:
+        readers = (splits.train, splits.validation, splits.test)
+        parts, counts = zip(*(drop_empty(list(_first(reader()))) for reader in readers), strict=True)
+        return Division("published", Split(*parts), list(chain(*parts)), sum(counts))
+    documents, n_empty = drop_empty(list(_first(document for _, document in in_turn(_readers(config)))))
+    divided = by_document(documents, config.split_seed)
+    if divided is None:
+        raise UserError(
+            f"--stream: the first {BEGINNING // 1_000_000} million characters of --data-dir {config.named} have "
+            f"{len(documents)} whole documents, of which none can be held out for validation; give {MIN_DOCUMENTS} "
+            "or more of even length, for example as lines of a jsonl file, or leave --stream out"
+        )
+    return Division("document", divided, documents, n_empty)
+
+
+def _readers(config: DataConfig) -> list[Callable[[], Iterator[Document | TextFile]]]:
+    """What reads each source of training."""
+    splits = published(config.path, config.text_column, streamed=True)
+    if splits is not None:
+        return [splits.train]
+    return [partial(read, name, config.text_column, config.encoding, streamed=True) for name in config.sources]
+
+
+def in_turn(readers: Iterable[Callable[[], Iterable[T]]]) -> Iterator[tuple[int, T]]:
+    """One of each source after the other, with the source's number, until the last has ended.
+
+    >>> list(in_turn([lambda: "ab", lambda: "c"]))
+    [(0, 'a'), (1, 'c'), (0, 'b')]
+    """
+    left = deque((number, iter(reader())) for number, reader in enumerate(readers))
+    while left:
+        number, source = left.popleft()
+        for found in islice(source, 1):
+            yield number, found
+            left.append((number, source))
+
+
+def _first(documents: Iterable[Document | TextFile]) -> Iterator[Document]:
+    """Whole documents until ``BEGINNING`` characters are read; a file that alone has more is passed over."""
+    n_characters = 0
+    for document in documents:
+        known = in_memory(document)
+        if isinstance(known, Document):
+            yield known
+            n_characters += len(known.text)
+        else:
+            n_characters += BEGINNING
+        if n_characters >= BEGINNING:
+            return
+
+
+def in_memory(document: Document | TextFile) -> Document | TextFile:
+    """A file as a document, unless it has more than ``BEGINNING`` characters."""
+    if isinstance(document, Document):
+        return document
+    text = ""
+    for more in document.pieces():
+        text += more
+        if len(text) > BEGINNING:
+            return document
+    return Document(document.name, text)
+
+
+def shuffled(items: Iterable[T], draw: random.Random, window: int = WINDOW) -> Iterator[T]:
+    """All items, each drawn from those that ``window`` holds."""
+    held: list[T] = []
+    for item in items:
+        if len(held) < window:
+            held.append(item)
+            continue
+        place = draw.randrange(window)
+        held[place], item = item, held[place]
+        yield item
+    draw.shuffle(held)
+    yield from held
+
+
+class StreamedBlocks(IterableDataset):
+    """Training blocks of a stream, without end; each loader process has a share of its own.
+
+    Args:
+        config: the text and how it is cut.
+        tokenizer: of the model.
+        layout: of the documents of a megabyte of text.
+        held_out: digests of the documents that are not trained on.
+        seed: of the order of blocks.
+        rank: this process's number.
+        world_size: processes that share the stream.
+        start: batches that this rank has trained on.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        layout: Layout,
+        held_out: frozenset[str],
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+    ) -> None:
+        self.config = config
+        self.renderer = Renderer(tokenizer, config.loss_on)
+        self.layout = layout
+        self.padding = padding_of(tokenizer)
+        self.held_out = held_out
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.start = start
+
+    def __iter__(self) -> Iterator[Block]:
+        worker = get_worker_info()
+        number, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        # The loader takes a batch of each process in turn, and after a restart begins with the first again.
+        local = (number + self.start) % count
+        given = len(range(local, self.start, count)) * self.config.batch_size
+        return islice(self.share(self.rank * count + local, self.world_size * count), given, None)
+
+    def share(self, number: int, of: int) -> Iterator[Block]:
+        """The blocks of a share, pass after pass. Raises UserError where nothing of the stream falls to it."""
+        for epoch in count():
+            n_blocks = 0
+            for n_blocks, block in enumerate(  # noqa: B007 (the last number counts them)
+                shuffled(self._in_order(number, of), random.Random(f"{self.seed}/{number}/{epoch}")), start=1
+            ):
+                yield block
+            if not n_blocks:
+                raise UserError(
+                    f"--stream: --data-dir {self.config.named} has too few documents to learn from for {of} shares "
+                    "(processes times --num-workers); start fewer, or leave --stream out"
+                )
+            if number == 0:
+                _log.info("the stream of %s has ended and begins again", self.config.named)
+
+    def _in_order(self, number: int, of: int) -> Iterator[Block]:
+        said: set[str] = set()
+        for part in parts_of(self._pieces(number, of), self.renderer.tokenizer):
+            yield from self._laid_out(part, said)
+
+    def _pieces(self, number: int, of: int) -> Iterator[Piece]:
+        """The share's part of a pass, without what is held out."""
+        turn = count()
+        for source, document in in_turn(_readers(self.config)):
+            known = in_memory(document)
+            if isinstance(known, Document):
+                if next(turn) % of == number and known.digest not in self.held_out:
+                    yield from pieces_of(known, source, self.renderer, self.config.split_seed)
+                continue
+            for piece in pieces_of(known, source, self.renderer, self.config.split_seed):
+                if next(turn) % of == number:  # what comes before it may be in another share: a text by itself
+                    yield replace(piece, is_first=True, is_last=True, is_ended=piece.is_last)
+
+    def _laid_out(self, part: Part, said: set[str]) -> Iterator[Block]:
+        size, on_long = self.config.block_size, self.config.on_long
+        stream = Stream(part.tokens, part.ends, part.widths, part.targets)
+        fitted = fit(stream, np.arange(len(part.ends)), size, on_long, lambda i: part.documents[i].name)
+        if on_long in ("truncate", "drop") and fitted.n_long and "long" not in said:
+            said.add("long")
+            done = {"truncate": "truncated", "drop": "left out"}[on_long]
+            _log.warning("documents longer than --block-size %d are %s (--on-long)", size, done)
+        if fitted.n_unsupervised and "unsupervised" not in said:
+            said.add("unsupervised")
+            _log.warning("documents without a token to learn are left out")
+        yield from self.layout(stream, fitted.bounds, size, self.padding)
+
+
+class StreamedDataModule(TextDataModule):
+    """Training blocks of a stream; validation and test blocks of documents at its beginning.
+
+    ``train`` has the blocks of the beginning alone, as a sample of what is trained on.
+
+    Args:
+        config: the text and how it is cut.
+        seed: of the order of training blocks.
+
+    Raises:
+        UserError: settings that a stream cannot have.
+    """
+
+    def __init__(self, config: DataConfig, seed: int) -> None:
+        for flag, value, why in (
+            ("--num-epochs", config.num_epochs, "nobody knows how long a pass over a stream is; give --max-steps"),
+            ("--data-weights", config.weights, "the sources of a stream are read in turn, a document each"),
+            ("data.train_tokens", config.train_tokens, "a stream is not counted; give --max-steps"),
+        ):
+            if value is not None:
+                raise UserError(f"{flag} {value}: not with --stream: {why}")
+        super().__init__(config, seed)
+
+    def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Read the beginning. Once on every rank.
+
+        Raises:
+            UserError: as ``beginning``.
+        """
+        config, division = self.config, beginning(self.config)
+        assert division.parts is not None
+        chats = any(isinstance(document, Conversation) for document in division.documents)
+        whole = config.packing == "best-fit" or (config.packing == "auto" and chats)
+        layout = best_fit if whole else in_a_row
+        held_out = [*division.parts.validation, *division.parts.test]
+        self._n_empty, self._fitted, self._split_by = division.n_empty, {}, division.by
+        self._blocks = Split(
+            *(self._encoded(name, getattr(division.parts, name), layout, tokenizer) for name in SPLITS)
+        )
+        self._check(self._blocks, at_least=1 if whole else config.block_size + 1)
+        digests = division.parts.map(lambda documents: [document.digest for document in documents])
+        self.record = as_record(division.by, replace(digests, train=[]), streamed=True)
+        self._stream = partial(
+            StreamedBlocks, config, tokenizer, layout, frozenset(document.digest for document in held_out), self.seed
+        )
+
+    def _encoded(
+        self, split: str, documents: list[Document], layout: Layout, tokenizer: PreTrainedTokenizerBase
+    ) -> Blocks:
+        if not documents:
+            raise UserError(f"--stream: --data-dir {self.config.named} begins without text for {split}; give more")
+        stream = encode(documents, tokenizer, loss_on=self.config.loss_on)
+        names = [document.name for document in documents]
+        numbers = np.arange(len(documents))
+        return self._blocks_of(stream, names.__getitem__, layout, padding_of(tokenizer), split, numbers)
+
+    def summary(self) -> dict[str, Any]:
+        """As the base class's; of training only that it is streamed, for nobody has counted it."""
+        return super().summary() | {"train": {"streamed": True}}
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches without end."""
+        return self._streamed(self.start_batch)
+
+    def upcoming(self, start: int, count: int) -> list[dict[str, Tensor]]:
+        """As the base class's, by reading up to there."""
+        return list(islice(self._streamed(start), count))
+
+    def _streamed(self, start: int) -> DataLoader:
+        rank, world_size = self._rank_and_world_size()
+        blocks = self._stream(rank=rank, world_size=world_size, start=start)
+        return self._loader(blocks, batch_size=self.config.batch_size, worker_init_fn=_without_threads)
+
+
+def _without_threads(worker: int) -> None:
+    """A loader process tokenises on its own core: the threads of the process that it was forked from are not there."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,0 +1,164 @@
+"""A stream is read once in a pass by all shares together, without what is held out, and goes on where it was."""
+
+import json
+from collections import Counter
+from itertools import islice
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from granite_scu.config import DataConfig
+from granite_scu.data import encoding, streaming
+from granite_scu.data.encoding import encode
+from granite_scu.data.packing import IGNORED, in_a_row
+from granite_scu.data.sources import load
+from granite_scu.data.streaming import StreamedBlocks, StreamedDataModule, beginning, shuffled
+from granite_scu.errors import UserError
+
+TEXTS = [f"{number}: " + "the quick brown fox " * (1 + number % 4) for number in range(40)]
+
+
+def lines(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def source(tmp_path):
+    return lines(tmp_path / "a.jsonl", TEXTS)
+
+
+def config_of(*sources, **fields):
+    fields = {"block_size": 16, "batch_size": 2, **fields}
+    return DataConfig([str(source) for source in sources], stream=True, **fields)
+
+
+def streamed(tokenizer, *sources, seed=0, start=0, rank=None, **fields):
+    data = StreamedDataModule(config_of(*sources, **fields), seed)
+    data.prepare(tokenizer)
+    data.start_batch = start
+    if rank is not None:
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
+    return data
+
+
+def batches(data, count):
+    return [(batch["input_ids"], batch["labels"]) for batch in islice(data.train_dataloader(), count)]
+
+
+def predicted(blocks):
+    """How often each text of a predicted stretch occurs, and of which tokens they are made."""
+    return Counter(int(label) for block in blocks for label in block.labels if label != IGNORED)
+
+
+def a_pass(tokenizer, config, of, held_out=frozenset()):
+    blocks = StreamedBlocks(config, tokenizer, in_a_row, held_out, seed=0)
+    return [block for number in range(of) for block in blocks._in_order(number, of)]
+
+
+@given(items=st.lists(st.integers(), max_size=60), window=st.integers(1, 70))
+def test_shuffling_loses_and_invents_nothing(items, window):
+    assert sorted(shuffled(items, Random(0), window)) == sorted(items)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    texts=st.lists(st.text(min_size=1, max_size=40).filter(str.strip), min_size=1, max_size=20), of=st.integers(1, 5)
+)
+def test_all_shares_together_read_every_token_once(tokenizer, tmp_path_factory, texts, of):
+    path = lines(tmp_path_factory.mktemp("texts") / "a.jsonl", texts)
+    whole = encode(load(str(path), "text"), tokenizer)
+    assert predicted(a_pass(tokenizer, config_of(path), of)) == Counter(whole.tokens[whole.targets].tolist())
+
+
+def test_a_file_too_long_for_memory_is_shared_out_in_pieces(tokenizer, tmp_path, monkeypatch):
+    """It is one document: it has one end of text, and a piece's first token is not predicted from another's last."""
+    monkeypatch.setattr(streaming, "BEGINNING", 500)
+    monkeypatch.setattr(encoding, "CHUNK", 100)
+    text = "".join(f"line {number} of a long book\n" for number in range(100))
+    (tmp_path / "book.txt").write_text(text)
+    parts = a_pass(tokenizer, config_of(tmp_path / "book.txt"), of=3)
+    seen = Counter(int(token) for block in parts for token in block.inputs if token != tokenizer.pad_token_id)
+    n_pieces = sum(1 for _ in encoding.pieces_of(streaming.TextFile(tmp_path / "book.txt"), 0, None, 0))
+    assert n_pieces >= 20
+    assert predicted(parts)[tokenizer.eos_token_id] == 1
+    whole = Counter(text.encode())
+    # The last token of a row is a label and no input, and the first is an input and no label.
+    assert sum(whole.values()) - sum(predicted(parts).values()) == n_pieces - 1
+    assert seen.keys() <= whole.keys() | {tokenizer.eos_token_id}
+
+
+def test_what_is_held_out_is_never_trained_on_nor_are_its_copies(tokenizer, tmp_path, source, monkeypatch):
+    monkeypatch.setattr(streaming, "BEGINNING", 1200)
+    copies = lines(tmp_path / "b.jsonl", reversed(TEXTS))
+    data = streamed(tokenizer, source, copies)
+    assert {"validation", "test"} <= data.record.keys() and data.record["streamed"] and not data.record["train"]
+    held_out = {*data.record["validation"], *data.record["test"]}
+    texts = {document.digest: document.text for document in load(str(source), "text")}
+    assert 2 <= len(held_out) < 10
+    (blocks,) = [data._stream()]
+    trained = "".join(bytes(t for t in block.inputs.tolist() if t < 256).decode() for block in blocks._in_order(0, 1))
+    begins = {digest: text.split(":")[0] + ": the" for digest, text in texts.items()}
+    found = {digest for digest, start in begins.items() if f"fox {start}" in trained or trained.startswith(start)}
+    assert found == texts.keys() - held_out
+    assert beginning(data.config).parts.test  # the same documents, for scoring afterwards
+    assert {d.digest for d in beginning(data.config).parts.test} == set(data.record["test"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_goes_on_where_it_was(tokenizer, source, workers):
+    """Past the end of a pass too, and whichever loader process comes next."""
+    whole = batches(streamed(tokenizer, source, num_workers=workers), 90)
+    for start in (7, 64):
+        rest = batches(streamed(tokenizer, source, num_workers=workers, start=start), 90 - start)
+        for (inputs, labels), (others, other_labels) in zip(whole[start:], rest, strict=True):
+            assert torch.equal(inputs, others) and torch.equal(labels, other_labels)
+
+
+def test_ranks_differ_and_seeds_order(tokenizer, source):
+    first, second = (batches(streamed(tokenizer, source, rank=rank), 8) for rank in (0, 1))
+    assert not any(torch.equal(one, other) for (one, _), (other, _) in zip(first, second, strict=True))
+    other = batches(streamed(tokenizer, source, seed=1), 8)
+    again = batches(streamed(tokenizer, source), 8)
+    assert not all(torch.equal(one, two) for (one, _), (two, _) in zip(again, other, strict=True))
+
+
+def test_too_few_documents_to_hold_some_out(tokenizer, tmp_path):
+    (tmp_path / "book.txt").write_text("a book\n" * 500)
+    with pytest.raises(UserError, match=r"--stream: the first 4 million characters of .* have 1 whole documents"):
+        streamed(tokenizer, tmp_path / "book.txt")
+
+
+def test_more_shares_than_documents(tokenizer, source):
+    blocks = StreamedBlocks(config_of(source), tokenizer, in_a_row, frozenset(), seed=0)
+    with pytest.raises(UserError, match="too few documents to learn from for 100 shares"):
+        next(blocks.share(99, 100))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_epochs": 1}, "--num-epochs 1: not with --stream: .* give --max-steps"),
+        ({"weights": [1.0]}, "--data-weights .*: not with --stream: .* in turn"),
+        ({"train_tokens": 64}, "data.train_tokens 64: not with --stream"),
+    ],
+)
+def test_what_makes_no_sense_of_a_stream_is_refused(fields, words):
+    with pytest.raises(UserError, match=words):
+        StreamedDataModule(config_of("a.jsonl", **fields), seed=0)
+
+
+def test_a_data_set_of_the_hub_is_streamed_with_its_splits(tokenizer, tmp_path):
+    root = tmp_path / "set"
+    root.mkdir()
+    for name, numbers in (("train", range(8)), ("validation", range(8, 10)), ("test", range(10, 11))):
+        lines(root / f"{name}.jsonl", [TEXTS[number] for number in numbers])
+    data = streamed(tokenizer, f"hf:{root}")
+    assert data.summary()["split_by"] == "published"
+    assert (data.validation.n_documents, data.test.n_documents) == (2, 1)
+    text = bytes(t for block in data._stream()._in_order(0, 1) for t in block.inputs.tolist() if t < 256).decode()
+    assert all(f"{number}: the" in text for number in range(8)) and "8: the" not in text.replace("38: the", "")

@@ -1,0 +1,58 @@
+"""A run whose training text is read while it trains."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from granite_scu.data.corpora import stdlib_docs
+
+SIZE = ("--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
+STREAM = ("--test-run", "--stream", *SIZE)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "a.jsonl"
+    texts = [document.text[:2000] for document in stdlib_docs()[:40]]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def test_it_trains_goes_on_and_is_scored_as_any_run(launch, records, tmp_path):
+    flags = (*STREAM, "--data-dir", records, "--num-workers", 2, "--control-every", 1, "--save-steps", 2)
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    code, _, err = launch(*flags, "--max-steps", 3, "--output-dir", whole)
+    assert code == 0, err
+    recorded = json.loads((whole / "documents.json").read_text())
+    assert recorded["streamed"] and recorded["test"] and not recorded["train"]
+    assert json.loads((whole / "scu_config.json").read_text())["n_tokens"] == 3 * 2 * 64
+    resume = (*flags, "--max-steps", 3, "--output-dir", rest, "--resume-from-checkpoint", whole / "checkpoint-2")
+    code, _, err = launch(*resume)
+    assert code == 0, err
+    one, other = (load_file(folder / "adapter_model.safetensors") for folder in (whole, rest))
+    assert all((one[name] == other[name]).all() for name in one)
+    code, _, err = launch(*resume, "--overwrite", "--num-workers", 1)
+    assert code == 2 and "--num-workers was 2 and is now 1" in err
+
+
+def test_a_line_that_is_broken_far_behind_stops_the_run_with_its_place(launch, records, tmp_path, monkeypatch):
+    monkeypatch.setattr("granite_scu.data.streaming.BEGINNING", 40_000)
+    path = tmp_path / "broken.jsonl"
+    path.write_text(records.read_text(encoding="utf-8") + '{"text": \n', encoding="utf-8")
+    flags = (*STREAM, "--data-dir", path, "--num-workers", 1, "--max-steps", 500, "--eval-steps", 500)
+    code, _, err = launch(*flags, "--output-dir", tmp_path / "run")
+    assert code == 2
+    assert err.startswith(f"error: --data-dir {path}:41: not valid JSON (Expecting value") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--num-epochs", 1), "--num-epochs 1.0: not with --stream"),
+        (("--controller", "cascade", "--max-steps", 4000), "--controller cascade: looks ahead in the training text"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused(launch, records, tmp_path, flags, words):
+    code, _, err = launch(*STREAM, "--data-dir", records, "--output-dir", tmp_path / "run", *flags)
+    assert code == 2 and words in err and err.count("\n") == 1
