@@ -86,6 +86,11 @@ class TextDataModule(LightningDataModule):
         self._split_by, parts = divided(corpus, config)
         self.record = recorded(corpus, self._split_by, parts)
         if parts is None:
+            if config.weights:
+                raise UserError(
+                    f"--data-weights: {config.named} has too few or too uneven documents to be divided as wholes, and "
+                    "none can be read more often than another; give records of a jsonl file, or leave the weights out"
+                )
             blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config)
         else:
             train = parts.train
@@ -113,6 +118,12 @@ class TextDataModule(LightningDataModule):
     def _check(self, blocks: Split[Blocks], at_least: int) -> None:
         """Refuse splits that nothing can be learned from, or measured on."""
         config, n_inputs = self.config, blocks.train.n_inputs
+        for name, fitted in self._fitted.items():
+            if config.on_long == "drop" and fitted.n_long and not len(fitted.bounds):
+                raise UserError(
+                    f"--on-long drop: all {fitted.n_long} documents of {name} are longer than --block-size "
+                    f"{config.block_size}, and none is left; raise --block-size, or choose split or truncate"
+                )
         if n_inputs < at_least:  # in a row each input needs the token after it as its label
             raise UserError(
                 f"--data-dir {config.named}: the training split has {n_inputs} tokens, too few for one "

@@ -1,10 +1,14 @@
+import hashlib
 import json
 import logging
+from collections import Counter
 from itertools import islice
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from granite_scu.config import DataConfig
 from granite_scu.data.module import TextDataModule
@@ -174,6 +178,47 @@ def test_reading_leaves_the_runs_random_numbers_alone(tokenizer, one_text):
     next(iter(data.train_dataloader()))
     list(data.val_dataloader())
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@settings(deadline=None, max_examples=8)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=30, max_size=60),
+    packing=st.sampled_from(["blocks", "best-fit"]),
+    world_size=st.integers(1, 3),
+    batch_size=st.integers(1, 2),
+    workers=st.sampled_from([0, 0, 2]),
+)
+def test_every_token_comes_once_an_epoch_over_all_ranks_and_workers(
+    tokenizer, tmp_path_factory, lengths, packing, world_size, batch_size, workers
+):
+    """And none is invented: what the loaders give is counted against the documents themselves."""
+    texts = [f"{number} " + "abcdefgh"[number % 8] * length for number, length in enumerate(lengths)]
+    path = tmp_path_factory.mktemp("round") / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = prepared(tokenizer, path, block_size=16, batch_size=batch_size, packing=packing, num_workers=workers)
+    assume(min(len(data.validation), len(data.test)) >= world_size)
+    seen = {"train": Counter(), "validation": Counter()}
+    for rank in range(world_size):
+        on_rank(data, rank, world_size)
+        epochs = islice(data.train_dataloader(), len(data.train))  # so many batches are batch_size * world_size epochs
+        for name, loader in (("train", epochs), ("validation", data.val_dataloader())):
+            for batch in loader:
+                seen[name].update(batch["labels"][batch["labels"] != IGNORED].tolist())
+    digests = {hashlib.sha256(text.encode()).hexdigest()[:16]: text for text in texts}
+    for name, times in (("train", batch_size * world_size), ("validation", 1)):
+        held = [digests[digest].encode() for digest in data.record[name]]
+        expected = Counter(byte for text in held for byte in [*text[1:], tokenizer.eos_token_id])
+        assert seen[name] == Counter({token: times * count for token, count in expected.items()})
+
+
+def test_weights_of_documents_that_cannot_be_divided_are_refused(tokenizer, one_text):
+    with pytest.raises(UserError, match=r"--data-weights: .* has too few or too uneven documents"):
+        prepared(tokenizer, one_text, weights=[2.0])
+
+
+def test_dropping_every_long_document_names_the_flag(tokenizer, many_lines):
+    with pytest.raises(UserError, match=r"--on-long drop: all 4\d documents of train are longer than --block-size 32"):
+        prepared(tokenizer, many_lines, on_long="drop")
 
 
 def test_steps_per_epoch_is_a_fraction_where_the_batch_straddles(tokenizer, one_text):
