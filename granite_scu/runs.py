@@ -24,6 +24,13 @@ SIGNS = (MARK, METRICS, HISTORY, HISTORY_LINES)
 """Files that only a run leaves behind; without the first of them it is a broken one."""
 
 
+NUMBERS = (
+    *("step", "steps", "s_target", "s", "strength", "base_bpt", "adapter_bpt", "saved_bpt", "best_val_bpt"),
+    "tokens_per_s",
+)
+"""Fields of a ``Summary`` that are numbers, where they are known."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """One run. What is not known is null: scores come with a run's end, S with its first tick.
@@ -66,6 +73,12 @@ class Summary:
     better: str | None
     tokens_per_s: float | None
 
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{name} is no number in its files, but {value!r}")
+
 
 SORTS = {
     "time": ("time", True),
@@ -97,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     for path in run_folders(folder):
         try:
             found.append(summarise(path))
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             broken.append({"path": str(path), "reason": _reason(error)})
     if not found and not broken:
         raise UserError(f"{options.folder}: holds no run folder ({MARK} tells one)")
@@ -122,7 +135,7 @@ def summarise(path: Path) -> Summary:
     """What the files of a run folder tell.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, OSError: they are missing or damaged.
+        UserError, ValueError, KeyError, TypeError, AttributeError, OSError: they are missing or damaged.
     """
     training, metrics = _read(path / MARK), _read(path / METRICS) if (path / METRICS).is_file() else {}
     control = _read(path / "scu_config.json")

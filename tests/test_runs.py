@@ -105,10 +105,19 @@ def test_broken_folders_are_named_and_not_fatal(make_run, tmp_path, listed):
     (make_run("emptied", 2e9) / "training_config.json").write_text("{}")
     (make_run("listed", 2e9) / "scu_config.json").write_text("[]")
     (make_run("gibberish", 2e9, finished=False) / "scu_history.jsonl").write_text("\0\n")
+    make_run("worded", 2e9, rate="fast")
     code, out, err = listed(tmp_path)
     assert (code, err) == (0, "")
     broken = {line.split(": ")[1]: line for line in out.splitlines() if line.startswith("broken: ")}
-    assert {os.path.basename(path) for path in broken} == {"torn", "unmarked", "emptied", "listed", "gibberish"}
+    assert {os.path.basename(path) for path in broken} == {
+        "torn",
+        "unmarked",
+        "emptied",
+        "listed",
+        "gibberish",
+        "worded",
+    }
+    assert "tokens_per_s is no number in its files, but 'fast'" in broken[str(tmp_path / "worded")]
     assert "training_config.json is missing" in broken[str(tmp_path / "unmarked")]
     assert "'plan' is missing" in broken[str(tmp_path / "emptied")]
     assert "sound" in out

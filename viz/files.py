@@ -14,6 +14,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # and not the temporary name; of a full disk the system names nothing at all
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -29,6 +32,10 @@ def make_folder(path: str | Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise ValueError(f"--out {folder}: is a file, or lies below one; name a folder") from error
+    except OSError as error:
+        raise ValueError(f"--out {folder}: cannot be made ({error.strerror}); name another folder") from error
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"--out {folder}: cannot be written; name another folder")
     return folder
 
 
@@ -36,8 +43,11 @@ def report_outcome(write: Callable[[], Iterable[Path]]) -> int:
     """Write, and print what was written or in one line why not; returns the exit code of a command."""
     try:
         written = list(write())
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -312,6 +312,7 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(make, tmp_path, capsys
         ([comparison], "new", "no task has a finished run"),
         ([tmp_path / "missing.json"], "new", "missing.json"),
         ([run], "file", "is a file, or lies below one; name a folder"),
+        ([run], 300 * "x", "cannot be made (File name too long); name another folder"),
         ([run], "file/below", "name a folder"),
     ]
     for sources, out, words in refused:
