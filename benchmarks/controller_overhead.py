@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What SCU costs: an optimizer step with the controller against one of plain LoRA in the same program.
 
     python benchmarks/controller_overhead.py --quick              the embedded model, under a minute on two cores

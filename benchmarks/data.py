@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What preparing and loading text costs: against the tokenizers library alone, in memory, and against a training step.
 
     benchmarks/data.py --quick        10 MB of generated text

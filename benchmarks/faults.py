@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What a run survives: kills at random moments, damaged checkpoints, and signals to two processes.
 
     python benchmarks/faults.py --quick              a few minutes on two cores

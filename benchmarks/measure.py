@@ -34,6 +34,11 @@ def build_parser(description: str, repeats: int, quick: int) -> Parser:
     return parser
 
 
+def shown(values: Iterable[int]) -> str:
+    """The default of a flag that takes several values, as one would give it."""
+    return " ".join(map(str, values))
+
+
 def parse(parser: Parser) -> Namespace:
     """The flags given; ``device`` is then "cpu" or "cuda" and ``repeats`` a number."""
     options = parser.parse_args()

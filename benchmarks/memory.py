@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The memory that training takes, predicted and measured.
 
     python benchmarks/memory.py --quick                     the embedded model, about a minute on two cores

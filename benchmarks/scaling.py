@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """One process against several on the same global batch: how much faster an optimizer step gets.
 
     python benchmarks/scaling.py --quick              two runs of each, about a minute on two cores

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The Mamba-2 scan, forward and backward: ours against the PyTorch reference in transformers.
 
     python benchmarks/scan.py --quick                2 x 1024 tokens and less, under a minute on two cores
@@ -31,7 +32,7 @@ import psutil
 
 from benchmarks import measure
 from benchmarks.gate import GIB, Gate, Outcome, Side, race
-from benchmarks.measure import ratio
+from benchmarks.measure import ratio, shown
 from granite_scu import guard
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
@@ -229,7 +230,7 @@ def with_linearity(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = measure.build_parser(str(__doc__), repeats=5, quick=3)
-    parser.add_argument("--lengths", type=int, nargs="+", help=f"tokens in a sequence (default: {LENGTHS})")
+    parser.add_argument("--lengths", type=int, nargs="+", help=f"tokens in a sequence (default: {shown(LENGTHS)})")
     parser.add_argument("--batch", type=int, default=2, help="sequences (default: 2)")
     parser.add_argument("--heads", type=int, default=HEADS, help=f"heads of {HEAD_DIM} (default: {HEADS})")
     parser.add_argument("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])

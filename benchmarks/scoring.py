@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Scoring held-out text, as ``scripts/eval_bpt.py`` does, against a bare loop of forward passes.
 
     python benchmarks/scoring.py --quick                 the embedded model, about a minute on two quiet cores

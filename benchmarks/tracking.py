@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """How well S is held: real training on the embedded model over a grid of setpoints, rates, ranks, corpora and seeds.
 
     python benchmarks/tracking.py --quick            four cells, about five minutes on two cores

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """An optimizer step of granite-scu against one of Hugging Face's Trainer with PEFT.
 
     python benchmarks/train_step.py --quick                     the embedded model, under a minute on two cores
@@ -29,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
-from benchmarks.measure import ratio
+from benchmarks.measure import ratio, shown
 from granite_scu import guard
 from granite_scu.errors import UserError
 
@@ -97,7 +98,9 @@ def main() -> int:
     training.add_flags(parser)
     parser.add_argument("--block", type=int, help="optimizer steps in a turn (default: 10, or 1 where a step is long)")
     parser.add_argument("--peak-tflops", type=float, help="of the device in this precision: adds the MFU")
-    parser.add_argument("--sweep", action="store_true", help=f"batches of {BATCHES}, lengths of {LENGTHS}")
+    parser.add_argument(
+        "--sweep", action="store_true", help=f"batches of {shown(BATCHES)}, lengths of {shown(LENGTHS)}"
+    )
     options = measure.parse(parser)
     measure.require_positive(block=options.block)
     if options.peak_tflops is not None and not options.peak_tflops > 0:  # nor NaN

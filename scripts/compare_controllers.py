@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Compare the ways to set lambda: see --help, and docs/evidence.md for what came out."""
 
 import sys

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Score a base model and adapters on the same held-out text; see --help."""
 
 import sys

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Make the embedded model: a small Granite hybrid, pretrained on the standard library's source.
 
     python scripts/pretrain_tiny.py --output-dir granite_scu/assets/tiny-granite-h

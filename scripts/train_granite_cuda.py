@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Fine-tune a Granite model while a controller holds S at its target; see --help."""
 
 import sys

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Publish the adapter of a finished run on the Hugging Face hub; see --help, and docs/publishing.md."""
 
 import sys
