@@ -103,6 +103,14 @@ def test_the_keyboard_does_it_too(opened):
     assert "shown" not in opened.text("#readout")
 
 
+def test_hidden_it_has_no_width_and_draws_when_it_is_shown_again(opened):
+    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    for display, width in (("none", 0), ("", 900)):
+        opened.evaluate(f"document.querySelector('main').style.display = '{display}'; {frames}")
+        assert opened.evaluate(f"document.querySelector('{PLOT}').clientWidth") >= width
+    assert opened.evaluate(f"document.querySelector('{PLOT} svg').viewBox.baseVal.width") >= 900
+
+
 def test_the_buttons_zoom(opened):
     for _ in range(2):
         opened.evaluate("document.getElementById('in').click()")

@@ -214,7 +214,8 @@ class Chart {
   }
 
   draw() {
-    const width = this.plot.clientWidth, height = this.height;
+    // A page that is not laid out has no width, and is drawn again when it has one.
+    const width = Math.max(this.plot.clientWidth, MARGIN.left + MARGIN.right + 1), height = this.height;
     this.svg.replaceChildren();
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
