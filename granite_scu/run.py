@@ -33,7 +33,7 @@ from granite_scu.config import DEFAULT_STEPS, BaseConfig
 from granite_scu.data.module import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
 from granite_scu.errors import RunFailed, Stopped, UserError
-from granite_scu.hardware import presets
+from granite_scu.hardware import detect, presets
 from granite_scu.model import loading
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.request import Plan, Request
@@ -107,7 +107,13 @@ class Run:
         base, isolate = request.base, request.data.isolate_documents
         if isolate and base.attention == "auto":
             base = replace(base, attention="sdpa")
-        found = machine.resolve(base, request.run, request.trainer)
+        try:
+            found = machine.resolve(base, request.run, request.trainer)
+        except UserError as error:  # what a preset asks for is in no flag that was given
+            device = detect(request.trainer["accelerator"])
+            if warning := presets.mismatch(request.hardware, device):
+                raise UserError(f"{error}; {warning}") from error
+            raise
         if isolate and found.attention == "flash_attention_2":
             raise UserError(
                 "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "

@@ -73,6 +73,13 @@ def test_the_preset_for_the_cpu_says_that_it_is_meant(machine):
     assert script("--hardware", "cpu").trainer["accelerator"] == "cpu"
 
 
+def test_what_a_preset_of_another_card_asks_for_is_refused_with_the_preset_that_fits(machine):
+    machine(T4)
+    request = script("--hardware", "gpu_4090", "--model", "tiny-granite-h", "--data-dir", "stdlib-docs")
+    with pytest.raises(UserError, match=r"--precision bf16: Tesla T4 has .*; --hardware gpu_4090: made for.*gpu_t4 is"):
+        cli.Run(request)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -123,6 +123,8 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             resolve(config.name), trust_remote_code=False, use_safetensors=True, **kwargs
         )
+    if config.quantize_4bit and device.type == "cpu":
+        _let_go_of_the_files(model)
     if model.config.model_type not in TESTED_TYPES:
         log.warning("%s is a %s model: only Granite is tested", config.name, model.config.model_type)
     for module in model.modules():
@@ -136,6 +138,13 @@ def load_model(
         sizes = kernels.Sizes.of(next(iter(mixers.values())))
         mamba.install(model, kernels.choose(config.kernels, device, dtype, sizes))
     return model
+
+
+def _let_go_of_the_files(model: PreTrainedModel) -> None:
+    """Copy what was not quantised: on the CPU it is a view of the mapped files, whose other pages would stay too."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():  # packed weights are bytes
+            parameter.data = parameter.data.clone()
 
 
 @dataclass

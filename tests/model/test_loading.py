@@ -1,4 +1,6 @@
+import gc
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from granite_scu.model.loss import summed_nats
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
 TOKENS = torch.arange(2, 40)[None]
+
+MAPS = Path("/proc/self/maps")
 
 
 @pytest.fixture
@@ -118,6 +122,20 @@ def test_four_bits_hold_the_linear_layers_and_neither_head_nor_embedding():
     assert not isinstance(head, bitsandbytes.nn.Linear4bit)
     assert head.weight.dtype == embedding.weight.dtype == torch.float32
     assert head.weight.data_ptr() == embedding.weight.data_ptr()
+
+
+@needs_bitsandbytes
+@pytest.mark.skipif(not MAPS.is_file(), reason="needs /proc")
+def test_a_four_bit_model_lets_go_of_its_files(tmp_path):
+    """What is not quantised is a view of the mapped file, and keeps all of it in memory."""
+    load_fp32(TINY_MODEL).save_pretrained(tmp_path)
+    whole = load_fp32(str(tmp_path))
+    assert str(tmp_path) in MAPS.read_text()
+    del whole
+    gc.collect()
+    model = loading.load_model(BaseConfig(str(tmp_path), quantize_4bit=True), torch.float32)
+    assert str(tmp_path) not in MAPS.read_text()
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 @needs_bitsandbytes
