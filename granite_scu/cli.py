@@ -167,7 +167,6 @@ def quiet(console: Console) -> None:
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "transformers", "httpx", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
 
 
 def run(arguments: list[str]) -> int:

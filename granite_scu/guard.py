@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -40,6 +41,8 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
         What ``run`` returned, 2 for a wrong request or its data, 1 for a run that failed, 130 for Ctrl-C, 143 for
         SIGTERM.
     """
+    # What libraries mean to rename is for who calls them.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
     try:
         with _termination_raised(go_on):
             return run()

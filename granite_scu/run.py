@@ -110,8 +110,9 @@ class Run:
         try:
             found = machine.resolve(base, request.run, request.trainer)
         except UserError as error:  # what a preset asks for is in no flag that was given
-            device = detect(request.trainer["accelerator"])
-            if warning := presets.mismatch(request.hardware, device):
+            device = detect(asked := request.trainer["accelerator"])
+            warning = presets.mismatch(request.hardware, device)
+            if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
                 raise UserError(f"{error}; {warning}") from error
             raise
         if isolate and found.attention == "flash_attention_2":

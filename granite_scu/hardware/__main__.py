@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 
+from granite_scu import guard
 from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config, print_hardware_info, training_command
 from granite_scu.hardware.nvml import why_no_cuda
 
@@ -43,4 +44,4 @@ def _say_gpu() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guard.guarded(main, debug=False, go_on="nothing was changed"))

@@ -1,6 +1,10 @@
 """Which preset a machine takes, on simulated machines."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import devices
@@ -173,3 +177,14 @@ def test_what_is_recommended_is_predicted_to_fit(machine):
     assert half["preset"] == whole["preset"] and half["batch_size"] < whole["batch_size"]
     blocks = [config["batch_size"] * config["gradient_accumulation_steps"] for config in (whole, half)]
     assert blocks[0] == blocks[1] and half["memory_gib_estimate"] < 0.9 * 8
+
+
+@pytest.mark.slow
+def test_the_command_says_what_it_was_asked_and_nothing_else():
+    line = [sys.executable, "-m", "granite_scu.hardware"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*line, "--json"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["recommended"]["preset"] == "cpu"
+    gpu = subprocess.run([*line, "--gpu"], capture_output=True, text=True, env=environment)
+    assert gpu.returncode == 1 and gpu.stdout.startswith("no GPU: ") and gpu.stdout.count("\n") == 1

@@ -1,0 +1,92 @@
+"""What docs/troubleshooting.md quotes is what granite-scu says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from devices import RTX_3060, T4
+
+from granite_scu import budget, machine
+from granite_scu.callbacks.scu import SKIPPED_IN_A_ROW, ShannonControl
+from granite_scu.callbacks.utilisation import advice
+from granite_scu.config import BaseConfig, RunConfig
+from granite_scu.control import Fixed
+from granite_scu.hardware import presets, resolve_precision
+from granite_scu.hardware.nvml import why_no_cuda
+from granite_scu.machine import Machine
+from granite_scu.model import loading
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+
+
+def quoted(said: str) -> bool:
+    """Whether the document has it; a line may be broken anywhere, and its end given by three dots."""
+    text = " ".join(DOCUMENT.read_text(encoding="utf-8").split())
+    return said in text or any(said[:end] + " ..." in text for end in range(40, len(said)))
+
+
+def refusal(ask, *arguments) -> str:
+    with pytest.raises(Exception, match="--") as refused:
+        ask(*arguments)
+    return str(refused.value)
+
+
+def test_refusals_of_what_the_card_lacks(monkeypatch):
+    assert quoted(f"error: {refusal(resolve_precision, 'bf16-mixed', T4)}")
+    assert quoted(f"error: {refusal(machine._attention, 'flash_attention_2', T4, '16-mixed')}")
+    assert quoted(presets.mismatch("gpu_4090", T4))
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    assert quoted(f"error: {refusal(loading.load_model, BaseConfig(quantize_4bit=True), torch.float32)}")
+
+
+def test_a_lone_process_on_the_cpu(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    found = refusal(machine.resolve, BaseConfig(), RunConfig(multi_gpu=True), {"accelerator": "cpu", "precision": None})
+    assert quoted(f"error: {found}")
+
+
+@pytest.mark.parametrize(
+    ("driver", "build", "visible", "gpus"),
+    [
+        (None, None, None, ()),
+        (13, None, None, ()),
+        (12, "13.0", None, ()),
+        (13, "13.0", "7", ("Tesla T4",)),
+        (13, "13.0", None, ()),
+    ],
+)
+def test_why_there_is_no_cuda_device(machine, monkeypatch, driver, build, visible, gpus):
+    from devices import CPU
+
+    machine(CPU, driver=driver, build=build, gpus=gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert quoted(why_no_cuda()[0].replace("580.65.06", "535"))
+
+
+def test_out_of_memory(monkeypatch):
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (gib // 2, 12 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 11 * gib)
+    found = Machine(RTX_3060, "cuda", "bf16-mixed", 1, 1, "sdpa", "auto")
+    asked = budget._asked(torch.OutOfMemoryError("Tried to allocate 2.20 GiB. GPU 0 has ..."), found)
+    assert quoted(f"error: out of memory on NVIDIA GeForce RTX 3060: {asked}; try")
+
+
+def test_steps_that_are_not_finite():
+    control = ShannonControl(Fixed(0.1), 10, None)
+    control._step = 130
+    assert quoted(f"error: {refusal(control._stop_if_failing, 0, SKIPPED_IN_A_ROW)}")
+
+
+def test_a_step_below_what_is_expected():
+    record = {"gpu_memory_gb": 11.2, "gpu_memory_total_gb": 24.0, "gpu_utilisation": 99}
+    settings = {
+        "batch_size": 16,
+        "num_workers": 2,
+        "compile": False,
+        "gradient_checkpointing": False,
+        "precision": "bf16-mixed",
+    }
+    assert quoted(f"mfu 8.0% is below the 20% to be expected: {advice(record, settings)}")
