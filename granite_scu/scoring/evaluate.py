@@ -151,6 +151,8 @@ def _plan(base: str | None, subjects: Sequence[Subject], runs: Sequence[Path], o
     if stride > length:
         raise UserError(f"--stride {stride}: must not exceed the window, --max-length {length}")
     quantize = _quantised(runs) if options.quantize_4bit is None else options.quantize_4bit
+    if options.accelerator == "cuda" and not torch.cuda.is_available():
+        raise UserError("--accelerator cuda: there is no CUDA device; use --accelerator cpu")
     cpu = options.accelerator == "auto" and not torch.cuda.is_available()  # scoring alone does not need a GPU
     accelerator = "cpu" if cpu else options.accelerator
     precision = "auto" if options.precision == "auto" else PRECISIONS[options.precision]

@@ -268,6 +268,12 @@ def test_wrong_requests(score, argv, words):
     assert words in refused(score, *argv)
 
 
+def test_a_device_that_is_not_there(score, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    argv = ("--model", "tiny-granite-h", "--data-dir", "stdlib-docs", "--accelerator", "cuda")
+    assert "--accelerator cuda: there is no CUDA device; use --accelerator cpu" in refused(score, *argv)
+
+
 def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
     assert "is not a run folder, and holds no adapter" in refused(score, tmp_path)
     file = tmp_path / "text.txt"
