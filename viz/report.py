@@ -118,7 +118,7 @@ def _lede(run: Run) -> str:
         scored = f", {_quantity(tokens)} tokens" if tokens else ""
         text = (
             f"The adapter takes held-out documents {words} bits per token ({_signed(change)}{scored}).{_began(run)} "
-            f"One run, one seed: no interval is given.{_better(run)}"
+            f"{_interval(run)}{_better(run)}"
         )
     elif run.finished:
         text = "Base model and adapter were not scored on held-out documents."
@@ -138,6 +138,16 @@ def _began(run: Run) -> str:
     name = _object(run.settings, "start").get("adapter")
     named = f", <code>{escape(str(name))}</code>," if name else ""
     return f" The adapter{named} that training started from had {start:.3f}."
+
+
+def _interval(run: Run) -> str:
+    """What ``scripts/eval_bpt.py`` made of the difference; the run itself gives no interval."""
+    pairs = run.evaluation.get("pairs")
+    verdict = pairs[0].get("verdict") if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else None
+    if not isinstance(verdict, str):
+        return "One run, one seed: no interval is given."
+    few = "" if run.evaluation.get("units") == "documents" else " The interval is over windows, and so too narrow."
+    return f"Scored by <code>scripts/eval_bpt.py</code>: {escape(verdict)}.{few}"
 
 
 def _better(run: Run) -> str:

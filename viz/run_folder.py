@@ -12,6 +12,7 @@ import numpy as np
 
 FINISHED = "scu_history.json"
 UNFINISHED = "scu_history.jsonl"
+EVALUATION = "eval_bpt.json"
 LOG = "logs/cuda_optimized_training.log"
 
 BAND = 0.10
@@ -31,6 +32,7 @@ class Run:
         settings: everything that was asked for and found (``training_config.json``); empty where it is missing.
         validations: (optimizer step, bits per token on the validation sample), in the order of the run.
         warnings: what the run's log has at the level of a warning or above.
+        evaluation: what ``scripts/eval_bpt.py`` found (``eval_bpt.json``); empty where it was not run.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)
     validations: tuple[tuple[int, float], ...] = ()
     warnings: tuple[str, ...] = ()
+    evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -91,10 +94,11 @@ def read_run(path: str | Path) -> Run:
     history = _read_list(folder / FINISHED) if finished else _read_lines(folder / UNFINISHED)
     if not history:
         raise ValueError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
-    names = ("scu_config.json", "scu_metrics.json", "training_config.json")
-    config, metrics, settings = (_read_object(folder / name) for name in names)
+    names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
+    config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
     validations = _read_validations(folder, metrics)
-    return Run(folder, tuple(history), config, metrics, finished, settings, validations, _read_warnings(folder))
+    warnings = _read_warnings(folder)
+    return Run(folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation)
 
 
 def read_measured_run(path: str | Path) -> Run:

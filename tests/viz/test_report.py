@@ -58,6 +58,16 @@ def test_it_says_what_came_of_the_run(finished):
     assert "wall time1:59 min2,000 tokens/s" in text
 
 
+@pytest.mark.parametrize(("units", "more"), [("documents", ""), ("windows", " The interval is over windows")])
+def test_of_a_run_that_was_scored_afterwards_it_has_the_verdict(finished, units, more):
+    assert "no interval is given" in page(finished).text
+    pairs = [{"a": "base", "b": "run", "verdict": "run is better than base by 0.5 <bits>"}]
+    (finished / "eval_bpt.json").write_text(json.dumps({"units": units, "pairs": pairs}))
+    text = page(finished).text
+    assert f"Scored by scripts/eval_bpt.py: run is better than base by 0.5 <bits>.{more}" in text
+    assert "no interval is given" not in text
+
+
 def test_of_a_run_from_an_adapter_it_says_what_that_scored(tmp_path):
     started = settings(start={"adapter": "mine/best", "sha256": "0123"})
     text = page(write_run(tmp_path / "run", rising(), {}, started, metrics=METRICS | {"start_test_bpt": 6.0321})).text
