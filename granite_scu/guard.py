@@ -44,7 +44,7 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
     # What libraries mean to rename is for who calls them.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
     try:
-        with _termination_raised(go_on):
+        with _termination_raised(go_on), _failed_writes_told_once(debug):
             return run()
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         with open(os.devnull, "wb") as nowhere:
@@ -81,6 +81,22 @@ def _about_file(error: OSError, go_on: str) -> str:
     where = f"{error.filename}: " if error.filename else ""
     remedy = _REMEDIES.get(error.errno or 0, "--debug shows where")
     return f"{where}{error.strerror}; {remedy}; {go_on}"
+
+
+@contextmanager
+def _failed_writes_told_once(debug: bool) -> Iterator[None]:
+    """No traceback of a thread that could not write: TensorBoard's hands the error on to the run, which tells it."""
+    told = threading.excepthook
+
+    def tell(about: threading.ExceptHookArgs) -> None:
+        if debug or not issubclass(about.exc_type, OSError):
+            told(about)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = told
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,22 @@ def test_an_exception_becomes_an_exit_code_and_one_line(error, code, words, caps
     assert words in printed
     assert printed.startswith("error: ")
     assert printed.count("\n") == 1
+
+
+def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    def run():
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        return 0
+
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has one of its own
+    for debug, lines in ((False, 0), (True, 1)):
+        assert guard.guarded(run, debug) == 0
+        assert capsys.readouterr().err.count("Traceback") == lines
 
 
 @pytest.mark.parametrize("held", [0, 3])

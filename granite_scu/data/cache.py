@@ -103,7 +103,7 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f"{key}.lock"):
             found = folder / key
-            if not (found / META).is_file():
+            if not _is_whole(found):
                 _write(folder / f"{key}.partial", make)
                 shutil.rmtree(found, ignore_errors=True)
                 (folder / f"{key}.partial").rename(found)
@@ -184,6 +184,15 @@ def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
     for name, array in arrays.items():
         files[name].write(np.asarray(array, ARRAYS[name]).tobytes())
     files[NAMES].write("".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents).encode())
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a text is kept there, and every file is as long as it was written."""
+    try:
+        sizes = json.loads((folder / META).read_text(encoding="utf-8"))["sizes"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
 
 
 def _open(folder: Path) -> Prepared:

@@ -128,6 +128,14 @@ def test_an_interrupted_preparation_is_taken_up(tokenizer, config, monkeypatch, 
     assert again < whole - 150 * parts
 
 
+@pytest.mark.parametrize("name", ["tokens", "ends", "meta.json"])
+def test_what_was_cut_short_is_made_again(tokenizer, config, name):
+    prepare(config, tokenizer)
+    (file,) = Path(config.cache_dir).glob(f"*/{name}")
+    os.truncate(file, file.stat().st_size // 2)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+
+
 def test_two_processes_that_prepare_the_same_text_agree(config, tokenizer):
     """Each prints a digest of the tokens that it got."""
     script = (
