@@ -47,7 +47,7 @@ def fit(
         UserError: a long document under "error".
     """
     bounds = stream.bounds[documents]
-    learned = np.array([stream.targets[start:stop].any() for start, stop in bounds.tolist()], bool)
+    learned = np.fromiter((stream.targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
     bounds, documents = bounds[learned], documents[learned]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
     is_long = excess > 0

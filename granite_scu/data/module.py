@@ -54,8 +54,10 @@ class TextDataModule(LightningDataModule):
 
     Attributes:
         start_batch: micro-batches that each rank has trained on already; training goes on after them.
-        record: of the documents of each split, see ``division.as_record``.
     """
+
+    begin_worker: Callable[[int], None] = staticmethod(leave_signals_to_the_run)
+    """Called in each loader process before anything else."""
 
     def __init__(self, config: DataConfig, seed: int) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class TextDataModule(LightningDataModule):
         self._split_by = ""
         self._n_empty = 0
         self._fitted: dict[str, Fitted] = {}
-        self.record: dict[str, Any] = {}
+        self._recorded: Callable[[], dict[str, Any]] = dict
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
@@ -84,7 +86,7 @@ class TextDataModule(LightningDataModule):
         laid_out = partial(self._blocks_of, corpus.stream, corpus.name, layout, padding_of(tokenizer))
         self._n_empty, self._fitted = corpus.n_empty, {}
         self._split_by, parts = divided(corpus, config)
-        self.record = recorded(corpus, self._split_by, parts)
+        self._recorded = partial(recorded, corpus, self._split_by, parts)
         if parts is None:
             if config.weights:
                 raise UserError(
@@ -183,6 +185,10 @@ class TextDataModule(LightningDataModule):
         """Optimizer steps in a pass over the training blocks, ``global_batch_blocks`` of them in a step."""
         return self.train.n_blocks / global_batch_blocks
 
+    def record(self) -> dict[str, Any]:
+        """The documents of each split, see ``division.as_record``; made when it is wanted, for it may be long."""
+        return self._recorded()
+
     def summary(self) -> dict[str, Any]:
         """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
         blocks = self._prepared
@@ -261,7 +267,7 @@ class TextDataModule(LightningDataModule):
         workers: dict[str, Any] = {}
         if self.config.num_workers:
             workers = {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
-            workers["worker_init_fn"] = leave_signals_to_the_run
+            workers["worker_init_fn"] = self.begin_worker
             # Silences a warning that tokenizers print in every forked worker; ours tokenise nothing.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         return DataLoader(

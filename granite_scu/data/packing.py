@@ -13,9 +13,10 @@ Every token but a document's first is predicted exactly once in both, where it i
 
 import hashlib
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.data.documents import Document
 from granite_scu.data.encoding import Stream, encode
+
+GROUP = 8192
+"""Blocks that are counted at a time."""
 
 IGNORED = -100
 """The label of a position that predicts nothing, as torch's cross-entropy has it."""
@@ -42,6 +46,76 @@ class Block(NamedTuple):
     documents: NDArray[np.int32]
 
 
+class Cuts(Protocol):
+    """Which spans of a stream each block is made of."""
+
+    n_blocks: int
+
+    def spans(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The spans of the blocks ``first`` to ``last - 1``.
+
+        Returns:
+            (spans, 2) first position in the stream and the one after the last, each within a document; and
+            (last - first + 1,) the first span of each block among them, and their number.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Documents one after the other, cut every ``block_size`` tokens: worked out when it is asked for, since a long
+    text has so many blocks that their places alone would fill the memory.
+
+    Attributes:
+        bounds: (documents, 2) where in the stream each begins, and ends after its end of text.
+        block_size: tokens in a block.
+    """
+
+    bounds: NDArray[np.int64]
+    block_size: int
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64]:
+        """(documents + 1,) where in the row each document begins, and the row's length."""
+        return np.append(0, (self.bounds[:, 1] - self.bounds[:, 0]).cumsum())
+
+    @property
+    def n_blocks(self) -> int:
+        return max(0, -(-(int(self.begins[-1]) - 1) // self.block_size))  # no block for the last token, a mere label
+
+    def spans(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As ``Cuts``."""
+        borders = np.arange(first, last + 1) * self.block_size
+        end = min(int(self.begins[-1]), int(borders[-1]))
+        inside = slice(*np.searchsorted(self.begins, (borders[0], end)))
+        cuts = np.union1d(self.begins[inside], borders[borders < end])
+        owners = np.searchsorted(self.begins, cuts, "right") - 1
+        starts = self.bounds[owners, 0] + cuts - self.begins[owners]
+        stops = starts + np.diff(np.append(cuts, end))
+        return np.stack([starts, stops], 1), np.searchsorted(cuts, borders)
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Documents in bins, of which none is like another.
+
+    Attributes:
+        every: (spans, 2) of all blocks, one after the other.
+        firsts: (blocks + 1,) int64, the first span of each block, and the number of spans.
+    """
+
+    every: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.firsts) - 1
+
+    def spans(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As ``Cuts``."""
+        firsts = self.firsts[first : last + 1]
+        return self.every[firsts[0] : firsts[-1]], firsts - firsts[0]
+
+
 @dataclass(frozen=True, eq=False)
 class Blocks:
     """Blocks of a stream, a map-style data set for torch's DataLoader.
@@ -50,16 +124,14 @@ class Blocks:
         stream: the tokens, shared between the parts of a stream.
         block_size: L, tokens in a block.
         padding: token id that fills up blocks.
-        spans: (spans, 2) int64, first position in the stream and the one after the last; each within a document.
-        firsts: (blocks + 1,) int64, the first span of each block, and the number of spans.
+        cuts: the spans of all blocks.
         numbers: which of these blocks are meant, evenly spaced.
     """
 
     stream: Stream
     block_size: int
     padding: int
-    spans: NDArray[np.int64]
-    firsts: NDArray[np.int64]
+    cuts: Cuts
     numbers: range
 
     def __len__(self) -> int:
@@ -96,8 +168,16 @@ class Blocks:
     def checksum(self) -> str:
         """Of the tokens and of how they are cut, a few hexadecimal digits: equal blocks in the same order."""
         digest = hashlib.sha256(repr((self.block_size, self.padding, self.numbers)).encode())
-        for array in (self.stream.tokens, self.stream.targets, self.spans, self.firsts):
+        for array in (self.stream.tokens, self.stream.targets):
             digest.update(np.ascontiguousarray(array))
+        everything = replace(self, numbers=range(self.cuts.n_blocks))
+        for spans, _ in everything._groups():
+            digest.update(np.ascontiguousarray(spans))
+        n_spans = 0
+        for _, firsts in everything._groups():
+            digest.update(firsts[:-1] + n_spans)
+            n_spans += int(firsts[-1])
+        digest.update(np.array([n_spans]))
         return digest.hexdigest()[:16]
 
     @property
@@ -107,23 +187,26 @@ class Blocks:
     @cached_property
     def n_inputs(self) -> int:
         """Tokens that are inputs; padding is not counted."""
-        return int((self._chosen[:, 1] - self._chosen[:, 0]).sum())
+        return sum(int((spans[:, 1] - spans[:, 0]).sum()) for spans, _ in self._groups())
 
     @cached_property
     def n_supervised(self) -> int:
         """Tokens that are predicted: labels other than ``IGNORED``."""
-        return sum(int(np.count_nonzero(self.stream.targets[part])) for part in self._predicted)
+        return sum(int(np.count_nonzero(self.stream.targets[part])) for part in self._predicted())
 
     @cached_property
     def n_bytes(self) -> int:
         """UTF-8 bytes of the text that the supervised tokens stand for."""
         widths, targets = self.stream.widths, self.stream.targets
-        return sum(int(widths[part].sum(dtype=np.int64, where=targets[part])) for part in self._predicted)
+        return sum(int(widths[part].sum(dtype=np.int64, where=targets[part])) for part in self._predicted())
 
     @cached_property
     def n_documents(self) -> int:
         """Documents that have a token among the inputs."""
-        return len(np.unique(np.searchsorted(self.stream.ends, self._chosen[:, 0])))
+        seen = np.zeros(len(self.stream.ends), bool)
+        for spans, _ in self._groups():
+            seen[np.searchsorted(self.stream.ends, spans[:, 0])] = True
+        return int(np.count_nonzero(seen))
 
     @property
     def utilisation(self) -> float:
@@ -133,23 +216,27 @@ class Blocks:
     def spans_of(self, index: int) -> NDArray[np.int64]:
         """The stretches of the stream that a block is made of, (spans, 2)."""
         number = self.numbers[index]
-        return self.spans[self.firsts[number] : self.firsts[number + 1]]
+        return self.cuts.spans(number, number + 1)[0]
 
-    @cached_property
-    def _chosen(self) -> NDArray[np.int64]:
-        """The spans of all blocks that are meant."""
-        blocks = np.repeat(np.arange(len(self.firsts) - 1), np.diff(self.firsts))
-        chosen = np.zeros(len(self.firsts) - 1, bool)
-        chosen[self.numbers.start : self.numbers.stop : self.numbers.step] = True
-        return self.spans[chosen[blocks]]
+    def _groups(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """The spans of the blocks that are meant, as ``Cuts.spans`` has them, of some thousand blocks at a time."""
+        step = self.numbers.step
+        for begin in range(0, len(self), max(1, GROUP // step)):
+            some = self.numbers[begin : begin + max(1, GROUP // step)]
+            spans, firsts = self.cuts.spans(some[0], some[-1] + 1)
+            if step > 1:
+                counts = np.diff(firsts)
+                chosen = np.arange(len(counts)) % step == 0
+                spans, firsts = spans[np.repeat(chosen, counts)], np.append(0, counts[chosen].cumsum())
+            yield spans, firsts
 
-    @property
-    def _predicted(self) -> list[slice]:
-        """The stream's tokens that are predicted, in as few slices as they make."""
-        spans = self._chosen
-        new = np.flatnonzero(np.append(True, spans[1:, 0] != spans[:-1, 1])) if len(spans) else np.zeros(0, int)
-        stops = spans[np.append(new[1:], len(spans)) - 1, 1] if len(spans) else new
-        return [slice(start + 1, stop + 1) for start, stop in zip(spans[new, 0], stops, strict=True)]
+    def _predicted(self) -> Iterator[slice]:
+        """The stream's tokens that are predicted, in slices as long as they may be."""
+        for spans, _ in self._groups():
+            new = np.flatnonzero(np.append(True, spans[1:, 0] != spans[:-1, 1]))
+            stops = spans[np.append(new[1:], len(spans)) - 1, 1]
+            for start, stop in zip(spans[new, 0].tolist(), stops.tolist(), strict=True):
+                yield slice(start + 1, stop + 1)
 
 
 def pack(
@@ -184,18 +271,8 @@ def in_a_row(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
         block_size: tokens in a block.
         padding: token id that fills up the last block.
     """
-    lengths = bounds[:, 1] - bounds[:, 0]
-    begins = np.append(0, lengths.cumsum())  # of each document among all that are in the row, and the row's length
-    n_blocks = max(0, -(-(int(begins[-1]) - 1) // block_size))  # the last token predicts nothing: no block for it alone
-    borders = np.arange(n_blocks + 1) * block_size
-    cuts = np.union1d(begins, borders)
-    cuts = cuts[cuts < min(begins[-1], borders[-1])]
-    owners = np.searchsorted(begins, cuts, "right") - 1
-    starts = bounds[owners, 0] + cuts - begins[owners]
-    stops = starts + np.diff(np.append(cuts, min(begins[-1], borders[-1])))
-    return Blocks(
-        stream, block_size, padding, np.stack([starts, stops], 1), np.searchsorted(cuts, borders), range(n_blocks)
-    )
+    row = Row(bounds, block_size)
+    return Blocks(stream, block_size, padding, row, range(row.n_blocks))
 
 
 def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding: int) -> Blocks:
@@ -215,7 +292,7 @@ def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
     blocks.sort(key=lambda block: block[0])  # in the order of the text, so that the first are like the others
     spans = np.array([pieces[i] for block in blocks for i in block], np.int64).reshape(-1, 2)
     firsts = np.append(0, np.cumsum([len(block) for block in blocks], dtype=np.int64))
-    return Blocks(stream, block_size, padding, spans, firsts, range(len(blocks)))
+    return Blocks(stream, block_size, padding, Bins(spans, firsts), range(len(blocks)))
 
 
 def _best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> list[list[int]]:

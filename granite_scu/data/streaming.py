@@ -262,7 +262,7 @@ class StreamedDataModule(TextDataModule):
         )
         self._check(self._blocks, at_least=1 if whole else config.block_size + 1)
         digests = division.parts.map(lambda documents: [document.digest for document in documents])
-        self.record = as_record(division.by, replace(digests, train=[]), streamed=True)
+        self._recorded = partial(as_record, division.by, replace(digests, train=[]), streamed=True)
         self._stream = partial(
             StreamedBlocks, config, tokenizer, layout, frozenset(document.digest for document in held_out), self.seed
         )
@@ -292,9 +292,10 @@ class StreamedDataModule(TextDataModule):
     def _streamed(self, start: int) -> DataLoader:
         rank, world_size = self._rank_and_world_size()
         blocks = self._stream(rank=rank, world_size=world_size, start=start)
-        return self._loader(blocks, batch_size=self.config.batch_size, worker_init_fn=_without_threads)
+        return self._loader(blocks, batch_size=self.config.batch_size)
 
-
-def _without_threads(worker: int) -> None:
-    """A loader process tokenises on its own core: the threads of the process that it was forked from are not there."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    @staticmethod
+    def begin_worker(worker: int) -> None:
+        """A loader process tokenises on its own core: the threads of the process it was forked from are not there."""
+        TextDataModule.begin_worker(worker)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"

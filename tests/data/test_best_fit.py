@@ -55,7 +55,7 @@ def test_every_supervised_token_is_predicted_once_from_the_token_before(lengths,
 def test_best_fit_keeps_documents_whole_and_wastes_less_than_half(lengths, size):
     stream = stream_of(lengths)
     blocks = best_fit(stream, stream.bounds, size, PAD)
-    assert [len(blocks.spans), blocks.n_documents] == [len(lengths)] * 2
+    assert [len(blocks.cuts.every), blocks.n_documents] == [len(lengths)] * 2
     assert len(blocks) <= 2 * -(-sum(lengths) // size)
     for i in range(len(blocks)):
         row = blocks[i]
@@ -69,7 +69,7 @@ def test_best_fit_keeps_documents_whole_and_wastes_less_than_half(lengths, size)
 def test_these_documents_fill_two_blocks():
     blocks = best_fit(stream_of([4, 7, 5, 6]), stream_of([4, 7, 5, 6]).bounds, 9, PAD)
     assert len(blocks) == 2 and blocks.utilisation == 1.0
-    assert blocks.firsts.tolist() == [0, 2, 4]
+    assert blocks.cuts.firsts.tolist() == [0, 2, 4]
     assert [sorted(set(blocks.documents(i).tolist())) for i in range(2)] == [[0, 1], [2, 3]]
 
 

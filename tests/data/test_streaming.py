@@ -96,8 +96,8 @@ def test_what_is_held_out_is_never_trained_on_nor_are_its_copies(tokenizer, tmp_
     monkeypatch.setattr(streaming, "BEGINNING", 1200)
     copies = lines(tmp_path / "b.jsonl", reversed(TEXTS))
     data = streamed(tokenizer, source, copies)
-    assert {"validation", "test"} <= data.record.keys() and data.record["streamed"] and not data.record["train"]
-    held_out = {*data.record["validation"], *data.record["test"]}
+    assert {"validation", "test"} <= data.record().keys() and data.record()["streamed"] and not data.record()["train"]
+    held_out = {*data.record()["validation"], *data.record()["test"]}
     texts = {document.digest: document.text for document in load(str(source), "text")}
     assert 2 <= len(held_out) < 10
     (blocks,) = [data._stream()]
@@ -106,7 +106,7 @@ def test_what_is_held_out_is_never_trained_on_nor_are_its_copies(tokenizer, tmp_
     found = {digest for digest, start in begins.items() if f"fox {start}" in trained or trained.startswith(start)}
     assert found == texts.keys() - held_out
     assert beginning(data.config).parts.test  # the same documents, for scoring afterwards
-    assert {d.digest for d in beginning(data.config).parts.test} == set(data.record["test"])
+    assert {d.digest for d in beginning(data.config).parts.test} == set(data.record()["test"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
