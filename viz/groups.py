@@ -15,6 +15,8 @@ _COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "trainer")
 _NOT_COMPARED = ("control.auto.", "data.num_workers", "data.prefetch_factor", "data.cache_dir")
 """Of those: what a probe measured, and what changes no number."""
 _SHORT = {"optimizer.learning_rate": "lr", "trainer.max_steps": "steps", "data.train_tokens": "tokens"}
+_LONGEST = 40
+"""Characters of a label beyond which runs that differ in much are told apart by their folders' names."""
 _DASHES = ((None, None), (5, 2), (2, 1.5), (7, 2, 1.5, 2))
 _LONE = (style.VERMILION, style.INK, style.BLUE, style.PURPLE, style.GREEN)
 _SHADES = (("viridis", 0.0, 0.88), ("copper_r", 0.25, 1.0), ("Greys", 0.45, 0.95))
@@ -142,8 +144,9 @@ def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
         parts.append(f"S* = {target:g}")
     if strength is not None:
         parts.append(f"λ = {strength:g}")
-    parts += [f"{_SHORT.get(name, name.split('.')[-1])} {_word(settings.get(name))}" for name in varied]
-    return ", ".join(parts)
+    apart = [f"{_SHORT.get(name, name.split('.')[-1])} {_word(settings.get(name))}" for name in varied]
+    label = ", ".join(parts + apart)
+    return label if len(label) <= _LONGEST else ", ".join([*parts, run.name[:_LONGEST]])
 
 
 def _word(value: Any) -> str:

@@ -72,6 +72,16 @@ def test_validations_that_are_no_numbers_are_none(make):
     assert [text.get_text() for text in axes.texts] == ["never validated"]
 
 
+def test_runs_that_differ_in_much_go_by_their_folders_names(make, recwarn):
+    runs = [make(), make(target=0.1, optimizer={"learning_rate": 0.5}, lora={"rank": 8, "targets": ["q_proj"] * 9})]
+    groups = group(runs)
+    assert [each.label for each in groups] == [
+        f"pi, S* = {s}, {run.name}" for s, run in zip((0.02, 0.1), runs, strict=True)
+    ]
+    figures.plot_summary(groups).canvas.draw()
+    assert not [str(each.message) for each in recwarn if "layout" in str(each.message)]
+
+
 def test_what_a_probe_measured_and_the_loader_set_nothing_apart_and_of_a_path_its_name_does(make):
     probed = [make(control={"auto": {"probe_time_s": seconds, "s_free": {"s": seconds}}}) for seconds in (1.0, 2.0)]
     found = group([*probed, make(data={"num_workers": 4}), make(data={"path": ["/home/ada/letters", "notes.txt"]})])
