@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
-from granite_scu.data import cache, files, hub
+from granite_scu.data import cache, files, formats, hub
 from granite_scu.data.cache import Prepared
 from granite_scu.data.chat import Renderer
 from granite_scu.data.corpora import EMBEDDED
@@ -40,6 +40,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     Raises:
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
     """
+    before = _stamps(config)
     contents, size, sources = _sources(config)
     request = {
         "sources": [_full_name(name) for name in config.sources],
@@ -56,7 +57,9 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         elif _has_changed(folder, request, key):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", config.named)
         parts = encoded([source() for source in sources], renderer, config.split_seed, skip=done)
-        return _with_bar(parts, size if show_progress else 0)
+        yield from _with_bar(parts, size if show_progress else 0)
+        if _stamps(config) != before:  # what was read is then not what the tokens are kept under the name of
+            raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
     found = cache.prepared(folder, key, make)
     _remember(folder, request, key)
@@ -96,6 +99,16 @@ def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
         for part in parts:
             yield part
             progress.advance(task, int(part.widths.sum(dtype=int)))
+
+
+def _stamps(config: DataConfig) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each of the user's files; what is wrong with them is said by who reads them."""
+    own = [name for name in config.sources if name.strip() and name not in EMBEDDED and not hub.is_on_hub(name)]
+    try:
+        found = [file for name in own for file in files.find(name) if files.kind(file) in formats.SUFFIXES]
+        return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
+    except OSError:
+        return []
 
 
 def _contents(name: str, config: DataConfig) -> tuple[str, int]:

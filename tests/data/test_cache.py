@@ -136,6 +136,21 @@ def test_what_was_cut_short_is_made_again(tokenizer, config, name):
     assert same(prepare(config, tokenizer), tokenizer, config)
 
 
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tokenizer, config, monkeypatch):
+    """Or else half a text would be kept under the name of the whole, and trained on from then on."""
+    tokenised = encoding._Encoder.tokenised
+
+    def shrink(self, chunk):
+        os.truncate(Path(config.path) / "short.jsonl", 0)
+        return tokenised(self, chunk)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoding._Encoder, "tokenised", shrink)
+        with pytest.raises(UserError, match=r"--data-dir .*: changed while it was read"):
+            prepare(config, tokenizer)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+
+
 def test_two_processes_that_prepare_the_same_text_agree(config, tokenizer):
     """Each prints a digest of the tokens that it got."""
     script = (
