@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 TESTED_TYPES = ("granite", "granitemoehybrid")
 """Model types that are meant: Granite 3.x and 4.0 dense, Granite 4.0 hybrid. Others load with a warning."""
 
-# Left in full precision under 4 bits: the output head, tied to the embedding, sets the loss directly.
+# Left in full precision under 4 bits, besides what is no linear layer (docs/qlora.md): the output head, tied to the
+# embedding, sets the loss directly.
 UNQUANTISED = ["lm_head"]
 
 CPU = torch.device("cpu")
