@@ -37,7 +37,7 @@ def predict(request: "Request", machine: Machine) -> memory.Footprint:
         machine.world_size,
         request.data.isolate_documents,
     )
-    return memory.predict(loading.load_model_config(request.base.name), setting)
+    return memory.predict(loading.known_config(request.base.name), setting)
 
 
 def limit(request: "Request", machine: Machine) -> float:

@@ -218,12 +218,14 @@ def check_requirements(arguments: list[str], as_json: bool) -> int:
     except UserError:  # a lack like any other: the checks name it
         arguments, chosen = layers.without_preset(arguments), None if asked == presets.AUTO else asked
     request = parse(arguments).request
+    apart = request.data.isolate_documents and request.base.attention == "auto"  # as the run itself takes it
+    attention = "sdpa" if apart else request.base.attention
     checks = requirements.check_requirements(
         requirements.Wanted(
             accelerator=request.trainer["accelerator"],
             cpu_is_meant=request.trainer["accelerator"] == "cpu",
             quantize_4bit=request.base.quantize_4bit,
-            attention=request.base.attention,
+            attention=attention,
             kernels=request.base.kernels,
             deterministic=bool(request.trainer["deterministic"]),
             precision=request.trainer["precision"],
@@ -235,6 +237,7 @@ def check_requirements(arguments: list[str], as_json: bool) -> int:
             hardware=chosen,
         )
     )
+    checks = planning.with_the_run(checks, request)
     requirements.print_requirements(checks, as_json)
     return 0 if requirements.can_start(checks) else 1
 

@@ -1,16 +1,20 @@
 """Which processes, devices, precision and kernels a run gets on this machine."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from granite_scu import hardware
 from granite_scu.config import BaseConfig, RunConfig
 from granite_scu.errors import UserError
+from granite_scu.hardware import presets
 from granite_scu.model.kernels import check
+
+if TYPE_CHECKING:
+    from granite_scu.request import Request
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,31 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machin
     kernels = _kernels(base.kernels, accelerator, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
+
+
+def resolve_request(request: "Request") -> Machine:
+    """What a request stands for here, with an attention kernel that keeps documents apart where they are to be.
+
+    Raises:
+        UserError: this machine lacks something that was asked for, by a flag or by a preset.
+    """
+    base, isolate = request.base, request.data.isolate_documents
+    if isolate and base.attention == "auto":
+        base = replace(base, attention="sdpa")
+    try:
+        found = resolve(base, request.run, request.trainer)
+    except UserError as error:  # what a preset asks for is in no flag that was given
+        device = hardware.detect(asked := request.trainer["accelerator"])
+        warning = presets.mismatch(request.hardware, device)
+        if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
+            raise UserError(f"{error}; {warning}") from error
+        raise
+    if isolate and found.attention == "flash_attention_2":
+        raise UserError(
+            "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "
+            "with --no-isolate-documents"
+        )
+    return found
 
 
 def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:

@@ -1,21 +1,57 @@
 """What a run will cost, said before it starts. Estimates, and marked as such."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from granite_scu import budget, hardware
-from granite_scu.config import OptimizerConfig
+from granite_scu.config import BaseConfig, OptimizerConfig
 from granite_scu.control.ceiling import ceiling, growth, growth_from
 from granite_scu.control.setpoint import probe_steps
+from granite_scu.errors import UserError
+from granite_scu.machine import Machine, resolve_request
 from granite_scu.model import flops
 from granite_scu.module import DTYPES, schedule
+from granite_scu.requirements import MEMORY, Check, can_start, is_at_hand
 
 if TYPE_CHECKING:
+    from granite_scu.request import Request
     from granite_scu.run import Run
+
+CONTRADICTION = "settings together"
+"""The check of what no requirement says alone."""
 
 UTILISATION = 0.3
 """Share of the measured matrix-product rate that a training step is assumed to reach."""
+
+
+def with_the_run(checks: list[Check], request: "Request") -> list[Check]:
+    """The requirements, and what only all settings together can tell: whether they agree, and the memory they take.
+
+    Args:
+        checks: of ``requirements.check_requirements``.
+        request: the run that was described.
+    """
+    try:
+        machine = resolve_request(request)
+    except UserError as error:
+        if not can_start(checks):  # one of them says it
+            return checks
+        return [*checks, Check(CONTRADICTION, "contradict", False, True, "the run is refused", str(error))]
+    return [_with_prediction(check, request, machine) if check.name in MEMORY else check for check in checks]
+
+
+def _with_prediction(check: Check, request: "Request", machine: Machine) -> Check:
+    name = request.base.name
+    if name != BaseConfig.name and not is_at_hand(name):
+        return replace(check, meaning="not predicted before the model's configuration is downloaded")
+    footprint, allowed = budget.predict(request, machine), budget.limit(request, machine)
+    meaning = f"the run is predicted to take {footprint.total / hardware.GIB:.2f} of {allowed / hardware.GIB:.2f} GiB"
+    fits = footprint.total <= allowed
+    if request.run.auto_batch_size:
+        return replace(check, meaning=f"{meaning}; --auto-batch-size goes by that")
+    return replace(check, ok=fits or None, meaning=meaning, remedy="" if fits else budget.advice(request, machine))
 
 
 def describe(run: "Run") -> dict:

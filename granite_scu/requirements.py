@@ -32,6 +32,7 @@ HUB_DATASET = "Salesforce/wikitext"
 HUB_PREFIX = "hf:"
 _HUB_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
 _HUB_TIMEOUT = 2.0  # seconds
+MEMORY = ("GPU memory", "CPU memory")
 _DISK_NEEDED_GB = 1.0  # three checkpoints of the default adapter (18 M parameters, fp32, with Adam's moments)
 
 
@@ -247,9 +248,8 @@ def _has_kernels(capability: tuple[int, int], architectures: list[str]) -> bool:
 
 
 def _check_memory(device: Device) -> Check:
-    kind = "GPU" if device.kind == "cuda" else "CPU"
-    advice = "if it runs out, lower --batch-size"
-    return Check(f"{kind} memory", f"{device.memory_gb:.1f} GiB", None, False, advice)
+    name = MEMORY[0] if device.kind == "cuda" else MEMORY[1]
+    return Check(name, f"{device.memory_gb:.1f} GiB", None, False, "if it runs out, lower --batch-size")
 
 
 def _check_precision(wanted: Wanted, device: Device) -> Check:
@@ -330,6 +330,11 @@ def _check_model(name: str) -> Check:
         return Check("base model", f"{name} ({place})", True, True, meanings[place])
     remedy = f"--model {name}: give the folder of a model, owner/name on the hub, or {TINY_MODEL}"
     return Check("base model", place, False, True, "the run is refused", remedy)
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether a model is there without a download."""
+    return _model_place(name) in ("embedded", "local folder", "in the hub cache")
 
 
 def _model_place(name: str) -> str:

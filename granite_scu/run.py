@@ -33,7 +33,7 @@ from granite_scu.config import DEFAULT_STEPS, BaseConfig
 from granite_scu.data.module import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
 from granite_scu.errors import RunFailed, Stopped, UserError
-from granite_scu.hardware import detect, presets
+from granite_scu.hardware import presets
 from granite_scu.model import loading
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.request import Plan, Request
@@ -72,7 +72,7 @@ class Run:
         self.probe_seconds = 0.0  # and how long that took
         if request.run.stop_at_equilibrium:
             check_equilibrium_stop(request.control)
-        self.machine = self._resolve(request)
+        self.machine = machine.resolve_request(request)
         if warning := presets.mismatch(request.hardware, self.machine.device):
             log.warning(warning)
         self.folder = RunFolder(request.run.output_dir)
@@ -100,27 +100,6 @@ class Run:
         if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
             return starting.from_checkpoint(resume.path, path, base, resume.state["frozen"])
         return starting.open_start(path, base)
-
-    @staticmethod
-    def _resolve(request: Request) -> machine.Machine:
-        """What the request stands for on this machine, with an attention kernel that keeps documents apart."""
-        base, isolate = request.base, request.data.isolate_documents
-        if isolate and base.attention == "auto":
-            base = replace(base, attention="sdpa")
-        try:
-            found = machine.resolve(base, request.run, request.trainer)
-        except UserError as error:  # what a preset asks for is in no flag that was given
-            device = detect(asked := request.trainer["accelerator"])
-            warning = presets.mismatch(request.hardware, device)
-            if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
-                raise UserError(f"{error}; {warning}") from error
-            raise
-        if isolate and found.attention == "flash_attention_2":
-            raise UserError(
-                "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "
-                "with --no-isolate-documents"
-            )
-        return found
 
     def _check_block_size(self) -> None:
         name, size = self.request.base.name, self.request.data.block_size

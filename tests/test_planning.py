@@ -1,9 +1,18 @@
-"""What is said before a run about how far S can come."""
+"""What is said before a run: how far S can come, whether it fits, and whether its settings go together."""
+
+import importlib.machinery
+from pathlib import Path
 
 import pytest
+from devices import A100, RTX_3060, RTX_4090
 
+from granite_scu import cli, flags
+from granite_scu import machine as machine_
 from granite_scu.config import OptimizerConfig
-from granite_scu.planning import beyond_the_ceiling, cumulated_rates
+from granite_scu.planning import CONTRADICTION, beyond_the_ceiling, cumulated_rates, with_the_run
+from granite_scu.requirements import Check, can_start
+
+CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 
 
 def test_the_rates_of_warm_up_and_a_linear_fall_add_up():
@@ -19,3 +28,39 @@ def test_a_setpoint_above_the_ceiling_is_warned_of(setpoint, most, warned):
     assert (beyond_the_ceiling(setpoint, most) is not None) == warned
     if warned:
         assert "--target-s" in beyond_the_ceiling(setpoint, most)
+
+
+@pytest.fixture
+def judged(machine):
+    """The checks of a run on a simulated card, of which memory alone was looked at."""
+
+    def judge(device, *argv) -> list[Check]:
+        machine(device)
+        request = cli.parse(flags.translate([*argv, "--data-dir", "stdlib-docs"], CONFIG)[0]).request
+        return with_the_run([Check("GPU memory", "12 GiB", None, False, "not yet known")], request)
+
+    return judge
+
+
+@pytest.mark.slow
+def test_the_default_model_is_predicted_before_it_is_there(judged):
+    (fits,) = judged(RTX_4090, "--hardware", "gpu_4090")
+    assert fits.ok and not fits.remedy and " of 21.15 GiB" in fits.meaning
+
+
+def test_requirements_say_whether_the_run_fits_and_what_would(judged):
+    (fits,) = judged(RTX_3060, "--model", "tiny-granite-h")
+    assert fits.ok and not fits.remedy and " of 10.62 GiB" in fits.meaning
+    (too_large,) = judged(RTX_3060, "--model", "tiny-granite-h", "--memory-fraction", "0.02")
+    assert too_large.ok is None and too_large.remedy.startswith("try --batch-size")
+    (unknown,) = judged(RTX_3060, "--model", "someone/model")
+    assert unknown.meaning.startswith("not predicted before")
+
+
+def test_requirements_find_settings_that_contradict_one_another(judged, monkeypatch):
+    *_, check = judged(A100, "--fsdp")
+    assert check.name == CONTRADICTION and check.blocks and check.remedy.startswith("--fsdp: one process")
+    monkeypatch.setattr(machine_, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
+    *_, check = judged(A100, "--attn", "flash_attention_2")
+    assert check.blocks and "--no-isolate-documents" in check.remedy
+    assert can_start(judged(A100, "--attn", "auto"))

@@ -93,6 +93,11 @@ def default_config():
     return AutoConfig.from_pretrained(str(files("granite_scu") / "assets" / "granite-4.0-h-1b"))
 
 
+def known_config(name: str):
+    """A model's transformers configuration, the default model's without asking the hub. Raises UserError as above."""
+    return default_config() if name == BaseConfig.name else load_model_config(name)
+
+
 def load_model(
     config: BaseConfig, dtype: torch.dtype, attention: str = "sdpa", device: torch.device = CPU
 ) -> PreTrainedModel:
