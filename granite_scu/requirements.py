@@ -33,6 +33,8 @@ HUB_PREFIX = "hf:"
 _HUB_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
 _HUB_TIMEOUT = 2.0  # seconds
 MEMORY = ("GPU memory", "CPU memory")
+ON_DISK = ("embedded", "local folder", "in the hub cache")
+"""Places of a model that can be read without a network."""
 _DISK_NEEDED_GB = 1.0  # three checkpoints of the default adapter (18 M parameters, fp32, with Adam's moments)
 
 
@@ -98,7 +100,10 @@ class Check:
 
 
 def check_requirements(wanted: Wanted) -> list[Check]:
-    """Every requirement of the wanted run. Loads no model; asks the hub only for what the run would download."""
+    """Every requirement of the wanted run. Loads no model; asks the hub only for what the run would download.
+
+    Compiled kernels are tried out where they would be, as at the start of a run: that takes Triton a while.
+    """
     device = detect(wanted.accelerator)
     checks = [
         _check_python(),
@@ -311,11 +316,41 @@ def _check_mamba_kernels(wanted: Wanted, device: Device) -> Check:
         return Check(name, found, False, True, f"the run is refused: {reason}", "use --kernels auto")
     if reason:
         return Check(name, found, None, False, f"not used, {reason}: the layers run in PyTorch")
-    if installed:
-        otherwise = "else the run is refused" if needed else "else PyTorch"
-        return Check(name, found, True, needed, f"taken if their self-check at the start passes, {otherwise}")
     meaning = "the run is refused" if needed else "the layers run in PyTorch"
-    return Check(name, found, False, needed, meaning, kernels.INSTALL)
+    if not installed:
+        return Check(name, found, False, needed, meaning, kernels.INSTALL)
+    sizes, dtype = _mamba_sizes(wanted.model), _dtype(wanted.precision, device)
+    if sizes is None or dtype is None:
+        return Check(name, found, True, needed, "not tried here: no Mamba-2 layers of known sizes, or no precision")
+    chosen, refused = kernels.first_right(torch.device(device.kind), dtype, sizes)
+    said = "; ".join(refused)
+    if chosen is kernels.TORCH:
+        return Check(name, found, False, needed, f"{said}: {meaning}", "another version, or --kernels torch")
+    passed = f"the layers run in {chosen.name}, which passed their self-check"
+    return Check(name, found, True, needed, f"{passed}; {said}" if said else passed)
+
+
+def _mamba_sizes(model: str) -> kernels.Sizes | None:
+    """Those of the model's layers; None where it has none, or would have to be asked for."""
+    from granite_scu.model import loading  # late: it brings transformers
+
+    if _model_place(model) not in ON_DISK and model != BaseConfig.name:
+        return None
+    try:
+        config = loading.load_model_config(model) if _model_place(model) in ON_DISK else loading.default_config()
+    except UserError:  # the check of the model says so
+        return None
+    return kernels.Sizes.of_config(config)
+
+
+def _dtype(precision: str | None, device: Device) -> torch.dtype | None:
+    """What the layers' products are taken in; None where the check of the precision refuses it."""
+    from granite_scu.module import DTYPES  # late: it brings Lightning
+
+    try:
+        return DTYPES[resolve_precision(precision, device)]
+    except UserError:
+        return None
 
 
 def _check_model(name: str) -> Check:

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import huggingface_hub
 import pynvml
 import pytest
+import torch
 from devices import A100, CPU, RTX_4090, T4, V100, gpu
 
 from granite_scu import flags, requirements
 from granite_scu.config import TINY_MODEL
+from granite_scu.model.mamba import TORCH, Kernels
 from granite_scu.requirements import Check, Wanted, can_start, check_requirements, print_requirements
 
 ON_CPU = Wanted(accelerator="cpu", model=TINY_MODEL, data_path="stdlib-docs")
@@ -157,7 +159,6 @@ def test_flash_attention_needs_package_and_gpu(machine, monkeypatch, device, ins
 @pytest.mark.parametrize(
     ("device", "installed", "wanted", "meaning", "remedy", "starts"),
     [
-        (A100, {"fla-core": "0.6.0"}, {}, "taken if their self-check at the start passes, else PyTorch", "", True),
         (A100, {}, {}, "the layers run in PyTorch", "pip install 'granite-scu[kernels]'", True),
         (A100, {}, {"kernels": "cuda"}, "the run is refused", "pip install 'granite-scu[kernels]'", False),
         (A100, {}, {"kernels": "torch"}, "not used, --kernels torch: the layers run in PyTorch", "", True),
@@ -174,6 +175,35 @@ def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, instal
     assert (check.meaning, check.remedy) == (meaning, remedy)
     assert can_start(checks) is starts
     assert check.found == ("fla-core 0.6.0" if installed else "not installed")
+
+
+@pytest.mark.parametrize(
+    ("right", "wanted", "meaning", "starts"),
+    [
+        (True, {}, "the layers run in theirs, which passed their self-check", True),
+        (True, {"kernels": "cuda"}, "the layers run in theirs, which passed their self-check", True),
+        (False, {}, "fla-core 0.6.0 failed its self-check (NaN): the layers run in PyTorch", True),
+        (False, {"kernels": "cuda"}, "fla-core 0.6.0 failed its self-check (NaN): the run is refused", False),
+        (True, {"model": "owner/name"}, "not tried here: no Mamba-2 layers of known sizes, or no precision", True),
+    ],
+)
+def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypatch, right, wanted, meaning, starts):
+    machine(A100)
+    hub()
+    theirs, tried = Kernels("theirs", TORCH.scan, TORCH.conv), []
+
+    def first_right(device, dtype, sizes):
+        tried.append((device.type, dtype, sizes))
+        return (theirs, []) if right else (TORCH, ["fla-core 0.6.0 failed its self-check (NaN)"])
+
+    monkeypatch.setattr(requirements.kernels, "installed", lambda: {"fla-core": "0.6.0"})
+    monkeypatch.setattr(requirements.kernels, "first_right", first_right)
+    checks = check_requirements(Wanted("cuda", **{"model": TINY_MODEL, "data_path": "stdlib-docs"} | wanted))
+    assert found(checks, "Mamba-2 kernels").meaning == meaning
+    assert can_start(checks) is starts
+    if "model" not in wanted:
+        ((kind, dtype, sizes),) = tried
+        assert (kind, dtype, sizes.groups, sizes.conv_width) == ("cuda", torch.bfloat16, 1, 4)
 
 
 @pytest.mark.parametrize(("launched", "starts"), [(None, False), ("2", True)])

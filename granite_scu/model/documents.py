@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from granite_scu.model.conv import runs_of
-from granite_scu.model.mamba import layers_of
-
-HYBRID = "granitemoehybrid"
+from granite_scu.model.mamba import HYBRID, layers_of
 
 
 def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | dict[str, Tensor | None]]:

@@ -11,6 +11,8 @@ import importlib.metadata
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from torch.nn import functional as F
 
 from granite_scu.errors import UserError
 from granite_scu.hardware.tuning import taking_tf32
+from granite_scu.model.conv import runs_of
 from granite_scu.model.mamba import TORCH, Kernels, activated_conv
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,13 @@ class Sizes:
         width = layer.conv1d.kernel_size[0]
         return cls(layer.num_heads, layer.head_dim, layer.n_groups, layer.ssm_state_size, width)
 
+    @classmethod
+    def of_config(cls, config: Any) -> "Sizes | None":
+        """Those of a transformers configuration; None where it has no Mamba-2 layers of Granite's kind."""
+        names = ("n_heads", "d_head", "n_groups", "d_state", "d_conv")
+        found = [getattr(config, f"mamba_{name}", None) for name in names]
+        return cls(*found) if all(isinstance(value, int) for value in found) else None
+
     @property
     def inner(self) -> int:
         return self.heads * self.head_dim
@@ -75,8 +85,12 @@ def mamba_ssm() -> Kernels:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     @torch.compiler.disable  # Triton's autotuning does not trace
-    def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-        return mamba_chunk_scan_combined(x=x, dt=dt, A=a, B=b, C=c, chunk_size=MAMBA_CHUNK, D=d).float()
+    def scan(
+        x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, seq_idx: Tensor | None = None
+    ) -> Tensor:
+        numbers = _counted(seq_idx)
+        y = mamba_chunk_scan_combined(x=x, dt=dt, A=a, B=b, C=c, chunk_size=MAMBA_CHUNK, D=d, seq_idx=numbers)
+        return y.float()
 
     name = f"{_named('mamba-ssm')}'s Triton kernels"
     if _version("causal-conv1d") is None:
@@ -84,13 +98,20 @@ def mamba_ssm() -> Kernels:
     from causal_conv1d import causal_conv1d_fn
 
     @torch.compiler.disable
-    def convolve(inputs: Tensor, conv: nn.Conv1d) -> Tensor:
+    def convolve(inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
         # Channels stay last in memory: the kernel reads both layouts, and a copy would cost what it saves.
-        channels_first = inputs.transpose(1, 2)
-        out = causal_conv1d_fn(x=channels_first, weight=conv.weight.squeeze(1), bias=conv.bias, activation="silu")
+        channels_first, weight = inputs.transpose(1, 2), conv.weight.squeeze(1)
+        out = causal_conv1d_fn(
+            x=channels_first, weight=weight, bias=conv.bias, seq_idx=_counted(seq_idx), activation="silu"
+        )
         return out.transpose(1, 2)
 
     return Kernels(f"{name} and {_named('causal-conv1d')}", scan, convolve)
+
+
+def _counted(seq_idx: Tensor | None) -> Tensor | None:
+    """Numbers of documents as both packages want them: none comes back later, 32 bits."""
+    return None if seq_idx is None else runs_of(seq_idx).int()
 
 
 def fla_core() -> Kernels:
@@ -98,21 +119,53 @@ def fla_core() -> Kernels:
     from fla.modules.causal_conv1d import causal_conv1d
     from fla.ops.simple_gla import chunk_simple_gla
 
+    bounds_of = _Bounds()
+
     @torch.compiler.disable
-    def scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    def scan(
+        x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, seq_idx: Tensor | None = None
+    ) -> Tensor:
         # Queries, keys and values must have equally many heads (fla-core 0.6.0), so groups are written out.
         share = x.shape[2] // b.shape[2]
         queries, keys = (t.unsqueeze(3).expand(-1, -1, -1, share, -1).flatten(2, 3) for t in (c, b))
         values = (x * dt.unsqueeze(-1)).to(x.dtype)
-        y, _ = chunk_simple_gla(q=queries, k=keys, v=values, g=dt * a, scale=1.0)
-        return y.float() + x.float() * d.float().unsqueeze(-1)
+        inputs, bounds = {"q": queries, "k": keys, "v": values, "g": dt * a}, bounds_of(seq_idx)
+        if bounds is not None:
+            inputs = {name: _in_one_row(t) for name, t in inputs.items()}
+        y, _ = chunk_simple_gla(**inputs, scale=1.0, cu_seqlens=bounds)
+        return y.view(x.shape).float() + x.float() * d.float().unsqueeze(-1)
 
     @torch.compiler.disable
-    def convolve(inputs: Tensor, conv: nn.Conv1d) -> Tensor:
-        out, _ = causal_conv1d(x=inputs, weight=conv.weight.squeeze(1), bias=conv.bias, activation="silu")
-        return out
+    def convolve(inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
+        bounds = bounds_of(seq_idx)
+        x = inputs if bounds is None else _in_one_row(inputs)
+        out, _ = causal_conv1d(x=x, weight=conv.weight.squeeze(1), bias=conv.bias, activation="silu", cu_seqlens=bounds)
+        return out.view(inputs.shape)
 
     return Kernels(f"{_named('fla-core')}'s Triton kernels", scan, convolve)
+
+
+class _Bounds:
+    """Where documents begin and the last one ends, counted through the rows of a batch: (documents + 1,), or None.
+
+    Their number is not known before the device is asked. So the newest are kept, which all layers of a pass share.
+    """
+
+    def __init__(self) -> None:
+        self._newest: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, seq_idx: Tensor | None) -> Tensor | None:
+        if seq_idx is None:
+            return None
+        if self._newest is None or self._newest[0] is not seq_idx:
+            begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True).flatten()
+            self._newest = seq_idx, F.pad(begins.nonzero().flatten(), (0, 1), value=begins.numel())
+        return self._newest[1]
+
+
+def _in_one_row(t: Tensor) -> Tensor:
+    """(batch, time, ...) as (1, batch * time, ...)."""
+    return t.flatten(0, 1).unsqueeze(0)
 
 
 CANDIDATES: dict[str, Callable[[], Kernels]] = {"mamba-ssm": mamba_ssm, "fla-core": fla_core}
@@ -165,6 +218,19 @@ def choose(request: str, device: torch.device, dtype: torch.dtype, sizes: Sizes)
     check(request, device.type)
     if request == "torch" or device.type != "cuda":
         return TORCH
+    kernels, refused = first_right(device, dtype, sizes)
+    if refused and kernels is TORCH and request == "cuda":
+        raise UserError(f"--kernels cuda: {'; '.join(refused)}; use --kernels auto, or another version")
+    if refused:
+        log.warning("%s; the Mamba-2 layers run in %s", "; ".join(refused), kernels.name)
+    return kernels
+
+
+def first_right(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> tuple[Kernels, list[str]]:
+    """The first installed candidate that proves right, or ours, and what was wrong with those before it.
+
+    Arguments as of ``prove``.
+    """
     refused = []
     for name in installed():
         try:
@@ -173,15 +239,9 @@ def choose(request: str, device: torch.device, dtype: torch.dtype, sizes: Sizes)
         except Exception as error:  # whatever a compiler or a driver may raise: these kernels do not work here
             fault = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if fault is None:
-            break
+            return kernels, refused
         refused.append(f"{_named(name)} failed its self-check ({fault})")
-    else:
-        kernels = TORCH
-    if refused and kernels is TORCH and request == "cuda":
-        raise UserError(f"--kernels cuda: {'; '.join(refused)}; use --kernels auto, or another version")
-    for reason in refused:
-        log.warning("%s; the Mamba-2 layers run in %s", reason, kernels.name)
-    return kernels
+    return TORCH, refused
 
 
 # Whether it is right.
@@ -220,13 +280,19 @@ def _cases(
         return torch.randn(*shape, generator=draw)
 
     channels, grouped = sizes.conv_channels, (2, LENGTH, sizes.groups, sizes.state)
+    documents = _documents().to(device)
     conv = nn.utils.skip_init(nn.Conv1d, channels, channels, sizes.conv_width, groups=channels).requires_grad_(False)
     conv.weight.copy_(normal(*conv.weight.shape))
     conv.bias.copy_(normal(channels))
     conv.to(device, dtype)
     projected = normal(2, LENGTH, sizes.inner + channels + sizes.heads).to(device, dtype)
     inputs = projected[..., sizes.inner : sizes.inner + channels]
-    yield "the convolution", lambda kernels, inputs: kernels.conv(inputs, conv), {"inputs": inputs}
+
+    def convolve(kernels: Kernels, inputs: Tensor, **apart: Tensor) -> Tensor:
+        return kernels.conv(inputs, conv, **apart)
+
+    yield "the convolution", convolve, {"inputs": inputs}
+    yield "the convolution of several documents", partial(convolve, seq_idx=documents), {"inputs": inputs}
 
     mixed = F.silu(normal(2, LENGTH, channels)).to(device, dtype)
     x, b, c = mixed.split([sizes.inner, *(2 * [sizes.groups * sizes.state])], -1)
@@ -237,9 +303,21 @@ def _cases(
         "c": c.view(grouped),
         "d": normal(sizes.heads).to(device, dtype),
     }
-    for strength, rates in RATES.items():
-        a = -torch.logspace(*rates, sizes.heads).to(device)
-        yield f"the scan under {strength} decay", lambda kernels, **parts: kernels.scan(**parts), {**parts, "a": a}
+
+    def scan(kernels: Kernels, **parts: Tensor) -> Tensor:
+        return kernels.scan(**parts)
+
+    rates = {strength: -torch.logspace(*ends, sizes.heads).to(device) for strength, ends in RATES.items()}
+    for strength, a in rates.items():
+        yield f"the scan under {strength} decay", scan, {**parts, "a": a}
+    yield "the scan of several documents", partial(scan, seq_idx=documents), {**parts, "a": rates["weak"]}
+
+
+def _documents() -> Tensor:
+    """(2, LENGTH) numbers: a row of one document, and one of several, the first shorter than a convolution is wide."""
+    lengths = [1, 2, 60, MAMBA_CHUNK, 100]
+    several = torch.arange(len(lengths) + 1).repeat_interleave(torch.tensor([*lengths, LENGTH - sum(lengths)]))
+    return torch.stack([torch.zeros_like(several), several])
 
 
 def _results(run: Callable[..., Tensor], kernels: Kernels, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -140,6 +140,7 @@ def load_model(
             module.support_avx512bf16_for_cpu = False
     model.requires_grad_(False)
     mixers = mamba.layers_of(model)
+    mamba.check(model)
     if mixers:
         sizes = kernels.Sizes.of(next(iter(mixers.values())))
         mamba.install(model, kernels.choose(config.kernels, device, dtype, sizes))

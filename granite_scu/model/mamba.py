@@ -8,19 +8,26 @@ here, the one place where granite-scu reaches into a transformers model. It call
 Generation (with a cache) keeps the library's forward.
 """
 
+import importlib.metadata
 import inspect
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from granite_scu.errors import UserError
 from granite_scu.model.conv import causal_conv_silu
 from granite_scu.model.norm import gated_norm, groups_of, is_gated_norm
 from granite_scu.model.ssd import ssd_scan
+
+TESTED = "5.23.0"
+"""The version of transformers in constraints.txt."""
+
+HYBRID = "granitemoehybrid"
+"""transformers' type of Granite 4.0 H, of which each layer that is not attention is known to be a Mamba-2 mixer."""
 
 _PARAMETERS = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "norm", "out_proj")
 _SIZES = (
@@ -42,13 +49,14 @@ class Kernels:
 
     Attributes:
         name: what the log calls it.
-        scan: as ``ssd_scan``: (x, dt, a, b, c, d) -> (batch, time, heads, head_dim), dt after softplus and clamping.
-        conv: ((batch, time, channels), the layer's convolution) -> the same shape, causal and after SiLU.
+        scan: as ``ssd_scan``: (x, dt, a, b, c, d, seq_idx=None) -> (batch, time, heads, head_dim), dt after softplus
+            and clamping.
+        conv: ((batch, time, channels), the layer's convolution, seq_idx=None) -> the same shape, causal and after SiLU.
     """
 
     name: str
-    scan: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-    conv: Callable[[Tensor, nn.Conv1d], Tensor]
+    scan: Callable[..., Tensor]
+    conv: Callable[..., Tensor]
 
 
 def activated_conv(inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
@@ -83,26 +91,47 @@ def install(model: nn.Module, kernels: Kernels = TORCH, is_gated: Callable[[nn.M
         is_gated: whether a layer's norm is ``gated_norm``; to be given where the weights have no values to try it on.
 
     Raises:
-        RuntimeError: a layer lacks what the forward needs, or its own takes other arguments (the library changed).
+        UserError: as ``check``.
+    """
+    check(model)
+    layers = layers_of(model)
+    for layer in layers.values():
+        layer.norm.granite_scu_plain = is_gated(layer.norm)
+        layer.forward = types.MethodType(_forward(type(layer).forward, kernels), layer)
+        layer.kernels = kernels
+    return len(layers)
+
+
+def check(model: nn.Module) -> None:
+    """Refuse a model whose Mamba-2 layers are not as ``mix`` knows them, because the library changed.
+
+    Raises:
+        UserError: a layer lacks what the forward needs, or its own takes other arguments.
     """
     layers = layers_of(model)
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", None) == HYBRID:  # the library's own forward would run in layers passed over
+        kinds = [kind for kind in config.layer_types if kind not in ("full_attention", "attention")]
+        if len(kinds) != len(layers):
+            named = " and ".join(sorted(set(kinds)))
+            raise _unsupported(f"{len(layers)} of {len(kinds)} {named} layers are the Mamba-2 that granite-scu knows")
     for name, layer in layers.items():
         taken = inspect.signature(type(layer).forward).parameters
         missing = [field for field in _PARAMETERS + _SIZES if not hasattr(layer, field)]
         missing += [f"argument {argument}" for argument in _ARGUMENTS if argument not in taken]
         if missing:
-            raise RuntimeError(
-                f"{name} ({type(layer).__name__}) has no {', '.join(missing)}: "
-                "this transformers version is not supported; see the range in pyproject.toml"
-            )
+            raise _unsupported(f"{name} ({type(layer).__name__}) has no {', '.join(missing)}")
         if layer.activation not in ("silu", "swish"):
-            raise RuntimeError(
-                f"{name} has the activation {layer.activation} behind its convolution; only silu is known"
+            raise UserError(
+                f"--model: {name} has the activation {layer.activation} behind its convolution; only silu is known"
             )
-        layer.norm.granite_scu_plain = is_gated(layer.norm)
-        layer.forward = types.MethodType(_forward(type(layer).forward, kernels), layer)
-        layer.kernels = kernels
-    return len(layers)
+
+
+def _unsupported(what: str) -> UserError:
+    return UserError(
+        f"transformers {importlib.metadata.version('transformers')}: {what}; this version is not supported, take the "
+        f"one that is tested: pip install transformers=={TESTED}"
+    )
 
 
 def kernels_in_use(model: nn.Module) -> Kernels | None:
@@ -135,7 +164,7 @@ def mix(
         hidden: (batch, time, hidden) inputs.
         attention_mask: (batch, time), zero where padded; None when nothing before a token is padding.
         kernels: the scan and the convolution.
-        seq_idx: (batch, time) numbers of documents that do not see one another; ours is used for them.
+        seq_idx: (batch, time) numbers of documents that do not see one another.
 
     Returns:
         (batch, time, hidden) outputs in the dtype of ``hidden``.
@@ -144,19 +173,17 @@ def mix(
     groups_state = layer.n_groups * layer.ssm_state_size
     hidden = _zero_padding(hidden, attention_mask)
     gate, conv_in, dt = layer.in_proj(hidden).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
-    conv, scan = kernels.conv, kernels.scan
-    if seq_idx is not None:
-        conv, scan = partial(activated_conv, seq_idx=seq_idx), partial(ssd_scan, seq_idx=seq_idx)
-    conv_out = _zero_padding(conv(conv_in, layer.conv1d), attention_mask)
+    conv_out = _zero_padding(kernels.conv(conv_in, layer.conv1d, seq_idx=seq_idx), attention_mask)
     x, b, c = conv_out.split([layer.intermediate_size, groups_state, groups_state], -1)
     dt = F.softplus(dt.float() + layer.dt_bias.float()).clamp(*layer.time_step_limit)
-    y = scan(
+    y = kernels.scan(
         x.view(batch, time, layer.num_heads, layer.head_dim),
         dt,
         -layer.A_log.float().exp(),
         b.view(batch, time, layer.n_groups, -1),
         c.view(batch, time, layer.n_groups, -1),
         layer.D,
+        seq_idx=seq_idx,
     )
     return layer.out_proj(_norm(layer.norm, y.flatten(2), gate, hidden.dtype))
 

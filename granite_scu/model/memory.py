@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from granite_scu.config import BaseConfig, LoraConfig
 from granite_scu.model import adapters, loss, mamba
-from granite_scu.model.documents import HYBRID
+from granite_scu.model.mamba import HYBRID
 from granite_scu.model.tiling import describing
 
 FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)

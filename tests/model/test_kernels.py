@@ -9,25 +9,28 @@ from types import ModuleType
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import LlamaConfig
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
 
 from granite_scu.config import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.errors import UserError
 from granite_scu.model import adapters, kernels, loading, mamba
 from granite_scu.model.kernels import TORCH, Sizes
+from granite_scu.model.loss import hidden_states
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def recurrence(x, dt, a, b, c, d):
-    """The definition, a token at a time, in fp32; nothing of our scan's."""
+def recurrence(x, dt, a, b, c, d, first=None):
+    """The definition, a token at a time, in fp32; nothing of our scan's. ``first``: a document's first tokens."""
     heads = x.shape[2]
     x, b, c, d = (t.float() for t in (x, b, c, d))
     b, c = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (b, c))
     state, outputs = x.new_zeros(*x.shape[::2], x.shape[3], b.shape[-1]), []
     for t in range(x.shape[1]):
         step = dt[:, t, :, None, None]
+        state = state if first is None else state.masked_fill(first[:, t, None, None, None], 0)
         state = (step * a[:, None, None]).exp() * state + step * x[:, t, :, :, None] * b[:, t, :, None, :]
         outputs.append((state * c[:, t, :, None, :]).sum(-1) + d[:, None] * x[:, t])
     return torch.stack(outputs, 1)
@@ -38,9 +41,9 @@ class MambaSSM:
 
     name = "mamba-ssm 2.3.2's Triton kernels and causal-conv1d 1.6.1"
 
-    def __init__(self, spoil=lambda output, **inputs: output):
+    def __init__(self, spoil=lambda output, **inputs: output, sees_across=False):
         self.distributions = {"mamba-ssm": "2.3.2", "causal-conv1d": "1.6.1"}
-        self.spoil, self.scans, self.convolutions = spoil, 0, 0
+        self.spoil, self.sees_across, self.scans, self.convolutions = spoil, sees_across, 0, 0
 
     def modules(self):
         return {
@@ -73,8 +76,16 @@ class MambaSSM:
     ):
         assert not dt_softplus and dt_bias is None and z is None, "our dt has had its softplus"
         self.scans += 1
-        out = recurrence(x, dt, A, B, C, D).to(x.dtype)
+        out = recurrence(x, dt, A, B, C, D, self.first_tokens(seq_idx, x.shape[:2])).to(x.dtype)
         return self.spoil(out, x=x, dt=dt, a=A, b=B, c=C, d=D)
+
+    def first_tokens(self, seq_idx, shape):
+        """What both packages ask of the numbers of documents, whose first tokens these are."""
+        if seq_idx is None or self.sees_across:
+            return None
+        assert seq_idx.dtype == torch.int32 and seq_idx.shape == shape and seq_idx.is_contiguous()
+        assert (seq_idx.diff(dim=1) >= 0).all(), "a number that comes back is taken for the same document"
+        return F.pad(seq_idx.diff(dim=1) != 0, (1, 0), value=True)
 
     def causal_conv1d_fn(
         self,
@@ -88,7 +99,8 @@ class MambaSSM:
         activation=None,
     ):
         self.convolutions += 1
-        return convolve(x, weight, bias, activation)
+        assert seq_idx is None or x.stride(1) == 1, "only where channels are last in memory"
+        return convolve(x, weight, bias, activation, self.first_tokens(seq_idx, (len(x), x.shape[2])))
 
 
 class FlaCore:
@@ -124,14 +136,25 @@ class FlaCore:
         assert q.shape == k.shape and v.shape[:3] == g.shape == q.shape[:3], "equally many heads"
         assert q.dtype == k.dtype == v.dtype and g.dtype == torch.float32
         self.scans += 1
+        first = self.first_tokens(cu_seqlens, q.shape[:2])
         scale = k.shape[-1] ** -0.5 if scale is None else scale
         state, outputs = v.new_zeros(*q.shape[::2], v.shape[3], q.shape[3], dtype=torch.float32), []
         for t in range(q.shape[1]):
             added = v[:, t, :, :, None].float() * k[:, t, :, None, :].float()
+            state = state if first is None else state.masked_fill(first[:, t, None, None, None], 0)
             state = g[:, t, :, None, None].exp() * state + added
             outputs.append(scale * (state * q[:, t, :, None, :].float()).sum(-1))
         out = torch.stack(outputs, 1).to(q.dtype)
         return out, None
+
+    def first_tokens(self, cu_seqlens, shape):
+        """What the package asks of documents, whose first tokens these are."""
+        if cu_seqlens is None:
+            return None
+        assert shape[0] == 1, "documents of several rows must stand in one"
+        assert cu_seqlens.dtype == torch.long and cu_seqlens[0] == 0 and cu_seqlens[-1] == shape[1]
+        assert (cu_seqlens.diff() > 0).all()
+        return torch.zeros(shape, dtype=torch.bool).index_fill(1, cu_seqlens[:-1], True)
 
     def causal_conv1d(
         self,
@@ -150,14 +173,20 @@ class FlaCore:
         **kwargs,
     ):
         self.convolutions += 1
-        return convolve(x.transpose(1, 2), weight, bias, activation).transpose(1, 2), None
+        first = self.first_tokens(cu_seqlens, x.shape[:2])
+        return convolve(x.transpose(1, 2), weight, bias, activation, first).transpose(1, 2), None
 
 
-def convolve(x, weight, bias, activation):
+def convolve(x, weight, bias, activation, first=None):
     """(batch, channels, time) in and out, with the activation that both libraries know under this name."""
     assert activation == "silu"
-    out = F.conv1d(x.float(), weight.float()[:, None], bias.float(), padding=weight.shape[1] - 1, groups=len(weight))
-    return F.silu(out[..., : x.shape[2]]).to(x.dtype)
+    inputs = F.pad(x.float(), (weight.shape[1] - 1, 0)).unfold(2, weight.shape[1], 1)  # (..., time, width)
+    if first is not None:
+        documents = first.cumsum(1)
+        seen = F.pad(documents, (weight.shape[1] - 1, 0)).unfold(1, weight.shape[1], 1) == documents.unsqueeze(2)
+        inputs = inputs * seen.unsqueeze(1)
+    out = (inputs * weight.float()[:, None]).sum(-1) + bias.float()[:, None]
+    return F.silu(out).to(x.dtype)
 
 
 def fused(*args, **kwargs):
@@ -276,11 +305,15 @@ def test_right_kernels_are_taken_and_used(install, on_a_gpu, warnings_of, kind, 
     assert warnings_of() == []
     before = package.scans, package.convolutions
     model = loading.load_model(BaseConfig(TINY_MODEL, kernels="torch"), torch.float32)
-    assert mamba.install(model, found) == 4
-    assert mamba.kernels_in_use(model) is found
+    tokens, several = torch.arange(2, 24).view(2, 11), torch.tensor([[0] * 11, [4, 4, 9, 9, 9, 9, 9, 4, 4, 4, 4]])
     with torch.no_grad():
-        model(input_ids=torch.arange(2, 11)[None], use_cache=False)
-    assert (package.scans - before[0], package.convolutions - before[1]) == (4, 4)
+        expected = [hidden_states(model, tokens, documents) for documents in (None, several)]
+        assert mamba.install(model, found) == 4
+        assert mamba.kernels_in_use(model) is found
+        states = [hidden_states(model, tokens, documents) for documents in (None, several)]
+    assert (package.scans - before[0], package.convolutions - before[1]) == (8, 8)
+    for one, other in zip(states, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_mamba_ssm_comes_first(install, on_a_gpu):
@@ -328,10 +361,28 @@ def test_a_kernel_that_is_right_only_within_a_chunk_is_refused():
     assert "the scan under weak decay" in kernels.prove(wrong, CPU, torch.bfloat16, Sizes())
 
 
+def test_kernels_that_let_documents_see_one_another_are_refused(install, on_a_gpu, warnings_of):
+    install(MambaSSM(sees_across=True))
+    assert choose("auto") is TORCH
+    (warning,) = warnings_of()
+    assert "failed its self-check (the convolution of several documents: the output is off by" in warning
+    wrong = mamba.Kernels("wrong", lambda seq_idx=None, **inputs: TORCH.scan(**inputs), TORCH.conv)
+    assert "the scan of several documents" in kernels.prove(wrong, CPU, torch.bfloat16, Sizes())
+
+
 def test_after_a_wrong_one_the_next_is_tried(install, on_a_gpu, warnings_of):
     install(MambaSSM(crash), FlaCore())
     assert choose("auto").name == choose("cuda").name == FlaCore.name
     assert all(warning.endswith(f"the Mamba-2 layers run in {FlaCore.name}") for warning in warnings_of())
+
+
+def test_several_wrong_ones_cost_one_warning(install, on_a_gpu, warnings_of):
+    install(MambaSSM(crash), broken := FlaCore())
+    broken.chunk_simple_gla = crash
+    install(broken)
+    assert choose("auto") is TORCH
+    (warning,) = warnings_of()
+    assert "mamba-ssm 2.3.2 failed" in warning and "; fla-core 0.6.0 failed" in warning
 
 
 def test_a_package_that_cannot_be_imported_is_refused(install, on_a_gpu, warnings_of, monkeypatch):
@@ -387,6 +438,12 @@ def test_every_adapter_of_a_layer_is_trained_whatever_computes_it(install, on_a_
         assert (one - other).norm() < 1e-4 * one.norm()
 
 
+def test_the_sizes_of_a_configuration_are_those_of_its_layers(model):
+    (layer, *_) = mamba.layers_of(model).values()
+    assert Sizes.of_config(model.config) == Sizes.of(layer)
+    assert Sizes.of_config(LlamaConfig()) is None
+
+
 def test_a_loaded_model_says_what_it_runs_in(model):
     assert mamba.kernels_in_use(model) is TORCH
     assert mamba.kernels_in_use(torch.nn.Linear(2, 2)) is None
@@ -409,5 +466,5 @@ def test_a_library_whose_layer_takes_other_arguments_is_refused(library_model, m
     others = [name for name in inspect.signature(layer.forward).parameters if name != argument]
     forward = eval(f"lambda {', '.join(others).replace('kwargs', '**kwargs')}: None")
     monkeypatch.setattr(layer, "forward", forward)
-    with pytest.raises(RuntimeError, match=rf"mamba .* has no argument {argument}: .* not supported"):
+    with pytest.raises(UserError, match=rf"mamba .* has no argument {argument}; .* not supported"):
         mamba.install(library_model)

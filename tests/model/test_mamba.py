@@ -1,13 +1,16 @@
 """The replaced Mamba-2 forward against the library's own, on the embedded model."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
 
-from granite_scu.config import LoraConfig
-from granite_scu.model import adapters, mamba
+from granite_scu.config import BaseConfig, LoraConfig
+from granite_scu.errors import UserError
+from granite_scu.model import adapters, loading, mamba
 
 
 @pytest.fixture
@@ -111,12 +114,38 @@ def test_generation_with_a_cache_runs_the_librarys_forward(model, tokens, monkey
         logits_of(model, tokens)
 
 
-@pytest.mark.parametrize("field", ["dt_bias", "D", "norm", "time_step_limit"])
+@pytest.mark.parametrize("field", ["dt_bias", "D", "norm", "time_step_limit", "num_heads"])
 def test_a_layer_that_lacks_what_the_forward_needs_is_named(library_model, field):
     layer = library_model.model.layers[0].mamba
     delattr(layer, field)
-    with pytest.raises(RuntimeError, match=rf"model\.layers\.0\.mamba .* has no {field}: .* not supported"):
+    with pytest.raises(UserError, match=rf"model\.layers\.0\.mamba .* has no {field}; .* not supported"):
         mamba.install(library_model)
+
+
+@pytest.mark.parametrize("field", ["A_log", "in_proj", "ssm_state_size"])
+def test_a_layer_of_a_hybrid_that_is_no_longer_known_is_not_left_to_the_library(library_model, field):
+    delattr(library_model.model.layers[0].mamba, field)
+    with pytest.raises(
+        UserError, match=r"^transformers .*: 3 of 4 linear_attention layers .* pip install transformers=="
+    ):
+        mamba.install(library_model)
+
+
+def test_a_library_that_changed_is_refused_before_anything_is_made_of_its_layers(small_granite, monkeypatch):
+    init = modeling.GraniteMoeHybridMambaLayer.__init__
+
+    def renamed(layer, *args, **kwargs):
+        init(layer, *args, **kwargs)
+        layer.groups = layer.__dict__.pop("n_groups")
+
+    monkeypatch.setattr(modeling.GraniteMoeHybridMambaLayer, "__init__", renamed)
+    with pytest.raises(UserError, match="has no n_groups; this version is not supported"):
+        loading.load_model(BaseConfig(small_granite), torch.float32)
+
+
+def test_the_version_named_is_the_one_that_is_tested():
+    pinned = (Path(__file__).parents[2] / "constraints.txt").read_text()
+    assert f"\ntransformers=={mamba.TESTED};" in pinned
 
 
 def test_a_model_without_mamba_layers_is_left_alone():
@@ -135,7 +164,7 @@ def test_documents_of_a_block_are_mixed_as_if_each_stood_alone(model):
 
 def test_another_activation_is_refused(library_model):
     library_model.model.layers[0].mamba.activation = "gelu"
-    with pytest.raises(RuntimeError, match=r"model\.layers\.0\.mamba has the activation gelu .* only silu"):
+    with pytest.raises(UserError, match=r"model\.layers\.0\.mamba has the activation gelu .* only silu"):
         mamba.install(library_model)
 
 
