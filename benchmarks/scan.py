@@ -8,7 +8,7 @@
 Compared are ``granite_scu.model.ssd.ssd_scan`` and the function that transformers' Granite-4.0-H layers call without
 mamba-ssm, in the dimensions of Granite-4.0-H-1B (48 heads of 64, state 128, one group, the library's chunk of 256),
 with gradients for x, dt, B and C. In fp32, and in bf16 as a layer sees it: under autocast, with x, B and C in bf16 and
-dt in fp32. On CUDA with mamba-ssm installed, its Triton kernel is a third side, ``kernel_*``.
+dt in fp32. On CUDA the compiled scans that are installed are further sides, ``mamba_ssm_*`` and ``fla_core_*``.
 
 The sides take turns, each in a process of its own. ``extra_gb`` is the most memory on top of the inputs: resident on a
 CPU, of the allocator on CUDA. ``max_rel_err`` is the largest |ours - reference| / |reference| over the output and the
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ REFERENCE_TENSORS = 13
 """fp32 tensors of (batch, chunks, chunk, chunk, heads) that the reference holds at its peak: 12.3 were measured."""
 
 COLUMNS = {
-    "case": "case", "ours_s": "ours s|.4f", "theirs_s": "theirs s|.4f", "kernel_s": "kernel s|.4f",
+    "case": "case", "ours_s": "ours s|.4f", "theirs_s": "theirs s|.4f",
+    "mamba_ssm_s": "mamba-ssm s|.4f", "fla_core_s": "fla-core s|.4f",
     "speedup": "speedup|.2f", "ours_us_per_token": "ours us/token|.1f", "theirs_us_per_token": "theirs|.1f",
     "linearity": "linearity|.2f", "ours_extra_gb": "ours GiB|.3f", "theirs_extra_gb": "theirs GiB|.3f",
     "memory_ratio": "ratio|.2f", "ours_kib_per_token": "ours KiB/token|.0f", "theirs_kib_per_token": "theirs|.0f",
@@ -106,10 +107,18 @@ def theirs() -> Callable:
     return lambda x, dt, a, b, c, d: scan(x, dt, a, b, c, CHUNK, D=d)
 
 
-def kernel() -> Callable:
-    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+def compiled(package: str) -> Callable:
+    """The scan of a distribution of compiled kernels, as the layers of a run call it."""
+    from granite_scu.model import kernels
 
-    return lambda x, dt, a, b, c, d: mamba_chunk_scan_combined(x, dt, a, b, c, CHUNK, D=d)
+    return kernels.CANDIDATES[package]().scan
+
+
+def compiled_packages(device: str) -> dict[str, str]:
+    """Distributions of compiled kernels that can run here, by the names of their sides."""
+    from granite_scu.model import kernels
+
+    return {name.replace("-", "_"): name for name in kernels.installed()} if device == "cuda" else {}
 
 
 def scan_side(gate: Gate, load: Callable[[], Callable], case: Case, exact: bool, results: Path) -> None:
@@ -182,8 +191,9 @@ def missing_memory(case: Case, device: str, copies: int = REFERENCE_TENSORS) -> 
 
 def run_case(case: Case, device: str, repeats: int, advance: Callable[[], None]) -> dict[str, Any]:
     """Time the sides in turn, then the reference in fp32 if the case is not."""
+    packages = compiled_packages(device)
     with tempfile.TemporaryDirectory() as folder:
-        paths = {name: Path(folder) / name for name in ("ours", "theirs", "kernel", "reference")}
+        paths = {name: Path(folder) / name for name in ("ours", "theirs", *packages, "reference")}
 
         def side(load: Callable[[], Callable], name: str, exact: bool = False) -> Side:
             return scan_side, (load, case, exact, paths[name])
@@ -192,8 +202,7 @@ def run_case(case: Case, device: str, repeats: int, advance: Callable[[], None])
         lacking = missing_memory(case, device)
         if not lacking:
             sides["theirs"] = side(theirs, "theirs")
-        if device == "cuda" and find_spec("mamba_ssm"):
-            sides["kernel"] = side(kernel, "kernel")
+        sides |= {name: side(partial(compiled, package), name) for name, package in packages.items()}
         outcomes = {"theirs": Outcome(reason=lacking)} | race(sides, device, repeats, advance)
         if case.precision == "fp32":
             paths["reference"] = paths["theirs"]
@@ -205,9 +214,9 @@ def run_case(case: Case, device: str, repeats: int, advance: Callable[[], None])
 
 def _as_case(case: Case, device: str, outcomes: dict[str, Outcome], errors: dict[str, float | None]) -> dict[str, Any]:
     facts: dict[str, Any] = {"max_rel_err": errors["ours"], "their_rel_err": errors.get("theirs")}
-    if "kernel" in outcomes:
-        found = outcomes["kernel"]
-        facts |= {"kernel_s": found.seconds, "kernel_extra_gb": found.extra_gb, "kernel_rel_err": errors["kernel"]}
+    for name in outcomes.keys() - {"ours", "theirs"}:
+        found = outcomes[name]
+        facts |= {f"{name}_s": found.seconds, f"{name}_extra_gb": found.extra_gb, f"{name}_rel_err": errors[name]}
     facts |= {"batch": case.batch, "length": case.length, "precision": case.precision}
     for name in ("ours", "theirs"):
         facts[f"{name}_us_per_token"] = _each(outcomes[name].seconds, case.tokens, 1e6)

@@ -3,7 +3,7 @@
 
     python benchmarks/train_step.py --quick                     the embedded model, under a minute on two cores
     python benchmarks/train_step.py --json > out.json           and ten blocks of Granite-4.0-H-1B at full width
-    python benchmarks/train_step.py --model whole --peak-tflops 989 --sweep     all forty, on a GPU
+    python benchmarks/train_step.py --model whole --sweep        all forty, on a GPU
 
 Both sides train the same LoRA adapters on every linear layer of the same weights with the same batches in the same
 order, AdamW, cosine schedule and clipping, so their loss curves must coincide: ``max_rel_err`` is the largest relative
@@ -15,7 +15,8 @@ of mamba-ssm and causal-conv1d where they are installed.
 
 The sides take turns, each in a process of its own, a block of steps at a time: ten, or one where a step takes seconds.
 A step's time is everything from its beginning to that of the next. ``extra_gb`` is the most memory on top of the loaded
-model: resident on a CPU, of the allocator on CUDA. ``mfu`` counts 4 operations a token and frozen weight.
+model: resident on a CPU, of the allocator on CUDA. ``mfu`` counts 4 operations a token and frozen weight; none on a CPU
+unless ``--peak-tflops`` says what it could do.
 """
 
 import sys
@@ -31,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
 from benchmarks.measure import ratio, shown
-from granite_scu import guard
+from granite_scu import guard, hardware
 from granite_scu.errors import UserError
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)
@@ -87,6 +88,14 @@ def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None
     return facts
 
 
+def peak_tflops(device: str, case: training.Case) -> float | None:
+    """Of a GPU in the precision of a case; None on a CPU, whose own is rarely known."""
+    if device != "cuda":
+        return None
+    found = hardware.detect(device)
+    return hardware.peak_flops(found, training.PRECISIONS[case.precision], tf32=found.supports_tf32).flops / 1e12
+
+
 def swept(cases: list[training.Case]) -> list[training.Case]:
     """Each model and precision at every batch size and length."""
     grid = list(product(cases, BATCHES, LENGTHS))
@@ -97,7 +106,9 @@ def main() -> int:
     parser = measure.build_parser(str(__doc__), repeats=5, quick=2)
     training.add_flags(parser)
     parser.add_argument("--block", type=int, help="optimizer steps in a turn (default: 10, or 1 where a step is long)")
-    parser.add_argument("--peak-tflops", type=float, help="of the device in this precision: adds the MFU")
+    parser.add_argument(
+        "--peak-tflops", type=float, help="of the device, for the MFU (default: the GPU's in the case's precision)"
+    )
     parser.add_argument(
         "--sweep", action="store_true", help=f"batches of {shown(BATCHES)}, lengths of {shown(LENGTHS)}"
     )
@@ -111,7 +122,9 @@ def main() -> int:
     found = measure.measure_each(
         training.with_models(cases),
         options.turns,
-        lambda case, advance: run_case(case, options.device, options.repeats, options.peak_tflops, advance),
+        lambda case, advance: run_case(
+            case, options.device, options.repeats, options.peak_tflops or peak_tflops(options.device, case), advance
+        ),
     )
     measure.present(found, COLUMNS, "an optimizer step, ours against Hugging Face's Trainer with PEFT", options.json)
     return 0

@@ -276,18 +276,19 @@ class GraniteModule(L.LightningModule):
         """Act on the update itself, after a step that was not skipped: decoupled lambda, and the projection."""
         if self.actuator == "decoupled" and any(self._strengths()):
             decays = [decay(x, learning_rate, self.prior_sigma, self.n_tokens, self.measure) for x in self._strengths()]
-            factors = torch.tensor(decays, device=self._finite.device)
-            self._scale_factors(torch.where(self._finite, factors, 1.0))
+            # A tensor made of them here would be a copy to the device, which is waited for.
+            factors = {factor: torch.where(self._finite, factor, 1.0) for factor in set(decays)}
+            self._scale_factors([factors[factor] for factor in decays])
         if self.param_bound is not None:
             # Per-matrix shares scale alike, so one factor brings the sum onto the bound.
             excess = self._layer_npt().sum() / (self.param_bound * LN2)
             # |Delta W|^2 is of fourth order in the factors' common scale, |A|^2 + |B|^2 of second.
             root = excess.clamp(min=1.0) ** (-0.25 if self.measure == "delta" else -0.5)
-            self._scale_factors(torch.where(self._finite, root, 1.0).expand(len(self.updates)))
+            self._scale_factors([torch.where(self._finite, root, 1.0)] * len(self.updates))
 
-    def _scale_factors(self, scales: Tensor) -> None:
-        """Multiply A and B of each matrix by its scale, (matrices,)."""
-        each = [scale for scale in scales.float().unbind() for _ in ("a", "b")]
+    def _scale_factors(self, scales: list[Tensor]) -> None:
+        """Multiply A and B of each matrix by its scale."""
+        each = [scale.float() for scale in scales for _ in ("a", "b")]
         torch._foreach_mul_([p for u in self.updates.values() for p in (u.a, u.b)], each)
 
     def _count(self, nats: Tensor, tokens: Tensor, finite: Tensor, learning_rate: float) -> None:

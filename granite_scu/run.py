@@ -130,7 +130,9 @@ class Run:
     def make_data(self) -> TextDataModule:
         """The data of the run, not yet prepared."""
         kind = StreamedDataModule if self.request.data.stream else TextDataModule
-        return kind(self.request.data, self.request.seed)
+        data = kind(self.request.data, self.request.seed)
+        data.alike = self.request.base.compile
+        return data
 
     def make_finish(self, scu: ShannonControl, best: BestAdapter, stopwatch: Stopwatch) -> Finish:
         """The callback that scores and saves at the end."""

@@ -54,6 +54,7 @@ class TextDataModule(LightningDataModule):
 
     Attributes:
         start_batch: micro-batches that each rank has trained on already; training goes on after them.
+        alike: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
     """
 
     begin_worker: Callable[[int], None] = staticmethod(leave_signals_to_the_run)
@@ -64,6 +65,7 @@ class TextDataModule(LightningDataModule):
         self.config = config
         self.seed = seed
         self.start_batch = 0
+        self.alike = False
         self._blocks: Split[Blocks] | None = None
         self._split_by = ""
         self._n_empty = 0
@@ -235,7 +237,7 @@ class TextDataModule(LightningDataModule):
 
     @property
     def _collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
-        return partial(collate, isolate=self.config.isolate_documents)
+        return partial(collate, isolate=self.config.isolate_documents, alike=self.alike)
 
     @property
     def _prepared(self) -> Split[Blocks]:
@@ -295,11 +297,11 @@ class _WithEmpty:
         return first._replace(labels=np.full_like(first.labels, IGNORED))
 
 
-def collate(blocks: list[Block], isolate: bool = True) -> dict[str, Tensor]:
-    """Blocks as a batch. A batch of whole blocks has no ``documents``: attention is faster without a mask."""
+def collate(blocks: list[Block], isolate: bool = True, alike: bool = False) -> dict[str, Tensor]:
+    """Blocks as a batch. One of whole blocks has no ``documents`` unless ``alike``: attention is faster unmasked."""
     inputs, labels, documents = (torch.from_numpy(np.stack(arrays)).long() for arrays in zip(*blocks, strict=True))
     batch = {"input_ids": inputs, "labels": labels}
-    return batch | {"documents": documents} if isolate and documents.any() else batch
+    return batch | {"documents": documents} if isolate and (alike or documents.any()) else batch
 
 
 def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:

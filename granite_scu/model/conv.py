@@ -66,7 +66,8 @@ class _ConvSilu(torch.autograd.Function):
                 d_block += _cut(ahead[:, lag : lag + count] * tap, runs, block, lag)
                 if ctx.needs_input_grad[1]:
                     d_weight[k] += (d_sum * window.tap(k)).sum((0, 1))
-            d_bias += d_sum.sum((0, 1))
+            if ctx.needs_input_grad[2]:
+                d_bias += d_sum.sum((0, 1))
             d_inputs[:, block], later = d_block, ahead[:, : width - 1]
         return d_inputs, d_weight.mT.to(weight.dtype), None if bias is None else d_bias.to(bias.dtype), None
 

@@ -98,6 +98,15 @@ def test_each_packed_document_has_the_loss_that_it_has_alone(make_module, layout
         assert found[document] == pytest.approx(alone, rel=1e-5, abs=1e-5)
 
 
+def test_batches_are_alike_where_they_are_asked_to_be():
+    """For a compiled model: one of whole documents has their numbers too."""
+    stream = stream_of([48])
+    block = best_fit(stream, stream.bounds, 48, PAD)[0]
+    assert "documents" not in collate([block])
+    assert "documents" not in collate([block], isolate=False, alike=True)
+    assert not collate([block], alike=True)["documents"].any()
+
+
 def _cut(blocks: Blocks) -> list[int]:
     """Documents that lie in several blocks."""
     owners = [set(np.searchsorted(blocks.stream.ends, blocks.spans_of(i)[:, 0]).tolist()) for i in range(len(blocks))]
