@@ -5,10 +5,13 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from granite_scu import budget, hardware
+from granite_scu import budget, hardware, starting
 from granite_scu.config import BaseConfig, OptimizerConfig
 from granite_scu.control.ceiling import ceiling, growth, growth_from
 from granite_scu.control.setpoint import probe_steps
+from granite_scu.data.corpora import EMBEDDED
+from granite_scu.data.hub import is_on_hub
+from granite_scu.data.sources import readable_files
 from granite_scu.errors import UserError
 from granite_scu.machine import Machine, resolve_request
 from granite_scu.model import flops
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from granite_scu.request import Request
     from granite_scu.run import Run
 
-CONTRADICTION = "settings together"
+AS_A_WHOLE = "the run as a whole"
 """The check of what no requirement says alone."""
 
 UTILISATION = 0.3
@@ -35,11 +38,23 @@ def with_the_run(checks: list[Check], request: "Request") -> list[Check]:
     """
     try:
         machine = resolve_request(request)
+        checks = [_with_prediction(check, request, machine) if check.name in MEMORY else check for check in checks]
+        _open_files(request)
     except UserError as error:
         if not can_start(checks):  # one of them says it
             return checks
-        return [*checks, Check(CONTRADICTION, "contradict", False, True, "the run is refused", str(error))]
-    return [_with_prediction(check, request, machine) if check.name in MEMORY else check for check in checks]
+        return [*checks, Check(AS_A_WHOLE, "is refused", False, True, "see below", str(error))]
+    return checks
+
+
+def _open_files(request: "Request") -> None:
+    """Refuse text or an adapter to start from that are not there. Raises UserError."""
+    for source in request.data.sources:
+        if source not in EMBEDDED and not is_on_hub(source):
+            readable_files(source)
+    if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
+        starting.check_control(request.control)
+        starting.lora_of(request.lora, starting.open_start(request.lora.adapter, request.base.name))
 
 
 def _with_prediction(check: Check, request: "Request", machine: Machine) -> Check:

@@ -9,7 +9,7 @@ from devices import A100, RTX_3060, RTX_4090
 from granite_scu import cli, flags
 from granite_scu import machine as machine_
 from granite_scu.config import OptimizerConfig
-from granite_scu.planning import CONTRADICTION, beyond_the_ceiling, cumulated_rates, with_the_run
+from granite_scu.planning import AS_A_WHOLE, beyond_the_ceiling, cumulated_rates, with_the_run
 from granite_scu.requirements import Check, can_start
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -36,7 +36,7 @@ def judged(machine):
 
     def judge(device, *argv) -> list[Check]:
         machine(device)
-        request = cli.parse(flags.translate([*argv, "--data-dir", "stdlib-docs"], CONFIG)[0]).request
+        request = cli.parse(flags.translate(["--data-dir", "stdlib-docs", *argv], CONFIG)[0]).request
         return with_the_run([Check("GPU memory", "12 GiB", None, False, "not yet known")], request)
 
     return judge
@@ -59,8 +59,18 @@ def test_requirements_say_whether_the_run_fits_and_what_would(judged):
 
 def test_requirements_find_settings_that_contradict_one_another(judged, monkeypatch):
     *_, check = judged(A100, "--fsdp")
-    assert check.name == CONTRADICTION and check.blocks and check.remedy.startswith("--fsdp: one process")
+    assert check.name == AS_A_WHOLE and check.blocks and check.remedy.startswith("--fsdp: one process")
     monkeypatch.setattr(machine_, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     *_, check = judged(A100, "--attn", "flash_attention_2")
     assert check.blocks and "--no-isolate-documents" in check.remedy
     assert can_start(judged(A100, "--attn", "auto"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [("--model", "cannot be loaded"), ("--data-dir", "holds only other files"), ("--adapter", "is not a run folder")],
+)
+def test_what_cannot_be_read_is_a_lack_like_any_other(judged, tmp_path, flag, reason):
+    (tmp_path / "config.json").write_text("{")
+    *_, check = judged(A100, "--model", "tiny-granite-h", flag, str(tmp_path))
+    assert check.blocks and check.remedy.startswith(flag) and reason in check.remedy
