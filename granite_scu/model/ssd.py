@@ -134,7 +134,10 @@ class _Scan(torch.autograd.Function):
     def _backward(ctx: Any, dy: Tensor, d_carried: Tensor) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, starts, runs = ctx.saved_tensors
         decays = _decays(dt, a, runs)
-        dx, d_log_decay, d_log_dt, db, dc = (torch.empty_like(t) for t in (x, dt, dt, b, c))
+        # For the rates: what a strong decay adds to one sum it takes from another, and only fp64 leaves nothing of it.
+        sums = torch.float64 if ctx.needs_input_grad[2] else dt.dtype
+        dx, d_log_dt, db, dc = (torch.empty_like(t) for t in (x, dt, b, c))
+        d_log_decay = torch.empty_like(dt, dtype=sums)
         for span in reversed(_spans(x)):
             x_, b_, c_, dy_ = (_by_group(t[:, span]) for t in (x, b, c, dy))
             decay, start = decays.at(span), starts[:, span]
@@ -162,17 +165,17 @@ class _Scan(torch.autograd.Function):
             d_kernel = kernel * (d_within @ within.mT)
             d_scores = d_kernel.sum(3).to(x.dtype)
             d_kernel *= scores  # by the logarithm of the kernel, in fact
-            to_rows, to_columns = d_kernel.sum(-1).mT, d_kernel.sum(-2).mT
+            to_rows, to_columns = (d_kernel.sum(dim, dtype=sums).mT for dim in (-1, -2))
             dx_ += (_weights(kernel, scores, d).to(x.dtype).mT @ d_within).transpose(3, 4)
 
             from_log = to_rows - to_columns + from_read - from_added
-            from_log[..., -1, :] += from_added.sum(-2) + from_whole
+            from_log[..., -1, :] += from_added.sum(-2, dtype=sums) + from_whole
             dx[:, span], db[:, span] = _by_group(dx_), _by_group(db_ + d_scores.mT @ c_)
             dc[:, span] = _by_group(dc_ + d_scores @ b_)
             d_log_decay[:, span], d_log_dt[:, span] = _by_group(from_log), _by_group(from_added + to_columns)
         d_steps = _sums(d_log_decay, ahead=True)
-        d_dt = torch.where(dt > 0, d_log_dt / dt, 0).addcmul_(d_steps, a)
-        da = (d_steps * dt).sum((0, 1, 2)) if ctx.needs_input_grad[2] else None
+        d_dt = torch.where(dt > 0, d_log_dt / dt, 0).addcmul_(d_steps.to(dt.dtype), a)
+        da = (d_steps * dt).sum((0, 1, 2)).to(a.dtype) if ctx.needs_input_grad[2] else None
         dd = (dy * x).sum((0, 1, 2, 5)) if ctx.needs_input_grad[5] else None
         return dx, d_dt, da, db, dc, dd, d_carried, None
 
