@@ -12,6 +12,7 @@ from granite_scu.control.setpoint import probe_steps
 from granite_scu.data.corpora import EMBEDDED
 from granite_scu.data.hub import is_on_hub
 from granite_scu.data.sources import readable_files
+from granite_scu.data.workers import errors_in_one_line
 from granite_scu.errors import UserError
 from granite_scu.machine import Machine, resolve_request
 from granite_scu.model import flops
@@ -78,7 +79,8 @@ def describe(run: "Run") -> dict:
     request, plan, machine = run.request, run.plan, run.machine
     size = flops.measure(request.base.name, request.lora, request.data.block_size, run.start and run.start.shapes)
     dtype = DTYPES[machine.precision]
-    batch = next(iter(run.data.train_dataloader()))
+    with errors_in_one_line():
+        batch = next(iter(run.data.train_dataloader()))
     rate = hardware.matmul_tflops(machine.device, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
     seconds = plan.steps * plan.tokens_per_step / machine.world_size * size.flops_per_token / rate
     return {

@@ -32,6 +32,7 @@ from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.config import DEFAULT_STEPS, BaseConfig
 from granite_scu.data.module import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
+from granite_scu.data.workers import errors_in_one_line
 from granite_scu.errors import RunFailed, Stopped, UserError
 from granite_scu.hardware import presets
 from granite_scu.model import loading
@@ -242,14 +243,13 @@ class Run:
     def train(self, trainer: L.Trainer, module: GraniteModule, resume: Resume | None) -> None:
         """Train to the end, or to a signal."""
         try:
-            trainer.fit(module, datamodule=self.data, ckpt_path=resume and resume.path, weights_only=True)
+            with errors_in_one_line():
+                trainer.fit(module, datamodule=self.data, ckpt_path=resume and resume.path, weights_only=True)
         except Stopped:  # on every rank, between two steps
             _part(trainer)
             raise
         except SystemExit as stop:  # Lightning's answer to Ctrl-C
             raise KeyboardInterrupt from stop
-        except UserError as error:  # of a stream, whose loader processes hand on what they raise with its traceback
-            raise UserError(str(error).rsplit(f"{UserError.__name__}: ", 1)[-1].strip()) from error
         except RuntimeError as error:
             if cause := _lost(error):
                 raise RunFailed(f"{cause}; --resume-from-checkpoint last goes on from the last checkpoint") from error

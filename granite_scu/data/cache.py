@@ -22,8 +22,8 @@ from granite_scu.data.encoding import Part, Stream
 from granite_scu.errors import UserError
 from granite_scu.run_folder import replacing
 
-VERSION = 1
-"""Of the layout: another one is another key."""
+VERSION = 2
+"""Of the layout, and of where long texts are cut (an interrupted preparation counts the pieces): part of the key."""
 
 ARRAYS: dict[str, Any] = {
     "tokens": np.int32,

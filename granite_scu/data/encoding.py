@@ -28,9 +28,12 @@ CHUNK = 1_000_000
 LONG = 5_000_000
 """Characters from which tokenising takes long enough to show its progress."""
 
-# A newline between a visible character and a letter. Tokenizers of Granite's kind never join what stands on
-# its two sides, so that a long text cut here gives the tokens it gives as a whole.
-_CUT = re.compile(r"(?<=\S)\n(?=[^\W\d_])")
+# A newline between a visible character and a letter or digit, and the end of a word. Tokenizers of Granite's kind never
+# join what stands on its two sides, so that a long text cut here gives the tokens it gives as a whole.
+_LINE_END = r"(?<=\S)\n(?=[^\W_])"
+_WORD_END = r"(?<=[^\W\d_])(?=[ ,.;:!?\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f])"
+_CUT = re.compile(_LINE_END)
+_CUT_LATE = re.compile(f"{_LINE_END}|{_WORD_END}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,7 @@ class Stream:
     @property
     def bounds(self) -> NDArray[np.int64]:
         """(documents, 2) where each begins, and the position after its end of text."""
-        return np.stack([np.append(0, self.ends[:-1] + 1), self.ends + 1], 1)
+        return np.stack([np.append(0, self.ends + 1)[:-1], self.ends + 1], 1)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,11 @@ def encode(
         for part in encoded([documents], Renderer(tokenizer, loss_on)):
             parts.append(part)
             progress.advance(task, part.characters)
+    return joined(parts)
+
+
+def joined(parts: Sequence[Part]) -> Stream:
+    """The stream that consecutive parts make; the last of them ends with a document."""
     begins = np.cumsum([0, *(len(part.tokens) for part in parts)])
     return Stream(
         np.concatenate([part.tokens for part in parts]),
@@ -296,7 +304,7 @@ def bytes_by_offset(text: str, offsets: Sequence[tuple[int, int]]) -> NDArray[np
 
 
 def pieces_of(document: Document | TextFile, source: int, renderer: Renderer, split_seed: int) -> Iterator[Piece]:
-    """The document's text: where it is long, in pieces of a little more than ``CHUNK`` characters."""
+    """The document's text: where it is long, in pieces of ``CHUNK`` to about twice as many characters."""
     fingerprint = Fingerprint(split_seed)
     if isinstance(document, Conversation):
         fingerprint.update(document.text)
@@ -307,11 +315,25 @@ def pieces_of(document: Document | TextFile, source: int, renderer: Renderer, sp
     for more in document.pieces():
         fingerprint.update(more)
         text += more
-        while cut := _CUT.search(text, searched):
-            yield Piece(text[: cut.end()], document.name, fingerprint, source, is_first, is_last=False)
-            text, searched, is_first = text[cut.end() :], CHUNK, False
+        while cut := _cut(text, searched):
+            yield Piece(text[:cut], document.name, fingerprint, source, is_first, is_last=False)
+            text, searched, is_first = text[cut:], CHUNK, False
         searched = max(CHUNK, len(text) - 2)
     yield Piece(text, document.name, fingerprint, source, is_first)
+
+
+def _cut(text: str, searched: int) -> int | None:
+    """Where a long text is cut: behind a line, or where the lines are long behind a word.
+
+    Args:
+        text: from the last cut on, as far as it is read.
+        searched: characters in which there is no place to cut.
+    """
+    latest = 2 * CHUNK
+    found = _CUT.search(text, searched, latest)
+    if found is None and len(text) >= latest:
+        found = _CUT_LATE.search(text, searched if searched > latest else CHUNK)
+    return found.end() if found else None
 
 
 def _chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -13,6 +13,10 @@ from granite_scu.errors import UserError
 _log = logging.getLogger(__name__)
 
 
+BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}
+"""What becomes of documents that are longer than a block, in words."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """The documents that blocks are made of.
@@ -101,7 +105,7 @@ def report(split: str, fitted: Fitted, on_long: str, block_size: int, in_pieces:
     if fitted.n_unsupervised:
         _log.warning("%s: left out %d documents without a token to learn", split, fitted.n_unsupervised)
     if fitted.n_long and (in_pieces or on_long != "split"):
-        done = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}[on_long]
+        done = BECOMES[on_long]
         tokens = f", {fitted.n_tokens_dropped} tokens less" if fitted.n_tokens_dropped else ""
         _log.warning(
             "%s: %d documents are longer than --block-size %d and were %s%s (--on-long)",

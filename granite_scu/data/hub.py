@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
+from itertools import count
 from typing import Any
 
 from granite_scu.data import samples
@@ -54,14 +55,39 @@ def published(source: str, text_column: str, streamed: bool = False) -> Split[pa
 
 
 def documents(source: str, split: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
-    """The documents of a split, one a row; of wikitext, whose rows are lines, one an article."""
-    rows, name = _load(source, streamed)[split], f"{source.removeprefix(PREFIX)}/{split}"
+    """The documents of a split, one a row; of wikitext, whose rows are lines, one an article. Raises as ``read``."""
+    name = f"{source.removeprefix(PREFIX)}/{split}"
+    rows = _rows(source, split) if streamed else _load(source, streamed)[split]
     if _repository(source).endswith("/wikitext"):
         yield from _articles(name, (row["text"] for row in rows))
         return
     for number, row in enumerate(rows, start=1):
         record = {field: "" if value is None else value for field, value in row.items()}
         yield samples.as_document(f"{name}: row {number}", record, text_column)
+
+
+def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
+    """The rows of a streamed split, all of them in each loader process that asks.
+
+    Iterated by itself, the library's data set would hand each loader process some of its files alone, and of the
+    stream, which our shares divide, the others would be missing.
+
+    Raises:
+        UserError: the hub is out of reach by now, or has a file that the library cannot read.
+    """
+    batches = _load(source, True)[split].iter(batch_size=1)
+    for number in count(1):
+        try:
+            batch = next(batches, None)
+        except Exception as error:  # of files, of the network, and of each library below datasets
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UserError(
+                f"--data-dir {source}: row {number} of {split} cannot be read ({reason}); check the network and the "
+                "data set; where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"
+            ) from error
+        if batch is None:
+            return
+        yield {field: values[0] for field, values in batch.items()}
 
 
 def _repository(source: str) -> str:

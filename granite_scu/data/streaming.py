@@ -11,7 +11,7 @@ the number of batches it has given; going on from a checkpoint reads up to there
 import logging
 import os
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -27,8 +27,8 @@ from granite_scu.config import DataConfig
 from granite_scu.data.chat import Renderer
 from granite_scu.data.division import SPLITS, Division, as_record
 from granite_scu.data.documents import Conversation, Document, TextFile
-from granite_scu.data.encoding import Part, Piece, Stream, encode, parts_of, pieces_of
-from granite_scu.data.fitting import fit
+from granite_scu.data.encoding import Part, Piece, encode, joined, parts_of, pieces_of
+from granite_scu.data.fitting import BECOMES, fit
 from granite_scu.data.module import Layout, TextDataModule
 from granite_scu.data.packing import Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.sources import drop_empty, published, read
@@ -190,9 +190,9 @@ class StreamedBlocks(IterableDataset):
                 _log.info("the stream of %s has ended and begins again", self.config.named)
 
     def _in_order(self, number: int, of: int) -> Iterator[Block]:
-        said: set[str] = set()
-        for part in parts_of(self._pieces(number, of), self.renderer.tokenizer):
-            yield from self._laid_out(part, said)
+        left_out = _LeftOut(f"share {number + 1} of {of} of the stream")
+        for parts in whole_documents(parts_of(self._pieces(number, of), self.renderer.tokenizer)):
+            yield from self._laid_out(parts, left_out)
 
     def _pieces(self, number: int, of: int) -> Iterator[Piece]:
         """The share's part of a pass, without what is held out."""
@@ -207,18 +207,40 @@ class StreamedBlocks(IterableDataset):
                 if next(turn) % of == number:  # what comes before it may be in another share: a text by itself
                     yield replace(piece, is_first=True, is_last=True, is_ended=piece.is_last)
 
-    def _laid_out(self, part: Part, said: set[str]) -> Iterator[Block]:
+    def _laid_out(self, parts: list[Part], left_out: "_LeftOut") -> Iterator[Block]:
         size, on_long = self.config.block_size, self.config.on_long
-        stream = Stream(part.tokens, part.ends, part.widths, part.targets)
-        fitted = fit(stream, np.arange(len(part.ends)), size, on_long, lambda i: part.documents[i].name)
-        if on_long in ("truncate", "drop") and fitted.n_long and "long" not in said:
-            said.add("long")
-            done = {"truncate": "truncated", "drop": "left out"}[on_long]
-            _log.warning("documents longer than --block-size %d are %s (--on-long)", size, done)
-        if fitted.n_unsupervised and "unsupervised" not in said:
-            said.add("unsupervised")
-            _log.warning("documents without a token to learn are left out")
+        stream, names = joined(parts), [piece.name for part in parts for piece in part.documents]
+        fitted = fit(stream, np.arange(len(stream.ends)), size, on_long, names.__getitem__)
+        left_out.add(sum(part.n_empty for part in parts), "are empty and left out")
+        left_out.add(fitted.n_unsupervised, "have no token to learn and are left out")
+        if on_long != "split" or self.layout is best_fit:
+            left_out.add(fitted.n_long, f"are longer than --block-size {size} and {BECOMES[on_long]} (--on-long)")
         yield from self.layout(stream, fitted.bounds, size, self.padding)
+
+
+class _LeftOut:
+    """Counts of what is not trained on as it came; said when it is first met, and each time they gain a digit."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.counts: Counter[str] = Counter()
+
+    def add(self, n: int, words: str) -> None:
+        before = self.counts[words]
+        self.counts[words] += n
+        if n and (not before or len(str(before + n)) > len(str(before))):
+            _log.warning("%s: %d documents so far %s", self.where, before + n, words)
+
+
+def whole_documents(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """The parts in groups, each of which ends with a document; one that is longer than a part makes a larger group."""
+    group: list[Part] = []
+    for part in parts:
+        group.append(part)
+        if part.ends[-1:].tolist() == [len(part.tokens) - 1] or not len(part.tokens):
+            yield group
+            group = []
+    assert not group, "a pass ends with a document"
 
 
 class StreamedDataModule(TextDataModule):

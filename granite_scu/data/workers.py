@@ -1,8 +1,12 @@
-"""Loader processes and signals: the run decides what becomes of a signal, and they serve it to the end."""
+"""Loader processes: the run decides what becomes of a signal, and they serve it to the end; it says what they raise."""
 
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from granite_scu.errors import UserError
 
 
 def leave_signals_to_the_run(worker: int) -> None:
@@ -27,3 +31,12 @@ def _end_when_the_run_says() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Of an error that torch hands on from a loader process, with its traceback in the words, the last line alone."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).rsplit(f"{UserError.__name__}: ", 1)[-1].strip()) from error

@@ -142,8 +142,17 @@ def test_a_tokenizer_without_end_of_text_is_refused(tokenizer):
     ],
     ids=["gpt2", "cl100k"],
 )
-def test_a_long_text_in_pieces_gives_the_tokens_and_bytes_of_the_whole(monkeypatch, word_split):
-    text = "Une première ligne.\nThe second\n\n  is indented;\n\tso this, 12\nthe last 😀\nline (end)\nAgain\n" * 30
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Une première ligne.\nThe second\n\n  is indented;\n\tso this, 12\nthe last 😀\nline (end)\nAgain\n",
+        "2024-01-02 it's a log!\n17 is (no)\n2 letter; x²  two spaces, it 's\n",
+        "one line without an end. It's 3 pm,  don't! 这是一句话。没有空格、也没有换行。名字 's ",
+    ],
+    ids=["lines", "log", "one line"],
+)
+def test_a_long_text_in_pieces_gives_the_tokens_and_bytes_of_the_whole(monkeypatch, word_split, text):
+    text = text * 30
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

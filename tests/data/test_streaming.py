@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from granite_scu.config import DataConfig
-from granite_scu.data import encoding, streaming
+from granite_scu.data import encoding, hub, streaming
 from granite_scu.data.encoding import encode
 from granite_scu.data.packing import IGNORED, in_a_row
 from granite_scu.data.sources import load
@@ -92,6 +92,30 @@ def test_a_file_too_long_for_memory_is_shared_out_in_pieces(tokenizer, tmp_path,
     assert seen.keys() <= whole.keys() | {tokenizer.eos_token_id}
 
 
+def test_a_document_longer_than_is_tokenised_at_once_is_read_as_one(tokenizer, tmp_path, monkeypatch):
+    texts = ["a first line\nthen others\n" * 20, "short", "words without a line end " * 30]
+    path = lines(tmp_path / "a.jsonl", texts)
+    whole = encode(load(str(path), "text"), tokenizer)
+    monkeypatch.setattr(encoding, "CHUNK", 100)
+    assert predicted(a_pass(tokenizer, config_of(path), of=2)) == Counter(whole.tokens[whole.targets].tolist())
+
+
+def test_what_is_not_trained_on_is_counted(tokenizer, tmp_path, caplog):
+    path = lines(tmp_path / "a.jsonl", [*TEXTS[:3], *[" "] * 12])
+    with caplog.at_level("WARNING", "granite_scu"):
+        a_pass(tokenizer, config_of(path, on_long="truncate"), of=1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "share 1 of 1 of the stream: 12 documents so far are empty and left out",
+        "share 1 of 1 of the stream: 3 documents so far are longer than --block-size 16 and truncated (--on-long)",
+    ]
+
+
+def test_a_share_of_nothing_but_empty_documents(tokenizer, tmp_path):
+    blocks = StreamedBlocks(config_of(lines(tmp_path / "a.jsonl", [" ", " "])), tokenizer, in_a_row, frozenset(), 0)
+    with pytest.raises(UserError, match="too few documents to learn from for 2 shares"):
+        next(blocks.share(1, 2))
+
+
 def test_what_is_held_out_is_never_trained_on_nor_are_its_copies(tokenizer, tmp_path, source, monkeypatch):
     monkeypatch.setattr(streaming, "BEGINNING", 1200)
     copies = lines(tmp_path / "b.jsonl", reversed(TEXTS))
@@ -162,3 +186,24 @@ def test_a_data_set_of_the_hub_is_streamed_with_its_splits(tokenizer, tmp_path):
     assert (data.validation.n_documents, data.test.n_documents) == (2, 1)
     text = bytes(t for block in data._stream()._in_order(0, 1) for t in block.inputs.tolist() if t < 256).decode()
     assert all(f"{number}: the" in text for number in range(8)) and "8: the" not in text.replace("38: the", "")
+
+
+def test_every_loader_process_sees_all_files_of_a_data_set_of_the_hub(tokenizer, tmp_path):
+    """The library would hand each of them some files alone."""
+    root = tmp_path / "set"
+    root.mkdir()
+    for number in range(2):
+        lines(root / f"train-{number:05}-of-00002.jsonl", TEXTS[20 * number : 20 * (number + 1)])
+    data = streamed(tokenizer, f"hf:{root}", num_workers=2)
+    found = batches(data, 30)
+    shares = [data._stream().share(number, 2) for number in range(2)]
+    for number, (inputs, _) in enumerate(found):
+        wanted = [block.inputs.tolist() for block in islice(shares[number % 2], 2)]
+        assert inputs.tolist() == wanted
+
+
+def test_a_data_set_of_the_hub_that_cannot_be_read_any_further(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(UserError, match=r"row \d of train cannot be read \(.*--resume-from-checkpoint last") as caught:
+        list(hub.read(f"hf:{tmp_path}", "text", streamed=True))
+    assert "\n" not in str(caught.value)

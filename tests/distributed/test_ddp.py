@@ -98,6 +98,17 @@ def test_two_processes_go_on_from_a_checkpoint(runs, start):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
+def test_two_processes_share_a_stream_and_go_on_in_it(start):
+    """Each with two loader processes, of which either may be the next."""
+    stream = (*HALF, "--stream", "--num-workers", 2)
+    whole, _ = start("stream", TORCHRUN, *stream)
+    resumed, _ = start("resumed-stream", TORCHRUN, *stream, "--resume-from-checkpoint", whole / "checkpoint-4")
+    one, two = (load_file(folder / "adapter_model.safetensors") for folder in (whole, resumed))
+    assert max(tensor.abs().max().item() for tensor in one.values()) > 1e-3
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 def test_two_processes_were_at_work(read):
     one, two = read("training_config.json")
     assert (one["machine"]["devices"], two["machine"]["devices"]) == (1, 2)

@@ -43,7 +43,10 @@ def test_a_line_that_is_broken_far_behind_stops_the_run_with_its_place(launch, r
     flags = (*STREAM, "--data-dir", path, "--num-workers", 1, "--max-steps", 500, "--eval-steps", 500)
     code, _, err = launch(*flags, "--output-dir", tmp_path / "run")
     assert code == 2
-    assert err.startswith(f"error: --data-dir {path}:41: not valid JSON (Expecting value") and err.count("\n") == 1
+    line = f"error: --data-dir {path}:41: not valid JSON (Expecting value"
+    assert err.startswith(line) and err.count("\n") == 1
+    code, _, err = launch(*flags, "--dry-run", "--output-dir", tmp_path / "plan")
+    assert code == 2 and err.startswith(line) and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
