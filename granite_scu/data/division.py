@@ -1,7 +1,8 @@
 """A corpus read and divided, and the record by which its documents are known again after training."""
 
+import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from granite_scu.data.sources import drop_empty, load, published
 from granite_scu.data.splits import Split, assign, by_document
 
 SPLITS = ("train", "validation", "test")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,18 @@ class Division:
 def divided(corpus: Prepared, config: DataConfig) -> tuple[str, Split[NDArray[np.int64]] | None]:
     """How a run's corpus is divided, and the documents of each part, by number; as ``divide``, without their texts."""
     if published(config.path, config.text_column) is not None:
-        return "published", Split(*(np.flatnonzero(corpus.sources == number) for number in range(3)))
+        return "published", without_copies(corpus, Split(*(np.flatnonzero(corpus.sources == n) for n in range(3))))
     parts = assign(corpus.digests, corpus.places, corpus.characters)
     return "document" if parts else "block", parts
+
+
+def without_copies(corpus: Prepared, parts: Split[NDArray[np.int64]]) -> Split[NDArray[np.int64]]:
+    """The splits that a data set comes in, without the training documents that it holds out as well."""
+    held_out = corpus.digests[np.concatenate([parts.validation, parts.test])]
+    copied = np.isin(corpus.digests[parts.train], held_out)
+    if copied.any():
+        _log.warning("train: left out %d documents that validation or test have too", np.count_nonzero(copied))
+    return replace(parts, train=parts.train[~copied])
 
 
 def recorded(corpus: Prepared, by: str, parts: Split[NDArray[np.int64]] | None) -> dict[str, Any]:

@@ -54,8 +54,18 @@ def find(given: str) -> list[Path]:
 
 
 def _in_depth(root: Path) -> list[Path]:
+    """The files of a folder in depth, sorted; through links too, and of a folder that is reached twice once."""
+    found: list[Path] = []
+    seen: set[str] = set()
     # os.walk, since Path.rglob passes over a folder that it may not read.
-    return sorted(Path(folder) / name for folder, _, names in os.walk(root, onerror=_raise) for name in names)
+    for folder, folders, names in os.walk(root, onerror=_raise, followlinks=True):
+        folders.sort()  # so that of two ways to a folder the same one is taken everywhere
+        if (place := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        found += [Path(folder) / name for name in names]
+    return sorted(found)
 
 
 def _raise(error: OSError) -> NoReturn:

@@ -44,7 +44,7 @@ def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[
 
 def _object(line: str, place: str) -> Record:
     try:
-        record = json.loads(line)
+        record = json.loads(line.rstrip())
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise UserError(f"--data-dir {place}: not valid JSON ({reason}); each line must be one JSON object") from error
@@ -93,7 +93,7 @@ def _fields(header: str, delimiter: str) -> list[str]:
 
 
 def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
-    """The rows of a parquet file; a missing value is an empty text, as csv has it.
+    """The rows of a parquet file.
 
     Args:
         path: of the file.
@@ -117,7 +117,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             for batch in table.iter_batches(ROWS, columns=wanted):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}: row {number}", {name: "" if v is None else v for name, v in row.items()}
+                    yield f"{path}: row {number}", row
         except pyarrow.ArrowException as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"--data-dir {path}: not a whole parquet file ({reason}); export it again") from error

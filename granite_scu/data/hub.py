@@ -62,8 +62,7 @@ def documents(source: str, split: str, text_column: str, streamed: bool = False)
         yield from _articles(name, (row["text"] for row in rows))
         return
     for number, row in enumerate(rows, start=1):
-        record = {field: "" if value is None else value for field, value in row.items()}
-        yield samples.as_document(f"{name}: row {number}", record, text_column)
+        yield samples.as_document(f"{name}: row {number}", row, text_column)
 
 
 def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:

@@ -128,6 +128,8 @@ class TextDataModule(LightningDataModule):
                     f"--on-long drop: all {fitted.n_long} documents of {name} are longer than --block-size "
                     f"{config.block_size}, and none is left; raise --block-size, or choose split or truncate"
                 )
+            if fitted.n_unsupervised and not len(fitted.bounds):
+                raise self._nothing_to_learn(name)
         if n_inputs < at_least:  # in a row each input needs the token after it as its label
             raise UserError(
                 f"--data-dir {config.named}: the training split has {n_inputs} tokens, too few for one "
@@ -135,15 +137,18 @@ class TextDataModule(LightningDataModule):
             )
         for name in SPLITS:
             if not getattr(blocks, name).n_supervised:
-                raise UserError(
-                    f"--data-dir {config.named}: the {name} split has no token to learn or to measure on; give more "
-                    "documents, messages in which the assistant speaks, or --loss-on all"
-                )
+                raise self._nothing_to_learn(name)
         if len(blocks.train) < config.batch_size:
             _log.warning(
                 "the %d training blocks are fewer than --batch-size %d, so that a batch has some of them several times",
                 *(len(blocks.train), config.batch_size),
             )
+
+    def _nothing_to_learn(self, split: str) -> UserError:
+        return UserError(
+            f"--data-dir {self.config.named}: the {split} split has no token to learn or to measure on; give more "
+            "documents, messages in which the assistant speaks, or --loss-on all"
+        )
 
     def check_processes(self, count: int) -> None:
         """Refuse more processes than there are validation or test blocks.

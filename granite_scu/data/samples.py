@@ -19,7 +19,7 @@ def as_document(place: str, record: Record, column: str) -> Document:
     """The document that a record stands for.
 
     Its text column, where it has that; or else ``messages``; or else ``prompt`` and ``completion``, each a text or
-    messages.
+    messages. Null is an empty text, as csv has no other.
 
     Args:
         place: of the record, for messages.
@@ -29,6 +29,7 @@ def as_document(place: str, record: Record, column: str) -> Document:
     Raises:
         UserError: none of these fields, or not what they must hold.
     """
+    record = {name: "" if value is None else value for name, value in record.items()}
     if column in record and column not in (MESSAGES, PROMPT, COMPLETION):
         return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
     tools = record.get(TOOLS) or None

@@ -216,6 +216,14 @@ def test_weights_of_documents_that_cannot_be_divided_are_refused(tokenizer, one_
         prepared(tokenizer, one_text, weights=[2.0])
 
 
+def test_chats_in_which_nobody_answers_have_nothing_to_learn(chatting, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    chats = [{"messages": [{"role": "user", "content": f"question {i}"}]} for i in range(20)]
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    with pytest.raises(UserError, match="the train split has no token to learn .* messages in which the assistant"):
+        prepared(chatting, path)
+
+
 def test_dropping_every_long_document_names_the_flag(tokenizer, many_lines):
     with pytest.raises(UserError, match=r"--on-long drop: all 4\d documents of train are longer than --block-size 32"):
         prepared(tokenizer, many_lines, on_long="drop")

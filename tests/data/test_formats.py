@@ -27,7 +27,7 @@ TEXTS = [
 TORN = gzip.compress(b"text" * 100, mtime=0)[:-12]  # the same bytes in every process: they name a test
 
 
-def write_jsonl(path: Path, texts: list[str]) -> None:
+def write_jsonl(path: Path, texts: list[str | None]) -> None:
     path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
@@ -106,8 +106,9 @@ def test_a_field_of_a_csv_file_may_be_long(tmp_path):
     assert texts_of(tmp_path) == ["x" * 300_000]
 
 
-def test_a_missing_value_of_a_parquet_file_is_an_empty_text(tmp_path):
-    write_parquet(tmp_path / "a.parquet", ["a", None])
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_a_missing_value_is_an_empty_text(tmp_path, suffix):
+    WRITERS[suffix](tmp_path / f"a{suffix}", ["a", None])
     assert texts_of(tmp_path) == ["a", ""]
 
 

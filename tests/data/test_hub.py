@@ -41,6 +41,15 @@ def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_p
     assert [document.text for document in division.parts.validation] == ["validation 0", "validation 1"]
 
 
+def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog):
+    with (folder / "train.jsonl").open("a") as rows:
+        rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
+    config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
+    _, parts = divided(prepare(config, tokenizer), config)
+    assert parts.train.tolist() == list(range(5))
+    assert "train: left out 1 documents that validation or test have too" in caplog.text
+
+
 def test_one_split_is_divided_like_any_text(folder):
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()

@@ -139,7 +139,7 @@ def test_a_missing_column_names_those_there_are(tmp_path):
     assert "there are: none" in refused(jsonl(tmp_path, "{}"))
 
 
-@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (None, "NoneType"), (["a"], "list")])
+@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (["a"], "list")])
 def test_text_that_is_no_string(tmp_path, value, kind):
     message = refused(jsonl(tmp_path, json.dumps({"text": value})))
     assert f"lines.jsonl:1: field 'text' is a {kind}, not text" in message and "--text-column" in message
@@ -186,3 +186,14 @@ def test_logging_is_silent_about_a_plain_file(tmp_path, caplog):
     with caplog.at_level(logging.DEBUG):
         load(str(tmp_path), "text")
     assert not caplog.records
+
+
+def test_folders_are_read_through_links_and_each_once(tmp_path):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "folder"
+    for place in (elsewhere, folder):
+        place.mkdir()
+        (place / "a.txt").write_text(place.name)
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "again").symlink_to(elsewhere)
+    (folder / "round").symlink_to(folder)
+    assert [document.text for document in load(str(folder), "text")] == ["folder", "elsewhere"]
