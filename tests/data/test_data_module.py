@@ -220,7 +220,7 @@ def test_chats_in_which_nobody_answers_have_nothing_to_learn(chatting, tmp_path)
     path = tmp_path / "chats.jsonl"
     chats = [{"messages": [{"role": "user", "content": f"question {i}"}]} for i in range(20)]
     path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    with pytest.raises(UserError, match="the train split has no token to learn .* messages in which the assistant"):
+    with pytest.raises(UserError, match=r"the train split has no token to learn .* messages in which the assistant"):
         prepared(chatting, path)
 
 
