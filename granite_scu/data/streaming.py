@@ -38,6 +38,9 @@ from granite_scu.errors import UserError
 BEGINNING = 4_000_000
 """Characters read before training, of which a tenth each is held out for validation and for test."""
 
+PASSED_OVER = 100
+"""Files too long for memory after which no more whole documents are looked for."""
+
 WINDOW = 512
 """Blocks that the next one is drawn from."""
 
@@ -61,9 +64,9 @@ def beginning(config: DataConfig) -> Division:
     divided = by_document(documents, config.split_seed)
     if divided is None:
         raise UserError(
-            f"--stream: the first {BEGINNING // 1_000_000} million characters of --data-dir {config.named} have "
-            f"{len(documents)} whole documents, of which none can be held out for validation; give {MIN_DOCUMENTS} "
-            "or more of even length, for example as lines of a jsonl file, or leave --stream out"
+            f"--stream: the beginning of --data-dir {config.named} has {len(documents)} whole documents of up to "
+            f"{BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
+            f"{MIN_DOCUMENTS} or more of even length, for example as lines of a jsonl file, or leave --stream out"
         )
     return Division("document", divided, documents, n_empty)
 
@@ -91,16 +94,16 @@ def in_turn(readers: Iterable[Callable[[], Iterable[T]]]) -> Iterator[tuple[int,
 
 
 def _first(documents: Iterable[Document | TextFile]) -> Iterator[Document]:
-    """Whole documents until ``BEGINNING`` characters are read; a file that alone has more is passed over."""
-    n_characters = 0
+    """Whole documents until ``BEGINNING`` characters are read; some files that alone have more are passed over."""
+    n_characters = n_long = 0
     for document in documents:
         known = in_memory(document)
         if isinstance(known, Document):
             yield known
             n_characters += len(known.text)
         else:
-            n_characters += BEGINNING
-        if n_characters >= BEGINNING:
+            n_long += 1
+        if n_characters >= BEGINNING or n_long >= PASSED_OVER:
             return
 
 

@@ -153,8 +153,16 @@ def test_ranks_differ_and_seeds_order(tokenizer, source):
 
 def test_too_few_documents_to_hold_some_out(tokenizer, tmp_path):
     (tmp_path / "book.txt").write_text("a book\n" * 500)
-    with pytest.raises(UserError, match=r"--stream: the first 4 million characters of .* have 1 whole documents"):
+    with pytest.raises(UserError, match=r"--stream: the beginning of .* has 1 whole documents of up to 4 million"):
         streamed(tokenizer, tmp_path / "book.txt")
+
+
+def test_a_file_too_long_for_memory_before_all_others_leaves_them_to_be_held_out(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "BEGINNING", 1000)
+    for number, text in enumerate(["a long book " * 100, *TEXTS]):
+        (tmp_path / f"{number:02}.txt").write_text(text)
+    data = streamed(tokenizer, tmp_path)
+    assert len(data.record()["validation"]) >= 1 and len(data.record()["test"]) >= 1
 
 
 def test_more_shares_than_documents(tokenizer, source):
