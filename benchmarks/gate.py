@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from granite_scu import guard
 from granite_scu.errors import RunFailed
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 
@@ -166,6 +167,7 @@ class Child:
 
 def _serve(connection: Connection, device: str, side: Callable[..., None], arguments: tuple) -> None:
     os.dup2(2, 1)  # the parent's stdout is for the result alone
+    guard.hush_renamings()
     try:
         side(Gate(connection, device), *arguments)
         connection.send("it ended before its last turn")

@@ -16,7 +16,6 @@ resident on a CPU, of the allocator on CUDA. The last case of a model has four t
 
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -82,7 +81,6 @@ def load(case: Case, device: str) -> Ready:
     from granite_scu.scoring.windows import as_corpus, cut
 
     logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     trained = case.trained
     base = BaseConfig(trained.name)
     here = machine.resolve(

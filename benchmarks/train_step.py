@@ -9,7 +9,8 @@ Both sides train the same LoRA adapters on every linear layer of the same weight
 order, AdamW, cosine schedule and clipping, so their loss curves must coincide: ``max_rel_err`` is the largest relative
 difference between the losses of a step. Under bf16 both hold the base in bf16 and the adapters in fp32 and compute
 under bf16 autocast (``from_pretrained(dtype=bf16)`` with ``bf16=True`` there). Ours is what a user gets from
-``train_granite_cuda.py --controller none``, with every callback and logger: lambda would move the losses apart. What
+``train_granite_cuda.py --controller none --no-isolate-documents``, with every callback and logger: lambda would move
+the losses apart, and so would documents that do not see one another, which transformers' reference scan cannot do. What
 SCU costs is in ``controller_overhead.py``; S is measured here all the same, once in ten steps. Theirs takes the kernels
 of mamba-ssm and causal-conv1d where they are installed.
 
@@ -61,7 +62,7 @@ def run_case(
     """
     steps = case.block * (1 + repeats) + 1  # the last one only closes the block before it
     sides = {
-        "ours": (training.run_ours, (case, steps, ("--controller", "none"), False)),
+        "ours": (training.run_ours, (case, steps, ("--controller", "none", "--no-isolate-documents"), False)),
         "theirs": (training.run_theirs, (case, steps)),
     }
     outcomes = race(sides, device, repeats, advance)

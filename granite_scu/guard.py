@@ -41,8 +41,7 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
         What ``run`` returned, 2 for a wrong request or its data, 1 for a run that failed, 130 for Ctrl-C, 143 for
         SIGTERM.
     """
-    # What libraries mean to rename is for who calls them.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
+    hush_renamings()
     try:
         with _termination_raised(go_on), _failed_writes_told_once(debug):
             return run()
@@ -57,6 +56,11 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
         if line:  # of several processes that stop together, one speaks
             print(redact(f"error: {' '.join(line.split())}"), file=sys.stderr)
         return code
+
+
+def hush_renamings() -> None:
+    """Leave out what libraries say of their own renamings in this process: it is for who calls them."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
 
 
 def _line_and_code(error: BaseException, go_on: str) -> tuple[str, int]:
