@@ -5,6 +5,7 @@ given; what it should have been given is worked out apart, with the model's own 
 """
 
 import math
+import traceback
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config import OptimizerConfig
@@ -575,6 +577,48 @@ def test_a_step_with_a_penalty_that_is_not_finite_is_skipped(make_module, fit, m
     window = module.read_window()
     assert (window.applied, window.skipped) == (0, 1)
     assert math.isfinite(window.data_grad_norm) and not math.isfinite(window.penalty_grad_norm)
+
+
+class Waits(TorchDispatchMode):
+    """Operators for which the host would wait for a GPU: they read a number, hang on one, or copy one there."""
+
+    WAITED_FOR = tuple(
+        getattr(torch.ops.aten, name) for name in ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh")
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.overloadpacket in self.WAITED_FOR:
+            self.seen.append(f"{operator} in {traceback.extract_stack()[-4]}")
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("way", ["loss", "decoupled", "projection"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_nothing_waits_for_the_device_between_ticks(make_module, fit, make_batches, poison, way, documents):
+    waits = Waits()
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            waits.__enter__()
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            waits.__exit__(None, None, None)
+
+    module = make_module(actuator="loss" if way == "loss" else "decoupled", optimizer={"gradient_clip": 1.0})
+    module.reg_strength, module.param_bound = (0.0, 1e-6) if way == "projection" else (1.0, None)
+    batches = make_batches(4)
+    if documents:
+        batches = [batch | {"documents": torch.tensor([[0] * 5 + [1] * 7, [0] * 12])} for batch in batches]
+    fit(module, [poison(module, batches[0]), *batches[1:]], accumulate_grad_batches=2, callbacks=[Watch()])
+    assert waits.seen == []
+    assert module.counts() == (1, 1)
+    with waits:
+        module.latest_step_was_finite  # noqa: B018
+    assert waits.seen, "this one waits, so that it is seen above"
 
 
 def test_the_optimizer_of_a_run_is_fused_adam_without_weight_decay(make_module, fit, make_batches):
