@@ -117,6 +117,15 @@ def fitted(stream, on_long, size=10):
     return fit(stream, np.arange(len(stream.ends)), size, on_long, lambda number: f"doc {number}")
 
 
+@pytest.mark.parametrize("layout", [in_a_row, best_fit])
+def test_of_a_truncated_document_nothing_behind_is_predicted(layout):
+    stream = stream_of([11, 12, 5, 30])
+    blocks = layout(stream, fitted(stream, "truncate").bounds, 10, PAD)
+    kept = [range(start, min(start + 10, stop - 1)) for start, stop in stream.bounds.tolist()]
+    expected = [(int(stream.tokens[i]), int(stream.tokens[i + 1])) for positions in kept for i in positions]
+    assert sorted(predictions(blocks)) == sorted(expected)
+
+
 def test_long_documents_are_counted_whatever_becomes_of_them():
     stream = stream_of([11, 12, 5, 30])
     assert {on_long: fitted(stream, on_long).n_long for on_long in ("split", "truncate", "drop")} == {
