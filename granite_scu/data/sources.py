@@ -79,7 +79,12 @@ def read(path: str, text_column: str, encoding: str = "utf-8", streamed: bool = 
     if hub.is_on_hub(path):
         yield from hub.read(path, text_column, streamed)
         return
-    for file in readable_files(path):
+    yield from read_files(readable_files(path), text_column, encoding)
+
+
+def read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Iterator[Document | TextFile]:
+    """As ``read``, of files that have been listed."""
+    for file in paths:
         kind = files.kind(file)
         if kind in formats.TEXTS:
             yield TextFile(file, encoding)

@@ -24,14 +24,16 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
+from granite_scu.data import hub
 from granite_scu.data.chat import Renderer
+from granite_scu.data.corpora import EMBEDDED
 from granite_scu.data.division import SPLITS, Division, as_record
 from granite_scu.data.documents import Conversation, Document, TextFile
 from granite_scu.data.encoding import Part, Piece, encode, joined, parts_of, pieces_of
 from granite_scu.data.fitting import BECOMES, fit
 from granite_scu.data.module import Layout, TextDataModule
 from granite_scu.data.packing import Block, Blocks, best_fit, in_a_row, padding_of
-from granite_scu.data.sources import drop_empty, published, read
+from granite_scu.data.sources import drop_empty, published, read, read_files, readable_files
 from granite_scu.data.splits import MIN_DOCUMENTS, Split, by_document
 from granite_scu.errors import UserError
 
@@ -72,11 +74,16 @@ def beginning(config: DataConfig) -> Division:
 
 
 def _readers(config: DataConfig) -> list[Callable[[], Iterator[Document | TextFile]]]:
-    """What reads each source of training."""
+    """What reads each source of training. Files are listed now: every pass is to be like the first."""
     splits = published(config.path, config.text_column, streamed=True)
     if splits is not None:
         return [splits.train]
-    return [partial(read, name, config.text_column, config.encoding, streamed=True) for name in config.sources]
+    return [
+        partial(read, name, config.text_column, config.encoding, streamed=True)
+        if name in EMBEDDED or hub.is_on_hub(name)
+        else partial(read_files, readable_files(name), config.text_column, config.encoding)
+        for name in config.sources
+    ]
 
 
 def in_turn(readers: Iterable[Callable[[], Iterable[T]]]) -> Iterator[tuple[int, T]]:
@@ -159,6 +166,7 @@ class StreamedBlocks(IterableDataset):
         start: int = 0,
     ) -> None:
         self.config = config
+        self.readers = _readers(config)
         self.renderer = Renderer(tokenizer, config.loss_on)
         self.layout = layout
         self.padding = padding_of(tokenizer)
@@ -200,7 +208,7 @@ class StreamedBlocks(IterableDataset):
     def _pieces(self, number: int, of: int) -> Iterator[Piece]:
         """The share's part of a pass, without what is held out."""
         turn = count()
-        for source, document in in_turn(_readers(self.config)):
+        for source, document in in_turn(self.readers):
             known = in_memory(document)
             if isinstance(known, Document):
                 if next(turn) % of == number and known.digest not in self.held_out:

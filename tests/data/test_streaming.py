@@ -110,6 +110,19 @@ def test_what_is_not_trained_on_is_counted(tokenizer, tmp_path, caplog):
     ]
 
 
+def test_a_file_that_vanishes_is_missed(tokenizer, tmp_path):
+    """And another one is not taken up: where a share stands hangs on what a pass has."""
+    for name in "ab":
+        lines(tmp_path / f"{name}.jsonl", TEXTS[:4])
+    blocks = StreamedBlocks(config_of(tmp_path), tokenizer, in_a_row, frozenset(), seed=0)
+    whole = predicted(blocks._in_order(0, 1))
+    lines(tmp_path / "c.jsonl", TEXTS)
+    assert predicted(blocks._in_order(0, 1)) == whole
+    (tmp_path / "b.jsonl").unlink()
+    with pytest.raises(UserError, match=r"b\.jsonl: has vanished since the corpus was listed"):
+        list(blocks._in_order(0, 1))
+
+
 def test_a_share_of_nothing_but_empty_documents(tokenizer, tmp_path):
     blocks = StreamedBlocks(config_of(lines(tmp_path / "a.jsonl", [" ", " "])), tokenizer, in_a_row, frozenset(), 0)
     with pytest.raises(UserError, match="too few documents to learn from for 2 shares"):
