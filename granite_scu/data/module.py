@@ -26,7 +26,7 @@ from granite_scu.data.fitting import Fitted, fit, repeated, report
 from granite_scu.data.packing import IGNORED, Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.sampling import EndlessBatches
 from granite_scu.data.splits import MIN_BLOCKS, Split, by_block
-from granite_scu.data.workers import leave_signals_to_the_run
+from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
 from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -277,7 +277,7 @@ class TextDataModule(LightningDataModule):
             workers["worker_init_fn"] = self.begin_worker
             # Silences a warning that tokenizers print in every forked worker; ours tokenise nothing.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        return DataLoader(
+        return SteadyLoader(
             blocks,
             collate_fn=self._collate,
             num_workers=self.config.num_workers,

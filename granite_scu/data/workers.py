@@ -5,8 +5,25 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 from granite_scu.errors import UserError
+
+
+class SteadyLoader(DataLoader):
+    """A DataLoader whose processes are deaf to signals from their first moment until they say what becomes of them."""
+
+    def __iter__(self) -> Any:
+        """As the base class's, which starts the processes."""
+        if not (self.num_workers and hasattr(signal, "pthread_sigmask")):
+            return super().__iter__()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def leave_signals_to_the_run(worker: int) -> None:
@@ -19,11 +36,13 @@ def leave_signals_to_the_run(worker: int) -> None:
     Args:
         worker: number of the process among the loader's.
     """
-    for name in ("SIGINT", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows: only it tells who sent a signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    for number in (signal.SIGINT, getattr(signal, "SIGUSR1", None)):
+        if number is not None:
+            signal.signal(number, signal.SIG_IGN)
+    tells_the_sender = hasattr(signal, "sigwaitinfo")  # not on macOS and Windows
+    if hasattr(signal, "pthread_sigmask"):  # what SteadyLoader has held back comes now
+        signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM} if tells_the_sender else set())
+    if tells_the_sender:
         threading.Thread(target=_end_when_the_run_says, daemon=True).start()
 
 

@@ -66,9 +66,8 @@ def test_a_controller_trains_and_goes_on_as_if_it_had_not_stopped(train, launch,
     (whole / "adapter_model.safetensors").unlink()
     few = ("--max-steps", 4, "--control-every", 1, "--precision", "fp32")
     data = json.loads((whole / "training_config.json").read_text(encoding="utf-8"))["data"]["path"]
-    code, out, err = launch(
-        *("--test-run", *few, "--data-dir", data, *flags, "--resume-from-checkpoint", whole / "checkpoint-2")
-    )
+    back = ("--resume-from-checkpoint", whole / "checkpoint-2", "--overwrite")  # there are newer ones
+    code, out, err = launch("--test-run", *few, "--data-dir", data, *flags, *back)
     assert (code, err) == (0, ""), out + err
     assert adapter(whole) == there
     assert [record["lambda"] for record in history(whole)] == [record["lambda"] for record in records]
@@ -86,7 +85,7 @@ def test_the_cascade_goes_on_as_if_it_had_not_stopped(train, launch, flags_of):
     there = adapter(whole)
     (whole / "adapter_model.safetensors").unlink()
     data = json.loads((whole / "training_config.json").read_text(encoding="utf-8"))["data"]["path"]
-    resume = ("--resume-from-checkpoint", whole / "checkpoint-15")
+    resume = ("--resume-from-checkpoint", whole / "checkpoint-15", "--overwrite")
     code, out, err = launch("--test-run", "--precision", "fp32", "--data-dir", data, *flags, *resume)
     assert (code, err) == (0, ""), out + err
     assert [record["s_target"] for record in history(whole)] == setpoints
