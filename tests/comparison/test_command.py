@@ -103,8 +103,6 @@ def test_it_goes_on_after_being_stopped_and_ends_with_table_json_and_plot(tmp_pa
     assert "bits/token" in second.stdout
     for path in (tmp_path / "runs").rglob("*.json"):
         assert path.stat().st_size < 8_000
-    third = run()
-    assert third.returncode == 0 and files() == after
 
 
 def gone_within(group: int, seconds: float) -> bool:
