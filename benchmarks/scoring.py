@@ -196,7 +196,7 @@ def main() -> int:
     parser = measure.build_parser(str(__doc__), repeats=9, quick=3)
     training.add_flags(parser)
     parser.add_argument(
-        "--batches", type=int, help="in a turn (default: 8 of the embedded model, 2 of a larger one, 1 with --quick)"
+        "--batches", type=int, help="in a turn (default: 8 of the embedded model, 2 of a larger one, and with --quick)"
     )
     options = measure.parse(parser)
     measure.require_positive(batches=options.batches)
@@ -204,7 +204,7 @@ def main() -> int:
         options.precisions = ["fp32"]
 
     def sizes(trained: training.Case) -> list[Case]:
-        usual = 1 if options.quick else 8 if trained.model == "embedded" else 2
+        usual = 8 if trained.model == "embedded" and not options.quick else 2
         windows = trained.batch * (options.batches or usual)
         return [Case(trained, windows), Case(trained, 4 * windows)]
 
