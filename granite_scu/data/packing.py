@@ -49,7 +49,9 @@ class Block(NamedTuple):
 class Cuts(Protocol):
     """Which spans of a stream each block is made of."""
 
-    n_blocks: int
+    @property
+    def n_blocks(self) -> int:
+        """How many there are."""
 
     def spans(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The spans of the blocks ``first`` to ``last - 1``.

@@ -296,9 +296,10 @@ class StreamedDataModule(TextDataModule):
         self._check(self._blocks, at_least=1 if whole else config.block_size + 1)
         digests = division.parts.map(lambda documents: [document.digest for document in documents])
         self._recorded = partial(as_record, division.by, replace(digests, train=[]), streamed=True)
-        self._stream = partial(
-            StreamedBlocks, config, tokenizer, layout, frozenset(document.digest for document in held_out), self.seed
-        )
+        digests_held_out = frozenset(document.digest for document in held_out)
+        self._stream = lambda **place: StreamedBlocks(
+            self.config, tokenizer, layout, digests_held_out, self.seed, **place
+        )  # of the configuration as it is then: --auto-batch-size changes it
 
     def _encoded(
         self, split: str, documents: list[Document], layout: Layout, tokenizer: PreTrainedTokenizerBase
