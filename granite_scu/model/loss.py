@@ -66,7 +66,7 @@ def token_nats(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: T
     head, scaling = model.get_output_embeddings(), getattr(model.config, "logits_scaling", 1.0)
     chunk = chunk_on(hidden.device.type)
     parts = [
-        F.cross_entropy(head(h).float() / scaling, targets, ignore_index=IGNORED, reduction="none")
+        F.cross_entropy(head(h).float().div_(scaling), targets, ignore_index=IGNORED, reduction="none")
         for h, targets in zip(hidden.split(chunk), labels.flatten().split(chunk), strict=True)
     ]
     return torch.cat(parts).view(labels.shape)

@@ -105,7 +105,7 @@ def load_with_adapters(base: BaseConfig, name: str, adapters: Sequence[Subject],
         leave_casting_to_autocast(model)
     model.eval()
     active = [_activating(model, _key(number)) for number in range(len(adapters))]
-    return Loaded(plain, [name, *(adapter.name for adapter in adapters)], [model.disable_adapter, *active])
+    return Loaded(plain, [name, *(adapter.name for adapter in adapters)], [_without(model), *active])
 
 
 def autocast(machine: Machine) -> AbstractContextManager:
@@ -149,10 +149,24 @@ def _key(number: int) -> str:
     return f"scored_{number:04d}"
 
 
+def _without(model: peft.PeftModel) -> Switch:
+    """As ``model.disable_adapter``, which looks over every weight of every adapter first: longer than the switch."""
+
+    @contextmanager
+    def base() -> Iterator[None]:
+        model.base_model.disable_adapter_layers()
+        try:
+            yield
+        finally:
+            model.base_model.enable_adapter_layers()
+
+    return base
+
+
 def _activating(model: peft.PeftModel, name: str) -> Switch:
     @contextmanager
     def active() -> Iterator[None]:
-        model.set_adapter(name)
+        model.base_model.set_adapter(name, inference_mode=True)
         yield
 
     return active
