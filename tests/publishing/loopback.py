@@ -137,6 +137,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             for key, entry in {"Content-Type": "application/json", **headers}.items():
                 self.send_header(key, entry)
+            if self.close_connection:  # unannounced, a client would send its next request into a closing connection
+                self.send_header("Connection", "close")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command != "HEAD":
