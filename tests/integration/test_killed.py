@@ -81,11 +81,16 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    "flags", [pytest.param(UNEVEN, id="uneven"), pytest.param(FLAGS, id="plain", marks=pytest.mark.slow)]
+    ("flags", "kills"),
+    [
+        pytest.param(UNEVEN, 4, id="uneven"),
+        pytest.param(UNEVEN, 10, id="uneven-often", marks=pytest.mark.slow),
+        pytest.param(FLAGS, 10, id="plain", marks=pytest.mark.slow),
+    ],
 )
-def test_a_run_killed_at_random_ends_as_if_it_had_not_been(whole, cut, flags):
-    codes = [cut.run(flags, moment) for moment in moments(cut.folder, 10, seed=len(flags))]
-    assert codes.count(-signal.SIGKILL) == 10, (codes, cut.log.read_text())
+def test_a_run_killed_at_random_ends_as_if_it_had_not_been(whole, cut, flags, kills):
+    codes = [cut.run(flags, moment) for moment in moments(cut.folder, kills, seed=len(flags))]
+    assert codes.count(-signal.SIGKILL) == kills, (codes, cut.log.read_text())
     assert same(whole(flags), cut.finish(flags))
 
 
