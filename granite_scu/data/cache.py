@@ -22,7 +22,7 @@ from granite_scu.data.encoding import Part, Stream
 from granite_scu.errors import UserError
 from granite_scu.run_folder import replacing
 
-VERSION = 2
+VERSION = 3
 """Of the layout, and of where long texts are cut (an interrupted preparation counts the pieces): part of the key."""
 
 ARRAYS: dict[str, Any] = {
@@ -38,8 +38,8 @@ ARRAYS: dict[str, Any] = {
 """The files of a prepared text: the first three have an entry for each token, the others one for each document."""
 
 NAMES, META, PROGRESS = "names.txt", "meta.json", "progress.json"
-SAVED_EVERY = 16
-"""Parts of a megabyte of text between two notes of how far a preparation has come."""
+SAVED_EVERY = 32
+"""Parts of half a megabyte of text between two notes of how far a preparation has come."""
 
 
 @dataclass(frozen=True, eq=False)

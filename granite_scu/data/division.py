@@ -40,7 +40,7 @@ def divided(corpus: Prepared, config: DataConfig) -> tuple[str, Split[NDArray[np
     """How a run's corpus is divided, and the documents of each part, by number; as ``divide``, without their texts."""
     if published(config.path, config.text_column) is not None:
         return "published", without_copies(corpus, Split(*(np.flatnonzero(corpus.sources == n) for n in range(3))))
-    parts = assign(corpus.digests, corpus.places, corpus.characters)
+    parts = assign(corpus.places, corpus.characters)
     return "document" if parts else "block", parts
 
 

@@ -1,4 +1,4 @@
-"""From documents to one stream of tokens, about a megabyte of text at a time.
+"""From documents to one stream of tokens, some hundred kilobytes of text at a time.
 
 The tokens of all documents, each ended by the end-of-text token, form one row. Tokenizers of Granite's kind work on
 bytes, so that a token's bytes are known from its id alone; plain texts then take the library's fastest way, on all
@@ -6,11 +6,12 @@ cores and without offsets, while the next ones are read.
 """
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,12 @@ from granite_scu.data.documents import Conversation, Document, TextFile
 from granite_scu.data.splits import SPLIT_SEED, Fingerprint
 from granite_scu.errors import UserError
 
-CHUNK = 1_000_000
-"""Characters tokenised at a time: tokenizers take some 200 bytes of memory for each."""
+CHUNK = 50_000
+"""Characters from which a long text is cut, so that every core has some of it: the library takes one for each text."""
+GROUP = 500_000
+"""Characters given to the library at a time: it takes some 200 bytes of memory for each."""
+AT_ONCE = 2
+"""Groups that are in the library's hands."""
 LONG = 5_000_000
 """Characters from which tokenising takes long enough to show its progress."""
 
@@ -55,7 +60,12 @@ class Stream:
     @property
     def bounds(self) -> NDArray[np.int64]:
         """(documents, 2) where each begins, and the position after its end of text."""
-        return np.stack([np.append(0, self.ends + 1)[:-1], self.ends + 1], 1)
+        return self.bounds_of(np.arange(len(self.ends)))
+
+    def bounds_of(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As ``bounds``, of some documents by number."""
+        begins = np.where(documents > 0, self.ends[documents - 1] + 1, 0)
+        return np.stack([begins, self.ends[documents] + 1], 1)
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,7 @@ class Part:
     characters: int
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A text that is tokenised at once: a document or some of it.
 
     Attributes:
@@ -180,18 +189,36 @@ def encoded(
     yield from parts_of(islice(pieces, skip, None), renderer.tokenizer)
 
 
-def parts_of(pieces: Iterable["Piece"], tokenizer: PreTrainedTokenizerBase) -> Iterator[Part]:
-    """The tokens of the pieces, about a megabyte of text at a time. Raises UserError as ``encode``."""
+def parts_of(
+    pieces: Iterable["Piece"], tokenizer: PreTrainedTokenizerBase, characters: int | None = None
+) -> Iterator[Part]:
+    """The tokens of the pieces.
+
+    Args:
+        pieces: of the texts, read as they are needed.
+        tokenizer: as of ``encode``.
+        characters: of the text that a part is made of, about; ``GROUP`` where nothing is said.
+
+    Raises:
+        UserError: as ``encode``.
+    """
     encoder = _Encoder(tokenizer)
-    with ThreadPoolExecutor(1) as pool:  # the next chunk is read and tokenised while this one is taken up
-        pending: tuple[list[Piece], Future[list[Any]]] | None = None
-        for chunk in _chunks(pieces):
-            started = chunk, pool.submit(encoder.tokenised, chunk)
-            if pending:
-                yield encoder.part(pending[0], pending[1].result())
-            pending = started
-        if pending:
-            yield encoder.part(pending[0], pending[1].result())
+    # The next groups are read and tokenised while one is taken up. Two threads, for one would leave the library's own
+    # idle whenever it waits for the interpreter.
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        pending: deque[tuple[list[Piece], Future[list[Any]]]] = deque()
+        for group in _groups(pieces, characters or GROUP):
+            pending.append((group, pool.submit(encoder.tokenised, group)))
+            if len(pending) > AT_ONCE:
+                yield encoder.part(*_result(pending))
+        while pending:
+            yield encoder.part(*_result(pending))
+
+
+def _result(pending: deque[tuple[list["Piece"], Future[list[Any]]]]) -> tuple[list["Piece"], list[Any]]:
+    """The oldest group and its encodings, of which nothing is held on to here: they are large."""
+    group, encodings = pending.popleft()
+    return group, encodings.result()
 
 
 class _Encoder:
@@ -207,64 +234,100 @@ class _Encoder:
         self.backend.no_truncation()
         self.backend.no_padding()
         self.end: int = tokenizer.eos_token_id
-        self.widths = _bytes_by_token(backend)
+        self.by_token = _bytes_by_token(backend)
         self.special = np.array(tokenizer.all_special_ids, np.int32)
 
-    def tokenised(self, chunk: list[Piece]) -> list[Any]:
+    def tokenised(self, group: list[Piece]) -> list[Any]:
         """Encodings of the pieces, with offsets only where they are needed."""
-        by_offset = self.widths is None or any(piece.spans is not None for piece in chunk)
+        by_offset = self.by_token is None or any(piece.spans is not None for piece in group)
         encode = self.backend.encode_batch if by_offset else self.backend.encode_batch_fast
-        return encode([piece.text for piece in chunk], add_special_tokens=False)
+        return encode([piece.text for piece in group], add_special_tokens=False)
 
-    def part(self, chunk: list[Piece], encodings: list[Any]) -> Part:
-        """The stream's part that is made of a chunk of pieces."""
-        empty = [piece.name for piece in chunk if piece.is_empty]
-        kept = [
-            (piece, self._row(piece, row)) for piece, row in zip(chunk, encodings, strict=True) if not piece.is_empty
-        ]
-        tokens, widths, targets = (
-            np.concatenate([np.zeros(0, kind), *(row[i] for _, row in kept)])
-            for i, kind in enumerate((np.int32, np.uint16, np.bool_))
-        )
-        lengths = np.cumsum([len(row[0]) for _, row in kept], dtype=np.int64)
-        last = [piece.is_last for piece, _ in kept]
+    def part(self, group: list[Piece], encodings: list[Any]) -> Part:
+        """The stream's part that is made of a group of pieces."""
+        empty = [piece.name for piece in group if piece.is_empty]
+        rows = self._rows((piece, row) for piece, row in zip(group, encodings, strict=True) if not piece.is_empty)
+        ids = chain.from_iterable(self._ids(row) for row in rows)  # a row at a time: they are an object a token
+        tokens = np.fromiter(ids, np.int32, rows[-1].stop if rows else 0)
         return Part(
             tokens,
-            widths,
-            targets,
-            lengths[last] - 1,
-            [piece for piece, _ in kept if piece.is_last],
-            len(chunk),
-            sum(piece.is_conversation for piece, _ in kept),
+            self._widths(tokens, rows),
+            _targets(len(tokens), rows),
+            np.array([row.stop - 1 for row in rows if row.piece.is_last], np.int64),
+            [row.piece for row in rows if row.piece.is_last],
+            len(group),
+            sum(row.piece.is_conversation for row in rows),
             len(empty),
             empty[0] if empty else "",
-            sum(len(piece.text) for piece in chunk),
+            sum(len(piece.text) for piece in group),
         )
 
-    def _row(self, piece: Piece, encoding: Any) -> tuple[NDArray[np.int32], NDArray[np.uint16], NDArray[np.bool_]]:
-        """Tokens, widths and targets of a piece, with the end of text where the document ends."""
-        tokens, widths = self._measured(piece.text, encoding)
-        targets = np.ones(len(tokens), bool) if piece.spans is None else supervised(encoding.offsets, piece.spans)
-        if piece.is_last and piece.is_ended and not (piece.is_conversation and tokens[-1:] == self.end):
-            learned = piece.spans is None or (len(piece.spans) > 0 and piece.spans[-1][1] == len(piece.text))
-            tokens, widths = np.append(tokens, np.int32(self.end)), np.append(widths, np.uint16(0))
-            targets = np.append(targets, learned)
-        if piece.is_conversation:  # its marks are no text
-            widths = np.where(np.isin(tokens, self.special), np.uint16(0), widths)
-        if piece.is_first:
-            targets[0] = False
-        return tokens, widths, targets
+    def _ids(self, row: "_Row") -> list[int]:
+        ids = row.encoding.ids  # made anew by the library
+        if row.is_ended:
+            ids.append(self.end)
+        return ids
 
-    def _measured(self, text: str, encoding: Any) -> tuple[NDArray[np.int32], NDArray[np.uint16]]:
-        """Token ids, and the UTF-8 bytes of the text that each stands for, which add up to the text's."""
-        ids = np.array(encoding.ids, np.int32)
-        size = len(text) if text.isascii() else len(text.encode())
-        if self.widths is not None:
-            widths = self.widths[ids]
-            if widths.sum(dtype=np.int64) == size:
-                return ids, widths
-            encoding = self.backend.encode(text, add_special_tokens=False)  # something was left out or rewritten
-        return ids, bytes_by_offset(text, encoding.offsets)
+    def _rows(self, encoded: Iterable[tuple[Piece, Any]]) -> list["_Row"]:
+        """Where each piece's tokens go, one after the other."""
+        rows: list[_Row] = []
+        begin = 0
+        for piece, encoding in encoded:
+            # A template may have set the end of text already.
+            is_ended = (
+                piece.is_last and piece.is_ended and not (piece.is_conversation and encoding.ids[-1:] == [self.end])
+            )
+            rows.append(_Row(piece, encoding, begin, begin + len(encoding), is_ended))
+            begin = rows[-1].stop
+        return rows
+
+    def _widths(self, tokens: NDArray[np.int32], rows: list["_Row"]) -> NDArray[np.uint16]:
+        """UTF-8 bytes of the text that each token stands for; those of a piece add up to its text's."""
+        widths = np.zeros(len(tokens), np.uint16) if self.by_token is None else self.by_token[tokens]
+        widths[[row.end for row in rows if row.is_ended]] = 0
+        up_to = np.append(np.uint32(0), widths.cumsum(dtype=np.uint32))
+        for row in rows:
+            text = slice(row.begin, row.end)
+            if up_to[row.end] - up_to[row.begin] != row.n_bytes:  # not made of bytes, or something was rewritten
+                known = self.by_token is None
+                encoding = row.encoding if known else self.backend.encode(row.piece.text, add_special_tokens=False)
+                widths[text] = bytes_by_offset(row.piece.text, encoding.offsets)
+            if row.piece.is_conversation:  # its marks are no text
+                widths[text][np.isin(tokens[text], self.special)] = 0
+        return widths
+
+
+class _Row(NamedTuple):
+    """A piece's tokens in a part: from ``begin`` to ``end``, and one more where the end of text is put behind them."""
+
+    piece: Piece
+    encoding: Any
+    begin: int
+    end: int
+    is_ended: bool
+
+    @property
+    def stop(self) -> int:
+        return self.end + self.is_ended
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the text, in UTF-8."""
+        text = self.piece.text
+        return len(text) if text.isascii() else len(text.encode())
+
+
+def _targets(n_tokens: int, rows: list[_Row]) -> NDArray[np.bool_]:
+    """Which tokens are supervised; a document's first never is."""
+    targets = np.ones(n_tokens, bool)
+    for row in rows:
+        spans = row.piece.spans
+        if spans is not None:
+            targets[row.begin : row.end] = supervised(row.encoding.offsets, spans)
+            targets[row.end : row.stop] = bool(spans) and spans[-1][1] == len(row.piece.text)
+        if row.piece.is_first:
+            targets[row.begin] = False
+    return targets
 
 
 def supervised(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
@@ -303,48 +366,55 @@ def bytes_by_offset(text: str, offsets: Sequence[tuple[int, int]]) -> NDArray[np
     return np.diff(ends, prepend=0).astype(np.uint16)
 
 
-def pieces_of(document: Document | TextFile, source: int, renderer: Renderer, split_seed: int) -> Iterator[Piece]:
-    """The document's text: where it is long, in pieces of ``CHUNK`` to about twice as many characters."""
+def pieces_of(
+    document: Document | TextFile, source: int, renderer: Renderer, split_seed: int, least: int | None = None
+) -> Iterator[Piece]:
+    """The document's text: where it is long, in pieces of ``least`` (or else ``CHUNK``) to about twice as many
+    characters; a conversation always as a whole.
+    """
+    least = least or CHUNK
     fingerprint = Fingerprint(split_seed)
     if isinstance(document, Conversation):
         fingerprint.update(document.text)
         text, spans = renderer.render(document) if document.text else ("", None)
         yield Piece(text, document.name, fingerprint, source, is_conversation=True, spans=spans)
         return
-    text, searched, is_first = "", CHUNK, True
+    text, begin, searched, is_first = "", 0, least, True
     for more in document.pieces():
         fingerprint.update(more)
-        text += more
-        while cut := _cut(text, searched):
-            yield Piece(text[:cut], document.name, fingerprint, source, is_first, is_last=False)
-            text, searched, is_first = text[cut:], CHUNK, False
-        searched = max(CHUNK, len(text) - 2)
-    yield Piece(text, document.name, fingerprint, source, is_first)
+        text, begin = text[begin:] + more, 0
+        while cut := _cut(text, begin, searched, least):
+            yield Piece(text[begin:cut], document.name, fingerprint, source, is_first, is_last=False)
+            begin, searched, is_first = cut, least, False
+        searched = max(least, len(text) - begin - 2)
+    yield Piece(text[begin:], document.name, fingerprint, source, is_first)
 
 
-def _cut(text: str, searched: int) -> int | None:
-    """Where a long text is cut: behind a line, or where the lines are long behind a word.
+def _cut(text: str, begin: int, searched: int, least: int) -> int | None:
+    """Where a long text is cut next: behind a line, or where the lines are long behind a word.
 
     Args:
-        text: from the last cut on, as far as it is read.
-        searched: characters in which there is no place to cut.
+        text: as far as it is read.
+        begin: of what is not cut yet.
+        searched: characters from there on in which there is no place to cut.
+        least: characters of a piece.
     """
-    latest = 2 * CHUNK
-    found = _CUT.search(text, searched, latest)
-    if found is None and len(text) >= latest:
-        found = _CUT_LATE.search(text, searched if searched > latest else CHUNK)
+    latest = 2 * least
+    found = _CUT.search(text, begin + searched, begin + latest)
+    if found is None and len(text) >= begin + latest:
+        found = _CUT_LATE.search(text, begin + (searched if searched > latest else least))
     return found.end() if found else None
 
 
-def _chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """The pieces in groups of about ``CHUNK`` characters."""
-    chunk: list[Piece] = []
+def _groups(pieces: Iterable[Piece], characters: int) -> Iterator[list[Piece]]:
+    """The pieces in groups of about so many characters."""
+    group: list[Piece] = []
     length = 0
     for piece in pieces:
-        chunk.append(piece)
+        group.append(piece)
         length += len(piece.text)
-        if length >= CHUNK:
-            yield chunk
-            chunk, length = [], 0
-    if chunk:
-        yield chunk
+        if length >= characters:
+            yield group
+            group, length = [], 0
+    if group:
+        yield group

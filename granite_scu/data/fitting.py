@@ -50,7 +50,7 @@ def fit(
     Raises:
         UserError: a long document under "error".
     """
-    bounds = stream.bounds[documents]
+    bounds = stream.bounds_of(documents)
     learned = np.fromiter((stream.targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
     bounds, documents = bounds[learned], documents[learned]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size

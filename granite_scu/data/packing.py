@@ -275,7 +275,9 @@ def in_a_row(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
     """
     # The last token of a document that was cut short is predicted, and would predict what was cut off.
     is_cut = bounds[:, 1] <= stream.ends[np.searchsorted(stream.ends, bounds[:, 0])]
-    row = Row(bounds - np.stack([np.zeros_like(is_cut), is_cut], 1), block_size)
+    if is_cut.any():
+        bounds = bounds - np.stack([np.zeros_like(is_cut), is_cut], 1)
+    row = Row(bounds, block_size)
     return Blocks(stream, block_size, padding, row, range(row.n_blocks))
 
 

@@ -6,8 +6,10 @@ same held-out text.
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -20,6 +22,9 @@ MIN_DOCUMENTS = 10
 """Different texts below which a corpus is not divided by document."""
 MIN_BLOCKS = 12
 """Blocks below which ``by_block`` has nothing to hold out: a tenth of the rest is less than one."""
+
+AT_A_TIME = 1 << 14
+"""Documents whose facts are Python objects at a time, of some hundred bytes each."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -75,53 +80,60 @@ def by_document(documents: list[Document], seed: int | None = None) -> Split[lis
     prints = [Fingerprint(SPLIT_SEED if seed is None else seed) for _ in documents]
     for fingerprint, document in zip(prints, documents, strict=True):
         fingerprint.update(document.text)
-    numbers = assign(*(np.array([getattr(f, name) for f in prints], np.uint64) for name in FACTS))
+    numbers = assign(
+        np.array([fingerprint.place for fingerprint in prints], np.uint64),
+        np.array([fingerprint.characters for fingerprint in prints], np.uint64),
+    )
     return None if numbers is None else numbers.map(lambda part: [documents[i] for i in part.tolist()])
 
 
-FACTS = ("digest", "place", "characters")
-"""What of a fingerprint ``assign`` needs, in its order."""
-
-
-def assign(
-    digests: NDArray[np.uint64], places: NDArray[np.uint64], characters: NDArray[np.uint64]
-) -> Split[NDArray[np.int64]] | None:
+def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Split[NDArray[np.int64]] | None:
     """Divide documents 80/10/10 by characters.
 
-    Equal texts count as one, so all copies fall on one side. Texts are taken in the order of a seeded hash;
-    one that fits into what the part that lacks most still lacks goes there, any other to training. A text's place
-    thus hangs on the texts and not on their order or names.
+    Equal texts, which have the same place, count as one, so all copies fall on one side. Texts are taken in the order
+    of their places; one that fits into what the part that lacks most still lacks goes there, any other to training. A
+    text's place thus hangs on the texts and not on their order or names.
 
     Args:
-        digests: of the documents' texts, (documents,).
-        places: of the same texts in the seeded order.
-        characters: of each.
+        places: of the documents' texts in the seeded order, (documents,); those of different texts differ.
+        characters: of the same texts.
 
     Returns:
         The numbers of the documents of each part, rising. None, with the reason logged, where the documents cannot be
         divided: fewer than ``MIN_DOCUMENTS``, one with more than half of the characters, or lengths of which no tenth
         can be put together.
     """
-    _, first, text_of = np.unique(digests, return_index=True, return_inverse=True)
-    sizes = np.bincount(text_of, characters).astype(np.int64)
-    total = int(sizes.sum())
+    total, n_texts, longest = int(characters.sum()), 0, 0
     lacking = {1: total // 10, 2: total // 10}
-    sides = np.zeros(len(sizes), np.int8)
-    for text in np.argsort(places[first], kind="stable").tolist():
+    sides = np.zeros(len(places), np.int8)
+    for copies, size in _texts(places, characters):
+        n_texts, longest = n_texts + 1, max(longest, size)
         neediest = 1 if lacking[1] >= lacking[2] else 2
-        if sizes[text] <= lacking[neediest]:
-            sides[text] = neediest
-            lacking[neediest] -= int(sizes[text])
-    if len(sizes) < MIN_DOCUMENTS:
-        reason = f"there are {len(sizes)} different documents, fewer than {MIN_DOCUMENTS}"
-    elif 2 * sizes.max() > total:
-        reason = f"one document holds {sizes.max() / total:.0%} of the characters"
+        if size <= lacking[neediest]:
+            sides[copies] = neediest
+            lacking[neediest] -= size
+    if n_texts < MIN_DOCUMENTS:
+        reason = f"there are {n_texts} different documents, fewer than {MIN_DOCUMENTS}"
+    elif 2 * longest > total:
+        reason = f"one document holds {longest / total:.0%} of the characters"
     elif max(lacking.values()) > total // 20:
         reason = "the documents are too few and too uneven in length to set a tenth apart"
     else:
-        return Split(*(np.flatnonzero(sides[text_of] == side) for side in range(3)))
+        return Split(*(np.flatnonzero(sides == side) for side in range(3)))
     _log.info("%s: the last blocks are held out instead, a block's gap before validation and before test", reason)
     return None
+
+
+def _texts(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Iterator[tuple[list[int], int]]:
+    """The documents that have each text, and their characters together, by place; the numbers of few are in memory."""
+    order = np.argsort(places, kind="stable")
+    some = (order[begin : begin + AT_A_TIME] for begin in range(0, len(order), AT_A_TIME))
+    entries = chain.from_iterable(
+        zip(places[n].tolist(), n.tolist(), characters[n].tolist(), strict=True) for n in some
+    )
+    for _, copies in groupby(entries, key=itemgetter(0)):
+        _, numbers, sizes = zip(*copies, strict=True)
+        yield list(numbers), sum(sizes)
 
 
 def by_block(n_blocks: int) -> Split[range]:

@@ -43,6 +43,9 @@ BEGINNING = 4_000_000
 PASSED_OVER = 100
 """Files too long for memory after which no more whole documents are looked for."""
 
+SHARED = 1_000_000
+"""Characters of a file that is one document which go to one share, and of the documents that are laid out together."""
+
 WINDOW = 512
 """Blocks that the next one is drawn from."""
 
@@ -202,7 +205,7 @@ class StreamedBlocks(IterableDataset):
 
     def _in_order(self, number: int, of: int) -> Iterator[Block]:
         left_out = _LeftOut(f"share {number + 1} of {of} of the stream")
-        for parts in whole_documents(parts_of(self._pieces(number, of), self.renderer.tokenizer)):
+        for parts in whole_documents(parts_of(self._pieces(number, of), self.renderer.tokenizer, SHARED)):
             yield from self._laid_out(parts, left_out)
 
     def _pieces(self, number: int, of: int) -> Iterator[Piece]:
@@ -214,9 +217,9 @@ class StreamedBlocks(IterableDataset):
                 if next(turn) % of == number and known.digest not in self.held_out:
                     yield from pieces_of(known, source, self.renderer, self.config.split_seed)
                 continue
-            for piece in pieces_of(known, source, self.renderer, self.config.split_seed):
+            for piece in pieces_of(known, source, self.renderer, self.config.split_seed, SHARED):
                 if next(turn) % of == number:  # what comes before it may be in another share: a text by itself
-                    yield replace(piece, is_first=True, is_last=True, is_ended=piece.is_last)
+                    yield piece._replace(is_first=True, is_last=True, is_ended=piece.is_last)
 
     def _laid_out(self, parts: list[Part], left_out: "_LeftOut") -> Iterator[Block]:
         size, on_long = self.config.block_size, self.config.on_long

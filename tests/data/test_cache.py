@@ -37,6 +37,7 @@ def config(tmp_path) -> DataConfig:
 @pytest.fixture(autouse=True)
 def _short_pieces(monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK", 200)
+    monkeypatch.setattr(encoding, "GROUP", 200)
     monkeypatch.setattr(cache, "SAVED_EVERY", 1)
 
 
@@ -50,9 +51,9 @@ def counted(monkeypatch) -> list[int]:
     seen: list[int] = []
     tokenised = encoding._Encoder.tokenised
 
-    def counting(self, chunk):
-        seen.append(sum(len(piece.text) for piece in chunk))
-        return tokenised(self, chunk)
+    def counting(self, group):
+        seen.append(sum(len(piece.text) for piece in group))
+        return tokenised(self, group)
 
     monkeypatch.setattr(encoding._Encoder, "tokenised", counting)
     return seen
@@ -140,9 +141,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tokenizer, config, monk
     """Or else half a text would be kept under the name of the whole, and trained on from then on."""
     tokenised = encoding._Encoder.tokenised
 
-    def shrink(self, chunk):
+    def shrink(self, group):
         os.truncate(Path(config.path) / "short.jsonl", 0)
-        return tokenised(self, chunk)
+        return tokenised(self, group)
 
     with monkeypatch.context() as patch:
         patch.setattr(encoding._Encoder, "tokenised", shrink)

@@ -78,12 +78,12 @@ def test_all_shares_together_read_every_token_once(tokenizer, tmp_path_factory, 
 def test_a_file_too_long_for_memory_is_shared_out_in_pieces(tokenizer, tmp_path, monkeypatch):
     """It is one document: it has one end of text, and a piece's first token is not predicted from another's last."""
     monkeypatch.setattr(streaming, "BEGINNING", 500)
-    monkeypatch.setattr(encoding, "CHUNK", 100)
+    monkeypatch.setattr(streaming, "SHARED", 100)
     text = "".join(f"line {number} of a long book\n" for number in range(100))
     (tmp_path / "book.txt").write_text(text)
     parts = a_pass(tokenizer, config_of(tmp_path / "book.txt"), of=3)
     seen = Counter(int(token) for block in parts for token in block.inputs if token != tokenizer.pad_token_id)
-    n_pieces = sum(1 for _ in encoding.pieces_of(streaming.TextFile(tmp_path / "book.txt"), 0, None, 0))
+    n_pieces = sum(1 for _ in encoding.pieces_of(streaming.TextFile(tmp_path / "book.txt"), 0, None, 0, 100))
     assert n_pieces >= 20
     assert predicted(parts)[tokenizer.eos_token_id] == 1
     whole = Counter(text.encode())
