@@ -298,7 +298,7 @@ class Run:
         (self.folder.path / "logs").mkdir(exist_ok=True)
         self.folder.write_text("config.yaml", self.request.yaml)
         self.folder.write_json("scu_config.json", records.scu_config(self))
-        self.folder.write_json(DOCUMENTS, self.data.record())
+        self.folder.write_lines(DOCUMENTS, self.data.record())
         handler = logging.FileHandler(self.folder.path / "logs" / "cuda_optimized_training.log", encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("granite_scu").addHandler(handler)

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,8 +122,12 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file whole or not at all."""
-        with replacing(self.path / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        self.write_lines(name, [text])
+
+    def write_lines(self, name: str, lines: Iterable[str]) -> None:
+        """As ``write_text``, of a text that need not fit into memory."""
+        with replacing(self.path / name) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(lines)
 
     def append_history(self, record: dict) -> None:
         """Add a tick's record as one line, so that a crash loses none of those before."""

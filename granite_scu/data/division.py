@@ -1,9 +1,9 @@
 """A corpus read and divided, and the record by which its documents are known again after training."""
 
+import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from granite_scu.config import DataConfig
 from granite_scu.data.cache import Prepared
 from granite_scu.data.documents import Document
 from granite_scu.data.sources import drop_empty, load, published
-from granite_scu.data.splits import Split, assign, by_document
+from granite_scu.data.splits import AT_A_TIME, Split, assign, by_document
 
 SPLITS = ("train", "validation", "test")
 
@@ -53,16 +53,22 @@ def without_copies(corpus: Prepared, parts: Split[NDArray[np.int64]]) -> Split[N
     return replace(parts, train=parts.train[~copied])
 
 
-def recorded(corpus: Prepared, by: str, parts: Split[NDArray[np.int64]] | None) -> dict[str, Any]:
-    """The documents of each split, for JSON."""
-    hexadecimal = [f"{digest:016x}" for digest in corpus.digests.tolist()]
+def recorded(corpus: Prepared, by: str, parts: Split[NDArray[np.int64]] | None) -> Iterator[str]:
+    """The documents of each split, as ``as_record``."""
+
+    def hexadecimal(numbers: NDArray[np.int64]) -> Iterator[str]:
+        some = (numbers[begin : begin + AT_A_TIME] for begin in range(0, len(numbers), AT_A_TIME))
+        return (f"{digest:016x}" for n in some for digest in corpus.digests[n].tolist())
+
     if parts is None:
-        return as_record(by, Split([], [], []), shared=hexadecimal)
-    return as_record(by, parts.map(lambda numbers: [hexadecimal[i] for i in numbers.tolist()]))
+        return as_record(by, Split([], [], []), shared=hexadecimal(np.arange(corpus.n_documents)))
+    return as_record(by, parts.map(hexadecimal))
 
 
-def as_record(by: str, parts: Split[list[str]], shared: Sequence[str] = (), streamed: bool = False) -> dict[str, Any]:
-    """Which documents a run had, as ``documents.json``.
+def as_record(
+    by: str, parts: Split[Iterable[str]], shared: Iterable[str] = (), streamed: bool = False
+) -> Iterator[str]:
+    """Which documents a run had, as the text of ``documents.json`` a line at a time: they may be millions.
 
     Args:
         by: as in ``Division``.
@@ -70,14 +76,19 @@ def as_record(by: str, parts: Split[list[str]], shared: Sequence[str] = (), stre
         shared: digests of the documents that several splits have a part of.
         streamed: whether training read more documents, of which there is no record.
     """
-    return {
+    facts = {
         "schema": 1,
         "digest": "the first 16 hexadecimal digits of the SHA-256 of a text in UTF-8",
         "split_by": by,
-        **{name: getattr(parts, name) for name in SPLITS},
-        "shared": list(shared),
         "streamed": streamed,
     }
+    yield json.dumps(facts, indent=2).removesuffix("\n}")
+    for name, digests in [*((name, getattr(parts, name)) for name in SPLITS), ("shared", shared)]:
+        yield f',\n  "{name}": ['
+        for number, digest in enumerate(digests):
+            yield f'{"," if number else ""}\n    "{digest}"'
+        yield "\n  ]"
+    yield "\n}\n"
 
 
 def divide(config: DataConfig) -> Division:

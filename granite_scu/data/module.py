@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -70,7 +70,7 @@ class TextDataModule(LightningDataModule):
         self._split_by = ""
         self._n_empty = 0
         self._fitted: dict[str, Fitted] = {}
-        self._recorded: Callable[[], dict[str, Any]] = dict
+        self._recorded: Callable[[], Iterator[str]] = lambda: iter(())
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
@@ -192,8 +192,8 @@ class TextDataModule(LightningDataModule):
         """Optimizer steps in a pass over the training blocks, ``global_batch_blocks`` of them in a step."""
         return self.train.n_blocks / global_batch_blocks
 
-    def record(self) -> dict[str, Any]:
-        """The documents of each split, see ``division.as_record``; made when it is wanted, for it may be long."""
+    def record(self) -> Iterator[str]:
+        """The documents of each split, see ``division.as_record``."""
         return self._recorded()
 
     def summary(self) -> dict[str, Any]:

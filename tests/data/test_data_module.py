@@ -205,8 +205,9 @@ def test_every_token_comes_once_an_epoch_over_all_ranks_and_workers(
             for batch in loader:
                 seen[name].update(batch["labels"][batch["labels"] != IGNORED].tolist())
     digests = {hashlib.sha256(text.encode()).hexdigest()[:16]: text for text in texts}
+    record = json.loads("".join(data.record()))
     for name, times in (("train", batch_size * world_size), ("validation", 1)):
-        held = [digests[digest].encode() for digest in data.record()[name]]
+        held = [digests[digest].encode() for digest in record[name]]
         expected = Counter(byte for text in held for byte in [*text[1:], tokenizer.eos_token_id])
         assert seen[name] == Counter({token: times * count for token, count in expected.items()})
 

@@ -133,8 +133,9 @@ def test_what_is_held_out_is_never_trained_on_nor_are_its_copies(tokenizer, tmp_
     monkeypatch.setattr(streaming, "BEGINNING", 1200)
     copies = lines(tmp_path / "b.jsonl", reversed(TEXTS))
     data = streamed(tokenizer, source, copies)
-    assert {"validation", "test"} <= data.record().keys() and data.record()["streamed"] and not data.record()["train"]
-    held_out = {*data.record()["validation"], *data.record()["test"]}
+    record = json.loads("".join(data.record()))
+    assert {"validation", "test"} <= record.keys() and record["streamed"] and not record["train"]
+    held_out = {*record["validation"], *record["test"]}
     texts = {document.digest: document.text for document in load(str(source), "text")}
     assert 2 <= len(held_out) < 10
     (blocks,) = [data._stream()]
@@ -143,7 +144,7 @@ def test_what_is_held_out_is_never_trained_on_nor_are_its_copies(tokenizer, tmp_
     found = {digest for digest, start in begins.items() if f"fox {start}" in trained or trained.startswith(start)}
     assert found == texts.keys() - held_out
     assert beginning(data.config).parts.test  # the same documents, for scoring afterwards
-    assert {d.digest for d in beginning(data.config).parts.test} == set(data.record()["test"])
+    assert {d.digest for d in beginning(data.config).parts.test} == set(record["test"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -175,7 +176,8 @@ def test_a_file_too_long_for_memory_before_all_others_leaves_them_to_be_held_out
     for number, text in enumerate(["a long book " * 100, *TEXTS]):
         (tmp_path / f"{number:02}.txt").write_text(text)
     data = streamed(tokenizer, tmp_path)
-    assert len(data.record()["validation"]) >= 1 and len(data.record()["test"]) >= 1
+    record = json.loads("".join(data.record()))
+    assert len(record["validation"]) >= 1 and len(record["test"]) >= 1
 
 
 def test_more_shares_than_documents(tokenizer, source):
