@@ -203,22 +203,16 @@ def parts_of(
         UserError: as ``encode``.
     """
     encoder = _Encoder(tokenizer)
-    # The next groups are read and tokenised while one is taken up. Two threads, for one would leave the library's own
+    # The next groups are read while these are tokenised. Two at once, for one would leave the library's own threads
     # idle whenever it waits for the interpreter.
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        pending: deque[tuple[list[Piece], Future[list[Any]]]] = deque()
+        pending: deque[Future[Part]] = deque()
         for group in _groups(pieces, characters or GROUP):
-            pending.append((group, pool.submit(encoder.tokenised, group)))
+            pending.append(pool.submit(encoder.part, group))
             if len(pending) > AT_ONCE:
-                yield encoder.part(*_result(pending))
+                yield pending.popleft().result()
         while pending:
-            yield encoder.part(*_result(pending))
-
-
-def _result(pending: deque[tuple[list["Piece"], Future[list[Any]]]]) -> tuple[list["Piece"], list[Any]]:
-    """The oldest group and its encodings, of which nothing is held on to here: they are large."""
-    group, encodings = pending.popleft()
-    return group, encodings.result()
+            yield pending.popleft().result()
 
 
 class _Encoder:
@@ -243,10 +237,11 @@ class _Encoder:
         encode = self.backend.encode_batch if by_offset else self.backend.encode_batch_fast
         return encode([piece.text for piece in group], add_special_tokens=False)
 
-    def part(self, group: list[Piece], encodings: list[Any]) -> Part:
+    def part(self, group: list[Piece]) -> Part:
         """The stream's part that is made of a group of pieces."""
         empty = [piece.name for piece in group if piece.is_empty]
-        rows = self._rows((piece, row) for piece, row in zip(group, encodings, strict=True) if not piece.is_empty)
+        encoded = zip(group, self.tokenised(group), strict=True)
+        rows = self._rows((piece, encoding) for piece, encoding in encoded if not piece.is_empty)
         ids = chain.from_iterable(self._ids(row) for row in rows)  # a row at a time: they are an object a token
         tokens = np.fromiter(ids, np.int32, rows[-1].stop if rows else 0)
         return Part(

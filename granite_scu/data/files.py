@@ -3,8 +3,6 @@
 import codecs
 import glob
 import gzip
-import importlib
-import importlib.util
 import os
 import zlib
 from collections.abc import Iterator
@@ -89,7 +87,7 @@ def opened(path: Path, as_it_is: bool = False) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise unreadable(path, error) from error
     except Exception as error:
-        if type(error).__name__ == "ZstdError":  # of one library or the other
+        if type(error).__name__ == "ZstdError":  # of a library that may not be loaded
             raise _damaged(path, error) from error
         raise
 
@@ -109,20 +107,11 @@ def _unpacked(path: Path) -> IO[bytes]:
         case ".gz":
             return gzip.open(path, "rb")
         case ".zst":
-            return _zstd(path)
+            from backports import zstd  # only these files need it
+
+            return zstd.open(path, "rb")
         case _:
             return path.open("rb")
-
-
-def _zstd(path: Path) -> IO[bytes]:
-    """By the standard library where it has Zstandard (Python 3.14), else by the package zstandard."""
-    for module in ("compression.zstd", "zstandard"):
-        if importlib.util.find_spec(module.partition(".")[0]):
-            return importlib.import_module(module).open(path, "rb")
-    raise UserError(
-        f"--data-dir {path}: Zstandard needs a library that is missing; pip install zstandard, or decompress the file "
-        "with unzstd"
-    )
 
 
 def decoded(path: Path, encoding: str) -> Iterator[str]:
