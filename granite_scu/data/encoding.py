@@ -26,10 +26,13 @@ from granite_scu.errors import UserError
 
 CHUNK = 50_000
 """Characters from which a long text is cut, so that every core has some of it: the library takes one for each text."""
+LONG_CHUNK = 1_000_000
+"""As ``CHUNK``, for tokenizers with which a cut may change a token: seldom enough, and the memory is bounded."""
 GROUP = 500_000
-"""Characters given to the library at a time: it takes some 200 bytes of memory for each."""
+"""Characters given to the library at a time; they take many times their size in memory until they are one array."""
 AT_ONCE = 2
-"""Groups that are in the library's hands."""
+"""Groups that are tokenised at the same time: with one, the library's own threads would be idle whenever it waits for
+the interpreter. Another is read meanwhile."""
 LONG = 5_000_000
 """Characters from which tokenising takes long enough to show its progress."""
 
@@ -180,39 +183,54 @@ def encoded(
     Raises:
         UserError: as ``encode``, and what reading raises.
     """
+    least = CHUNK if _may_be_cut(renderer.tokenizer) else LONG_CHUNK
     pieces = (
         piece
         for number, documents in enumerate(sources)
         for document in documents
-        for piece in pieces_of(document, number, renderer, split_seed)
+        for piece in pieces_of(document, number, renderer, split_seed, least)
     )
-    yield from parts_of(islice(pieces, skip, None), renderer.tokenizer)
+    yield from parts_of(groups_of(islice(pieces, skip, None), GROUP), renderer.tokenizer)
+
+
+def _may_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a text in two gives the tokens of the whole; not where, for one, a space is put before each text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    return all(
+        backend.encode(first + second, add_special_tokens=False).ids
+        == [token for text in (first, second) for token in backend.encode(text, add_special_tokens=False).ids]
+        for first, second in (("a.\n", "b"), ("a", " b"))
+    )
 
 
 def parts_of(
-    pieces: Iterable["Piece"], tokenizer: PreTrainedTokenizerBase, characters: int | None = None
+    groups: Iterable[list["Piece"]], tokenizer: PreTrainedTokenizerBase, at_once: int | None = None
 ) -> Iterator[Part]:
-    """The tokens of the pieces.
+    """The tokens of each group of pieces.
 
     Args:
-        pieces: of the texts, read as they are needed.
+        groups: read as they are needed; one is read while others are tokenised.
         tokenizer: as of ``encode``.
-        characters: of the text that a part is made of, about; ``GROUP`` where nothing is said.
+        at_once: groups that are tokenised at the same time; ``AT_ONCE`` where nothing is said.
 
     Raises:
         UserError: as ``encode``.
     """
     encoder = _Encoder(tokenizer)
-    # The next groups are read while these are tokenised. Two at once, for one would leave the library's own threads
-    # idle whenever it waits for the interpreter.
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        pending: deque[Future[Part]] = deque()
-        for group in _groups(pieces, characters or GROUP):
+    at_once = at_once or AT_ONCE
+    pool = ThreadPoolExecutor(at_once)
+    pending: deque[Future[Part]] = deque()
+    try:
+        for group in groups:
             pending.append(pool.submit(encoder.part, group))
-            if len(pending) > AT_ONCE:
+            if len(pending) > at_once:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error nobody waits for what is left
 
 
 class _Encoder:
@@ -240,8 +258,8 @@ class _Encoder:
     def part(self, group: list[Piece]) -> Part:
         """The stream's part that is made of a group of pieces."""
         empty = [piece.name for piece in group if piece.is_empty]
-        encoded = zip(group, self.tokenised(group), strict=True)
-        rows = self._rows((piece, encoding) for piece, encoding in encoded if not piece.is_empty)
+        with_encodings = zip(group, self.tokenised(group), strict=True)
+        rows = self._rows((piece, encoding) for piece, encoding in with_encodings if not piece.is_empty)
         ids = chain.from_iterable(self._ids(row) for row in rows)  # a row at a time: they are an object a token
         tokens = np.fromiter(ids, np.int32, rows[-1].stop if rows else 0)
         return Part(
@@ -263,11 +281,11 @@ class _Encoder:
             ids.append(self.end)
         return ids
 
-    def _rows(self, encoded: Iterable[tuple[Piece, Any]]) -> list["_Row"]:
+    def _rows(self, with_encodings: Iterable[tuple[Piece, Any]]) -> list["_Row"]:
         """Where each piece's tokens go, one after the other."""
         rows: list[_Row] = []
         begin = 0
-        for piece, encoding in encoded:
+        for piece, encoding in with_encodings:
             # A template may have set the end of text already.
             is_ended = (
                 piece.is_last and piece.is_ended and not (piece.is_conversation and encoding.ids[-1:] == [self.end])
@@ -284,8 +302,10 @@ class _Encoder:
         for row in rows:
             text = slice(row.begin, row.end)
             if up_to[row.end] - up_to[row.begin] != row.n_bytes:  # not made of bytes, or something was rewritten
-                known = self.by_token is None
-                encoding = row.encoding if known else self.backend.encode(row.piece.text, add_special_tokens=False)
+                has_offsets = self.by_token is None
+                encoding = (
+                    row.encoding if has_offsets else self.backend.encode(row.piece.text, add_special_tokens=False)
+                )
                 widths[text] = bytes_by_offset(row.piece.text, encoding.offsets)
             if row.piece.is_conversation:  # its marks are no text
                 widths[text][np.isin(tokens[text], self.special)] = 0
@@ -321,7 +341,7 @@ def _targets(n_tokens: int, rows: list[_Row]) -> NDArray[np.bool_]:
             targets[row.begin : row.end] = supervised(row.encoding.offsets, spans)
             targets[row.end : row.stop] = bool(spans) and spans[-1][1] == len(row.piece.text)
         if row.piece.is_first:
-            targets[row.begin] = False
+            targets[row.begin : row.begin + 1] = False  # of which there may be none
     return targets
 
 
@@ -401,14 +421,14 @@ def _cut(text: str, begin: int, searched: int, least: int) -> int | None:
     return found.end() if found else None
 
 
-def _groups(pieces: Iterable[Piece], characters: int) -> Iterator[list[Piece]]:
-    """The pieces in groups of about so many characters."""
+def groups_of(pieces: Iterable[Piece], least: int, whole: bool = False) -> Iterator[list[Piece]]:
+    """The pieces in groups of so many characters or some more; ``whole`` lets each group end with a document."""
     group: list[Piece] = []
     length = 0
     for piece in pieces:
         group.append(piece)
         length += len(piece.text)
-        if length >= characters:
+        if length >= least and (piece.is_last or not whole):
             yield group
             group, length = [], 0
     if group:

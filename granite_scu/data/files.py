@@ -75,7 +75,7 @@ def opened(path: Path, as_it_is: bool = False) -> Iterator[IO[bytes]]:
     """The file's bytes, decompressed or as they are.
 
     Raises:
-        UserError: a damaged archive, a library that is missing, or a file that is gone by now or may not be read.
+        UserError: a damaged archive, or a file that is gone by now or may not be read.
     """
     try:
         with path.open("rb") if as_it_is else _unpacked(path) as stream:
@@ -87,7 +87,7 @@ def opened(path: Path, as_it_is: bool = False) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise unreadable(path, error) from error
     except Exception as error:
-        if type(error).__name__ == "ZstdError":  # of a library that may not be loaded
+        if type(error).__name__ == "ZstdError":  # backports.zstd's, which is imported where a file needs it
             raise _damaged(path, error) from error
         raise
 
@@ -109,7 +109,8 @@ def _unpacked(path: Path) -> IO[bytes]:
         case ".zst":
             from backports import zstd  # only these files need it
 
-            return zstd.open(path, "rb")
+            # As wide a window as there is: archives of --long need it.
+            return zstd.open(path, "rb", options={zstd.DecompressionParameter.window_log_max: 31})
         case _:
             return path.open("rb")
 

@@ -70,7 +70,7 @@ class TextDataModule(LightningDataModule):
         self._split_by = ""
         self._n_empty = 0
         self._fitted: dict[str, Fitted] = {}
-        self._recorded: Callable[[], Iterator[str]] = lambda: iter(())
+        self._recorded: Callable[[], Iterator[str]] | None = None
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
@@ -194,6 +194,7 @@ class TextDataModule(LightningDataModule):
 
     def record(self) -> Iterator[str]:
         """The documents of each split, see ``division.as_record``."""
+        assert self._recorded is not None, "prepare() comes first"
         return self._recorded()
 
     def summary(self) -> dict[str, Any]:

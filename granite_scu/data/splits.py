@@ -105,13 +105,17 @@ def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Split[
     """
     total, n_texts, longest = int(characters.sum()), 0, 0
     lacking = {1: total // 10, 2: total // 10}
-    sides = np.zeros(len(places), np.int8)
-    for copies, size in _texts(places, characters):
+    order = np.argsort(places, kind="stable")
+    in_order, begin = np.zeros(len(order), np.int8), 0
+    for copies, size in _texts(places, characters, order):
         n_texts, longest = n_texts + 1, max(longest, size)
         neediest = 1 if lacking[1] >= lacking[2] else 2
         if size <= lacking[neediest]:
-            sides[copies] = neediest
+            in_order[begin : begin + copies] = neediest
             lacking[neediest] -= size
+        begin += copies
+    sides = np.empty_like(in_order)
+    sides[order] = in_order
     if n_texts < MIN_DOCUMENTS:
         reason = f"there are {n_texts} different documents, fewer than {MIN_DOCUMENTS}"
     elif 2 * longest > total:
@@ -124,16 +128,17 @@ def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Split[
     return None
 
 
-def _texts(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Iterator[tuple[list[int], int]]:
-    """The documents that have each text, and their characters together, by place; the numbers of few are in memory."""
-    order = np.argsort(places, kind="stable")
+def _texts(
+    places: NDArray[np.uint64], characters: NDArray[np.uint64], order: NDArray[np.int64]
+) -> Iterator[tuple[int, int]]:
+    """How many copies each text has, and their characters together, in order of their places."""
     some = (order[begin : begin + AT_A_TIME] for begin in range(0, len(order), AT_A_TIME))
-    entries = chain.from_iterable(
-        zip(places[n].tolist(), n.tolist(), characters[n].tolist(), strict=True) for n in some
-    )
+    entries = chain.from_iterable(zip(places[n].tolist(), characters[n].tolist(), strict=True) for n in some)
     for _, copies in groupby(entries, key=itemgetter(0)):
-        _, numbers, sizes = zip(*copies, strict=True)
-        yield list(numbers), sum(sizes)
+        number = size = 0
+        for _, length in copies:
+            number, size = number + 1, size + length
+        yield number, size
 
 
 def by_block(n_blocks: int) -> Split[range]:

@@ -29,7 +29,7 @@ from granite_scu.data.chat import Renderer
 from granite_scu.data.corpora import EMBEDDED
 from granite_scu.data.division import SPLITS, Division, as_record
 from granite_scu.data.documents import Conversation, Document, TextFile
-from granite_scu.data.encoding import Part, Piece, encode, joined, parts_of, pieces_of
+from granite_scu.data.encoding import Part, Piece, encode, groups_of, joined, parts_of, pieces_of
 from granite_scu.data.fitting import BECOMES, fit
 from granite_scu.data.module import Layout, TextDataModule
 from granite_scu.data.packing import Block, Blocks, best_fit, in_a_row, padding_of
@@ -44,7 +44,7 @@ PASSED_OVER = 100
 """Files too long for memory after which no more whole documents are looked for."""
 
 SHARED = 1_000_000
-"""Characters of a file that is one document which go to one share, and of the documents that are laid out together."""
+"""Characters of a file too long for memory that go to one share, and of whole documents that are laid out together."""
 
 WINDOW = 512
 """Blocks that the next one is drawn from."""
@@ -205,8 +205,9 @@ class StreamedBlocks(IterableDataset):
 
     def _in_order(self, number: int, of: int) -> Iterator[Block]:
         left_out = _LeftOut(f"share {number + 1} of {of} of the stream")
-        for parts in whole_documents(parts_of(self._pieces(number, of), self.renderer.tokenizer, SHARED)):
-            yield from self._laid_out(parts, left_out)
+        groups = groups_of(self._pieces(number, of), SHARED, whole=True)
+        for part in parts_of(groups, self.renderer.tokenizer, at_once=1):  # each loader process has a core
+            yield from self._laid_out(part, left_out)
 
     def _pieces(self, number: int, of: int) -> Iterator[Piece]:
         """The share's part of a pass, without what is held out."""
@@ -221,11 +222,11 @@ class StreamedBlocks(IterableDataset):
                 if next(turn) % of == number:  # what comes before it may be in another share: a text by itself
                     yield piece._replace(is_first=True, is_last=True, is_ended=piece.is_last)
 
-    def _laid_out(self, parts: list[Part], left_out: "_LeftOut") -> Iterator[Block]:
+    def _laid_out(self, part: Part, left_out: "_LeftOut") -> Iterator[Block]:
         size, on_long = self.config.block_size, self.config.on_long
-        stream, names = joined(parts), [piece.name for part in parts for piece in part.documents]
+        stream, names = joined([part]), [piece.name for piece in part.documents]
         fitted = fit(stream, np.arange(len(stream.ends)), size, on_long, names.__getitem__)
-        left_out.add(sum(part.n_empty for part in parts), "are empty and left out")
+        left_out.add(part.n_empty, "are empty and left out")
         left_out.add(fitted.n_unsupervised, "have no token to learn and are left out")
         if on_long != "split" or self.layout is best_fit:
             left_out.add(fitted.n_long, f"are longer than --block-size {size} and {BECOMES[on_long]} (--on-long)")
@@ -244,17 +245,6 @@ class _LeftOut:
         self.counts[words] += n
         if n and (not before or len(str(before + n)) > len(str(before))):
             _log.warning("%s: %d documents so far %s", self.where, before + n, words)
-
-
-def whole_documents(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """The parts in groups, each of which ends with a document; one that is longer than a part makes a larger group."""
-    group: list[Part] = []
-    for part in parts:
-        group.append(part)
-        if part.ends[-1:].tolist() == [len(part.tokens) - 1] or not len(part.tokens):
-            yield group
-            group = []
-    assert not group, "a pass ends with a document"
 
 
 class StreamedDataModule(TextDataModule):

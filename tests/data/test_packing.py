@@ -167,6 +167,7 @@ def test_a_long_text_in_pieces_gives_the_tokens_and_bytes_of_the_whole(monkeypat
 
     whole = encode(documents_of(text, "short"), trained)
     monkeypatch.setattr(encoding, "CHUNK", 50)
+    monkeypatch.setattr(encoding, "GROUP", 200)
     assert len(list(encoding.pieces_of(documents_of(text)[0], 0, None, 0))) > 20
     pieces = encode(documents_of(text, "short"), trained)
     for field in ("tokens", "ends", "widths", "targets"):
@@ -181,3 +182,15 @@ def test_a_long_text_shows_its_progress_on_stderr_alone(tokenizer, monkeypatch, 
     assert "tokenising" in shown.err and not shown.out
     pack(documents_of("ab"), tokenizer, block_size=4, show_progress=False)
     assert not capsys.readouterr().err
+
+
+def test_a_tokenizer_that_puts_a_space_before_each_text_has_it_in_larger_pieces(monkeypatch):
+    text = "some words in a line\n" * 200
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator([text], trainer)
+    trained = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end_of_text|>")
+    monkeypatch.setattr(encoding, "CHUNK", 50)
+    expected = backend.encode(text, add_special_tokens=False).ids
+    assert encode(documents_of(text), trained).tokens[:-1].tolist() == expected
