@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
 from granite_scu.data.corpus import prepare
-from granite_scu.data.division import SPLITS, divided, recorded
+from granite_scu.data.division import SPLITS, as_record, divided, recorded
 from granite_scu.data.encoding import Stream
 from granite_scu.data.fitting import Fitted, fit, repeated, report
 from granite_scu.data.packing import IGNORED, Block, Blocks, best_fit, in_a_row, padding_of
@@ -70,7 +70,7 @@ class TextDataModule(LightningDataModule):
         self._split_by = ""
         self._n_empty = 0
         self._fitted: dict[str, Fitted] = {}
-        self._recorded: Callable[[], Iterator[str]] | None = None
+        self._recorded: Callable[[], Iterator[str]] = partial(as_record, "document", Split([], [], []))
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
@@ -194,7 +194,6 @@ class TextDataModule(LightningDataModule):
 
     def record(self) -> Iterator[str]:
         """The documents of each split, see ``division.as_record``."""
-        assert self._recorded is not None, "prepare() comes first"
         return self._recorded()
 
     def summary(self) -> dict[str, Any]:
