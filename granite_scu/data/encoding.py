@@ -206,20 +206,19 @@ def _may_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def parts_of(
-    groups: Iterable[list["Piece"]], tokenizer: PreTrainedTokenizerBase, at_once: int | None = None
+    groups: Iterable[list["Piece"]], tokenizer: PreTrainedTokenizerBase, at_once: int = AT_ONCE
 ) -> Iterator[Part]:
     """The tokens of each group of pieces.
 
     Args:
         groups: read as they are needed; one is read while others are tokenised.
         tokenizer: as of ``encode``.
-        at_once: groups that are tokenised at the same time; ``AT_ONCE`` where nothing is said.
+        at_once: groups that are tokenised at the same time.
 
     Raises:
         UserError: as ``encode``.
     """
     encoder = _Encoder(tokenizer)
-    at_once = at_once or AT_ONCE
     pool = ThreadPoolExecutor(at_once)
     pending: deque[Future[Part]] = deque()
     try:
@@ -382,12 +381,11 @@ def bytes_by_offset(text: str, offsets: Sequence[tuple[int, int]]) -> NDArray[np
 
 
 def pieces_of(
-    document: Document | TextFile, source: int, renderer: Renderer, split_seed: int, least: int | None = None
+    document: Document | TextFile, source: int, renderer: Renderer, split_seed: int, least: int
 ) -> Iterator[Piece]:
-    """The document's text: where it is long, in pieces of ``least`` (or else ``CHUNK``) to about twice as many
-    characters; a conversation always as a whole.
+    """The document's text: where it is long, in pieces of ``least`` to about twice as many characters; a
+    conversation always as a whole.
     """
-    least = least or CHUNK
     fingerprint = Fingerprint(split_seed)
     if isinstance(document, Conversation):
         fingerprint.update(document.text)

@@ -7,7 +7,6 @@ the same global batches.
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +57,7 @@ def indices(k: int, n_blocks: int, batch_size: int, seed: int, rank: int = 0, wo
 
 
 @lru_cache(maxsize=2)  # the epoch and, for a batch across the border, the next
-def _permutation(n: int, seed: int, epoch: int) -> NDArray[Any]:
+def _permutation(n: int, seed: int, epoch: int) -> NDArray[np.unsignedinteger]:
     numbers = np.arange(n, dtype=np.min_scalar_type(n))  # small ones: there may be millions of blocks
     np.random.default_rng((seed, epoch)).shuffle(numbers)
     return numbers

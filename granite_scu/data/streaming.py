@@ -44,7 +44,8 @@ PASSED_OVER = 100
 """Files too long for memory after which no more whole documents are looked for."""
 
 SHARED = 1_000_000
-"""Characters of a file too long for memory that go to one share, and of whole documents that are laid out together."""
+"""Characters of a file too long for memory that go to one share, and of whole documents that are laid out together; a
+loader process tokenises by itself and gains nothing by shorter pieces."""
 
 WINDOW = 512
 """Blocks that the next one is drawn from."""
@@ -216,7 +217,7 @@ class StreamedBlocks(IterableDataset):
             known = in_memory(document)
             if isinstance(known, Document):
                 if next(turn) % of == number and known.digest not in self.held_out:
-                    yield from pieces_of(known, source, self.renderer, self.config.split_seed)
+                    yield from pieces_of(known, source, self.renderer, self.config.split_seed, SHARED)
                 continue
             for piece in pieces_of(known, source, self.renderer, self.config.split_seed, SHARED):
                 if next(turn) % of == number:  # what comes before it may be in another share: a text by itself

@@ -168,7 +168,7 @@ def test_a_long_text_in_pieces_gives_the_tokens_and_bytes_of_the_whole(monkeypat
     whole = encode(documents_of(text, "short"), trained)
     monkeypatch.setattr(encoding, "CHUNK", 50)
     monkeypatch.setattr(encoding, "GROUP", 200)
-    assert len(list(encoding.pieces_of(documents_of(text)[0], 0, None, 0))) > 20
+    assert len(list(encoding.pieces_of(documents_of(text)[0], 0, None, 0, 50))) > 20
     pieces = encode(documents_of(text, "short"), trained)
     for field in ("tokens", "ends", "widths", "targets"):
         np.testing.assert_array_equal(getattr(pieces, field), getattr(whole, field))

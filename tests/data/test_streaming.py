@@ -96,22 +96,20 @@ def test_a_document_longer_than_is_tokenised_at_once_is_read_as_one(tokenizer, t
     texts = ["a first line\nthen others\n" * 20, "short", "words without a line end " * 30]
     path = lines(tmp_path / "a.jsonl", texts)
     whole = encode(load(str(path), "text"), tokenizer)
-    monkeypatch.setattr(encoding, "CHUNK", 100)
     monkeypatch.setattr(streaming, "SHARED", 100)
     assert predicted(a_pass(tokenizer, config_of(path), of=2)) == Counter(whole.tokens[whole.targets].tolist())
 
 
 def test_documents_longer_than_a_piece_do_not_pile_up(tokenizer, tmp_path, monkeypatch):
     """However they are cut, what is laid out together is little more than was asked for, and ends with a document."""
-    monkeypatch.setattr(encoding, "CHUNK", 50)
-    monkeypatch.setattr(streaming, "SHARED", 1000)
+    monkeypatch.setattr(streaming, "SHARED", 100)
     path = lines(tmp_path / "a.jsonl", [f"text {number}\nof some lines\n" * (10 + number % 7) for number in range(60)])
     longest = max(len(document.text) for document in load(str(path), "text"))
     blocks = StreamedBlocks(config_of(path), tokenizer, in_a_row, frozenset(), seed=0)
     groups = list(encoding.groups_of(blocks._pieces(0, 1), streaming.SHARED, whole=True))
     lengths = [sum(len(piece.text) for piece in group) for group in groups]
-    assert all(1000 <= length < 1000 + longest for length in lengths[:-1])
-    assert max(map(len, groups)) > 10
+    assert all(100 <= length < 100 + longest for length in lengths[:-1])
+    assert max(map(len, groups)) > 1
     assert all(group[-1].is_last for group in groups)
 
 
