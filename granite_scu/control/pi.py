@@ -82,8 +82,8 @@ class PI:
       a function of S*, so a change of S* moves lambda at once.
     - Bumpless start: a bias -Kp e_0, quartered each tick, leaves lambda at the first valid tick where it was.
     - Conditional integration: at a bound, I keeps still while Ki e_k points outward, and so cannot wind up. It keeps
-      still too while S is more than e_max below S* and on its way up, e_max or more within tau: the rise from 0 is the
-      plant's doing, and lambda should learn nothing from it.
+      still too while S rises from 0, which is the plant's doing, and lambda should learn nothing from it: where the
+      first tick finds S below S*, and while S is more than e_max below S* and on its way up, e_max or more within tau.
     - Deadband: a small error leaves I alone; the proportional term still acts.
     - Hold: without a valid measurement nothing moves, neither filter nor integral nor output.
 
@@ -182,7 +182,7 @@ class PI:
         i_term = math.log(self.initial_strength) + state.integral + bias
         wanted = i_term + p_term
         in_deadband = abs(state.ema.mean - math.log(self.setpoint)) < self.deadband
-        rising = offset <= -self.error_limit and (first or state.slope * lag > self.error_limit)
+        rising = offset < 0 if first else offset <= -self.error_limit and state.slope * lag > self.error_limit
         change = 0.0 if in_deadband or rising else ki * error
 
         # Bound.

@@ -204,6 +204,13 @@ def test_the_rise_teaches_the_integral_nothing_but_a_standstill_below_does():
     assert states[-1].integral < -0.5
 
 
+def test_where_one_tick_carries_s_to_its_setpoint_the_first_teaches_nothing():
+    law = PI(setpoint=0.1, lambda_init=0.3)
+    below, above = at(-0.4), at(0.4)
+    assert [run(law, [first])[0][-1].integral for first in (below, above)] == [0.0, pytest.approx(0.4 * law.stiffness)]
+    assert run(law, [below, below])[0][-1].integral < 0
+
+
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.01, 100))
 def test_bits_and_nats_or_tokens_and_bytes_make_no_difference(seed, factor):
