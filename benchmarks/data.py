@@ -3,10 +3,12 @@
 
     benchmarks/data.py --quick        10 MB of generated text
     benchmarks/data.py --json         10 MB, 100 MB and 1 GB; takes a gigabyte of disk, and several for the tokens
+    benchmarks/data.py --chats        the same text as prompts and completions, packed by best fit
 
-Tokenisation: ``prepare`` reads, hashes, tokenises and writes a text that it has not seen; the other side is the
-library's ``encode_batch_fast`` on the same documents, which are in memory already, and their ids, as it hands them out.
-Both use every core. Memory: the most that a process of its own takes beyond what it has with the tokenizer loaded,
+Tokenisation, on every core: the library's ``encode_batch_fast`` on documents that are in memory, and their ids, as it
+hands them out; ``encode`` on the same documents, which also makes arrays of them, takes their fingerprints, each token's
+bytes and what is supervised; and ``prepare``, which reads the file twice (once for its digest) and writes as well.
+Memory: the most that a process of its own takes beyond what it has with the tokenizer loaded,
 without pages of mapped files, which the system takes back when it needs them. Loader: a batch of the loader against an
 optimizer step of the embedded model.
 """
@@ -35,7 +37,7 @@ from granite_scu.flags import Parser
 
 MEGABYTE = 1_000_000
 SIZES = (10, 100, 1000)
-"""Megabytes of text that memory is measured at."""
+"""Megabytes of text that memory is measured at; the other two at the first."""
 
 BLOCK, BATCH = 128, 8
 """Of the loader's batch: those of --test-run."""
@@ -54,40 +56,51 @@ def texts(megabytes: float) -> Iterator[str]:
         number += 1
 
 
-def write(path: Path, megabytes: float) -> None:
+def write(path: Path, megabytes: float, chats: bool = False) -> None:
+    """One document a line; as chats, the first half of each asks for the second."""
     with path.open("w", encoding="utf-8") as lines:
         for text in texts(megabytes):
-            lines.write(json.dumps({"text": text}) + "\n")
+            half = len(text) // 2
+            record = {"prompt": text[:half], "completion": text[half:]} if chats else {"text": text}
+            lines.write(json.dumps(record) + "\n")
 
 
 def tokenisation(path: Path, megabytes: float, repeats: int) -> dict[str, Any]:
-    """Seconds of both sides, turn by turn, and the median of their ratios."""
+    """Seconds of all three, turn by turn, and the medians of their ratios."""
     from granite_scu.data.corpus import prepare
-    from granite_scu.data.encoding import GROUP
+    from granite_scu.data.documents import Document
+    from granite_scu.data.encoding import GROUP, encode
     from granite_scu.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(TINY_MODEL)
-    documents = list(texts(megabytes))
-    per_call = max(1, GROUP * len(documents) // sum(map(len, documents)))
+    in_memory = list(texts(megabytes))
+    documents = [Document(f"{path}:{number}", text) for number, text in enumerate(in_memory, start=1)]
+    per_call = max(1, GROUP * len(in_memory) // sum(map(len, in_memory)))
 
     def theirs() -> None:
-        for start in range(0, len(documents), per_call):
-            some = documents[start : start + per_call]
+        for start in range(0, len(in_memory), per_call):
+            some = in_memory[start : start + per_call]
             encodings = tokenizer.backend_tokenizer.encode_batch_fast(some, add_special_tokens=False)
             sum(len(encoding.ids) for encoding in encodings)
 
-    def ours() -> None:
+    def tokenised() -> None:
+        encode(documents, tokenizer, show_progress=False)
+
+    def prepared() -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as cache:
             prepare(DataConfig(str(path), cache_dir=cache), tokenizer, show_progress=False)
 
-    for warm_up in (theirs, ours):
+    sides = (theirs, tokenised, prepared)
+    for warm_up in sides:
         warm_up()
-    turns = [(seconds(theirs), seconds(ours)) for _ in range(repeats)]
+    turns = [tuple(seconds(side) for side in sides) for _ in range(repeats)]
     return {
         "megabytes": megabytes,
-        "tokenizers_s": median(a for a, _ in turns),
-        "prepare_s": median(b for _, b in turns),
-        "ratio": median(b / a for a, b in turns),
+        "tokenizers_s": median(turn[0] for turn in turns),
+        "encode_s": median(turn[1] for turn in turns),
+        "prepare_s": median(turn[2] for turn in turns),
+        "encode_ratio": median(turn[1] / turn[0] for turn in turns),
+        "prepare_ratio": median(turn[2] / turn[0] for turn in turns),
     }
 
 
@@ -172,24 +185,28 @@ def loader(path: Path, repeats: int) -> dict[str, Any]:
     return {"batch": BATCH, "block_size": BLOCK, "batch_s": batch_s, "step_s": step_s, "share": batch_s / step_s}
 
 
-def measure(quick: bool, repeats: int, console: Console) -> dict[str, Any]:
-    """All three, each size's text written and deleted again."""
+def measure(quick: bool, chats: bool, repeats: int, console: Console) -> dict[str, Any]:
+    """All three, each size's text written and deleted again. Of chats no tokenisation, which has no other side."""
     found: dict[str, Any] = {"memory": []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.jsonl"
         for size in SIZES[:1] if quick else SIZES:
             console.print(f"{size} MB of text", highlight=False)
-            write(path, size)
+            write(path, size, chats)
             if size == SIZES[0]:
-                found |= {"tokenisation": tokenisation(path, size, repeats), "loader": loader(path, repeats)}
+                found["loader"] = loader(path, repeats)
+                if not chats:
+                    found["tokenisation"] = tokenisation(path, size, repeats)
             found["memory"].append(memory(path, size))
     return found
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    tokens, load = found["tokenisation"], found["loader"]
+    tokens, load = found.get("tokenisation"), found["loader"]
     table = Table("what", "measured", title="data", title_justify="left")
-    table.add_row("prepare / tokenizers alone", f"{tokens['ratio']:.3f} ({tokens['prepare_s']:.2f} s for 10 MB)")
+    for what in ("encode", "prepare") if tokens else ():
+        ratio, duration = tokens[f"{what}_ratio"], tokens[f"{what}_s"]
+        table.add_row(f"{what} / tokenizers alone", f"{ratio:.3f} ({duration:.2f} s for 10 MB)")
     for at in found["memory"]:
         table.add_row(f"memory at {at['megabytes']} MB", f"{at['prepare_mb']:.0f} MB, {at['kept_mb']:.0f} MB when kept")
     table.add_row("a batch / a step", f"{load['share']:.2%} ({1e3 * load['batch_s']:.2f} ms)")
@@ -200,7 +217,8 @@ def main() -> int:
     parser = Parser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quick", action="store_true", help="10 MB of text only")
-    parser.add_argument("--repeats", type=int, default=3, metavar="INT", help="timed turns (default: 3)")
+    parser.add_argument("--chats", action="store_true", help="conversations in place of plain text")
+    parser.add_argument("--repeats", type=int, default=9, metavar="INT", help="timed turns (default: 9)")
     parser.add_argument("--peak-of", metavar="PATH", help="measure one preparation's memory and print it; for itself")
     parser.add_argument("--cache", metavar="DIR", help="of --peak-of")
     options = parser.parse_args()
@@ -209,7 +227,7 @@ def main() -> int:
     if options.peak_of:
         print(peak_of(options.peak_of, options.cache))
         return 0
-    found = measure(options.quick, options.repeats, Console(stderr=True))
+    found = measure(options.quick, options.chats, options.repeats, Console(stderr=True))
     print(json.dumps(found, indent=2)) if options.json else show(found, Console())
     return 0
 

@@ -182,7 +182,7 @@ def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
         "sources": [piece.source for piece in part.documents],
     }
     for name, array in arrays.items():
-        files[name].write(np.asarray(array, ARRAYS[name]).tobytes())
+        files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
     files[NAMES].write("".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents).encode())
 
 

@@ -6,11 +6,12 @@ cores and without offsets, while the next ones are read.
 """
 
 import re
+import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -259,8 +260,8 @@ class _Encoder:
         empty = [piece.name for piece in group if piece.is_empty]
         with_encodings = zip(group, self.tokenised(group), strict=True)
         rows = self._rows((piece, encoding) for piece, encoding in with_encodings if not piece.is_empty)
-        ids = chain.from_iterable(self._ids(row) for row in rows)  # a row at a time: they are an object a token
-        tokens = np.fromiter(ids, np.int32, rows[-1].stop if rows else 0)
+        # Packed a row at a time: ids are an object each until then. numpy itself takes twice as long.
+        tokens = np.frombuffer(b"".join(self._packed(row) for row in rows), np.int32)
         return Part(
             tokens,
             self._widths(tokens, rows),
@@ -274,11 +275,11 @@ class _Encoder:
             sum(len(piece.text) for piece in group),
         )
 
-    def _ids(self, row: "_Row") -> list[int]:
-        ids = row.encoding.ids  # made anew by the library
+    def _packed(self, row: "_Row") -> bytes:
+        ids = row.encoding.ids
         if row.is_ended:
             ids.append(self.end)
-        return ids
+        return struct.pack(f"={len(ids)}i", *ids)
 
     def _rows(self, with_encodings: Iterable[tuple[Piece, Any]]) -> list["_Row"]:
         """Where each piece's tokens go, one after the other."""
@@ -295,12 +296,13 @@ class _Encoder:
 
     def _widths(self, tokens: NDArray[np.int32], rows: list["_Row"]) -> NDArray[np.uint16]:
         """UTF-8 bytes of the text that each token stands for; those of a piece add up to its text's."""
-        widths = np.zeros(len(tokens), np.uint16) if self.by_token is None else self.by_token[tokens]
+        widths = np.zeros(len(tokens), np.uint16) if self.by_token is None else self.by_token.take(tokens)
         widths[[row.end for row in rows if row.is_ended]] = 0
-        up_to = np.append(np.uint32(0), widths.cumsum(dtype=np.uint32))
-        for row in rows:
+        with_tokens = [row for row in rows if row.begin < row.stop]
+        n_bytes = np.add.reduceat(widths, [row.begin for row in with_tokens], dtype=int) if with_tokens else widths
+        for row, found in zip(with_tokens, n_bytes.tolist(), strict=True):
             text = slice(row.begin, row.end)
-            if up_to[row.end] - up_to[row.begin] != row.n_bytes:  # not made of bytes, or something was rewritten
+            if found != row.n_bytes:  # not made of bytes, or something was rewritten
                 has_offsets = self.by_token is None
                 encoding = (
                     row.encoding if has_offsets else self.backend.encode(row.piece.text, add_special_tokens=False)

@@ -12,6 +12,7 @@ Every token but a document's first is predicted exactly once in both, where it i
 """
 
 import hashlib
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ from granite_scu.data.encoding import Stream, encode
 
 GROUP = 8192
 """Blocks that are counted at a time."""
+
+NONE = -1
+"""No bin, among their numbers."""
 
 IGNORED = -100
 """The label of a position that predicts nothing, as torch's cross-entropy has it."""
@@ -287,45 +291,66 @@ def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
     A document that is longer than a block is cut, and its end packed like another document. What has no supervised
     token is left out, as is the end of text as an input, which predicts nothing.
     """
-    pieces = [
-        (piece, min(piece + block_size, stop - 1))
-        for start, stop in bounds.tolist()
-        for piece in range(start, stop - 1, block_size)
-    ]
-    pieces = [(start, stop) for start, stop in pieces if stream.targets[start + 1 : stop + 1].any()]
-    sizes = np.array([stop - start for start, stop in pieces], np.int64)
-    blocks = [sorted(block) for block in _best_fit_decreasing(sizes, block_size)]
-    blocks.sort(key=lambda block: block[0])  # in the order of the text, so that the first are like the others
-    spans = np.array([pieces[i] for block in blocks for i in block], np.int64).reshape(-1, 2)
-    firsts = np.append(0, np.cumsum([len(block) for block in blocks], dtype=np.int64))
-    return Blocks(stream, block_size, padding, Bins(spans, firsts), range(len(blocks)))
+    pieces = _pieces(stream, bounds, block_size)
+    bins = _best_fit_decreasing(pieces[:, 1] - pieces[:, 0], block_size)
+    # Blocks in the order of the text, so that the first are like the others; and so the pieces of each.
+    numbers = np.arange(len(bins), dtype=bins.dtype)
+    first_of = np.zeros(bins.max(initial=-1) + 1, bins.dtype)
+    first_of[bins[::-1]] = numbers[::-1]
+    rank_of = np.empty_like(first_of)
+    rank_of[first_of.argsort()] = np.arange(len(first_of))
+    blocks = rank_of[bins]
+    cuts = Bins(pieces[blocks.argsort(kind="stable")], np.append(0, np.bincount(blocks).cumsum()))
+    return Blocks(stream, block_size, padding, cuts, range(cuts.n_blocks))
 
 
-def _best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> list[list[int]]:
-    """Items in bins: each, the largest first, goes where it leaves the least room.
+def _pieces(stream: Stream, bounds: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+    """(pieces, 2) what predicts something supervised, in stretches of a document as long as fit into a block."""
+    counts = -(-(bounds[:, 1] - 1 - bounds[:, 0]) // block_size)
+    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    starts = np.repeat(bounds[:, 0], counts) + within * block_size
+    stops = np.minimum(starts + block_size, np.repeat(bounds[:, 1] - 1, counts))
+    targets = stream.targets
+    learned = (targets[start + 1 : stop + 1].any() for start, stop in zip(starts, stops, strict=True))
+    return np.stack([starts, stops], 1)[np.fromiter(learned, bool, len(starts))]
 
-    >>> _best_fit_decreasing(np.array([3, 6, 4, 5]), 9)
-    [[1, 0], [3, 2]]
+
+def _best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int32]:
+    """Items in bins: each, the largest first, goes where it leaves the least room. Takes some bytes an item.
+
+    Args:
+        sizes: (items,) from 1 to the capacity.
+        capacity: of every bin.
+
+    Returns:
+        (items,) the number of the bin of each.
+
+    >>> _best_fit_decreasing(np.array([3, 6, 4, 5]), 9).tolist()
+    [0, 0, 1, 1]
     """
-    bins: list[list[int]] = []
-    with_room: dict[int, list[int]] = {}  # numbers of the bins by the room that they have
-    rooms: list[int] = []  # the keys of that, rising
-    for item in np.argsort(-sizes, kind="stable").tolist():
-        size = int(sizes[item])
+    bins = np.zeros(len(sizes), np.int32)
+    # Bins with the same room are a stack: its top by room, and for each bin the one below it. Python has no objects
+    # for what lies in arrays and views of them until it is asked for, and text may have millions of documents.
+    top: dict[int, int] = {}
+    below = array("i")
+    rooms: list[int] = []  # of the bins that have any, rising
+    size_of, bin_of = memoryview(sizes), memoryview(bins)
+    for item in memoryview(np.argsort(-sizes, kind="stable")):
+        size = size_of[item]
         at = bisect_left(rooms, size)
         if at == len(rooms):
-            number, room = len(bins), capacity
-            bins.append([])
+            number, room = len(below), capacity
+            below.append(NONE)
         else:
             room = rooms[at]
-            number = with_room[room].pop()
-            if not with_room[room]:
-                del with_room[room], rooms[at]
-        bins[number].append(item)
-        left = room - size
-        if left and left not in with_room:
-            with_room[left] = []
-            insort(rooms, left)
-        if left:
-            with_room[left].append(number)
+            number = top.pop(room)
+            if below[number] == NONE:
+                del rooms[at]
+            else:
+                top[room] = below[number]
+        bin_of[item] = number
+        if left := room - size:
+            if left not in top:
+                insort(rooms, left)
+            below[number], top[left] = top.get(left, NONE), number
     return bins

@@ -103,7 +103,7 @@ def _text(value: object, what: str, place: str, remedy: str) -> str:
         kind = type(value).__name__
         raise UserError(f"--data-dir {place}: {what} is a {kind}, not text{remedy}")
     try:
-        value.encode()
+        value.isascii() or value.encode()
     except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair, which is no character
         raise UserError(
             f"--data-dir {place}: {what} holds a lone surrogate at character {error.start}; mend or remove the line"

@@ -12,12 +12,16 @@ def test_the_text_has_the_size_asked_for_and_no_document_twice(tmp_path):
     data.write(tmp_path / "text.jsonl", 0.3)
     lines = (tmp_path / "text.jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == documents
+    data.write(tmp_path / "chats.jsonl", 0.3, chats=True)
+    chats = [json.loads(line) for line in (tmp_path / "chats.jsonl").read_text().splitlines()]
+    assert [chat["prompt"] + chat["completion"] for chat in chats] == documents
 
 
-def test_both_sides_of_tokenisation_are_timed(tmp_path):
+def test_all_sides_of_tokenisation_are_timed(tmp_path):
     data.write(tmp_path / "text.jsonl", 0.1)
     found = data.tokenisation(tmp_path / "text.jsonl", 0.1, repeats=1)
-    assert found["ratio"] == found["prepare_s"] / found["tokenizers_s"] > 0
+    for what in ("encode", "prepare"):
+        assert found[f"{what}_ratio"] == found[f"{what}_s"] / found["tokenizers_s"] > 0
 
 
 def test_a_wrong_number_is_one_line():

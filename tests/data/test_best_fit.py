@@ -66,6 +66,21 @@ def test_best_fit_keeps_documents_whole_and_wastes_less_than_half(lengths, size)
             assert found[: end - start - 1].tolist() == stream.tokens[start : end - 1].tolist()
 
 
+@settings(deadline=None)
+@given(lengths=LENGTHS, size=st.integers(30, 60))
+def test_the_blocks_are_as_full_as_those_of_a_plain_loop(lengths, size):
+    rooms: list[int] = []
+    for length in sorted((length - 1 for length in lengths), reverse=True):
+        fitting = [room for room in rooms if room >= length]
+        if fitting:
+            rooms.remove(min(fitting))
+        rooms.append((min(fitting) if fitting else size) - length)
+    stream = stream_of(lengths)
+    blocks = best_fit(stream, stream.bounds, size, PAD)
+    used = [int((blocks.spans_of(i) @ [-1, 1]).sum()) for i in range(len(blocks))]
+    assert sorted(size - n for n in used) == sorted(rooms)
+
+
 def test_these_documents_fill_two_blocks():
     blocks = best_fit(stream_of([4, 7, 5, 6]), stream_of([4, 7, 5, 6]).bounds, 9, PAD)
     assert len(blocks) == 2 and blocks.utilisation == 1.0
