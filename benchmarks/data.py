@@ -6,9 +6,9 @@
     benchmarks/data.py --chats        the same text as prompts and completions, packed by best fit
 
 Tokenisation, on every core: the library's ``encode_batch_fast`` on documents that are in memory, and their ids, as it
-hands them out; ``encode`` on the same documents, which also makes arrays of them, takes their fingerprints, each token's
-bytes and what is supervised; and ``prepare``, which reads the file twice (once for its digest) and writes as well.
-Memory: the most that a process of its own takes beyond what it has with the tokenizer loaded,
+hands them out; ``encode`` on the same documents, which also makes arrays of them, takes their fingerprints, and notes
+each token's bytes and what is supervised; and ``prepare``, which reads the file as well, twice (once for its digest),
+and writes the arrays. Memory: the most that a process of its own takes beyond what it has with the tokenizer loaded,
 without pages of mapped files, which the system takes back when it needs them. Loader: a batch of the loader against an
 optimizer step of the embedded model.
 """

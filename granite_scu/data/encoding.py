@@ -260,7 +260,7 @@ class _Encoder:
         empty = [piece.name for piece in group if piece.is_empty]
         with_encodings = zip(group, self.tokenised(group), strict=True)
         rows = self._rows((piece, encoding) for piece, encoding in with_encodings if not piece.is_empty)
-        # Packed a row at a time: ids are an object each until then. numpy itself takes twice as long.
+        # Packed a row at a time, since ids are an object each until then; by struct, which is faster at it than numpy.
         tokens = np.frombuffer(b"".join(self._packed(row) for row in rows), np.int32)
         return Part(
             tokens,

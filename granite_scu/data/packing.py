@@ -174,8 +174,8 @@ class Blocks:
     def checksum(self) -> str:
         """Of the tokens and of how they are cut, a few hexadecimal digits: equal blocks in the same order."""
         digest = hashlib.sha256(repr((self.block_size, self.padding, self.numbers)).encode())
-        for array in (self.stream.tokens, self.stream.targets):
-            digest.update(np.ascontiguousarray(array))
+        for of_stream in (self.stream.tokens, self.stream.targets):
+            digest.update(np.ascontiguousarray(of_stream))
         everything = replace(self, numbers=range(self.cuts.n_blocks))
         for spans, _ in everything._groups():
             digest.update(np.ascontiguousarray(spans))
