@@ -25,11 +25,12 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +112,13 @@ def quick(setpoints: list[float], corpora: list[str], controller: str, settings:
     ]
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
-    """Train the cell and measure it."""
-    history = train(cell)
+def run_cell(cell: Cell, scratch: Path | None = None) -> dict[str, Any]:
+    """Train the cell, in a folder that is made in ``scratch`` and removed, and measure it."""
+    history = train(cell, scratch)
     return {"cell": asdict(cell), **measure(cell, history), "trajectory": _trajectory(history)}
 
 
-def train(cell: Cell) -> list[dict[str, Any]]:
+def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
     """The run's history. The run is a user's, but for the callback that disturbs it."""
     import torch
 
@@ -125,7 +126,7 @@ def train(cell: Cell) -> list[dict[str, Any]]:
     from granite_scu.run import Run
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         arguments, _ = flags.translate(
             [
                 "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
@@ -258,10 +259,12 @@ def run_all(
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: processes with several threads each wait for one another
     with (
         Progress(*columns, console=console) as progress,
+        tempfile.TemporaryDirectory() as scratch,
         ProcessPoolExecutor(min(jobs, len(missing) or 1), mp_context=get_context("spawn")) as pool,
+        _killed_on_error(),
     ):
         task = progress.add_task("runs", total=len(found) + len(missing), completed=len(found))
-        pending = {pool.submit(run_cell, cell): cell for cell in missing}
+        pending = {pool.submit(run_cell, cell, Path(scratch)): cell for cell in missing}
         for future in as_completed(pending):
             cell, result = pending[future], future.result()
             found[cell] = result
@@ -271,6 +274,17 @@ def run_all(
             progress.console.print(_line(result), highlight=False)
             progress.advance(task)
     return [found[cell] for cell in cells if cell in found]
+
+
+@contextmanager
+def _killed_on_error() -> Iterator[None]:
+    """Kills the workers when the parent is interrupted: a run would take the signal as a wish to end in good order."""
+    try:
+        yield
+    except BaseException:
+        for worker in active_children():
+            worker.kill()
+        raise
 
 
 def _line(result: dict[str, Any]) -> str:
@@ -310,7 +324,8 @@ def build_parser() -> argparse.ArgumentParser:
                         "every run, without their leading hyphens: kp=2 actuator=decoupled")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once, one thread each")
     parser.add_argument("--results", type=Path, help="folder of finished runs: read, and added to")
-    parser.add_argument("--max-runs", type=int, help="stop after so many runs that were not finished before")
+    parser.add_argument("--max-runs", type=int, help="stop after so many runs that were not finished before; 0 only "
+                        "reports those in --results")  # fmt: skip
     parser.add_argument("--plot", type=Path, help="write the trajectories as PNG and SVG, at this path without suffix")
     return parser
 
@@ -323,9 +338,9 @@ def main() -> int:
     for setpoint in options.target_s:
         if not 0 < setpoint < 1:
             raise UserError(f"--target-s {setpoint}: must lie between 0 and 1, for example 0.02")
-    for name in ("seeds", "jobs", "max_runs"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
+    for name, least in (("seeds", 1), ("jobs", 1), ("max_runs", 0)):
+        if getattr(options, name) is not None and getattr(options, name) < least:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least {least}")
     settings = [f"--{setting}" for setting in options.set]
     setpoints = sorted(options.target_s)
     if options.quick:
@@ -333,6 +348,8 @@ def main() -> int:
     else:
         cells = grid(setpoints, options.data_dir, options.seeds, options.controller, settings)
     results = run_all(list(dict.fromkeys(cells)), options.jobs, options.results, options.max_runs, console)
+    if not results:
+        raise UserError("--max-runs 0: no run of this grid is finished in --results; leave it out to run them")
     print_table(results, console)
     facts = summarise(results)
     console.print(", ".join(f"{name} {facts[name]:.3g}" for name in facts if name.startswith("worst") and facts[name]))

@@ -1,7 +1,10 @@
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,7 +120,13 @@ def _times(record: dict) -> dict:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--target-s", "1.5"], "--target-s 1.5"), (["--seeds", "0"], "--seeds 0"), (["--jobs", "0"], "--jobs 0")],
+    [
+        (["--target-s", "1.5"], "--target-s 1.5"),
+        (["--seeds", "0"], "--seeds 0"),
+        (["--jobs", "0"], "--jobs 0"),
+        (["--max-runs", "-1"], "--max-runs -1: must be at least 0"),
+        (["--max-runs", "0"], "no run of this grid is finished"),
+    ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
     ran = subprocess.run(
@@ -139,7 +148,7 @@ def test_finished_runs_are_read_and_reported_as_json(tmp_path):
         path = tmp_path / f"{cell.key()}.json"
         path.write_text(json.dumps({**result(cell, lambda step: 1.0), "trajectory": [[10, 0.1, 0.1, 1.0, 0.1]]}))
     ran = subprocess.run(
-        [sys.executable, "benchmarks/tracking.py", "--quick", "--json", "--target-s", "0.1",
+        [sys.executable, "benchmarks/tracking.py", "--quick", "--json", "--target-s", "0.1", "--max-runs", "0",
          "--data-dir", "stdlib-docs", "--results", str(tmp_path), "--plot", str(tmp_path / "tracking")],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -147,3 +156,28 @@ def test_finished_runs_are_read_and_reported_as_json(tmp_path):
     facts = json.loads(ran.stdout)
     assert facts["goal_met"] and facts["worst_in_band"] == 1.0 and facts["worst_settling"] == EVERY / (STEPS // 2)
     assert (tmp_path / "tracking.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_neither_a_process_nor_a_half_run(tmp_path):
+    command = [sys.executable, "benchmarks/tracking.py", "--jobs", "2", "--results", str(tmp_path / "results")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    ran = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("tmp*/tmp*/*")) and time.monotonic() < deadline:  # a run has begun
+        time.sleep(0.5)
+    os.killpg(ran.pid, signal.SIGINT)
+    _, said = ran.communicate(timeout=60)
+    assert ran.returncode == 130 and b"Traceback" not in said
+    while (is_there := _is_there(ran.pid)) and time.monotonic() < deadline:  # multiprocessing's tracker ends after us
+        time.sleep(0.1)
+    assert not is_there
+    assert not [*tmp_path.glob("tmp*"), *tmp_path.glob("results")]
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
