@@ -41,6 +41,12 @@ def divided(corpus: Prepared, config: DataConfig) -> tuple[str, Split[NDArray[np
     if published(config.path, config.text_column) is not None:
         return "published", without_copies(corpus, Split(*(np.flatnonzero(corpus.sources == n) for n in range(3))))
     parts = assign(corpus.places, corpus.characters)
+    if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.digests))):
+        _log.warning(
+            "%d of the %d documents are copies of others; as they are not divided by document, what is held out may be "
+            "trained on as well: leave the copies out",
+            *(n_copies, corpus.n_documents),
+        )
     return "document" if parts else "block", parts
 
 

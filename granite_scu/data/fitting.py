@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granite_scu.data.encoding import Stream
+from granite_scu.data.packing import Blocks
 from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class Fitted:
     Attributes:
         bounds: (documents, 2) where in the stream each begins, and ends after its last token.
         n_long: documents longer than a block, whatever became of them.
-        n_unsupervised: documents left out because no token of them is to be learned.
+        n_unsupervised: documents left out because no token of them is to be learned, or none that was not cut off.
         n_tokens_dropped: tokens left out with long documents, or cut off them.
     """
 
@@ -51,7 +52,8 @@ def fit(
         UserError: a long document under "error".
     """
     bounds = stream.bounds_of(documents)
-    learned = np.fromiter((stream.targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
+    learned = _learned(stream, bounds)
+    n_unsupervised = int((~learned).sum())
     bounds, documents = bounds[learned], documents[learned]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
     is_long = excess > 0
@@ -67,10 +69,24 @@ def fit(
     if on_long == "truncate":
         dropped = int(excess[is_long].sum())
         bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
+        learned = _learned(stream, bounds)  # of a long prompt nothing else may be left
+        n_unsupervised += int((~learned).sum())
+        dropped += int((bounds[~learned, 1] - bounds[~learned, 0]).sum())
+        bounds = bounds[learned]
     elif on_long == "drop":
         dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
         bounds = bounds[~is_long]
-    return Fitted(bounds, int(is_long.sum()), int((~learned).sum()), dropped)
+    return Fitted(bounds, int(is_long.sum()), n_unsupervised, dropped)
+
+
+def _learned(stream: Stream, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(documents,) whether any token between the bounds is supervised."""
+    return np.fromiter((stream.targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
+
+
+def unused(bounds: NDArray[np.int64], blocks: Blocks) -> int:
+    """Tokens that best-fit packing leaves out: those of pieces of long documents in which nothing is learned."""
+    return int((bounds[:, 1] - bounds[:, 0] - 1).sum()) - blocks.n_inputs
 
 
 def repeated(
@@ -92,7 +108,7 @@ def repeated(
     return np.concatenate([documents[:0], *(documents[rank < times - done] for done in range(passes))])
 
 
-def report(split: str, fitted: Fitted, on_long: str, block_size: int, in_pieces: bool) -> None:
+def report(split: str, fitted: Fitted, on_long: str, block_size: int, n_unused: int | None) -> None:
     """Say what became of the documents of a split that could not be taken as they are.
 
     Args:
@@ -100,14 +116,20 @@ def report(split: str, fitted: Fitted, on_long: str, block_size: int, in_pieces:
         fitted: its documents.
         on_long: what was asked for.
         block_size: tokens in a block.
-        in_pieces: whether the layout keeps documents in one piece where it can, so that a cut one is worth a word.
+        n_unused: as ``unused``; None where documents are cut in a row in any case, so that a long one is no news.
     """
     if fitted.n_unsupervised:
         _log.warning("%s: left out %d documents without a token to learn", split, fitted.n_unsupervised)
-    if fitted.n_long and (in_pieces or on_long != "split"):
+    if fitted.n_long and (n_unused is not None or on_long != "split"):
         done = BECOMES[on_long]
         tokens = f", {fitted.n_tokens_dropped} tokens less" if fitted.n_tokens_dropped else ""
         _log.warning(
             "%s: %d documents are longer than --block-size %d and were %s%s (--on-long)",
             *(split, fitted.n_long, block_size, done, tokens),
+        )
+    if n_unused:
+        _log.warning(
+            "%s: %d tokens in pieces of them are left out, for nothing is learned there, and what follows is learned "
+            "without them; a larger --block-size keeps them",
+            *(split, n_unused),
         )

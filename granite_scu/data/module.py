@@ -22,7 +22,7 @@ from granite_scu.config import DataConfig
 from granite_scu.data.corpus import prepare
 from granite_scu.data.division import SPLITS, as_record, divided, recorded
 from granite_scu.data.encoding import Stream
-from granite_scu.data.fitting import Fitted, fit, repeated, report
+from granite_scu.data.fitting import Fitted, fit, repeated, report, unused
 from granite_scu.data.packing import IGNORED, Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.sampling import EndlessBatches
 from granite_scu.data.splits import MIN_BLOCKS, Split, by_block
@@ -115,9 +115,11 @@ class TextDataModule(LightningDataModule):
     ) -> Blocks:
         size, on_long = self.config.block_size, self.config.on_long
         fitted = fit(stream, documents, size, on_long, name_of)
-        report(split, fitted, on_long, size, in_pieces=layout is best_fit)
-        self._fitted[split] = fitted
-        return layout(stream, fitted.bounds, size, padding)
+        blocks = layout(stream, fitted.bounds, size, padding)
+        n_unused = unused(fitted.bounds, blocks) if layout is best_fit else None
+        report(split, fitted, on_long, size, n_unused)
+        self._fitted[split] = replace(fitted, n_tokens_dropped=fitted.n_tokens_dropped + (n_unused or 0))
+        return blocks
 
     def _check(self, blocks: Split[Blocks], at_least: int) -> None:
         """Refuse splits that nothing can be learned from, or measured on."""
@@ -147,7 +149,7 @@ class TextDataModule(LightningDataModule):
     def _nothing_to_learn(self, split: str) -> UserError:
         return UserError(
             f"--data-dir {self.config.named}: the {split} split has no token to learn or to measure on; give more "
-            "documents, messages in which the assistant speaks, or --loss-on all"
+            "documents, messages in which the assistant speaks within --block-size, or --loss-on all"
         )
 
     def check_processes(self, count: int) -> None:

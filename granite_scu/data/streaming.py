@@ -30,7 +30,7 @@ from granite_scu.data.corpora import EMBEDDED
 from granite_scu.data.division import SPLITS, Division, as_record
 from granite_scu.data.documents import Conversation, Document, TextFile
 from granite_scu.data.encoding import Part, Piece, encode, groups_of, joined, parts_of, pieces_of
-from granite_scu.data.fitting import BECOMES, fit
+from granite_scu.data.fitting import BECOMES, fit, unused
 from granite_scu.data.module import Layout, TextDataModule
 from granite_scu.data.packing import Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.sources import drop_empty, published, read, read_files, readable_files
@@ -227,11 +227,16 @@ class StreamedBlocks(IterableDataset):
         size, on_long = self.config.block_size, self.config.on_long
         stream, names = joined([part]), [piece.name for piece in part.documents]
         fitted = fit(stream, np.arange(len(stream.ends)), size, on_long, names.__getitem__)
-        left_out.add(part.n_empty, "are empty and left out")
-        left_out.add(fitted.n_unsupervised, "have no token to learn and are left out")
+        blocks = self.layout(stream, fitted.bounds, size, self.padding)
+        left_out.add(part.n_empty, "documents are empty and left out")
+        left_out.add(fitted.n_unsupervised, "documents have no token to learn and are left out")
         if on_long != "split" or self.layout is best_fit:
-            left_out.add(fitted.n_long, f"are longer than --block-size {size} and {BECOMES[on_long]} (--on-long)")
-        yield from self.layout(stream, fitted.bounds, size, self.padding)
+            long = f"documents are longer than --block-size {size} and {BECOMES[on_long]} (--on-long)"
+            left_out.add(fitted.n_long, long)
+        if self.layout is best_fit:
+            n_unused = unused(fitted.bounds, blocks)
+            left_out.add(n_unused, "tokens in pieces of long documents are left out, for nothing is learned there")
+        yield from blocks
 
 
 class _LeftOut:
@@ -245,7 +250,7 @@ class _LeftOut:
         before = self.counts[words]
         self.counts[words] += n
         if n and (not before or len(str(before + n)) > len(str(before))):
-            _log.warning("%s: %d documents so far %s", self.where, before + n, words)
+            _log.warning("%s: so far %d %s", self.where, before + n, words)
 
 
 class StreamedDataModule(TextDataModule):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from granite_scu.data.encoding import Stream
-from granite_scu.data.fitting import fit, repeated
+from granite_scu.data.fitting import fit, repeated, unused
 from granite_scu.data.module import collate
 from granite_scu.data.packing import IGNORED, Blocks, best_fit, in_a_row
 from granite_scu.errors import UserError
@@ -167,6 +167,18 @@ def test_documents_without_a_label_are_left_out_and_counted():
     stream.targets[5:11] = False
     found = fitted(stream, "split")
     assert found.n_unsupervised == 1 and found.bounds.tolist() == stream.bounds[[0, 2]].tolist()
+
+
+def test_what_is_learned_behind_the_window_is_missed_by_name():
+    """A prompt of 24 tokens and an answer of 6, in blocks of 10: of the three pieces one has all that is learned."""
+    stream = stream_of([5, 30])
+    stream.targets[5:29] = False
+    truncated = fitted(stream, "truncate")
+    assert truncated.bounds.tolist() == [[0, 5]]
+    assert [truncated.n_long, truncated.n_unsupervised, truncated.n_tokens_dropped] == [1, 1, 30]
+    bounds = fitted(stream, "split").bounds
+    blocks = best_fit(stream, bounds, 10, PAD)
+    assert blocks.n_inputs == 4 + 9 and unused(bounds, blocks) == 20
 
 
 @given(weights=st.lists(st.floats(0, 3), min_size=1, max_size=3), seed=st.integers(0, 99))

@@ -118,8 +118,8 @@ def test_what_is_not_trained_on_is_counted(tokenizer, tmp_path, caplog):
     with caplog.at_level("WARNING", "granite_scu"):
         a_pass(tokenizer, config_of(path, on_long="truncate"), of=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "share 1 of 1 of the stream: 12 documents so far are empty and left out",
-        "share 1 of 1 of the stream: 3 documents so far are longer than --block-size 16 and truncated (--on-long)",
+        "share 1 of 1 of the stream: so far 12 documents are empty and left out",
+        "share 1 of 1 of the stream: so far 3 documents are longer than --block-size 16 and truncated (--on-long)",
     ]
 
 
