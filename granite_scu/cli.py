@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
+from rich.text import Text
 
 from granite_scu import commands, config, flags, guard, identify, layers, planning, requirements
 from granite_scu.callbacks.console import LIVE
@@ -301,7 +302,7 @@ def _reachability(found: dict | None) -> str:
 def _print_facts(title: str, facts: dict[str, Any], console: Console) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), "none" if value is None else str(value))
+        table.add_row(name.replace("_", " "), Text("none" if value is None else str(value)))  # a path is no markup
     console.print(table)
 
 

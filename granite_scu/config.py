@@ -6,6 +6,7 @@ from others (steps an epoch, N, the precision ``auto`` stands for) are computed 
 Settings that Lightning's Trainer has itself stay there; ``TRAINER_DEFAULTS`` lists ours.
 """
 
+import codecs
 import math
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,12 @@ from granite_scu.errors import UserError
 
 TINY_MODEL = "tiny-granite-h"
 """The name of the embedded model."""
+
+NO_ENCODINGS = ("utf-7", "unicode-escape", "raw-unicode-escape", "unicode_escape", "raw_unicode_escape", "undefined")
+"""Codecs of Python that no file of text is written in, and that may yield what is no text."""
+
+MOST_PASSES = 1000
+"""As often a source may be read in an epoch; the epoch's documents are listed in memory."""
 
 DEFAULT_STEPS = 1000
 """Optimizer steps of a run that names neither steps nor epochs."""
@@ -199,8 +206,9 @@ class DataConfig:
     def _check_weights(self) -> None:
         weights = self.weights
         if weights is not None:
-            valid = all(0 <= weight < math.inf for weight in weights) and any(weights)
-            _check(valid, "--data-weights", weights, "must be finite, none negative, and not all zero")
+            valid = all(0 <= weight <= MOST_PASSES for weight in weights) and any(weights)
+            remedy = f"must be passes from 0 to {MOST_PASSES}, and not all zero"
+            _check(valid, "--data-weights", weights, remedy)
             remedy = f"there are {len(self.sources)} sources; give a weight for each --data-dir"
             _check(len(weights) == len(self.sources), "--data-weights", weights, remedy)
 
@@ -400,9 +408,9 @@ class RunConfig:
 def _is_encoding(name: str) -> bool:
     try:
         "".encode(name)
-    except LookupError:
+        return codecs.lookup(name).name not in NO_ENCODINGS
+    except (LookupError, ValueError):
         return False
-    return True
 
 
 def _check(valid: bool, flag: str, value: object, remedy: str) -> None:

@@ -13,6 +13,7 @@ import lightning as L
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from granite_scu import control
 from granite_scu.config import IdentifyConfig
@@ -260,9 +261,9 @@ def _verdict(result: dict[str, Any]) -> str:
 def _print(result: dict[str, Any], folder: Path, console: Console) -> None:
     table = Table(title="what lambda does to S", title_justify="left", show_header=False)
     for name, text in _rows(result).items():
-        table.add_row(name, text)
+        table.add_row(name, Text(text))
     table.add_row("verdict", result["verdict"])
-    table.add_row("files", str(folder / RESULT))
+    table.add_row("files", Text(str(folder / RESULT)))
     console.print(table, highlight=False)
 
 

@@ -6,6 +6,7 @@ runs that prepare the same text one waits for the other. What an interrupted pre
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,20 +23,27 @@ from granite_scu.data.encoding import Part, Stream
 from granite_scu.errors import UserError
 from granite_scu.run_folder import replacing
 
-VERSION = 3
+_log = logging.getLogger(__name__)
+
+VERSION = 4
 """Of the layout, and of where long texts are cut (an interrupted preparation counts the pieces): part of the key."""
 
-ARRAYS: dict[str, Any] = {
-    "tokens": np.int32,
-    "widths": np.uint16,
-    "targets": np.bool_,
+OF_TOKENS: dict[str, Any] = {"tokens": np.int32, "widths": np.uint16, "targets": np.bool_}
+OF_DOCUMENTS: dict[str, Any] = {
     "ends": np.int64,
     "digests": np.uint64,
     "places": np.uint64,
     "characters": np.uint64,
     "sources": np.uint16,
 }
-"""The files of a prepared text: the first three have an entry for each token, the others one for each document."""
+ARRAYS = OF_TOKENS | OF_DOCUMENTS
+"""The files of a prepared text, with an entry for each token or for each document."""
+
+NOTHING: dict[str, Any] = {
+    "pieces": 0, "sizes": {}, "digest": "", "n_conversations": 0, "n_empty": 0, "first_empty": "",
+}  # fmt: skip
+"""What is noted of a preparation, before it has begun."""
+KINDS = {name: type(value) for name, value in NOTHING.items()}
 
 NAMES, META, PROGRESS = "names.txt", "meta.json", "progress.json"
 SAVED_EVERY = 32
@@ -99,11 +107,15 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
     Raises:
         UserError: the folder cannot be written, or what ``make`` raises.
     """
+    found = folder / key
+    if _is_whole(found):  # moved there as a whole, perhaps by someone else: it may be that we can only read
+        return _open(found)
     with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f"{key}.lock"):
-            found = folder / key
             if not _is_whole(found):
+                if found.exists():
+                    _log.warning("the kept tokens in %s are damaged, and are made again", found)
                 _write(folder / f"{key}.partial", make)
                 shutil.rmtree(found, ignore_errors=True)
                 (folder / f"{key}.partial").rename(found)
@@ -129,8 +141,8 @@ def _writable(folder: Path) -> Iterator[None]:
 
 def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
     partial.mkdir(exist_ok=True)
-    progress = _progress(partial)
     names = [*ARRAYS, NAMES]
+    progress = _progress(partial, names)
     files: dict[str, BinaryIO] = {name: (partial / name).open("ab") for name in names}
     try:
         for name, file in files.items():
@@ -146,17 +158,38 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             progress["first_empty"] = progress["first_empty"] or part.first_empty
             if number % SAVED_EVERY == 0:
                 _save(partial / PROGRESS, files, progress)
+        for file in files.values():
+            file.flush()
+        progress["digest"] = _digest(partial)
         _save(partial / META, files, progress)
     finally:
         for file in files.values():
             file.close()
 
 
-def _progress(partial: Path) -> dict[str, Any]:
+def _progress(partial: Path, names: list[str]) -> dict[str, Any]:
+    """How far an interrupted preparation came; not at all, where its files do not hold what they should."""
+    noted = _read(partial / PROGRESS)
+    if noted is None:
+        return {**NOTHING, "sizes": {}}
     try:
-        return json.loads((partial / PROGRESS).read_text(encoding="utf-8"))
+        whole = all((partial / name).stat().st_size >= noted["sizes"][name] for name in names)
+    except (FileNotFoundError, KeyError):
+        whole = False
+    if not whole:
+        _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
+    return noted if whole else {**NOTHING, "sizes": {}}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What ``_save`` wrote; None where there is nothing, or something else."""
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {"pieces": 0, "sizes": {}, "n_conversations": 0, "n_empty": 0, "first_empty": ""}
+        return None
+    same = isinstance(noted, dict) and {name: type(value) for name, value in noted.items()} == KINDS
+    sizes = [*noted["sizes"].values(), noted["pieces"]] if same else []
+    return noted if same and all(isinstance(size, int) and size >= 0 for size in sizes) else None
 
 
 def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> None:
@@ -183,16 +216,34 @@ def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
     }
     for name, array in arrays.items():
         files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
-    files[NAMES].write("".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents).encode())
+    names = "".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents)
+    files[NAMES].write(names.encode(errors="backslashreplace"))  # a file's may be of any bytes
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a text is kept there, and every file is as long as it was written."""
+    """Whether a text is kept there: every file as long as it was written, and what is said of documents unchanged.
+
+    The tokens themselves are not read for that: they may be many gigabytes.
+    """
+    meta = _read(folder / META)
     try:
-        sizes = json.loads((folder / META).read_text(encoding="utf-8"))["sizes"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (FileNotFoundError, ValueError, KeyError):
+        return (
+            meta is not None
+            and all((folder / name).stat().st_size == meta["sizes"][name] for name in (*ARRAYS, NAMES))
+            and _digest(folder) == meta["digest"]
+        )
+    except (OSError, KeyError):
         return False
+
+
+def _digest(folder: Path) -> str:
+    """Of what is kept for each document."""
+    digest = hashlib.sha256()
+    for name in OF_DOCUMENTS:
+        with (folder / name).open("rb") as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+    return digest.hexdigest()
 
 
 def _open(folder: Path) -> Prepared:

@@ -94,7 +94,7 @@ class Renderer:
     def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int]:
         """The characters that message ``i`` adds to the prompt before it."""
         messages = conversation.messages
-        prompt = self._text(conversation, messages[:i], prompting=True)
+        prompt = self._text(conversation, messages[:i], prompting=True) if i else self._opening(conversation)
         said = self._text(conversation, messages[: i + 1])
         eos = said.rfind(self.tokenizer.eos_token, len(prompt))
         stop = len(said) if eos < 0 else eos + len(self.tokenizer.eos_token)
@@ -105,6 +105,14 @@ class Renderer:
                 "told from the rest; use --loss-on all, or a template with those tags"
             )
         return len(prompt), stop
+
+    def _opening(self, conversation: Conversation) -> str:
+        """What stands before the answer that a conversation begins with: templates refuse to render no message at all,
+        so what invites an answer is found behind the first one, and looked for before it."""
+        first = self._text(conversation, conversation.messages[:1])
+        invitation = self._text(conversation, conversation.messages[:1], prompting=True).removeprefix(first)
+        before, found, _ = first.partition(invitation) if invitation else ("", "", "")
+        return before + found
 
     def _tagged(self, conversation: Conversation) -> list[tuple[int, int]]:
         """The characters within the template's tags, of the messages that are not part of a prompt."""

@@ -1,8 +1,10 @@
 """The text of a run, tokenised: from its sources, or from what was kept of an earlier run on the same text."""
 
+import contextlib
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -122,7 +124,7 @@ def _contents(name: str, config: DataConfig) -> tuple[str, int]:
             while data := stream.read(files.PIECE):
                 of_file.update(data)
                 size += len(data)
-        digest.update(f"{file}\0{of_file.hexdigest()}\0".encode())
+        digest.update(os.fsencode(file) + f"\0{of_file.hexdigest()}\0".encode())
     return digest.hexdigest(), size
 
 
@@ -152,12 +154,16 @@ def _last_key(folder: Path, request: dict[str, Any]) -> Path:
 
 def _has_changed(folder: Path, request: dict[str, Any], key: str) -> bool:
     """Whether the same request had other contents before."""
+    return _remembered(folder, request) not in (None, key)
+
+
+def _remembered(folder: Path, request: dict[str, Any]) -> str | None:
     last = _last_key(folder, request)
-    return last.is_file() and last.read_text(encoding="utf-8") != key
+    return last.read_text(encoding="utf-8", errors="replace") if last.is_file() else None
 
 
 def _remember(folder: Path, request: dict[str, Any], key: str) -> None:
-    last = _last_key(folder, request)
-    if not last.is_file() or last.read_text(encoding="utf-8") != key:
-        with replacing(last) as temporary:
-            temporary.write_text(key, encoding="utf-8")
+    if _remembered(folder, request) == key:
+        return
+    with contextlib.suppress(PermissionError), replacing(_last_key(folder, request)) as temporary:
+        temporary.write_text(key, encoding="utf-8")  # in a folder that others fill it is theirs to do

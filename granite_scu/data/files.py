@@ -25,10 +25,8 @@ def kind(path: Path) -> str:
     >>> kind(Path("a/Chats.JSONL.gz"))
     '.jsonl'
     """
-    name = path.name.lower()
-    for packed in PACKED:
-        name = name.removesuffix(packed)
-    return Path(name).suffix
+    name = Path(path.name.lower())
+    return (name.with_suffix("") if name.suffix in PACKED else name).suffix
 
 
 def find(given: str) -> list[Path]:
@@ -47,7 +45,7 @@ def find(given: str) -> list[Path]:
         raise UserError(f"--data-dir {root}: neither a file nor a folder; give one that holds text")
     if glob.has_magic(given):
         matched = [Path(name) for name in sorted(glob.glob(str(root), recursive=True))]
-        return sorted({file for path in matched for file in (_in_depth(path) if path.is_dir() else [path])})
+        return sorted({file for path in matched for file in (_in_depth(path) if path.is_dir() else _as_file(path))})
     return []
 
 
@@ -63,7 +61,13 @@ def _in_depth(root: Path) -> list[Path]:
             continue
         seen.add(place)
         found += [Path(folder) / name for name in names]
-    return sorted(found)
+    return sorted(file for path in found for file in _as_file(path))
+
+
+def _as_file(path: Path) -> list[Path]:
+    """The path, unless it is a pipe or the like, which would be waited for without end. A link that leads nowhere is
+    kept: who reads it says so."""
+    return [path] if path.is_file() or not path.exists() else []
 
 
 def _raise(error: OSError) -> NoReturn:
@@ -81,6 +85,8 @@ def opened(path: Path, as_it_is: bool = False) -> Iterator[IO[bytes]]:
         with path.open("rb") if as_it_is else _unpacked(path) as stream:
             yield stream
     except FileNotFoundError as error:
+        if path.is_symlink():
+            raise UserError(f"--data-dir {path}: a link to {path.readlink()}, which is not there; mend it") from error
         raise UserError(f"--data-dir {path}: has vanished since the corpus was listed; start again") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise _damaged(path, error) from error
@@ -133,6 +139,11 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
                 byte = offset - len(error.object) + error.start
                 number = line + bytes(error.object[: error.start]).count(b"\n") + 1
                 raise _undecodable(path, byte, number, encoding) from error
+            except UnicodeError as error:  # of the text as a whole, such as a missing byte order mark
+                raise UserError(
+                    f"--data-dir {path}: not valid {encoding} ({error}); name the encoding that it has with --encoding "
+                    "(utf-16-le and utf-16-be are without a mark)"
+                ) from error
             line += text.count("\n")
             if text:
                 yield text

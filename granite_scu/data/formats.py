@@ -19,6 +19,8 @@ Record: TypeAlias = dict[str, Any]
 TEXTS = (".txt", ".md")
 """Files that are one document each."""
 
+PARQUET = ".parquet"
+
 DELIMITERS = (",", ";", "\t", "|")
 """Of csv files, tried in this order on the header."""
 
@@ -67,12 +69,13 @@ def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tu
     """
     csv.field_size_limit(sys.maxsize)  # the module's own limit is 128 KiB: less than many a text
     lines = files.lines(path, encoding)
-    first = next(lines, "")
-    named = [mark for mark in DELIMITERS if set(_fields(first, mark)) & set(columns)]
-    delimiter = named[0] if named else DELIMITERS[0]
-    header, number = _fields(first, delimiter), 2
-    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    number, first = next(((n, line) for n, line in enumerate(lines, start=1) if line.strip()), (1, ""))
+    if not first:
+        return
     try:
+        header, delimiter = _header(first, f"{path}:{number}", columns, tabbed=files.kind(path) == ".tsv")
+        above, number = number, number + 1
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
         for row in rows:
             if row and len(row) != len(header):
                 raise UserError(
@@ -81,15 +84,25 @@ def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tu
                 )
             if row:
                 yield f"{path}:{number}", dict(zip(header, row, strict=True))
-            number = rows.line_num + 2
+            number = above + rows.line_num + 1
     except csv.Error as error:
         raise UserError(
             f"--data-dir {path}:{number}: not valid csv ({error}); close quotes, and double those inside a field"
         ) from error
 
 
-def _fields(header: str, delimiter: str) -> list[str]:
-    return [field.strip() for row in csv.reader([header], delimiter=delimiter) for field in row]
+def _header(line: str, place: str, columns: tuple[str, ...], tabbed: bool) -> tuple[list[str], str]:
+    """The names of the fields and the separator: of those that find a known name, the first."""
+    if "\r" in line.rstrip("\r\n"):
+        raise UserError(f"--data-dir {place}: lines end in a carriage return alone; convert the file, as with mac2unix")
+    marks = sorted(DELIMITERS, key=lambda mark: mark != "\t") if tabbed else DELIMITERS
+    fields = {mark: [name.strip() for row in csv.reader([line], delimiter=mark) for name in row] for mark in marks}
+    delimiter = next((mark for mark in marks if set(fields[mark]) & set(columns)), marks[0])
+    header = fields[delimiter]
+    for name in columns:
+        if header.count(name) > 1:
+            raise UserError(f"--data-dir {place}: several columns are called {name!r}; give each a name of its own")
+    return header, delimiter
 
 
 def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
@@ -112,10 +125,13 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
         try:
             table = parquet.ParquetFile(stream)
             names = table.schema_arrow.names
-            wanted = [name for name in names if name in columns] or names
+            wanted = [name for name in names if name in columns]
+            if not wanted and table.metadata.num_rows:  # what is missing is said by who misses it
+                yield f"{path}: row 1", dict.fromkeys(names, "")
+                return
             number = 0
             for batch in table.iter_batches(ROWS, columns=wanted):
-                for row in batch.to_pylist():
+                for row in _rows(batch, f"{path}: rows {number + 1} to {number + batch.num_rows}"):
                     number += 1
                     yield f"{path}: row {number}", row
         except pyarrow.ArrowException as error:
@@ -123,11 +139,20 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             raise UserError(f"--data-dir {path}: not a whole parquet file ({reason}); export it again") from error
 
 
+def _rows(batch: Any, place: str) -> list[Record]:
+    """The rows of a batch. Raises UserError for texts and times that are none: pyarrow looks at them only here."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        reason = "bytes that are not UTF-8 in a column of texts" if isinstance(error, UnicodeDecodeError) else error
+        raise UserError(f"--data-dir {place}: cannot be read ({reason}); export the file again") from error
+
+
 RECORDS: dict[str, Callable[[Path, str, tuple[str, ...]], Iterator[tuple[str, Record]]]] = {
     ".jsonl": read_jsonl,
     ".csv": read_csv,
     ".tsv": read_csv,
-    ".parquet": read_parquet,
+    PARQUET: read_parquet,
 }
 """How files of records are read, by suffix."""
 

@@ -62,7 +62,7 @@ def documents(source: str, split: str, text_column: str, streamed: bool = False)
         yield from _articles(name, (row["text"] for row in rows))
         return
     for number, row in enumerate(rows, start=1):
-        yield samples.as_document(f"{name}: row {number}", row, text_column)
+        yield samples.as_document(f"{name}: row {number}", samples.without_nulls(row), text_column)
 
 
 def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
@@ -99,10 +99,13 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
     import datasets  # takes a second, and only the hub needs it
 
     repository, _, configuration = source.removeprefix(PREFIX).partition(":")
+    if not repository:
+        raise UserError(f"--data-dir {source}: names no data set; give {PREFIX}owner/name")
     try:
         return datasets.load_dataset(repository, configuration or None, streaming=streamed)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
-        reason = " ".join(str(error).split())[:300]
+        at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
+        reason = " ".join(str(at_bottom or error).split())[:300]
         what = "no --data-dir, and wikitext-2" if source == DEFAULT else f"--data-dir {source}: it"
         embedded = " or ".join(f"--data-dir {name}" for name in EMBEDDED)
         raise UserError(

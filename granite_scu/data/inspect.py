@@ -87,7 +87,7 @@ def _show(facts: dict[str, Any], console: Console) -> None:
     table = Table(title="text", title_justify="left", show_header=False)
     for name, value in facts.items():
         shown = ", ".join(f"{key} {entry}" for key, entry in value.items()) if isinstance(value, dict) else str(value)
-        table.add_row(name.replace("_", " "), shown)
+        table.add_row(name.replace("_", " "), Text(shown))  # a path is no markup
     console.print(table)
     console.print("samples of the training blocks: [bold green]learned[/], [dim]not learned[/], | between documents")
 

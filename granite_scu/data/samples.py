@@ -8,6 +8,8 @@ from granite_scu.data.formats import Record
 from granite_scu.errors import UserError
 
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
+SAID = ("role", "content", "name", "tool_calls", "tool_call_id")
+"""What is said in a message, of all that a record of it may hold."""
 
 
 def columns(text_column: str) -> tuple[str, ...]:
@@ -30,12 +32,12 @@ def as_document(place: str, record: Record, column: str) -> Document:
         UserError: none of these fields, or not what they must hold.
     """
     record = {name: "" if value is None else value for name, value in record.items()}
-    if column in record and column not in (MESSAGES, PROMPT, COMPLETION):
+    if column in record and column != MESSAGES:
         return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
-    tools = record.get(TOOLS) or None
+    tools = _parsed(record.get(TOOLS), TOOLS, place) or None
     if MESSAGES in record:
         messages = _messages(record[MESSAGES], MESSAGES, place)
-        return Conversation(place, _canonical(messages, 0, tools), messages, 0, tools)
+        return Conversation(place, _canonical(messages, 0, tools, place), messages, 0, tools)
     if PROMPT in record and COMPLETION in record:
         return _prompted(place, record[PROMPT], record[COMPLETION], tools)
     fields = ", ".join(record) or "none"
@@ -58,23 +60,27 @@ def _prompted(place: str, prompt: Any, completion: Any, tools: list[Any] | None)
     messages, n_prompt = before + after, len(before)
     if plain is not None and not any(text.strip() for text in plain):
         return Document(place, "")
-    return Conversation(place, _canonical(messages, n_prompt, tools), messages, n_prompt, tools, plain)
+    text = _canonical(messages, n_prompt, tools, place)
+    return Conversation(place, text, messages, n_prompt, tools, plain)
+
+
+def _parsed(value: Any, field: str, place: str) -> Any:
+    """A field that csv or parquet may hold as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value or "[]")
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--data-dir {place}: {field} is a text that is not JSON; give a list of {field}") from error
 
 
 def _messages(value: Any, field: str, place: str) -> tuple[dict[str, Any], ...]:
     """The messages of a field, checked."""
-    if isinstance(value, str):  # a column of csv or parquet may hold them as JSON
-        try:
-            value = json.loads(value or "[]")
-        except ValueError as error:
-            raise UserError(
-                f"--data-dir {place}: {field} is a text that is not JSON; give a list of messages"
-            ) from error
+    value = _parsed(value, field, place)
     if not isinstance(value, list):
         raise UserError(f"--data-dir {place}: {field} is a {type(value).__name__}, not a list of messages")
     for number, message in enumerate(value, start=1):
         _check(message, f"{field}, message {number}", place)
-    # Parquet gives every message every field of the column's type, null where it has none.
     return tuple({name: field for name, field in message.items() if field is not None} for message in value)
 
 
@@ -91,11 +97,17 @@ def _check(message: Any, what: str, place: str) -> None:
         raise UserError(f"--data-dir {place}: {what} has {kind}; give a text")
 
 
-def _canonical(messages: tuple[dict[str, Any], ...], n_prompt: int, tools: list[Any] | None) -> str:
-    """A conversation as JSON, by which it is known again; nothing, where nobody says anything."""
+def _canonical(messages: tuple[dict[str, Any], ...], n_prompt: int, tools: list[Any] | None, place: str) -> str:
+    """A conversation as JSON, by which it is known again; nothing, where nobody says anything.
+
+    Of a message only what was said is taken: with another number or time of day it is still the same.
+    """
     if not any(message.get("content") or message.get("tool_calls") for message in messages):
         return ""
-    return json.dumps([messages, n_prompt, tools], ensure_ascii=False, sort_keys=True)
+    said = [{name: message[name] for name in SAID if name in message} for message in messages]
+    # Parquet and the hub have times and numbers of their own, which JSON has not.
+    text = json.dumps([said, n_prompt, tools], ensure_ascii=False, sort_keys=True, default=str)
+    return _text(text, "the conversation", place, "")
 
 
 def _text(value: object, what: str, place: str, remedy: str) -> str:
@@ -106,6 +118,18 @@ def _text(value: object, what: str, place: str, remedy: str) -> str:
         value.isascii() or value.encode()
     except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair, which is no character
         raise UserError(
-            f"--data-dir {place}: {what} holds a lone surrogate at character {error.start}; mend or remove the line"
+            f"--data-dir {place}: {what} holds a lone surrogate at character {error.start}; mend or remove it"
         ) from error
     return value
+
+
+def without_nulls(record: Record) -> Record:
+    """A row of a table without what no one wrote: in a column of messages each has every field of the column's type,
+    null where it has none. A field of the record itself stays, for null is an empty text."""
+    return {name: _without_nulls(value) for name, value in record.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(field) for name, field in value.items() if field is not None}
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value

@@ -90,7 +90,8 @@ def read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Iterat
             yield TextFile(file, encoding)
             continue
         for place, record in formats.RECORDS[kind](file, encoding, samples.columns(text_column)):
-            yield samples.as_document(place, record, text_column)
+            row = samples.without_nulls(record) if kind == formats.PARQUET else record
+            yield samples.as_document(place, row, text_column)
 
 
 def drop_empty(documents: list[Document]) -> tuple[list[Document], int]:
