@@ -1,6 +1,7 @@
 """From exceptions to exit codes and one line on stderr."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
         SIGTERM.
     """
     hush_renamings()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of few characters must not end a run
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _termination_raised(go_on), _failed_writes_told_once(debug):
             return run()

@@ -45,7 +45,7 @@ NOTHING: dict[str, Any] = {
 """What is noted of a preparation, before it has begun."""
 KINDS = {name: type(value) for name, value in NOTHING.items()}
 
-NAMES, META, PROGRESS = "names.txt", "meta.json", "progress.json"
+NAMES, META, PROGRESS = "names", "meta.json", "progress.json"
 SAVED_EVERY = 32
 """Parts of half a megabyte of text between two notes of how far a preparation has come."""
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -129,12 +130,74 @@ def test_an_interrupted_preparation_is_taken_up(tokenizer, config, monkeypatch, 
     assert again < whole - 150 * parts
 
 
+def interrupt(config, tokenizer, monkeypatch) -> Path:
+    """The folder that a preparation leaves that ends after twenty parts."""
+    made = corpus.encoded
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "encoded", lambda *given, **more: ended(islice(made(*given, **more), 20)))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config, tokenizer)
+    (partial,) = Path(config.cache_dir).glob("*.partial")
+    return partial
+
+
+def ended(parts):
+    yield from parts
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["tokens", "ends"])
+@pytest.mark.parametrize("damage", [lambda file: os.truncate(file, file.stat().st_size // 2), Path.unlink])
+def test_what_is_taken_up_holds_what_it_should(tokenizer, config, monkeypatch, caplog, name, damage):
+    damage(interrupt(config, tokenizer, monkeypatch) / name)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    assert "is damaged; it starts again" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"pieces": -1}', "\udcff"])
+@pytest.mark.parametrize("name", [cache.PROGRESS, cache.META, "last"])
+def test_notes_that_hold_something_else_count_as_none(tokenizer, config, monkeypatch, name, text):
+    if name == cache.PROGRESS:
+        (note,) = [interrupt(config, tokenizer, monkeypatch) / name]
+    else:
+        prepare(config, tokenizer)
+        (note,) = Path(config.cache_dir).glob(f"*/{name}" if name == cache.META else f"*.{name}")
+    note.write_text(text, errors="surrogateescape")
+    assert same(prepare(config, tokenizer), tokenizer, config)
+
+
 @pytest.mark.parametrize("name", ["tokens", "ends", "meta.json"])
-def test_what_was_cut_short_is_made_again(tokenizer, config, name):
+def test_what_was_cut_short_is_made_again(tokenizer, config, caplog, name):
     prepare(config, tokenizer)
     (file,) = Path(config.cache_dir).glob(f"*/{name}")
     os.truncate(file, file.stat().st_size // 2)
     assert same(prepare(config, tokenizer), tokenizer, config)
+    assert "are damaged, and are made again" in caplog.text
+
+
+@pytest.mark.parametrize("name", cache.OF_DOCUMENTS)
+def test_what_is_said_of_documents_is_not_believed_once_it_has_changed(tokenizer, config, name):
+    before = prepare(config, tokenizer)
+    expected = getattr(before, name, before.stream.ends).copy()
+    (file,) = Path(config.cache_dir).glob(f"*/{name}")
+    data = bytearray(file.read_bytes())
+    data[3] ^= 0x55
+    file.write_bytes(data)
+    after = prepare(config, tokenizer)
+    assert np.array_equal(getattr(after, name, after.stream.ends), expected)
+
+
+def test_tokens_that_someone_else_keeps_need_only_be_read(tokenizer, config):
+    """Run as root, which may write anywhere, this says only that nothing is written."""
+    prepare(config, tokenizer)
+    folder = Path(config.cache_dir)
+    for lock in folder.glob("*.lock"):
+        lock.unlink()
+    before = sorted(folder.rglob("*"))
+    folder.chmod(0o500)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    folder.chmod(0o700)
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tokenizer, config, monkeypatch):

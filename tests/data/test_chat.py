@@ -1,6 +1,7 @@
 """What is learned of a conversation, token by token, through templates with and without generation tags."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -161,6 +162,12 @@ def test_messages_without_a_template_are_explained(tokenizer, tmp_path):
         ),
         ({"prompt": "x"}, "no field 'text', there are: prompt; name one with --text-column, or give messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages, message 1 holds a lone surrogate"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
+            "the conversation holds a lone surrogate",
+        ),
+        ({"messages": TURN, "tools": "[{"}, "tools is a text that is not JSON; give a list of tools"),
+        ({"messages": "[" * 10**5}, "messages is a text that is not JSON; give a list of messages"),
     ],
 )
 def test_messages_that_are_none_are_named_by_line(tmp_path, record, message):
@@ -169,6 +176,38 @@ def test_messages_that_are_none_are_named_by_line(tmp_path, record, message):
     with pytest.raises(UserError) as caught:
         load(str(path), "text")
     assert f"chats.jsonl:2: {message}" in str(caught.value)
+
+
+def test_a_column_that_is_asked_for_is_taken_whatever_its_name(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"prompt": "hi", "completion": "yo"}) + "\n")
+    (document,) = load(str(path), "completion")
+    assert document.text == "yo" and not isinstance(document, Conversation)
+
+
+def test_a_message_is_known_by_what_is_said_in_it(tmp_path):
+    """Copies with numbers and times of their own fall into the same split."""
+    stamped = [{**message, "id": number, "sent": "today"} for number, message in enumerate(TURN)]
+    one, other, third = conversations(tmp_path, {"messages": TURN}, {"messages": stamped}, {"messages": TURN[:1]})
+    assert one.digest == other.digest != third.digest
+    assert other.messages[1]["id"] == 1  # which a template may use all the same
+
+
+def test_what_a_table_adds_to_messages_is_left_out_again(tmp_path):
+    """A column has one type: a time that JSON has not, and each field that any message of it has."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    def call(**arguments):
+        made = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [made], "sent": datetime(2024, 1, 1)}
+
+    rows = [[TURN[0], call(city="Rome")], [TURN[0], call(hour=5)]]
+    pa.parquet.write_table(pa.table({"messages": rows, "n": [1, 2]}), tmp_path / "a.parquet")
+    found = load(str(tmp_path / "a.parquet"), "text")
+    arguments = [document.messages[1]["tool_calls"][0]["function"]["arguments"] for document in found]
+    assert arguments == [{"city": "Rome"}, {"hour": 5}]
+    assert found[0].messages[1]["sent"] == datetime(2024, 1, 1) and "sent" not in found[0].messages[0]
 
 
 def test_conversations_in_csv_and_parquet_are_those_of_jsonl(chatting, tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,9 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from granite_scu.config import DataConfig
 from granite_scu.data import files, formats
+from granite_scu.data.corpus import prepare
 from granite_scu.data.sources import load, read
 from granite_scu.errors import UserError
 
@@ -173,6 +176,14 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
         ("a.csv", b'id,text\n1,a\n2,"b\nc', "a.csv:3: not valid csv (unexpected end of data); close quotes"),
         ("a.csv", b"id,body\n1,a\n", "a.csv:2: no field 'text', there are: id, body; name one with --text-column"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2: not valid JSON ("),
+        ("a.csv", b"\n\nid,text\n1,a\n2,b,c\n", "a.csv:5: 3 fields under a header of 2"),
+        ("a.csv", b"text,text\na,b\n", "a.csv:1: several columns are called 'text'; give each a name of its own"),
+        ("a.csv", b"id,text\r1,a\r", "a.csv:1: lines end in a carriage return alone; convert the file"),
+        (
+            "a.tsv",
+            b"text\nb,c\td\n",
+            r"a.tsv:2: 2 fields under a header of 1; quote fields that hold the separator '\t'",
+        ),
         ("a.parquet", b"PAR1 and then nothing", "a.parquet: not a whole parquet file ("),
         ("a.txt.gz", b"plain text", "a.txt.gz: damaged or not compressed as its name says (Not a gzipped file"),
         ("a.txt.gz", TORN, "a.txt.gz: damaged or not compressed as its name says ("),
@@ -185,6 +196,45 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
 def test_a_broken_file_is_named_with_its_line(tmp_path, name, contents, message):
     (tmp_path / name).write_bytes(contents)
     assert message in refused(tmp_path)
+
+
+def test_commas_may_stand_in_the_only_column_of_a_tsv_file(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\none, two\n")
+    assert texts_of(tmp_path) == ["one, two"]
+
+
+def test_a_parquet_file_whose_texts_are_none_is_named_with_its_rows(tmp_path):
+    """pyarrow takes bytes for text without a look at them."""
+    texts = pa.array([b"a", b"caf\xe9"]).view(pa.string())
+    pa.parquet.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    assert "a.parquet: rows 1 to 2: cannot be read (bytes that are not UTF-8 in a column" in refused(tmp_path)
+
+
+def test_a_missing_byte_order_mark_is_explained(tmp_path):
+    (tmp_path / "a.txt").write_text("plain")
+    assert "a.txt: not valid utf-16 (UTF-16 stream does not start with BOM); name the" in refused(
+        tmp_path, encoding="utf-16"
+    )
+
+
+def test_a_link_that_leads_nowhere_is_named_and_a_pipe_is_passed_over(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "a.txt").write_text("a")
+    assert texts_of(tmp_path) == ["a"] == texts_of(tmp_path / "*.txt")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
+    assert "b.txt: a link to " in refused(tmp_path)
+
+
+def test_the_bytes_of_a_files_name_need_be_no_text(tmp_path, tokenizer):
+    name = os.fsdecode(b"caf\xe9.jsonl")
+    write_jsonl(tmp_path / name, ["a", "b"])
+    found = prepare(DataConfig(str(tmp_path), cache_dir=str(tmp_path / "cache")), tokenizer)  # in the same folder
+    assert found.n_documents == 2 and found.name(1).endswith("caf\\udce9.jsonl:2")
+
+
+def test_what_is_packed_twice_is_not_read_as_text(tmp_path):
+    (tmp_path / "a.txt.zst.gz").write_bytes(gzip.compress(zstd.compress(b"a")))
+    assert "holds only other files (1 .gz)" in refused(tmp_path)
 
 
 def test_a_parquet_file_without_the_column_names_those_it_has(tmp_path):

@@ -108,3 +108,14 @@ def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
     assert load(None, "text") == [
         document for read in (found.train, found.validation, found.test) for document in read()
     ]
+
+
+def test_a_prefix_alone_names_nothing():
+    with pytest.raises(UserError, match="--data-dir hf:: names no data set; give hf:owner/name"):
+        load("hf:", "text")
+
+
+def test_a_broken_file_of_a_data_set_is_said_to_be_so(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(UserError, match="JSON parse error"):
+        load(f"hf:{tmp_path}", "text")

@@ -1,5 +1,8 @@
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -35,3 +38,13 @@ def test_counts_as_json(chats, capsys):
 def test_what_cannot_be_read_is_one_line(tmp_path, capsys):
     assert commands.main(["data", "inspect", "--data-dir", str(tmp_path / "none")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
+
+
+def test_neither_a_path_with_brackets_nor_a_terminal_of_few_characters_is_in_the_way(chats):
+    path = chats.rename(chats.with_name("[o]k[bold].jsonl"))
+    ran = subprocess.run(
+        [sys.executable, "-m", "granite_scu", "data", "inspect", "--data-dir", str(path), "--block-size", "64"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert str(path) in ran.stdout and r"\xaba" in ran.stdout
