@@ -84,6 +84,7 @@ class PI:
     - Conditional integration: at a bound, I keeps still while Ki e_k points outward, and so cannot wind up. It keeps
       still too while S rises from 0, which is the plant's doing, and lambda should learn nothing from it: where the
       first tick finds S below S*, and while S is more than e_max below S* and on its way up, e_max or more within tau.
+      (Of the measure ``factors``, which begins above 0, the first costs it a tick.)
     - Deadband: a small error leaves I alone; the proportional term still acts.
     - Hold: without a valid measurement nothing moves, neither filter nor integral nor output.
 
