@@ -83,7 +83,7 @@ def same(one, other):
 @pytest.mark.parametrize(
     ("flags", "kills"),
     [
-        pytest.param(UNEVEN, 4, id="uneven"),
+        pytest.param(UNEVEN, 2, id="uneven"),
         pytest.param(UNEVEN, 10, id="uneven-often", marks=pytest.mark.slow),
         pytest.param(FLAGS, 10, id="plain", marks=pytest.mark.slow),
     ],
