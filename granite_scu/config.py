@@ -16,7 +16,7 @@ from granite_scu.errors import UserError
 TINY_MODEL = "tiny-granite-h"
 """The name of the embedded model."""
 
-NO_ENCODINGS = ("utf-7", "unicode-escape", "raw-unicode-escape", "unicode_escape", "raw_unicode_escape", "undefined")
+NO_ENCODINGS = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode", "idna", "undefined")
 """Codecs of Python that no file of text is written in, and that may yield what is no text."""
 
 MOST_PASSES = 1000

@@ -43,9 +43,9 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
         SIGTERM.
     """
     hush_renamings()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of few characters must not end a run
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few characters must not end a run
         with _termination_raised(go_on), _failed_writes_told_once(debug):
             return run()
     except BrokenPipeError:  # the reader of our output went away, as `| head` does

@@ -108,8 +108,9 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
         UserError: the folder cannot be written, or what ``make`` raises.
     """
     found = folder / key
-    if _is_whole(found):  # moved there as a whole, perhaps by someone else: it may be that we can only read
-        return _open(found)
+    with _readable(folder):
+        if _is_whole(found):  # moved there as a whole, perhaps by someone else: it may be that we can only read
+            return _open(found)
     with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f"{key}.lock"):
@@ -125,6 +126,17 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
 def interrupted(folder: Path, key: str) -> bool:
     """Whether a preparation of this name was begun and not ended."""
     return (folder / f"{key}.partial" / PROGRESS).is_file()
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"--cache-dir {folder}: {error.filename or 'what is kept there'} cannot be read "
+            f"({error.strerror or error}); have its permissions changed or name another folder"
+        ) from error
 
 
 @contextmanager
@@ -185,7 +197,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     """What ``_save`` wrote; None where there is nothing, or something else."""
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     same = isinstance(noted, dict) and {name: type(value) for name, value in noted.items()} == KINDS
     sizes = [*noted["sizes"].values(), noted["pieces"]] if same else []
@@ -232,14 +244,14 @@ def _is_whole(folder: Path) -> bool:
             and all((folder / name).stat().st_size == meta["sizes"][name] for name in (*ARRAYS, NAMES))
             and _digest(folder) == meta["digest"]
         )
-    except (OSError, KeyError):
+    except (FileNotFoundError, KeyError):
         return False
 
 
 def _digest(folder: Path) -> str:
-    """Of what is kept for each document."""
+    """Of what is kept for each document, some hundred bytes of it."""
     digest = hashlib.sha256()
-    for name in OF_DOCUMENTS:
+    for name in (*OF_DOCUMENTS, NAMES):
         with (folder / name).open("rb") as file:
             while data := file.read(1 << 20):
                 digest.update(data)

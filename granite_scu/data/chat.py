@@ -14,6 +14,9 @@ from granite_scu.errors import UserError
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""
 
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError)
+"""What a template may raise."""
+
 
 class Rendered(NamedTuple):
     """A conversation as text.
@@ -85,7 +88,7 @@ class Renderer:
             return self.tokenizer.apply_chat_template(
                 list(messages), tools=conversation.tools, tokenize=False, add_generation_prompt=prompting
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+        except _REFUSALS as error:
             raise UserError(
                 f"--data-dir {conversation.name}: the tokenizer's chat template refuses these messages "
                 f"({' '.join(str(error).split())}); mend or remove them"
@@ -107,12 +110,29 @@ class Renderer:
         return len(prompt), stop
 
     def _opening(self, conversation: Conversation) -> str:
-        """What stands before the answer that a conversation begins with: templates refuse to render no message at all,
-        so what invites an answer is found behind the first one, and looked for before it."""
+        """What stands before the answer that a conversation begins with.
+
+        A template that refuses to render no message at all is asked what invites an answer behind a question, and that
+        is looked for in the first message; where it is not there, ``_turn`` finds the beginnings to differ.
+        """
+        try:  # past the tokenizer, which takes no empty conversation whatever the template
+            (nothing,), _ = render_jinja_template(
+                [[]],
+                tools=conversation.tools,
+                chat_template=self._template,
+                add_generation_prompt=True,
+                **self.tokenizer.special_tokens_map,
+            )
+            return nothing
+        except _REFUSALS:
+            question = [{"role": "user", "content": "?"}]
+        asked = self._text(conversation, question)
+        invitation = self._text(conversation, question, prompting=True).removeprefix(asked)
+        if not invitation:
+            return ""
         first = self._text(conversation, conversation.messages[:1])
-        invitation = self._text(conversation, conversation.messages[:1], prompting=True).removeprefix(first)
-        before, found, _ = first.partition(invitation) if invitation else ("", "", "")
-        return before + found
+        before, found, _ = first.partition(invitation)
+        return before + found if found else first + invitation
 
     def _tagged(self, conversation: Conversation) -> list[tuple[int, int]]:
         """The characters within the template's tags, of the messages that are not part of a prompt."""

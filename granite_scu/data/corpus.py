@@ -132,7 +132,9 @@ def _read_through(documents: Iterable[Document | TextFile]) -> tuple[str, int]:
     """As ``_contents``, of what is in no files of the user's."""
     digest, size = hashlib.sha256(), 0
     for document in documents:
-        digest.update(f"{document.name}\0{document.text}\0".encode())
+        # All of a message may reach the template, and its text is only what was said.
+        facts = (document.name, document.text, getattr(document, "messages", ()))
+        digest.update("\0".join(map(str, facts)).encode(errors="backslashreplace") + b"\0")
         size += len(document.text)
     return digest.hexdigest(), size
 
@@ -158,12 +160,14 @@ def _has_changed(folder: Path, request: dict[str, Any], key: str) -> bool:
 
 
 def _remembered(folder: Path, request: dict[str, Any]) -> str | None:
-    last = _last_key(folder, request)
-    return last.read_text(encoding="utf-8", errors="replace") if last.is_file() else None
+    try:
+        return _last_key(folder, request).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
 
 
 def _remember(folder: Path, request: dict[str, Any], key: str) -> None:
     if _remembered(folder, request) == key:
         return
-    with contextlib.suppress(PermissionError), replacing(_last_key(folder, request)) as temporary:
+    with contextlib.suppress(OSError), replacing(_last_key(folder, request)) as temporary:
         temporary.write_text(key, encoding="utf-8")  # in a folder that others fill it is theirs to do

@@ -25,7 +25,8 @@ class Fitted:
     Attributes:
         bounds: (documents, 2) where in the stream each begins, and ends after its last token.
         n_long: documents longer than a block, whatever became of them.
-        n_unsupervised: documents left out because no token of them is to be learned, or none that was not cut off.
+        n_unsupervised: documents left out because no token of them is to be learned, or none that was not cut off;
+            those of the second kind are long ones too, and their tokens among the dropped.
         n_tokens_dropped: tokens left out with long documents, or cut off them.
     """
 

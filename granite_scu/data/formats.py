@@ -99,7 +99,7 @@ def _header(line: str, place: str, columns: tuple[str, ...], tabbed: bool) -> tu
     fields = {mark: [name.strip() for row in csv.reader([line], delimiter=mark) for name in row] for mark in marks}
     delimiter = next((mark for mark in marks if set(fields[mark]) & set(columns)), marks[0])
     header = fields[delimiter]
-    for name in columns:
+    for name in columns[:1] if columns[0] in header else columns:
         if header.count(name) > 1:
             raise UserError(f"--data-dir {place}: several columns are called {name!r}; give each a name of its own")
     return header, delimiter
@@ -111,7 +111,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
     Args:
         path: of the file.
         encoding: not needed here.
-        columns: those that are read, where the file has any of them.
+        columns: those that are read; the last is of use beside others only.
 
     Raises:
         UserError: not a parquet file.
@@ -126,7 +126,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             table = parquet.ParquetFile(stream)
             names = table.schema_arrow.names
             wanted = [name for name in names if name in columns]
-            if not wanted and table.metadata.num_rows:  # what is missing is said by who misses it
+            if set(wanted) <= {columns[-1]} and table.metadata.num_rows:  # what is missing is said by who misses it
                 yield f"{path}: row 1", dict.fromkeys(names, "")
                 return
             number = 0

@@ -8,7 +8,7 @@ from granite_scu.data.formats import Record
 from granite_scu.errors import UserError
 
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
-SAID = ("role", "content", "name", "tool_calls", "tool_call_id")
+SAID = ("role", "content", "reasoning_content", "thinking", "name", "tool_calls", "tool_call_id")
 """What is said in a message, of all that a record of it may hold."""
 
 
@@ -34,12 +34,12 @@ def as_document(place: str, record: Record, column: str) -> Document:
     record = {name: "" if value is None else value for name, value in record.items()}
     if column in record and column != MESSAGES:
         return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
-    tools = _parsed(record.get(TOOLS), TOOLS, place) or None
     if MESSAGES in record:
+        tools = _tools(record, place)
         messages = _messages(record[MESSAGES], MESSAGES, place)
         return Conversation(place, _canonical(messages, 0, tools, place), messages, 0, tools)
     if PROMPT in record and COMPLETION in record:
-        return _prompted(place, record[PROMPT], record[COMPLETION], tools)
+        return _prompted(place, record[PROMPT], record[COMPLETION], _tools(record, place))
     fields = ", ".join(record) or "none"
     raise UserError(
         f"--data-dir {place}: no field {column!r}, there are: {fields}; name one with --text-column, or give "
@@ -62,6 +62,10 @@ def _prompted(place: str, prompt: Any, completion: Any, tools: list[Any] | None)
         return Document(place, "")
     text = _canonical(messages, n_prompt, tools, place)
     return Conversation(place, text, messages, n_prompt, tools, plain)
+
+
+def _tools(record: Record, place: str) -> list[Any] | None:
+    return _parsed(record.get(TOOLS), TOOLS, place) or None
 
 
 def _parsed(value: Any, field: str, place: str) -> Any:

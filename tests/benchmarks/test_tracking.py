@@ -166,9 +166,11 @@ def test_an_interrupt_leaves_neither_a_process_nor_a_half_run(tmp_path):
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("tmp*/tmp*/*")) and time.monotonic() < deadline:  # a run has begun
         time.sleep(0.5)
+    assert list(tmp_path.glob("tmp*/tmp*/*"))
     os.killpg(ran.pid, signal.SIGINT)
     _, said = ran.communicate(timeout=60)
     assert ran.returncode == 130 and b"Traceback" not in said
+    deadline = time.monotonic() + 30
     while (is_there := _is_there(ran.pid)) and time.monotonic() < deadline:  # multiprocessing's tracker ends after us
         time.sleep(0.1)
     assert not is_there

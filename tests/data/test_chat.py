@@ -178,6 +178,42 @@ def test_messages_that_are_none_are_named_by_line(tmp_path, record, message):
     assert f"chats.jsonl:2: {message}" in str(caught.value)
 
 
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content + eos_token }}{% endfor %}"
+REFUSES = "{% if not messages %}{{ raise_exception('nothing to say') }}{% endif %}"
+INVITES = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "learned_text"),
+    [
+        (REFUSES + TURNS + INVITES, "yo<|end_of_text|>"),
+        (TURNS + INVITES, "yo<|end_of_text|>"),
+        ("SYSTEM" + TURNS, "<|assistant|>yo<|end_of_text|>"),  # which never invites: the role is learned everywhere
+        (
+            REFUSES + TURNS + INVITES.replace("{% if ", "{% if messages[-1].role != 'assistant' and "),
+            "yo<|end_of_text|>",
+        ),
+    ],
+    ids=["refuses", "takes nothing", "never invites", "invites after a question"],
+)
+def test_of_a_chat_that_begins_with_the_answer_that_is_learned(chatting, tmp_path, template, learned_text):
+    chatting.chat_template = template
+    assert said(chatting, conversations(tmp_path, {"messages": TURN[1:]})) == learned_text
+
+
+def test_an_opening_that_is_invited_otherwise_is_explained(chatting, tmp_path):
+    chatting.chat_template = REFUSES + TURNS + INVITES.replace("|>{%", "|><think>{%")
+    assert "renders the beginning of a chat" in refused(chatting, conversations(tmp_path, {"messages": TURN[1:]}))
+
+
+def test_tools_beside_a_prompt_are_read_and_others_are_not(tmp_path):
+    with pytest.raises(UserError, match="tools is a text that is not JSON"):
+        conversations(tmp_path, {"prompt": "a", "completion": "b", "tools": "hammer"})
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a", "tools": "hammer"}\n')
+    assert load(str(path), "text")[0].text == "a"
+
+
 def test_a_column_that_is_asked_for_is_taken_whatever_its_name(tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"prompt": "hi", "completion": "yo"}) + "\n")

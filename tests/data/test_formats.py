@@ -61,6 +61,10 @@ def texts_of(path: Path, **settings) -> list[str]:
     return [document.text for document in load(str(path), "text", **settings)]
 
 
+def texts_of_column(path: Path, column: str) -> list[str]:
+    return [document.text for document in load(str(path), column)]
+
+
 def refused(path: Path, column: str = "text", **settings) -> str:
     with pytest.raises(UserError) as caught:
         load(str(path), column, **settings)
@@ -196,6 +200,17 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
 def test_a_broken_file_is_named_with_its_line(tmp_path, name, contents, message):
     (tmp_path / name).write_bytes(contents)
     assert message in refused(tmp_path)
+
+
+def test_a_name_may_be_repeated_where_it_is_not_needed(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,prompt,text\na,b,c\n")
+    assert texts_of(tmp_path) == ["c"]
+
+
+def test_tools_alone_are_no_conversation(tmp_path):
+    pa.parquet.write_table(pa.table({"tools": ["hammer"], "body": ["a"]}), tmp_path / "a.parquet")
+    assert "a.parquet: row 1: no field 'text', there are: tools, body; name one" in refused(tmp_path)
+    assert texts_of_column(tmp_path, "body") == ["a"]
 
 
 def test_commas_may_stand_in_the_only_column_of_a_tsv_file(tmp_path):
