@@ -21,7 +21,7 @@ from granite_scu.data.chat import Renderer
 from granite_scu.data.corpora import EMBEDDED
 from granite_scu.data.documents import Document, TextFile
 from granite_scu.data.encoding import LONG, Part, encoded
-from granite_scu.data.sources import no_text, published, read, readable_files
+from granite_scu.data.sources import no_text, published, read, read_files, readable_files
 from granite_scu.errors import UserError
 from granite_scu.run_folder import replacing
 
@@ -78,12 +78,16 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
 def _sources(config: DataConfig) -> tuple[str, int, list[Source]]:
     """A digest of all that is to be read, its size in bytes, and what reads it: the sources, or published splits."""
     splits = published(config.path, config.text_column)
-    if splits is not None:
-        readers: list[Source] = [splits.train, splits.validation, splits.test]
-        found = [_read_through(reader()) for reader in readers]
-    else:
-        readers = [partial(read, name, config.text_column, config.encoding) for name in config.sources]
-        found = [_contents(name, config) for name in config.sources]
+    readers: list[Source] = [] if splits is None else [splits.train, splits.validation, splits.test]
+    found = [_read_through(reader()) for reader in readers]
+    for name in config.sources if splits is None else ():
+        if name in EMBEDDED or hub.is_on_hub(name):
+            readers.append(partial(read, name, config.text_column))
+            found.append(_read_through(readers[-1]()))
+        else:
+            listed = readable_files(name)  # once, as it says what it passes over
+            readers.append(partial(read_files, listed, config.text_column, config.encoding))
+            found.append(_contents(listed))
     digest = hashlib.sha256(" ".join(digest for digest, _ in found).encode())
     return digest.hexdigest(), sum(size for _, size in found), readers
 
@@ -113,12 +117,10 @@ def _stamps(config: DataConfig) -> list[tuple[str, int, int]]:
         return []
 
 
-def _contents(name: str, config: DataConfig) -> tuple[str, int]:
-    """A digest of all that a source holds, and its size in bytes."""
-    if name in EMBEDDED or hub.is_on_hub(name):
-        return _read_through(read(name, config.text_column))
+def _contents(listed: list[Path]) -> tuple[str, int]:
+    """A digest of all that files hold, and its size in bytes."""
     digest, size = hashlib.sha256(), 0
-    for file in readable_files(name):
+    for file in listed:
         of_file = hashlib.sha256()
         with files.opened(file, as_it_is=True) as stream:
             while data := stream.read(files.PIECE):

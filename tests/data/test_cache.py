@@ -99,6 +99,12 @@ def test_another_tokenizer_or_template_is_other_tokens(tokenizer, chatting, conf
     assert len({prepare(config, t).names for t in (tokenizer, chatting)}) == 2
 
 
+def test_files_that_are_passed_over_are_said_to_be_so_once(tokenizer, config, caplog):
+    Path(config.path, "image.png").write_bytes(b"")
+    prepare(config, tokenizer)
+    assert caplog.text.count("skipped 1 files") == 1
+
+
 def test_a_text_that_has_changed_is_tokenised_again_and_that_is_said(tokenizer, config, caplog):
     prepare(config, tokenizer)
     assert "has changed" not in caplog.text
