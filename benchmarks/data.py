@@ -37,7 +37,7 @@ from granite_scu.flags import Parser
 
 MEGABYTE = 1_000_000
 SIZES = (10, 100, 1000)
-"""Megabytes of text that memory is measured at; the other two at the first."""
+"""Megabytes of text that memory is measured at; tokenisation at all but the last, a batch at the first."""
 
 BLOCK, BATCH = 128, 8
 """Of the loader's batch: those of --test-run."""
@@ -187,7 +187,7 @@ def loader(path: Path, repeats: int) -> dict[str, Any]:
 
 def measure(quick: bool, chats: bool, repeats: int, console: Console) -> dict[str, Any]:
     """All three, each size's text written and deleted again. Of chats no tokenisation, which has no other side."""
-    found: dict[str, Any] = {"memory": []}
+    found: dict[str, Any] = {"tokenisation": [], "memory": []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.jsonl"
         for size in SIZES[:1] if quick else SIZES:
@@ -195,18 +195,19 @@ def measure(quick: bool, chats: bool, repeats: int, console: Console) -> dict[st
             write(path, size, chats)
             if size == SIZES[0]:
                 found["loader"] = loader(path, repeats)
-                if not chats:
-                    found["tokenisation"] = tokenisation(path, size, repeats)
+            if size != SIZES[-1] and not chats:
+                found["tokenisation"].append(tokenisation(path, size, repeats))
             found["memory"].append(memory(path, size))
     return found
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    tokens, load = found.get("tokenisation"), found["loader"]
+    load = found["loader"]
     table = Table("what", "measured", title="data", title_justify="left")
-    for what in ("encode", "prepare") if tokens else ():
-        ratio, duration = tokens[f"{what}_ratio"], tokens[f"{what}_s"]
-        table.add_row(f"{what} / tokenizers alone", f"{ratio:.3f} ({duration:.2f} s for 10 MB)")
+    for at in found["tokenisation"]:
+        for what in ("encode", "prepare"):
+            ratio, duration = at[f"{what}_ratio"], at[f"{what}_s"]
+            table.add_row(f"{what} / tokenizers alone, {at['megabytes']} MB", f"{ratio:.3f} ({duration:.2f} s)")
     for at in found["memory"]:
         table.add_row(f"memory at {at['megabytes']} MB", f"{at['prepare_mb']:.0f} MB, {at['kept_mb']:.0f} MB when kept")
     table.add_row("a batch / a step", f"{load['share']:.2%} ({1e3 * load['batch_s']:.2f} ms)")
