@@ -284,18 +284,22 @@ def _about_start(summary: dict) -> dict[str, str]:
 def _about_setpoint(summary: dict) -> dict[str, str]:
     if summary["s_target"] is None:
         return {}
-    return {"S*": f"{summary['s_target']:.3%}", "S* can be reached": _reachability(summary["reachability"])}
+    return {"S*": f"{summary['s_target']:.3%}", "S* can be reached": _reachability(summary)}
 
 
 def _about_held_ticks(count: int) -> dict[str, str]:
     return {"held ticks": f"{count}, without a usable measurement of S"} if count else {}
 
 
-def _reachability(found: dict | None) -> str:
+def _reachability(summary: dict) -> str:
+    found = summary["reachability"]
     if found is None:
-        return "nothing steers S"
-    if found["advice"] is None:
-        return "nothing speaks against it"
+        return "not judged: lambda is not asked to hold S at one setpoint throughout"
+    if found["verdict"] == "reached":
+        return f"yes: at step {found['reached_at_step']} S was within {found['band']:.0%} of it"
+    if found["verdict"] == "not shown":
+        ended = "could not be measured" if summary["s_ema"] is None else f"ended at {summary['s_ema']:.3%}"
+        return f"not shown: S never was within {found['band']:.0%} of it, and {ended}; nothing shows that it cannot"
     return f"no, {found['verdict']} since step {found['since_step']}: {found['advice']}"
 
 

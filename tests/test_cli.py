@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console
 
 from granite_scu import cli, flags, guard
+from granite_scu.control.reachability import Reachability, Sight
 from granite_scu.errors import RunFailed, UserError
 
 ROOT = Path(__file__).parents[1]
@@ -224,20 +225,47 @@ def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
         assert capsys.readouterr().err.count("Traceback") == lines
 
 
-@pytest.mark.parametrize("held", [0, 3])
-def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
+def summary_of(**more) -> dict:
     bits = ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt")
-    summary = {
+    return {
         **dict.fromkeys((*bits, "s_ema", "s_target", "lambda", "train_time_s", "tokens_per_s"), 0.5),
         **dict.fromkeys(("best_val_step", "steps", "tokens"), 100),
         "better": {"adapter": "final", "by_bpt": 0.0},
-        "control": {"held_ticks": held},
+        "control": {"held_ticks": 0},
         "stopped": {"reason": "max_steps", "step": 100},
         "reachability": None,
+        **more,
     }
-    console = Console(file=io.StringIO(), width=120)
-    cli.print_summary(summary, tmp_path, console)
-    assert ("3, without a usable measurement of S" in console.file.getvalue()) == (held == 3)
+
+
+def printed(summary: dict, folder: Path) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    cli.print_summary(summary, folder, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("held", [0, 3])
+def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
+    words = "3, without a usable measurement of S"
+    assert (words in printed(summary_of(control={"held_ticks": held}), tmp_path)) == (held == 3)
+
+
+@pytest.mark.parametrize(
+    ("sights", "s_ema", "words"),
+    [
+        ([(10, 0.2), (20, 0.49), (30, 0.6)], 0.6, "yes: at step 20 S was within 10% of it"),
+        ([(10, 0.1), (20, 0.2)], 0.2, "not shown: S never was within 10% of it, and ended at 20.000%"),
+        ([], None, "not shown: S never was within 10% of it, and could not be measured"),
+        (None, 0.2, "not judged"),
+    ],
+)
+def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, words, tmp_path):
+    law = Reachability(0.5)
+    state = law.init()
+    for step, s in sights or []:
+        state = law.update(state, Sight(step, s, 1.0, s / (1 - s), False, False, 0.3, 1e-3 * step, 1.0))
+    found = None if sights is None else law.summary(state, 1e-4, 1e6)
+    assert words in printed(summary_of(s_ema=s_ema, s_target=0.5, reachability=found), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ class ReachabilityState:
         episodes: how often a verdict was reached.
         s_free: S where lambda last rested on its lower bound; None where it never did.
         expected: S at the end of the run, as far as it can be foreseen.
+        reached: step of the first tick at which S was in the band; None before one.
     """
 
     recent: tuple[Sight, ...] = ()
@@ -69,6 +70,7 @@ class ReachabilityState:
     episodes: int = 0
     s_free: float | None = None
     expected: float | None = None
+    reached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,9 @@ class Reachability:
             return state
         recent = (*state.recent, sight)[-self.patience :]
         state = replace(state, recent=recent, expected=self._expected(recent))
+        arrived = abs(sight.s / self.setpoint - 1) <= self.band
+        if arrived and state.reached is None:
+            state = replace(state, reached=sight.step)
         if len(recent) == self.patience and all(s.at_low for s in recent):
             state = replace(state, s_free=sight.s)
         side = self._judge(recent)
@@ -132,7 +137,6 @@ class Reachability:
         if state.side is None or side == state.side:
             return replace(state, doubts=0)
         doubts = state.doubts + 1
-        arrived = abs(sight.s / self.setpoint - 1) <= self.band
         if arrived or doubts >= self.patience:
             return replace(state, side=None, since=None, doubts=0)
         return replace(state, doubts=doubts)
@@ -200,10 +204,15 @@ class Reachability:
         )
 
     def summary(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> dict[str, Any]:
-        """The verdict for ``scu_metrics.json``."""
+        """The verdict for ``scu_metrics.json``: "reached", or "stuck below the setpoint" (or above), or "not shown" where
+        S never was in the band and nothing shows that it could not be.
+        """
+        open_verdict = "not shown" if state.reached is None else "reached"
         return {
-            "verdict": "reachable" if state.side is None else f"stuck {state.side} the setpoint",
+            "verdict": open_verdict if state.side is None else f"stuck {state.side} the setpoint",
             "since_step": state.since,
+            "reached_at_step": state.reached,
+            "band": self.band,
             "episodes": state.episodes,
             "s_free": state.s_free,
             "s_expected": state.expected if state.side else None,

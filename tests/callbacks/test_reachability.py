@@ -51,7 +51,7 @@ def test_a_setpoint_that_is_crossed_makes_no_sound(make_module, make_batches, fi
     monitor, callbacks = watched(1e-5, steps=30)
     fit(make_module(optimizer={"learning_rate": 1e-3}, n_tokens=10**6), make_batches(30), callbacks=callbacks)
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert monitor.summary()["verdict"] == "reachable"
+    assert monitor.summary()["verdict"] == "reached"
 
 
 def make(record=RECORD, **settings) -> tuple[ReachabilityMonitor, list]:

@@ -177,7 +177,16 @@ def test_the_advice_names_what_to_change():
         assert words in advice
     assert law.advice(law.init(), 0.5, 1e6) is None
     assert law.summary(state, 0.5, 1e6)["verdict"] == "stuck below the setpoint"
-    assert law.summary(law.init(), 0.5, 1e6)["verdict"] == "reachable"
+
+
+def test_a_setpoint_counts_as_reached_only_where_s_came_to_it():
+    law = Reachability(0.5)
+    assert law.summary(law.init(), 0.5, 1e6)["verdict"] == "not shown"
+    *_, short, arrived, left = watch(law, [sight(step, s) for step, s in ((4, 0.2), (5, 0.44), (6, 0.46), (7, 0.6))])
+    assert law.summary(short, 0.5, 1e6)["verdict"] == "not shown"
+    for state in (arrived, left):
+        found = law.summary(state, 0.5, 1e6)
+        assert (found["verdict"], found["reached_at_step"]) == ("reached", 60)
 
 
 def test_its_state_survives_json():
