@@ -204,8 +204,8 @@ class Reachability:
         )
 
     def summary(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> dict[str, Any]:
-        """The verdict for ``scu_metrics.json``: "reached", or "stuck below the setpoint" (or above), or "not shown" where
-        S never was in the band and nothing shows that it could not be.
+        """The verdict for ``scu_metrics.json``: "reached", or "stuck below the setpoint" (or above), or "not shown"
+        where S never was in the band and nothing shows that it could not be.
         """
         open_verdict = "not shown" if state.reached is None else "reached"
         return {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from granite_scu.data.encoding import Part, Stream
@@ -25,7 +25,7 @@ from granite_scu.run_folder import replacing
 
 _log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """Of the layout, and of where long texts are cut (an interrupted preparation counts the pieces): part of the key."""
 
 OF_TOKENS: dict[str, Any] = {"tokens": np.int32, "widths": np.uint16, "targets": np.bool_}
@@ -113,7 +113,7 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
             return _open(found)
     with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{key}.lock"):
+        with _turn(folder / f"{key}.lock"):
             if not _is_whole(found):
                 if found.exists():
                     _log.warning("the kept tokens in %s are damaged, and are made again", found)
@@ -126,6 +126,21 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
 def interrupted(folder: Path, key: str) -> bool:
     """Whether a preparation of this name was begun and not ended."""
     return (folder / f"{key}.partial" / PROGRESS).is_file()
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """The lock, once no other run has it."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.info("waiting for another run, which is tokenising the same text")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Conversations as the model reads them: through the tokenizer's chat template, with what it is to say marked."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jinja2
@@ -13,6 +13,9 @@ from granite_scu.errors import UserError
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""
+
+_MARK = "cb1c9f0e"
+"""A text that no template has."""
 
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError)
 """What a template may raise."""
@@ -41,6 +44,8 @@ class Renderer:
 
     tokenizer: PreTrainedTokenizerBase
     loss_on: str = "completion"
+    _shown: set[tuple[str, bool]] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Roles, and whether in the first message, that the template was seen to have a place for."""
 
     def render(self, conversation: Conversation) -> Rendered:
         """The conversation as text.
@@ -55,10 +60,11 @@ class Renderer:
         if self.tokenizer.chat_template is None:
             return self._plain(conversation)
         whole = self._text(conversation, conversation.messages)
+        self._check_roles(conversation)
         if self.loss_on == "all":
             return Rendered(self._ended(whole), None)
         if self._has_tags:
-            spans = self._tagged(conversation)
+            spans = self._tagged(conversation, whole)
         else:
             spans = [self._turn(conversation, whole, i) for i in conversation.said]
         text = self._ended(whole)
@@ -81,7 +87,8 @@ class Renderer:
             )
         prompt, completion = conversation.plain
         text = prompt + completion
-        return Rendered(text, None if self.loss_on == "all" else ((len(prompt), len(text)),))
+        spans = ((len(prompt), len(text)),) if completion.strip() else ()
+        return Rendered(text, None if self.loss_on == "all" else spans)
 
     def _text(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
         try:
@@ -93,6 +100,27 @@ class Renderer:
                 f"--data-dir {conversation.name}: the tokenizer's chat template refuses these messages "
                 f"({' '.join(str(error).split())}); mend or remove them"
             ) from error
+
+    def _check_roles(self, conversation: Conversation) -> None:
+        """Refuse a role that the template passes over: what is said in it would be lost without a word.
+
+        Tried with a mark in place of a message's content, since templates may rewrite contents.
+        """
+        for i, message in enumerate(conversation.messages):
+            place = (message["role"], i == 0)
+            if place in self._shown or not message.get("content"):
+                continue
+            marked = [*conversation.messages[:i], {**message, "content": _MARK}, *conversation.messages[i + 1 :]]
+            try:
+                rendered = self._text(conversation, marked)
+            except UserError:  # it wants more of this content than a word, so it does not pass over it
+                rendered = _MARK
+            if _MARK not in rendered:
+                raise UserError(
+                    f"--data-dir {conversation.name}: the tokenizer's chat template shows nothing of message {i + 1}, "
+                    f"whose role is {message['role']}; give it another role, or take it out"
+                )
+            self._shown.add(place)
 
     def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int]:
         """The characters that message ``i`` adds to the prompt before it."""
@@ -134,7 +162,7 @@ class Renderer:
         before, found, _ = first.partition(invitation)
         return before + found if found else first + invitation
 
-    def _tagged(self, conversation: Conversation) -> list[tuple[int, int]]:
+    def _tagged(self, conversation: Conversation, whole: str) -> list[tuple[int, int]]:
         """The characters within the template's tags, of the messages that are not part of a prompt."""
         after = 0
         if conversation.n_prompt:
@@ -146,7 +174,9 @@ class Renderer:
             return_assistant_tokens_mask=True,
             **self.tokenizer.special_tokens_map,
         )
-        return [(start, stop) for start, stop in spans if start >= after]
+        eos = self.tokenizer.eos_token
+        # An answer that says nothing is not learned, as in ``Conversation.said``.
+        return [(start, stop) for start, stop in spans if start >= after and whole[start:stop].replace(eos, "").strip()]
 
     def _to_end(self, text: str, stop: int) -> int:
         """``stop``, or the end of the end of text that follows it: a model learns to stop by that."""

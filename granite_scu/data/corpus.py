@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config import DataConfig
-from granite_scu.data import cache, files, formats, hub
+from granite_scu.data import cache, files, formats, hub, samples
 from granite_scu.data.cache import Prepared
 from granite_scu.data.chat import Renderer
 from granite_scu.data.corpora import EMBEDDED
@@ -42,10 +42,14 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     Raises:
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
     """
+    names = [_full_name(name) for name in config.sources]
+    if len(set(names)) < len(names):
+        again = next(name for number, name in enumerate(names) if name in names[:number])
+        raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
     before = _stamps(config)
     contents, size, sources = _sources(config)
     request = {
-        "sources": [_full_name(name) for name in config.sources],
+        "sources": names,
         "settings": [config.text_column, config.encoding, config.loss_on, config.split_seed],
         "tokenizer": _identity(tokenizer),
     }
@@ -56,17 +60,18 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     def make(done: int) -> Iterator[Part]:
         if done:
             _log.info("going on with the tokenisation of %s, which was interrupted", config.named)
-        elif _has_changed(folder, request, key):
-            _log.warning("%s has changed since it was last tokenised, and is tokenised again", config.named)
+        elif changed := _changed(folder, request, config, contents):
+            _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         parts = encoded([source() for source in sources], renderer, config.split_seed, skip=done)
         yield from _with_bar(parts, size if show_progress else 0)
         if _stamps(config) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
     found = cache.prepared(folder, key, make)
-    _remember(folder, request, key)
+    _remember(folder, request, contents)
     if not found.n_documents:
         raise no_text(config.sources)
+    _check_column(config, found)
     if found.n_empty:
         total = found.n_empty + found.n_documents
         _log.warning(
@@ -75,8 +80,18 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     return found
 
 
-def _sources(config: DataConfig) -> tuple[str, int, list[Source]]:
-    """A digest of all that is to be read, its size in bytes, and what reads it: the sources, or published splits."""
+def _check_column(config: DataConfig, found: Prepared) -> None:
+    """Refuse a ``--text-column`` that no record has: all of them came as conversations."""
+    column = config.text_column
+    if column not in (DataConfig.text_column, samples.MESSAGES) and found.n_conversations == found.n_documents:
+        raise UserError(
+            f"--text-column {column}: no record of {config.named} has it, all are conversations; leave it out, or mend "
+            "its name"
+        )
+
+
+def _sources(config: DataConfig) -> tuple[list[str], int, list[Source]]:
+    """Digests of what is to be read, its size in bytes, and what reads it: the sources, or published splits."""
     splits = published(config.path, config.text_column)
     readers: list[Source] = [] if splits is None else [splits.train, splits.validation, splits.test]
     found = [_read_through(reader()) for reader in readers]
@@ -88,8 +103,7 @@ def _sources(config: DataConfig) -> tuple[str, int, list[Source]]:
             listed = readable_files(name)  # once, as it says what it passes over
             readers.append(partial(read_files, listed, config.text_column, config.encoding))
             found.append(_contents(listed))
-    digest = hashlib.sha256(" ".join(digest for digest, _ in found).encode())
-    return digest.hexdigest(), sum(size for _, size in found), readers
+    return [digest for digest, _ in found], sum(size for _, size in found), readers
 
 
 def _full_name(source: str) -> str:
@@ -126,7 +140,7 @@ def _contents(listed: list[Path]) -> tuple[str, int]:
             while data := stream.read(files.PIECE):
                 of_file.update(data)
                 size += len(data)
-        digest.update(os.fsencode(file) + f"\0{of_file.hexdigest()}\0".encode())
+        digest.update(os.fsencode(file.absolute()) + f"\0{of_file.hexdigest()}\0".encode())
     return digest.hexdigest(), size
 
 
@@ -152,24 +166,29 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _last_key(folder: Path, request: dict[str, Any]) -> Path:
+def _last_contents(folder: Path, request: dict[str, Any]) -> Path:
     return folder / f"{cache.key_of(request)}.last"
 
 
-def _has_changed(folder: Path, request: dict[str, Any], key: str) -> bool:
-    """Whether the same request had other contents before."""
-    return _remembered(folder, request) not in (None, key)
+def _changed(folder: Path, request: dict[str, Any], config: DataConfig, contents: list[str]) -> list[str]:
+    """The sources that had other contents when the same was last asked for."""
+    before = _remembered(folder, request)
+    if before is None or before == contents:
+        return []
+    if not len(before) == len(contents) == len(config.sources):  # splits of one source
+        return [config.named]
+    return [name for name, old, new in zip(config.sources, before, contents, strict=True) if old != new]
 
 
-def _remembered(folder: Path, request: dict[str, Any]) -> str | None:
+def _remembered(folder: Path, request: dict[str, Any]) -> list[str] | None:
     try:
-        return _last_key(folder, request).read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return json.loads(_last_contents(folder, request).read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
         return None
 
 
-def _remember(folder: Path, request: dict[str, Any], key: str) -> None:
-    if _remembered(folder, request) == key:
+def _remember(folder: Path, request: dict[str, Any], contents: list[str]) -> None:
+    if _remembered(folder, request) == contents:
         return
-    with contextlib.suppress(OSError), replacing(_last_key(folder, request)) as temporary:
-        temporary.write_text(key, encoding="utf-8")  # in a folder that others fill it is theirs to do
+    with contextlib.suppress(OSError), replacing(_last_contents(folder, request)) as temporary:
+        temporary.write_text(json.dumps(contents), encoding="utf-8")  # in a folder that others fill it is theirs to do

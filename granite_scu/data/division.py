@@ -51,12 +51,22 @@ def divided(corpus: Prepared, config: DataConfig) -> tuple[str, Split[NDArray[np
 
 
 def without_copies(corpus: Prepared, parts: Split[NDArray[np.int64]]) -> Split[NDArray[np.int64]]:
-    """The splits that a data set comes in, without the training documents that it holds out as well."""
-    held_out = corpus.digests[np.concatenate([parts.validation, parts.test])]
-    copied = np.isin(corpus.digests[parts.train], held_out)
+    """The splits that a data set comes in, without the validation documents that test has as well, and without the
+    training documents that either has."""
+    validation = _not_in(corpus, "validation", parts.validation, parts.test, "test has")
+    held_out = np.concatenate([parts.validation, parts.test])
+    train = _not_in(corpus, "train", parts.train, held_out, "validation or test have")
+    return replace(parts, train=train, validation=validation)
+
+
+def _not_in(
+    corpus: Prepared, name: str, documents: NDArray[np.int64], others: NDArray[np.int64], who: str
+) -> NDArray[np.int64]:
+    """The documents of a split whose text none of the others has."""
+    copied = np.isin(corpus.digests[documents], corpus.digests[others])
     if copied.any():
-        _log.warning("train: left out %d documents that validation or test have too", np.count_nonzero(copied))
-    return replace(parts, train=parts.train[~copied])
+        _log.warning("%s: left out %d documents that %s too", name, np.count_nonzero(copied), who)
+    return documents[~copied]
 
 
 def recorded(corpus: Prepared, by: str, parts: Split[NDArray[np.int64]] | None) -> Iterator[str]:

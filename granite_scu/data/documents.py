@@ -53,8 +53,16 @@ class Conversation(Document):
 
     @property
     def said(self) -> list[int]:
-        """The messages that are to be learned."""
-        return [i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT]
+        """The messages that are to be learned: the assistant's, but those that say nothing, which would teach to."""
+        own = (i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT)
+        return [i for i in own if not is_silent(self.messages[i])]
+
+
+def is_silent(message: dict[str, Any]) -> bool:
+    """Whether nothing stands in a message but white space, and nothing is called."""
+    content = message.get("content") or ""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return not any(str(part.get("text", "")).strip() for part in parts) and not message.get("tool_calls")
 
 
 @dataclass(frozen=True)

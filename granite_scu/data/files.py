@@ -5,8 +5,10 @@ import glob
 import gzip
 import os
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -44,6 +46,9 @@ def find(given: str) -> list[Path]:
     if root.exists():
         raise UserError(f"--data-dir {root}: neither a file nor a folder; give one that holds text")
     if glob.has_magic(given):
+        if "**" in given:  # glob passes over folders that it may not read
+            fixed = Path(*takewhile(lambda part: not glob.has_magic(part), root.parts))
+            deque(os.walk(fixed, onerror=_raise), maxlen=0)
         matched = [Path(name) for name in sorted(glob.glob(str(root), recursive=True))]
         return sorted({file for path in matched for file in (_in_depth(path) if path.is_dir() else _as_file(path))})
     return []
@@ -138,7 +143,8 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
             except UnicodeDecodeError as error:  # its object ends where the data does, and may begin before them
                 byte = offset - len(error.object) + error.start
                 number = line + bytes(error.object[: error.start]).count(b"\n") + 1
-                raise _undecodable(path, byte, number, encoding) from error
+                is_utf16 = byte == 0 and bytes(error.object[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+                raise _undecodable(path, byte, number, encoding, is_utf16) from error
             except UnicodeError as error:  # of the text as a whole, such as a missing byte order mark
                 raise UserError(
                     f"--data-dir {path}: not valid {encoding} ({error}); name the encoding that it has with --encoding "
@@ -151,8 +157,10 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
                 return
 
 
-def _undecodable(path: Path, byte: int, line: int, encoding: str) -> UserError:
+def _undecodable(path: Path, byte: int, line: int, encoding: str, is_utf16: bool) -> UserError:
     name = "UTF-8" if _is_utf8(encoding) else encoding
+    if is_utf16:
+        return UserError(f"--data-dir {path}: not {name}, but begins with the mark of UTF-16; give --encoding utf-16")
     return UserError(
         f"--data-dir {path}: byte {byte} (line {line}) is not valid {name}; name the encoding that it has with "
         "--encoding (such as latin-1 or cp1252), or convert it, for example with iconv -f latin1 -t utf-8"

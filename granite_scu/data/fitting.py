@@ -24,9 +24,9 @@ class Fitted:
 
     Attributes:
         bounds: (documents, 2) where in the stream each begins, and ends after its last token.
-        n_long: documents longer than a block, whatever became of them.
-        n_unsupervised: documents left out because no token of them is to be learned, or none that was not cut off;
-            those of the second kind are long ones too, and their tokens among the dropped.
+        n_long: documents longer than a block, whatever became of them; one that comes several times counts once.
+        n_unsupervised: documents, counted in the same way, left out because no token of them is to be learned, or
+            none that was not cut off; those of the second kind are long ones too, and their tokens among the dropped.
         n_tokens_dropped: tokens left out with long documents, or cut off them.
     """
 
@@ -54,30 +54,35 @@ def fit(
     """
     bounds = stream.bounds_of(documents)
     learned = _learned(stream, bounds)
-    n_unsupervised = int((~learned).sum())
+    n_unsupervised = _different(documents[~learned])
     bounds, documents = bounds[learned], documents[learned]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
     is_long = excess > 0
     dropped = 0
-    if on_long == "error" and is_long.any():
+    n_long = _different(documents[is_long])
+    if on_long == "error" and n_long:
         first = int(np.flatnonzero(is_long)[0])
         length = int(excess[first]) + block_size + 1
         raise UserError(
             f"--on-long error: {name_of(int(documents[first]))} has {length} tokens, and --block-size {block_size} has "
-            f"room for {block_size + 1} ({int(is_long.sum())} documents are too long); raise --block-size, or choose "
+            f"room for {block_size + 1} ({n_long} documents are too long); raise --block-size, or choose "
             "split, truncate or drop"
         )
     if on_long == "truncate":
         dropped = int(excess[is_long].sum())
         bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
         learned = _learned(stream, bounds)  # of a long prompt nothing else may be left
-        n_unsupervised += int((~learned).sum())
+        n_unsupervised += _different(documents[~learned])
         dropped += int((bounds[~learned, 1] - bounds[~learned, 0]).sum())
         bounds = bounds[learned]
     elif on_long == "drop":
         dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
         bounds = bounds[~is_long]
-    return Fitted(bounds, int(is_long.sum()), n_unsupervised, dropped)
+    return Fitted(bounds, n_long, n_unsupervised, dropped)
+
+
+def _different(documents: NDArray[np.int64]) -> int:
+    return len(np.unique(documents))
 
 
 def _learned(stream: Stream, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -95,16 +100,20 @@ def repeated(
 ) -> NDArray[np.int64]:
     """The documents of an epoch when each source is read ``weights`` times: in whole passes, then a part of one.
 
-    A fraction takes the texts that come first in the seeded order, so that it is the same ones whatever else is read.
+    A fraction takes the texts of the source that come first in the seeded order, one at least. They are counted off
+    among those that are to be read, for the first of all have gone to validation and test.
 
     Args:
-        documents: numbers of all, rising.
+        documents: numbers of all that are to be read, rising.
         sources: (all documents,) number of what each came from.
         places: (all documents,) in the seeded order, 64 bits.
         weights: of the sources.
     """
     times = np.array(weights, float)[sources[documents]]
-    rank = places[documents].astype(float) / 2.0**64
+    rank = np.zeros(len(documents))
+    for source in range(len(weights)):
+        (own,) = np.nonzero(sources[documents] == source)
+        rank[own[np.argsort(places[documents[own]], kind="stable")]] = np.arange(len(own)) / max(1, len(own))
     passes = int(np.ceil(times.max(initial=0)))
     return np.concatenate([documents[:0], *(documents[rank < times - done] for done in range(passes))])
 

@@ -119,14 +119,14 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
     import pyarrow  # takes a while, and only these files need it
     from pyarrow import parquet
 
-    if path.suffix.lower() == ".zst":
-        raise UserError(f"--data-dir {path}: parquet compresses its own columns; decompress it with unzstd")
     with files.opened(path) as stream:
         try:
             table = parquet.ParquetFile(stream)
             names = table.schema_arrow.names
             wanted = [name for name in names if name in columns]
-            if set(wanted) <= {columns[-1]} and table.metadata.num_rows:  # what is missing is said by who misses it
+            text, messages, prompt, completion, _ = columns
+            complete = {text, messages} & set(names) or {prompt, completion} <= set(names)
+            if not complete and table.metadata.num_rows:  # what is missing is said by who misses it
                 yield f"{path}: row 1", dict.fromkeys(names, "")
                 return
             number = 0

@@ -1,5 +1,6 @@
 """Data sets of the Hugging Face hub, through the datasets library: ``hf:owner/name`` or ``hf:owner/name:config``."""
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
@@ -11,6 +12,8 @@ from granite_scu.data.corpora import EMBEDDED
 from granite_scu.data.documents import Document
 from granite_scu.data.splits import Split
 from granite_scu.errors import UserError
+
+_log = logging.getLogger(__name__)
 
 PREFIX = "hf:"
 DEFAULT = f"{PREFIX}Salesforce/wikitext:wikitext-2-raw-v1"
@@ -39,8 +42,7 @@ def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Docu
         UserError: no such data set or configuration, no way to the hub, or records without what is needed.
     """
     found = _load(source, streamed)
-    name = "train" if "train" in found else next(iter(found))
-    yield from documents(source, name, text_column, streamed)
+    yield from documents(source, _only(found), text_column, streamed)
 
 
 def published(source: str, text_column: str, streamed: bool = False) -> Split[partial] | None:
@@ -58,11 +60,14 @@ def documents(source: str, split: str, text_column: str, streamed: bool = False)
     """The documents of a split, one a row; of wikitext, whose rows are lines, one an article. Raises as ``read``."""
     name = f"{source.removeprefix(PREFIX)}/{split}"
     rows = _rows(source, split) if streamed else _load(source, streamed)[split]
-    if _repository(source).endswith("/wikitext"):
-        yield from _articles(name, (row["text"] for row in rows))
-        return
-    for number, row in enumerate(rows, start=1):
-        yield samples.as_document(f"{name}: row {number}", samples.without_nulls(row), text_column)
+    found = (
+        samples.as_document(f"{name}: row {number}", samples.without_nulls(row), text_column)
+        for number, row in enumerate(rows, start=1)
+    )
+    if _repository(source).endswith("/wikitext") and text_column == "text":
+        yield from _articles(name, (document.text for document in found))
+    else:
+        yield from found
 
 
 def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
@@ -102,7 +107,7 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
     if not repository:
         raise UserError(f"--data-dir {source}: names no data set; give {PREFIX}owner/name")
     try:
-        return datasets.load_dataset(repository, configuration or None, streaming=streamed)
+        found = datasets.load_dataset(repository, configuration or None, streaming=streamed)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
         at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
         reason = " ".join(str(at_bottom or error).split())[:300]
@@ -112,6 +117,18 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
             f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "
             f"({PREFIX}owner/name:config), or take an embedded corpus: {embedded}"
         ) from error
+    unread = sorted(set(found) - {_only(found)})
+    if unread and not set(SPLITS) <= set(found):
+        _log.warning(
+            "%s: has no three splits train, validation and test; %s alone is read and divided, and not %s",
+            *(source, _only(found), ", ".join(unread)),
+        )
+    return found
+
+
+def _only(found: dict[str, Any]) -> str:
+    """The split that is read of a data set that does not come in all three."""
+    return "train" if "train" in found else next(iter(found))
 
 
 def _articles(name: str, lines: Iterable[str]) -> Iterator[Document]:

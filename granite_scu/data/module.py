@@ -68,7 +68,7 @@ class TextDataModule(LightningDataModule):
         self.alike = False
         self._blocks: Split[Blocks] | None = None
         self._split_by = ""
-        self._n_empty = 0
+        self._n_empty = self._n_conversations = self._n_copies = 0
         self._fitted: dict[str, Fitted] = {}
         self._recorded: Callable[[], Iterator[str]] = partial(as_record, "document", Split([], [], []))
 
@@ -86,8 +86,9 @@ class TextDataModule(LightningDataModule):
         whole = config.packing == "best-fit" or (config.packing == "auto" and corpus.n_conversations > 0)
         layout = best_fit if whole else in_a_row
         laid_out = partial(self._blocks_of, corpus.stream, corpus.name, layout, padding_of(tokenizer))
-        self._n_empty, self._fitted = corpus.n_empty, {}
+        self._n_empty, self._n_conversations, self._fitted = corpus.n_empty, corpus.n_conversations, {}
         self._split_by, parts = divided(corpus, config)
+        self._n_copies = 0 if parts is None else corpus.n_documents - sum(len(getattr(parts, name)) for name in SPLITS)
         self._recorded = partial(recorded, corpus, self._split_by, parts)
         if parts is None:
             if config.weights:
@@ -207,7 +208,9 @@ class TextDataModule(LightningDataModule):
             "path": self.config.named,
             "split_by": self._split_by,
             "block_size": self.config.block_size,
+            "conversations": self._n_conversations,
             "empty_documents": self._n_empty,
+            "copies_left_out": self._n_copies,
             "gap_blocks": 2 if self._split_by == "block" else 0,
             "long_documents": sum(fitted.n_long for fitted in left_out),
             "dropped_tokens": sum(fitted.n_tokens_dropped for fitted in left_out),

@@ -21,7 +21,7 @@ def as_document(place: str, record: Record, column: str) -> Document:
     """The document that a record stands for.
 
     Its text column, where it has that; or else ``messages``; or else ``prompt`` and ``completion``, each a text or
-    messages. Null is an empty text, as csv has no other.
+    messages. Null is an empty text, as csv has no other; where the text column is empty, what is beside it counts.
 
     Args:
         place: of the record, for messages.
@@ -32,7 +32,8 @@ def as_document(place: str, record: Record, column: str) -> Document:
         UserError: none of these fields, or not what they must hold.
     """
     record = {name: "" if value is None else value for name, value in record.items()}
-    if column in record and column != MESSAGES:
+    beside = record.get(MESSAGES) or (record.get(PROMPT) and record.get(COMPLETION))
+    if column in record and column != MESSAGES and (record[column] != "" or not beside):
         return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
     if MESSAGES in record:
         tools = _tools(record, place)
@@ -96,7 +97,16 @@ def _check(message: Any, what: str, place: str) -> None:
         raise UserError(f"--data-dir {place}: {what} has the unknown role {role!r}; roles are {', '.join(ROLES)}")
     if isinstance(content, str):
         _text(content, what, place, "")
-    elif not isinstance(content, list) and not message.get("tool_calls"):
+    elif isinstance(content, list):
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise UserError(
+                    f"--data-dir {place}: {what} has a part of type {kind!r}; only "
+                    '{"type": "text", "text": "..."} can be learned from'
+                )
+            _text(part["text"], what, place, "")
+    elif not message.get("tool_calls"):
         kind = "no content" if content is None else f"a {type(content).__name__} as content"
         raise UserError(f"--data-dir {place}: {what} has {kind}; give a text")
 

@@ -4,14 +4,18 @@ import errno
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from granite_scu.config import TINY_MODEL, DataConfig
 from granite_scu.data import cache, corpus, encoding
@@ -94,9 +98,9 @@ def test_other_settings_are_other_tokens(tokenizer, config, change):
 
 
 def test_another_tokenizer_or_template_is_other_tokens(tokenizer, chatting, config):
-    assert len({prepare(config, t).names for t in (tokenizer, chatting)}) == 2
+    found = {prepare(config, t).names for t in (tokenizer, chatting)}
     chatting.chat_template += "{# #}"
-    assert len({prepare(config, t).names for t in (tokenizer, chatting)}) == 2
+    assert len(found | {prepare(config, chatting).names}) == 3
 
 
 def test_files_that_are_passed_over_are_said_to_be_so_once(tokenizer, config, caplog):
@@ -111,6 +115,53 @@ def test_a_text_that_has_changed_is_tokenised_again_and_that_is_said(tokenizer, 
     Path(config.path, "long.txt").write_text("another text")
     assert same(prepare(config, tokenizer), tokenizer, config)
     assert f"{config.path} has changed since it was last tokenised, and is tokenised again" in caplog.text
+
+
+def test_of_several_sources_the_one_that_has_changed_is_named(tokenizer, config, tmp_path, caplog):
+    (tmp_path / "other.txt").write_text("other")
+    several = replace(config, path=[str(tmp_path / "other.txt"), config.path])
+    prepare(several, tokenizer)
+    (tmp_path / "other.txt").write_text("another")
+    prepare(several, tokenizer)
+    assert f"{tmp_path / 'other.txt'} has changed since" in caplog.text
+
+
+def test_the_same_files_by_another_path_are_the_same_text(tokenizer, config, monkeypatch, caplog):
+    found = prepare(config, tokenizer)
+    monkeypatch.chdir(Path(config.path).parent)
+    assert prepare(replace(config, path=Path(config.path).name), tokenizer).names == found.names
+    assert "has changed" not in caplog.text
+
+
+def test_a_source_that_is_named_twice_is_refused(tokenizer, config, monkeypatch):
+    monkeypatch.chdir(Path(config.path).parent)
+    with pytest.raises(UserError, match="named twice; name it once, and --data-weights 2 to read it twice"):
+        prepare(replace(config, path=[config.path, Path(config.path).name]), tokenizer)
+
+
+def test_a_text_column_that_no_record_has_is_refused(tokenizer, config):
+    pairs = replace(config, path=str(Path(config.path, "pairs.jsonl")), text_column="contnet")
+    with pytest.raises(UserError, match=r"--text-column contnet: no record of .*pairs.jsonl has it, all are conversat"):
+        prepare(pairs, tokenizer)
+    assert prepare(replace(pairs, text_column="completion"), tokenizer).n_conversations == 0
+
+
+def test_a_run_that_waits_for_another_says_so(tokenizer, config, caplog):
+    folder = Path(config.cache_dir)
+    key = prepare(config, tokenizer).names.parent.name
+    shutil.rmtree(folder / key)
+    taken = threading.Event()
+
+    def other() -> None:
+        with FileLock(folder / f"{key}.lock"):
+            taken.set()
+            time.sleep(0.5)
+
+    threading.Thread(target=other).start()
+    assert taken.wait(10)
+    with caplog.at_level(logging.INFO):
+        assert same(prepare(config, tokenizer), tokenizer, config)
+    assert "waiting for another run, which is tokenising the same text" in caplog.text
 
 
 @pytest.mark.parametrize("parts", [1, 3, 11])

@@ -164,7 +164,7 @@ def test_messages_without_a_template_are_explained(tokenizer, tmp_path):
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages, message 1 holds a lone surrogate"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
-            "the conversation holds a lone surrogate",
+            "messages, message 1 holds a lone surrogate",
         ),
         ({"messages": TURN, "tools": "[{"}, "tools is a text that is not JSON; give a list of tools"),
         ({"messages": "[" * 10**5}, "messages is a text that is not JSON; give a list of messages"),
@@ -267,3 +267,59 @@ def test_equal_conversations_have_equal_digests_whatever_the_order_of_their_fiel
         tmp_path, {"messages": TURN}, {"messages": turned}, {"prompt": "hi", "completion": "yo"}
     )
     assert one.digest == other.digest != third.digest
+
+
+TAGGED = (
+    "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{{ '<|end_of_text|>' }}{% endgeneration %}{% else %}{{ m.content }}{{ '<|end_of_text|>' }}{% endif %}{% endfor %}"
+)
+SILENT = [TURN[0], {"role": "assistant", "content": "  "}]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"messages": SILENT}, {"prompt": "hi", "completion": None}, {"prompt": "hi", "completion": ""}],
+    ids=str,
+)
+@pytest.mark.parametrize("tags", [False, True])
+def test_an_answer_that_says_nothing_is_not_learned(chatting, tmp_path, record, tags):
+    """Its end of text alone would teach the model not to answer."""
+    if tags:
+        chatting.chat_template = TAGGED
+    documents = conversations(tmp_path, record, {"messages": SILENT + TURN})
+    assert learned(chatting, documents[:1]) == []
+    assert said(chatting, documents) == "yo<|end_of_text|>"
+
+
+def test_without_a_template_neither(tokenizer, tmp_path):
+    assert learned(tokenizer, conversations(tmp_path, {"prompt": "hi", "completion": " "})) == []
+
+
+def test_a_call_without_a_word_is_learned(chatting, tmp_path):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert said(chatting, conversations(tmp_path, {"messages": [TURN[0], call]})) == "<tool_call>f<|end_of_text|>"
+
+
+def test_a_role_that_the_template_passes_over_is_refused(chatting, tmp_path):
+    chatting.chat_template = "{% set messages = messages | rejectattr('role', 'equalto', 'developer') | list %}" + (
+        chatting.chat_template
+    )
+    documents = conversations(
+        tmp_path, {"messages": TURN}, {"messages": [{"role": "developer", "content": "x"}, *TURN]}
+    )
+    words = "chats.jsonl:2: the tokenizer's chat template shows nothing of message 1, whose role is developer"
+    assert words in refused(chatting, documents)
+
+
+@pytest.mark.parametrize("part", [{"type": "image"}, {"type": "input_text", "text": "gone"}, "text", {"type": "text"}])
+def test_a_part_of_a_message_that_is_no_text_is_refused(tmp_path, part):
+    with pytest.raises(UserError, match=r"chats.jsonl:1: messages, message 1 has a part of type '.*'; only"):
+        conversations(tmp_path, {"messages": [{"role": "user", "content": [part]}, TURN[1]]})
+
+
+def test_messages_count_where_the_text_beside_them_is_empty(tmp_path):
+    """As in a table that was joined from texts and chats."""
+    both = {"text": "a text", "messages": TURN}
+    documents = conversations(tmp_path, {"text": None, "messages": TURN}, both, {"text": "", "messages": []})
+    assert [isinstance(document, Conversation) for document in documents] == [True, False, False]
+    assert documents[1].text == "a text" and documents[2].text == ""

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import logging
+import re
 from collections import Counter
 from itertools import islice
 from types import SimpleNamespace
@@ -58,7 +59,9 @@ def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
         "path": str(one_text),
         "split_by": "block",
         "block_size": 32,
+        "conversations": 0,
         "empty_documents": 0,
+        "copies_left_out": 0,
         "gap_blocks": 2,
         "long_documents": 1,
         "dropped_tokens": 0,
@@ -283,3 +286,34 @@ def test_thinned_blocks_are_spread_evenly_over_the_whole(tokenizer, one_text):
 def test_fewer_tokens_than_a_block_are_refused():
     with pytest.raises(UserError, match=r"data\.train_tokens 31: must be at least a block of 32"):
         DataConfig(block_size=32, train_tokens=31)
+
+
+@pytest.mark.parametrize("weight", [0.05, 0.1, 0.5, 1.5])
+def test_a_weight_reads_that_share_of_what_its_source_trains_on(tokenizer, tmp_path, weight):
+    for name in "ab":
+        lines = (json.dumps({"text": f"{name}{i:03d}"}) + "\n" for i in range(200))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    sources = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    once, found = (
+        TextDataModule(DataConfig(sources, block_size=32, batch_size=4, packing="best-fit", weights=weights), seed=0)
+        for weights in (None, [1.0, weight])
+    )
+    for data in (once, found):
+        data.prepare(tokenizer)
+    counts = [Counter(_texts(data.train)) for data in (once, found)]
+    of_b = [sum(n for text, n in count.items() if text.startswith("b")) for count in counts]
+    assert of_b[1] == pytest.approx(weight * of_b[0], abs=1) and of_b[1] > 0
+    assert sum(counts[0].values()) - of_b[0] == sum(counts[1].values()) - of_b[1]
+
+
+def _texts(blocks) -> list[str]:
+    """The documents in blocks of whole ones."""
+    rows = (bytes(min(token, 255) for token in block[0].tolist()) for block in (blocks[i] for i in range(len(blocks))))
+    return [text.decode("latin-1") for row in rows for text in re.findall(rb"[ab][0-9]{3}", row)]
+
+
+def test_loader_processes_go_on_between_passes(tokenizer, many_lines):
+    data = prepared(tokenizer, many_lines, num_workers=2, prefetch_factor=3)
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        assert (loader.persistent_workers, loader.prefetch_factor, loader.num_workers) == (True, 3, 2)
+        assert loader.pin_memory == torch.cuda.is_available()

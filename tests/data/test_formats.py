@@ -1,5 +1,6 @@
 """Each kind of file, packed and not, gives the texts that are in it, and says where it is broken."""
 
+import codecs
 import csv
 import gzip
 import json
@@ -92,9 +93,8 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("suffix", "packed"), [(s, p) for s in WRITERS for p in PACKED if not (s == ".parquet" and "zst" in p)]
-)
+@pytest.mark.parametrize("packed", PACKED)
+@pytest.mark.parametrize("suffix", WRITERS)
 def test_every_format_gives_the_texts_in_it(tmp_path, suffix, packed):
     WRITERS[suffix](tmp_path / f"data{suffix}", TEXTS)
     data = (tmp_path / f"data{suffix}").read_bytes()
@@ -103,6 +103,23 @@ def test_every_format_gives_the_texts_in_it(tmp_path, suffix, packed):
     plain.write_bytes(PACKED[packed](data))
     assert texts_of(plain) == TEXTS
     assert texts_of(tmp_path) == TEXTS
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [*WRITERS, ".txt", ".md"])
+def test_the_tokens_of_every_format(tokenizer, tmp_path, suffix, packed):
+    """A byte's token is its value, and 256 ends a text."""
+    path = tmp_path / f"a{suffix}"
+    if suffix in WRITERS:
+        WRITERS[suffix](path, ["é,", "b"])
+    else:
+        path.write_text("é,", encoding="utf-8")
+    data = PACKED[packed](path.read_bytes())
+    path.unlink()
+    (tmp_path / f"a{suffix}{packed}").write_bytes(data)
+    found = prepare(DataConfig(str(tmp_path), cache_dir=str(tmp_path / "cache")), tokenizer)
+    first, second = [195, 169, 44, 256], [98, 256]
+    assert found.stream.tokens.tolist() == first + (second if suffix in WRITERS else [])
 
 
 def test_every_kind_of_record_file_is_tested():
@@ -194,7 +211,7 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
         ("a.txt.zst", b"plain text", "a.txt.zst: damaged or not compressed as its name says (Unable to decompress"),
         ("a.txt.zst", b"", "a.txt.zst: damaged or not compressed as its name says (Compressed file ended before"),
         ("a.jsonl.zst", TORN_ZSTD, "a.jsonl.zst: damaged or not compressed as its name says (Compressed file ended"),
-        ("a.parquet.zst", b"PAR1", "a.parquet.zst: parquet compresses its own columns; decompress it with unzstd"),
+        ("a.parquet.zst", zstd.compress(b"PAR1"), "a.parquet.zst: not a whole parquet file ("),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path, name, contents, message):
@@ -255,6 +272,17 @@ def test_what_is_packed_twice_is_not_read_as_text(tmp_path):
 def test_a_parquet_file_without_the_column_names_those_it_has(tmp_path):
     write_parquet(tmp_path / "a.parquet", ["a"])
     assert "a.parquet: row 1: no field 'body', there are: id, text; name one" in refused(tmp_path, "body")
+    table = pa.table({"id": [1], "prompt": ["a"], "response": ["b"]})  # half of what it takes
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    assert "row 1: no field 'text', there are: id, prompt, response; name one" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("mark", [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
+def test_a_mark_of_utf_16_is_known(tmp_path, mark):
+    path = tmp_path / "a.txt"
+    path.write_bytes(mark + "text".encode("utf-16-le" if mark == codecs.BOM_UTF16_LE else "utf-16-be"))
+    assert "not UTF-8, but begins with the mark of UTF-16; give --encoding utf-16" in refused(path)
+    assert texts_of(path, encoding="utf-16") == ["text"]
 
 
 def test_a_file_that_vanishes_while_the_corpus_is_read(tmp_path):

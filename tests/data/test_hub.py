@@ -50,6 +50,30 @@ def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog
     assert "train: left out 1 documents that validation or test have too" in caplog.text
 
 
+def test_a_text_in_validation_and_test_counts_as_test(folder, tokenizer, tmp_path, caplog):
+    with (folder / "validation.jsonl").open("a") as rows:
+        rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
+    config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
+    _, parts = divided(prepare(config, tokenizer), config)
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [5, 2, 1]
+    assert "validation: left out 1 documents that test has too" in caplog.text
+
+
+def test_splits_that_are_not_read_are_named(folder, caplog):
+    (folder / "validation.jsonl").unlink()
+    assert len(load(f"hf:{folder}", "text")) == 5
+    assert "train alone is read and divided, and not test" in caplog.text
+
+
+def test_a_data_set_called_wikitext_with_a_column_of_its_own(tmp_path):
+    root = tmp_path / "wikitext"
+    root.mkdir()
+    (root / "train.jsonl").write_text('{"body": "a"}\n{"body": "b"}\n')
+    assert [document.text for document in load(f"hf:{root}", "body")] == ["a", "b"]
+    with pytest.raises(UserError, match="row 1: no field 'text', there are: body"):
+        load(f"hf:{root}", "text")
+
+
 def test_one_split_is_divided_like_any_text(folder):
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()

@@ -178,7 +178,8 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
         return listed(folder)
 
     monkeypatch.setattr(os, "scandir", denied)
-    assert "locked: cannot be read (Permission denied)" in refused(tmp_path)
+    for given in (tmp_path, tmp_path / "**" / "*.txt"):
+        assert "locked: cannot be read (Permission denied)" in refused(given)
 
 
 def test_logging_is_silent_about_a_plain_file(tmp_path, caplog):
