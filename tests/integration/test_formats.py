@@ -7,6 +7,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from backports import zstd
 
 from granite_scu.data.corpora import stdlib_docs
 
@@ -25,7 +26,10 @@ def test_a_text_fine_tune_on_files_of_every_format(train, texts, tmp_path):
     (folder / "a.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts[5:12]))
     with (folder / "b.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([["body"], *([text] for text in texts[12:20])])
-    pa.parquet.write_table(pa.table({"body": texts[20:30]}), folder / "c.parquet")
+    with (folder / "c.tsv").open("w", newline="") as stream:
+        csv.writer(stream, delimiter="\t").writerows([["body"], *([text] for text in texts[20:23])])
+    (folder / "d.jsonl.zst").write_bytes(zstd.compress(json.dumps({"body": texts[23]}).encode()))
+    pa.parquet.write_table(pa.table({"body": texts[24:30]}), folder / "e.parquet")
     run = train("--data-dir", folder, "--text-column", "body", "--block-size", "64")
     data = json.loads((run / "training_config.json").read_text())["data_summary"]
     assert sum(data[name]["documents"] for name in ("train", "validation", "test")) == 30
@@ -33,12 +37,17 @@ def test_a_text_fine_tune_on_files_of_every_format(train, texts, tmp_path):
 
 
 def test_a_chat_fine_tune_packs_whole_conversations(train, texts, tmp_path):
-    path = tmp_path / "chats.jsonl"
+    """In every format that can hold them."""
+    folder = tmp_path / "chats"
+    folder.mkdir()
     chats = [{"messages": [{"role": "user", "content": f"Explain {i}"}, {"role": "assistant", "content": text[:150]}]}
              for i, text in enumerate(texts)]  # fmt: skip
     chats.append({"messages": [{"role": "user", "content": "nobody answers this"}]})
-    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    run = train("--data-dir", path, "--block-size", "128", "--batch-size", "2")
+    (folder / "a.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats[10:]))
+    with (folder / "b.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([["messages"], *([json.dumps(chat["messages"])] for chat in chats[:5])])
+    pa.parquet.write_table(pa.table({"messages": [chat["messages"] for chat in chats[5:10]]}), folder / "c.parquet")
+    run = train("--data-dir", folder, "--block-size", "128", "--batch-size", "2")
     data = json.loads((run / "training_config.json").read_text())["data_summary"]
     assert data["unsupervised_documents"] == 1
     assert sum(data[name]["documents"] for name in ("train", "validation", "test")) == 30
