@@ -174,9 +174,15 @@ class Renderer:
             return_assistant_tokens_mask=True,
             **self.tokenizer.special_tokens_map,
         )
-        eos = self.tokenizer.eos_token
-        # An answer that says nothing is not learned, as in ``Conversation.said``.
-        return [(start, stop) for start, stop in spans if start >= after and whole[start:stop].replace(eos, "").strip()]
+        found = []
+        for start, stop in spans:
+            said = whole[start:stop]
+            is_said = start >= after and said.replace(self.tokenizer.eos_token, "").strip()  # or as silent as nothing
+            if is_said and said.rstrip().endswith(self.tokenizer.eos_token):
+                stop = start + len(said.rstrip())  # a line end behind it is never the model's to say
+            if is_said:
+                found.append((start, stop))
+        return found
 
     def _to_end(self, text: str, stop: int) -> int:
         """``stop``, or the end of the end of text that follows it: a model learns to stop by that."""

@@ -273,6 +273,14 @@ TAGGED = (
     "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "{{ '<|end_of_text|>' }}{% endgeneration %}{% else %}{{ m.content }}{{ '<|end_of_text|>' }}{% endif %}{% endfor %}"
 )
+
+
+def test_a_line_end_within_the_tags_behind_the_end_of_text_is_not_learned(chatting, tmp_path):
+    """As in templates for Granite 4 that had the tags put in."""
+    chatting.chat_template = TAGGED.replace("<|end_of_text|>' }}{% endgen", "<|end_of_text|>\n' }}{% endgen")
+    assert said(chatting, conversations(tmp_path, {"messages": TURN + TURN})) == 2 * "yo<|end_of_text|>"
+
+
 SILENT = [TURN[0], {"role": "assistant", "content": "  "}]
 
 
