@@ -299,8 +299,10 @@ def _reachability(summary: dict) -> str:
         return f"yes: at step {found['reached_at_step']} S was within {found['band']:.0%} of it"
     if found["verdict"] == "not shown":
         ended = "could not be measured" if summary["s_ema"] is None else f"ended at {summary['s_ema']:.3%}"
-        return f"not shown: S never was within {found['band']:.0%} of it, and {ended}; nothing shows that it cannot"
-    return f"no, {found['verdict']} since step {found['since_step']}: {found['advice']}"
+        never = f"at no usable tick was S within {found['band']:.0%} of it, and it {ended}"
+        return f"not shown: {never}; nothing shows that it cannot"
+    no = "no" if found["reached_at_step"] is None else f"no more, though S was there at step {found['reached_at_step']}"
+    return f"{no}, {found['verdict']} since step {found['since_step']}: {found['advice']}"
 
 
 def _print_facts(title: str, facts: dict[str, Any], console: Console) -> None:

@@ -254,8 +254,8 @@ def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
     ("sights", "s_ema", "words"),
     [
         ([(10, 0.2), (20, 0.49), (30, 0.6)], 0.6, "yes: at step 20 S was within 10% of it"),
-        ([(10, 0.1), (20, 0.2)], 0.2, "not shown: S never was within 10% of it, and ended at 20.000%"),
-        ([], None, "not shown: S never was within 10% of it, and could not be measured"),
+        ([(10, 0.1), (20, 0.2)], 0.2, "not shown: at no usable tick was S within 10% of it, and it ended at 20.000%"),
+        ([], None, "not shown: at no usable tick was S within 10% of it, and it could not be measured"),
         (None, 0.2, "not judged"),
     ],
 )

@@ -135,7 +135,7 @@ def _turn(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        _log.info("waiting for another run, which is tokenising the same text")
+        _log.info("waiting for another process, which is tokenising the same text")
         lock.acquire()
     try:
         yield

@@ -8,7 +8,7 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from granite_scu.data.documents import Conversation
+from granite_scu.data.documents import ASSISTANT, Conversation, is_silent
 from granite_scu.errors import UserError
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -44,8 +44,8 @@ class Renderer:
 
     tokenizer: PreTrainedTokenizerBase
     loss_on: str = "completion"
-    _shown: set[tuple[str, bool]] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Roles, and whether in the first message, that the template was seen to have a place for."""
+    _shown: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Kinds of messages, as ``_kinds``, that the template was seen to have a place for."""
 
     def render(self, conversation: Conversation) -> Rendered:
         """The conversation as text.
@@ -60,7 +60,7 @@ class Renderer:
         if self.tokenizer.chat_template is None:
             return self._plain(conversation)
         whole = self._text(conversation, conversation.messages)
-        self._check_roles(conversation)
+        self._check_shown(conversation)
         if self.loss_on == "all":
             return Rendered(self._ended(whole), None)
         if self._has_tags:
@@ -101,26 +101,26 @@ class Renderer:
                 f"({' '.join(str(error).split())}); mend or remove them"
             ) from error
 
-    def _check_roles(self, conversation: Conversation) -> None:
-        """Refuse a role that the template passes over: what is said in it would be lost without a word.
+    def _check_shown(self, conversation: Conversation) -> None:
+        """Refuse a kind of message that the template passes over: what is said in it would be lost without a word.
 
         Tried with a mark in place of a message's content, since templates may rewrite contents.
         """
-        for i, message in enumerate(conversation.messages):
-            place = (message["role"], i == 0)
-            if place in self._shown or not message.get("content"):
+        messages = conversation.messages
+        for i, kind in enumerate(_kinds(messages)):
+            content = messages[i].get("content")
+            if kind in self._shown or not content:
                 continue
-            marked = [*conversation.messages[:i], {**message, "content": _MARK}, *conversation.messages[i + 1 :]]
+            mark = [{"type": "text", "text": _MARK}] if isinstance(content, list) else _MARK
             try:
-                rendered = self._text(conversation, marked)
-            except UserError:  # it wants more of this content than a word, so it does not pass over it
-                rendered = _MARK
-            if _MARK not in rendered:
-                raise UserError(
-                    f"--data-dir {conversation.name}: the tokenizer's chat template shows nothing of message {i + 1}, "
-                    f"whose role is {message['role']}; give it another role, or take it out"
+                rendered = self._text(
+                    conversation, [*messages[:i], {**messages[i], "content": mark}, *messages[i + 1 :]]
                 )
-            self._shown.add(place)
+            except UserError:  # it wants more of this content than a word, so it does not pass over it
+                continue
+            if _MARK not in rendered or f"'text': '{_MARK}" in rendered:
+                raise UserError(f"--data-dir {conversation.name}: {_not_shown(i + 1, messages[i], _MARK in rendered)}")
+            self._shown.add(kind)
 
     def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int]:
         """The characters that message ``i`` adds to the prompt before it."""
@@ -174,14 +174,15 @@ class Renderer:
             return_assistant_tokens_mask=True,
             **self.tokenizer.special_tokens_map,
         )
+        own = [message for message in conversation.messages if message["role"] == ASSISTANT]
+        marks = tuple(self.tokenizer.all_special_tokens)
         found = []
-        for start, stop in spans:
-            said = whole[start:stop]
-            is_said = start >= after and said.replace(self.tokenizer.eos_token, "").strip()  # or as silent as nothing
-            if is_said and said.rstrip().endswith(self.tokenizer.eos_token):
-                stop = start + len(said.rstrip())  # a line end behind it is never the model's to say
-            if is_said:
-                found.append((start, stop))
+        for number, (start, stop) in enumerate(spans):
+            # An answer that says nothing is not learned, as in ``Conversation.said``.
+            if start < after or (len(own) == len(spans) and is_silent(own[number])):
+                continue
+            said = whole[start:stop].rstrip()  # a line end behind the end of a turn is not the model's to say
+            found.append((start, start + len(said) if said.endswith(marks) else stop))
         return found
 
     def _to_end(self, text: str, stop: int) -> int:
@@ -193,3 +194,30 @@ class Renderer:
         """Without the line end that a template has behind the last end of text."""
         stripped = text.rstrip()
         return stripped if stripped.endswith(self.tokenizer.eos_token) else text
+
+
+def _kinds(messages: tuple[dict[str, Any], ...]) -> list[tuple[Any, ...]]:
+    """What a template may go by in whether it shows a message's content."""
+    roles = [message["role"] for message in messages]
+    return [
+        (role, i == 0, role in roles[:i], isinstance(messages[i].get("content"), list), "tool_calls" in messages[i])
+        for i, role in enumerate(roles)
+    ]
+
+
+def _not_shown(number: int, message: dict[str, Any], is_printed: bool) -> str:
+    """What is wrong with a message whose content the template passes over, or prints as a list of parts."""
+    if is_printed:
+        return (
+            f"the tokenizer's chat template prints the parts of message {number} as Python does; give its content as "
+            "one text"
+        )
+    if message.get("tool_calls"):
+        return (
+            f"the tokenizer's chat template shows nothing of the content of message {number}, which has tool_calls "
+            "too; leave the content out, or make two messages of them"
+        )
+    return (
+        f"the tokenizer's chat template shows nothing of message {number}, whose role is {message['role']}; give it "
+        "another role, or take it out"
+    )

@@ -42,10 +42,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     Raises:
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
     """
-    names = [_full_name(name) for name in config.sources]
-    if len(set(names)) < len(names):
-        again = next(name for number, name in enumerate(names) if name in names[:number])
-        raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
+    names = full_names(config)
     before = _stamps(config)
     contents, size, sources = _sources(config)
     request = {
@@ -71,7 +68,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     _remember(folder, request, contents)
     if not found.n_documents:
         raise no_text(config.sources)
-    _check_column(config, found)
+    check_column(config, found.n_conversations, found.n_documents)
     if found.n_empty:
         total = found.n_empty + found.n_documents
         _log.warning(
@@ -80,13 +77,13 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     return found
 
 
-def _check_column(config: DataConfig, found: Prepared) -> None:
-    """Refuse a ``--text-column`` that no record has: all of them came as conversations."""
+def check_column(config: DataConfig, n_conversations: int, n_documents: int) -> None:
+    """Refuse a ``--text-column`` that no record has a text in: all of them came as conversations."""
     column = config.text_column
-    if column not in (DataConfig.text_column, samples.MESSAGES) and found.n_conversations == found.n_documents:
+    if column not in (DataConfig.text_column, samples.MESSAGES) and n_conversations == n_documents:
         raise UserError(
-            f"--text-column {column}: no record of {config.named} has it, all are conversations; leave it out, or mend "
-            "its name"
+            f"--text-column {column}: no record of {config.named} has a text in it, all are conversations; leave it "
+            "out, or mend its name"
         )
 
 
@@ -104,6 +101,15 @@ def _sources(config: DataConfig) -> tuple[list[str], int, list[Source]]:
             readers.append(partial(read_files, listed, config.text_column, config.encoding))
             found.append(_contents(listed))
     return [digest for digest, _ in found], sum(size for _, size in found), readers
+
+
+def full_names(config: DataConfig) -> list[str]:
+    """Of the sources. Raises UserError where one is named twice."""
+    names = [_full_name(name) for name in config.sources]
+    if len(set(names)) < len(names):
+        again = next(name for number, name in enumerate(names) if name in names[:number])
+        raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
+    return names
 
 
 def _full_name(source: str) -> str:

@@ -13,6 +13,7 @@ from granite_scu.data.cache import Prepared
 from granite_scu.data.documents import Document
 from granite_scu.data.sources import drop_empty, load, published
 from granite_scu.data.splits import AT_A_TIME, Split, assign, by_document
+from granite_scu.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 
@@ -64,6 +65,11 @@ def _not_in(
 ) -> NDArray[np.int64]:
     """The documents of a split whose text none of the others has."""
     copied = np.isin(corpus.digests[documents], corpus.digests[others])
+    if copied.any() and copied.all():
+        raise UserError(
+            f"--data-dir: every document of the {name} split is one that {who} too; give it others, or the training "
+            "split alone, which is then divided"
+        )
     if copied.any():
         _log.warning("%s: left out %d documents that %s too", name, np.count_nonzero(copied), who)
     return documents[~copied]

@@ -59,10 +59,11 @@ class Conversation(Document):
 
 
 def is_silent(message: dict[str, Any]) -> bool:
-    """Whether nothing stands in a message but white space, and nothing is called."""
+    """Whether nothing stands in a message but white space, nothing is thought, and nothing is called."""
     content = message.get("content") or ""
-    parts = content if isinstance(content, list) else [{"text": content}]
-    return not any(str(part.get("text", "")).strip() for part in parts) and not message.get("tool_calls")
+    texts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+    texts += [message.get("reasoning_content"), message.get("thinking")]
+    return not any(str(text or "").strip() for text in texts) and not message.get("tool_calls")
 
 
 @dataclass(frozen=True)

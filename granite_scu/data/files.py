@@ -5,10 +5,8 @@ import glob
 import gzip
 import os
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -46,9 +44,10 @@ def find(given: str) -> list[Path]:
     if root.exists():
         raise UserError(f"--data-dir {root}: neither a file nor a folder; give one that holds text")
     if glob.has_magic(given):
-        if "**" in given:  # glob passes over folders that it may not read
-            fixed = Path(*takewhile(lambda part: not glob.has_magic(part), root.parts))
-            deque(os.walk(fixed, onerror=_raise), maxlen=0)
+        before, deep, _ = str(root).partition("**")
+        for base in glob.glob(before or ".") if deep else ():  # glob passes over folders that it may not read
+            for _, folders, _ in os.walk(base, onerror=_raise):
+                folders[:] = [name for name in folders if not name.startswith(".")]  # as glob does
         matched = [Path(name) for name in sorted(glob.glob(str(root), recursive=True))]
         return sorted({file for path in matched for file in (_in_depth(path) if path.is_dir() else _as_file(path))})
     return []

@@ -100,8 +100,8 @@ def repeated(
 ) -> NDArray[np.int64]:
     """The documents of an epoch when each source is read ``weights`` times: in whole passes, then a part of one.
 
-    A fraction takes the texts of the source that come first in the seeded order, one at least. They are counted off
-    among those that are to be read, for the first of all have gone to validation and test.
+    A fraction takes the texts of the source that come first in the seeded order, one at least where it has any. They
+    are counted off among those that are to be read, for the first of all have gone to validation and test.
 
     Args:
         documents: numbers of all that are to be read, rising.
@@ -115,7 +115,7 @@ def repeated(
         (own,) = np.nonzero(sources[documents] == source)
         rank[own[np.argsort(places[documents[own]], kind="stable")]] = np.arange(len(own)) / max(1, len(own))
     passes = int(np.ceil(times.max(initial=0)))
-    return np.concatenate([documents[:0], *(documents[rank < times - done] for done in range(passes))])
+    return np.concatenate([documents[:0], *(documents[rank < np.round(times - done, 9)] for done in range(passes))])
 
 
 def report(split: str, fitted: Fitted, on_long: str, block_size: int, n_unused: int | None) -> None:

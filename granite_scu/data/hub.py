@@ -42,7 +42,9 @@ def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Docu
         UserError: no such data set or configuration, no way to the hub, or records without what is needed.
     """
     found = _load(source, streamed)
-    yield from documents(source, _only(found), text_column, streamed)
+    name = _only(found)
+    _say_what_is_read(source, (name,), tuple(sorted(set(found) - {name})))
+    yield from documents(source, name, text_column, streamed)
 
 
 def published(source: str, text_column: str, streamed: bool = False) -> Split[partial] | None:
@@ -51,8 +53,10 @@ def published(source: str, text_column: str, streamed: bool = False) -> Split[pa
     Raises:
         UserError: as ``read``.
     """
-    if not set(SPLITS) <= set(_load(source, streamed)):
+    found = set(_load(source, streamed))
+    if not set(SPLITS) <= found:
         return None
+    _say_what_is_read(source, SPLITS, tuple(sorted(found - set(SPLITS))))
     return Split(*(partial(documents, source, name, text_column, streamed) for name in SPLITS))
 
 
@@ -117,13 +121,14 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
             f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "
             f"({PREFIX}owner/name:config), or take an embedded corpus: {embedded}"
         ) from error
-    unread = sorted(set(found) - {_only(found)})
-    if unread and not set(SPLITS) <= set(found):
-        _log.warning(
-            "%s: has no three splits train, validation and test; %s alone is read and divided, and not %s",
-            *(source, _only(found), ", ".join(unread)),
-        )
     return found
+
+
+@lru_cache
+def _say_what_is_read(source: str, read: tuple[str, ...], unread: tuple[str, ...]) -> None:
+    """Name the splits that are passed over; once, though a source is read several times."""
+    if unread:
+        _log.warning("%s: of its splits %s is read, and not %s", source, ", ".join(read), ", ".join(unread))
 
 
 def _only(found: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from granite_scu.data.documents import ASSISTANT, ROLES, Conversation, Document
+from granite_scu.data.documents import ASSISTANT, ROLES, Conversation, Document, is_silent
 from granite_scu.data.formats import Record
 from granite_scu.errors import UserError
 
@@ -21,7 +21,8 @@ def as_document(place: str, record: Record, column: str) -> Document:
     """The document that a record stands for.
 
     Its text column, where it has that; or else ``messages``; or else ``prompt`` and ``completion``, each a text or
-    messages. Null is an empty text, as csv has no other; where the text column is empty, what is beside it counts.
+    messages. Null is an empty text, as csv has no other; but where what is beside it says something, as in a table
+    that was joined from texts and chats, it stands for no text column.
 
     Args:
         place: of the record, for messages.
@@ -31,9 +32,9 @@ def as_document(place: str, record: Record, column: str) -> Document:
     Raises:
         UserError: none of these fields, or not what they must hold.
     """
+    is_joined = record.get(column) is None and (record.get(MESSAGES) or (record.get(PROMPT) and record.get(COMPLETION)))
     record = {name: "" if value is None else value for name, value in record.items()}
-    beside = record.get(MESSAGES) or (record.get(PROMPT) and record.get(COMPLETION))
-    if column in record and column != MESSAGES and (record[column] != "" or not beside):
+    if column in record and column != MESSAGES and not is_joined:
         return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
     if MESSAGES in record:
         tools = _tools(record, place)
@@ -106,7 +107,7 @@ def _check(message: Any, what: str, place: str) -> None:
                     '{"type": "text", "text": "..."} can be learned from'
                 )
             _text(part["text"], what, place, "")
-    elif not message.get("tool_calls"):
+    elif is_silent({**message, "content": None}):
         kind = "no content" if content is None else f"a {type(content).__name__} as content"
         raise UserError(f"--data-dir {place}: {what} has {kind}; give a text")
 
@@ -116,7 +117,7 @@ def _canonical(messages: tuple[dict[str, Any], ...], n_prompt: int, tools: list[
 
     Of a message only what was said is taken: with another number or time of day it is still the same.
     """
-    if not any(message.get("content") or message.get("tool_calls") for message in messages):
+    if not any(message.get("content") or not is_silent(message) for message in messages):
         return ""
     said = [{name: message[name] for name in SAID if name in message} for message in messages]
     # Parquet and the hub have times and numbers of their own, which JSON has not.

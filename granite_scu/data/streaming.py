@@ -27,6 +27,7 @@ from granite_scu.config import DataConfig
 from granite_scu.data import hub
 from granite_scu.data.chat import Renderer
 from granite_scu.data.corpora import EMBEDDED
+from granite_scu.data.corpus import check_column, full_names
 from granite_scu.data.division import SPLITS, Division, as_record
 from granite_scu.data.documents import Conversation, Document, TextFile
 from granite_scu.data.encoding import Part, Piece, encode, groups_of, joined, parts_of, pieces_of
@@ -65,7 +66,11 @@ def beginning(config: DataConfig) -> Division:
     if splits is not None:
         readers = (splits.train, splits.validation, splits.test)
         parts, counts = zip(*(drop_empty(list(_first(reader()))) for reader in readers), strict=True)
-        return Division("published", Split(*parts), list(chain(*parts)), sum(counts))
+        tested = {document.digest for document in parts[2]}
+        validation = [document for document in parts[1] if document.digest not in tested]
+        if copied := len(parts[1]) - len(validation):
+            _log.warning("validation: left out %d documents that test has too", copied)
+        return Division("published", Split(parts[0], validation, parts[2]), list(chain(*parts)), sum(counts))
     documents, n_empty = drop_empty(list(_first(document for _, document in in_turn(_readers(config)))))
     divided = by_document(documents, config.split_seed)
     if divided is None:
@@ -282,10 +287,13 @@ class StreamedDataModule(TextDataModule):
         Raises:
             UserError: as ``beginning``.
         """
+        full_names(self.config)
         config, division = self.config, beginning(self.config)
         assert division.parts is not None
-        chats = any(isinstance(document, Conversation) for document in division.documents)
-        whole = config.packing == "best-fit" or (config.packing == "auto" and chats)
+        self._n_copies = len(division.documents) - sum(len(getattr(division.parts, name)) for name in SPLITS)
+        self._n_conversations = sum(isinstance(document, Conversation) for document in division.documents)
+        check_column(config, self._n_conversations, len(division.documents))
+        whole = config.packing == "best-fit" or (config.packing == "auto" and self._n_conversations > 0)
         layout = best_fit if whole else in_a_row
         held_out = [*division.parts.validation, *division.parts.test]
         self._n_empty, self._fitted, self._split_by = division.n_empty, {}, division.by

@@ -141,7 +141,7 @@ def test_a_source_that_is_named_twice_is_refused(tokenizer, config, monkeypatch)
 
 def test_a_text_column_that_no_record_has_is_refused(tokenizer, config):
     pairs = replace(config, path=str(Path(config.path, "pairs.jsonl")), text_column="contnet")
-    with pytest.raises(UserError, match=r"--text-column contnet: no record of .*pairs.jsonl has it, all are conversat"):
+    with pytest.raises(UserError, match=r"--text-column contnet: no record of .*pairs.jsonl has a text in it, all are"):
         prepare(pairs, tokenizer)
     assert prepare(replace(pairs, text_column="completion"), tokenizer).n_conversations == 0
 
@@ -155,13 +155,19 @@ def test_a_run_that_waits_for_another_says_so(tokenizer, config, caplog):
     def other() -> None:
         with FileLock(folder / f"{key}.lock"):
             taken.set()
-            time.sleep(0.5)
+            for _ in range(200):  # till it is said, or ten seconds
+                if said in caplog.text:
+                    return
+                time.sleep(0.05)
 
-    threading.Thread(target=other).start()
-    assert taken.wait(10)
+    said = "waiting for another process, which is tokenising the same text"
     with caplog.at_level(logging.INFO):
+        holder = threading.Thread(target=other)
+        holder.start()
+        assert taken.wait(10)
         assert same(prepare(config, tokenizer), tokenizer, config)
-    assert "waiting for another run, which is tokenising the same text" in caplog.text
+        holder.join()
+    assert said in caplog.text
 
 
 @pytest.mark.parametrize("parts", [1, 3, 11])

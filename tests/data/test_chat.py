@@ -281,6 +281,13 @@ def test_a_line_end_within_the_tags_behind_the_end_of_text_is_not_learned(chatti
     assert said(chatting, conversations(tmp_path, {"messages": TURN + TURN})) == 2 * "yo<|end_of_text|>"
 
 
+def test_a_turn_may_end_otherwise_than_the_text(chatting, tmp_path):
+    chatting.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    chatting.chat_template = TAGGED.replace("'<|end_of_text|>' }}{% endgen", "'<|im_end|>\n' }}{% endgen")
+    documents = conversations(tmp_path, {"messages": SILENT + TURN})
+    assert said(chatting, documents) == "yo<|im_end|>"
+
+
 SILENT = [TURN[0], {"role": "assistant", "content": "  "}]
 
 
@@ -325,9 +332,55 @@ def test_a_part_of_a_message_that_is_no_text_is_refused(tmp_path, part):
         conversations(tmp_path, {"messages": [{"role": "user", "content": [part]}, TURN[1]]})
 
 
+def test_content_in_parts_is_tried_in_parts(chatting, tmp_path):
+    parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in TURN]
+    assert "prints the parts of message 1 as Python does" in refused(
+        with_template(chatting, "{{ m.content }}"), conversations(tmp_path, {"messages": parts})
+    )
+    looped = with_template(
+        chatting, "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}"
+    )
+    assert said(looped, conversations(tmp_path, {"messages": parts})) == "yo<|end_of_text|>"
+
+
+def with_template(tokenizer, content: str):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ':' }}"
+        + content
+        + "{{ '<|end_of_text|>' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    return tokenizer
+
+
+def test_content_beside_a_call_that_the_template_leaves_out_is_refused(chatting, tmp_path):
+    """Whatever messages came before."""
+    with_template(chatting, "{% if m.tool_calls %}{{ 'call' }}{% else %}{{ m.content }}{% endif %}")
+    both = {**TURN[1], "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    for before in ([], TURN):
+        words = f"nothing of the content of message {len(before) + 2}, which has tool_calls too"
+        assert words in refused(chatting, conversations(tmp_path, {"messages": [*before, TURN[0], both]}))
+
+
+def test_a_second_system_message_that_the_template_leaves_out_is_refused(chatting, tmp_path):
+    chatting.chat_template = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role + m.content + '<|end_of_text|>' }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+    )
+    system = {"role": "system", "content": "s"}
+    documents = conversations(tmp_path, {"messages": [system, *TURN]}, {"messages": [system, system, *TURN]})
+    assert "chats.jsonl:2: the tokenizer's chat template shows nothing of message 2" in refused(chatting, documents)
+
+
+def test_a_thought_is_said(chatting, tmp_path):
+    with_template(chatting, "{{ m.reasoning_content or m.content }}")
+    thought = {"role": "assistant", "content": None, "reasoning_content": "deep"}
+    assert said(chatting, conversations(tmp_path, {"messages": [TURN[0], thought]})) == "deep<|end_of_text|>"
+
+
 def test_messages_count_where_the_text_beside_them_is_empty(tmp_path):
     """As in a table that was joined from texts and chats."""
     both = {"text": "a text", "messages": TURN}
-    documents = conversations(tmp_path, {"text": None, "messages": TURN}, both, {"text": "", "messages": []})
-    assert [isinstance(document, Conversation) for document in documents] == [True, False, False]
-    assert documents[1].text == "a text" and documents[2].text == ""
+    empty = {"text": "", "messages": TURN}  # of a text that was made of the messages
+    documents = conversations(tmp_path, {"text": None, "messages": TURN}, both, empty, {"text": None, "messages": []})
+    assert [isinstance(document, Conversation) for document in documents] == [True, False, False, False]
+    assert [document.text for document in documents[1:]] == ["a text", "", ""]

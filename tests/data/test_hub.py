@@ -16,6 +16,7 @@ from granite_scu.errors import UserError
 @pytest.fixture(autouse=True)
 def _fresh():
     hub._load.cache_clear()
+    hub._say_what_is_read.cache_clear()
     yield
     hub._load.cache_clear()
 
@@ -59,10 +60,23 @@ def test_a_text_in_validation_and_test_counts_as_test(folder, tokenizer, tmp_pat
     assert "validation: left out 1 documents that test has too" in caplog.text
 
 
+def test_validation_that_is_test_is_refused(folder, tokenizer, tmp_path):
+    (folder / "validation.jsonl").write_bytes((folder / "test.jsonl").read_bytes())
+    config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(UserError, match="every document of the validation split is one that test has too"):
+        divided(prepare(config, tokenizer), config)
+
+
+def test_among_several_sources_the_splits_that_are_not_read_are_named(folder, tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("mine")
+    load([str(tmp_path / "a.txt"), f"hf:{folder}"], "text")
+    assert "of its splits train is read, and not test, validation" in caplog.text
+
+
 def test_splits_that_are_not_read_are_named(folder, caplog):
     (folder / "validation.jsonl").unlink()
     assert len(load(f"hf:{folder}", "text")) == 5
-    assert "train alone is read and divided, and not test" in caplog.text
+    assert caplog.text.count("of its splits train is read, and not test") == 1
 
 
 def test_a_data_set_called_wikitext_with_a_column_of_its_own(tmp_path):
