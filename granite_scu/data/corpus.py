@@ -115,7 +115,7 @@ def full_names(config: DataConfig) -> list[str]:
 def _full_name(source: str) -> str:
     """The same from every folder."""
     named = source in EMBEDDED or hub.is_on_hub(source)
-    return source if named else str(Path(source).expanduser().absolute())
+    return source if named else os.path.abspath(Path(source).expanduser())
 
 
 def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
@@ -146,7 +146,7 @@ def _contents(listed: list[Path]) -> tuple[str, int]:
             while data := stream.read(files.PIECE):
                 of_file.update(data)
                 size += len(data)
-        digest.update(os.fsencode(file.absolute()) + f"\0{of_file.hexdigest()}\0".encode())
+        digest.update(os.fsencode(os.path.abspath(file)) + f"\0{of_file.hexdigest()}\0".encode())
     return digest.hexdigest(), size
 
 

@@ -129,7 +129,9 @@ def test_of_several_sources_the_one_that_has_changed_is_named(tokenizer, config,
 def test_the_same_files_by_another_path_are_the_same_text(tokenizer, config, monkeypatch, caplog):
     found = prepare(config, tokenizer)
     monkeypatch.chdir(Path(config.path).parent)
-    assert prepare(replace(config, path=Path(config.path).name), tokenizer).names == found.names
+    name = Path(config.path).name
+    for path in (name, f"./{name}/../{name}"):
+        assert prepare(replace(config, path=path), tokenizer).names == found.names
     assert "has changed" not in caplog.text
 
 
