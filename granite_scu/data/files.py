@@ -44,13 +44,20 @@ def find(given: str) -> list[Path]:
     if root.exists():
         raise UserError(f"--data-dir {root}: neither a file nor a folder; give one that holds text")
     if glob.has_magic(given):
-        before, deep, _ = str(root).partition("**")
-        for base in glob.glob(before or ".") if deep else ():  # glob passes over folders that it may not read
-            for _, folders, _ in os.walk(base, onerror=_raise):
-                folders[:] = [name for name in folders if not name.startswith(".")]  # as glob does
+        _check_searched(root)
         matched = [Path(name) for name in sorted(glob.glob(str(root), recursive=True))]
         return sorted({file for path in matched for file in (_in_depth(path) if path.is_dir() else _as_file(path))})
     return []
+
+
+def _check_searched(pattern: Path) -> None:
+    """Raise OSError for a folder that a pattern searches and that may not be read: glob would pass over it."""
+    parts = pattern.parts
+    for number, part in enumerate(parts):
+        if number and glob.has_magic(part):
+            for folder in glob.iglob(str(Path(*parts[:number])), recursive=True):
+                if os.path.isdir(folder):
+                    os.scandir(folder).close()
 
 
 def _in_depth(root: Path) -> list[Path]:

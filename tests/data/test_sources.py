@@ -178,7 +178,7 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
         return listed(folder)
 
     monkeypatch.setattr(os, "scandir", denied)
-    for given in (tmp_path, tmp_path / "**" / "*.txt"):
+    for given in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "*" / "*.txt", tmp_path / "l*d" / "**" / "a.txt"):
         assert "locked: cannot be read (Permission denied)" in refused(given)
 
 
