@@ -111,7 +111,7 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
     if not repository:
         raise UserError(f"--data-dir {source}: names no data set; give {PREFIX}owner/name")
     try:
-        found = datasets.load_dataset(repository, configuration or None, streaming=streamed)
+        return datasets.load_dataset(repository, configuration or None, streaming=streamed)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
         at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
         reason = " ".join(str(at_bottom or error).split())[:300]
@@ -121,7 +121,6 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
             f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "
             f"({PREFIX}owner/name:config), or take an embedded corpus: {embedded}"
         ) from error
-    return found
 
 
 @lru_cache
