@@ -154,7 +154,7 @@ DECAY = tuple(
     Arm("weight-decay", f"{value:g}", {"control.controller": "none", "optimizer.weight_decay": value}, FAMILY)
     for value in (0.1, 1.0, 3.0, 10.0)
 )
-SCHEDULES = tuple(_decaying(name, start) for name in ("linear", "cosine") for start in (0.3, 1.0))
+SCHEDULES = tuple(_decaying(name, start) for name in ("linear", "cosine") for start in (0.03, 0.1, 0.3, 1.0))
 CPR = tuple(
     Arm("cpr", f"warm-up {ticks}", {"control.controller": "cpr", "control.cpr_warmup": ticks}, FAMILY)
     for ticks in (6, 12, 25)
