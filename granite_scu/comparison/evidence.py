@@ -10,11 +10,15 @@ from typing import Any
 
 from granite_scu.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS, Task
 from granite_scu.control import CONTROLLERS
+from granite_scu.control.setpoint import FRACTION, LEAST, MOST
 from granite_scu.errors import UserError
 from granite_scu.run_folder import finite, replacing
 
 VERSION = 2
 """Counts up when the same settings come to mean another run: when the code of a law or of the training changes."""
+
+SETPOINT_RULE = {"share_of_s_free": FRACTION, "least": LEAST, "most": MOST}
+"""How ``--target-s auto`` chooses. With another rule it is another run."""
 
 INNER = {"cascade": ("pi",)}
 """Laws that act through another."""
@@ -57,7 +61,8 @@ class Spec:
         # The inner loop's first, of which a law that has one sets some.
         known = [field for law in (*INNER.get(name, ()), name) for field in fields(CONTROLLERS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
-        return {name: self.settings.get(f"control.{name}", default) for name, default in own.items()}
+        rule = SETPOINT_RULE if self.settings.get("control.target_s") == "auto" else {}
+        return {name: self.settings.get(f"control.{name}", default) for name, default in own.items()} | rule
 
     @property
     def file(self) -> Path:

@@ -171,6 +171,8 @@ ISOLATING = (
     _at_chosen("projection"),
 )
 """What tells feedback from what it brings about."""
+AUTO = Arm("pi-auto", "", {"control.controller": "pi", "control.target_s": "auto"}, FAMILY)
+"""The product's default: a probe finds the setpoint."""
 CASCADE = Arm("cascade", "", {"control.controller": "cascade", "run.eval_steps": 10}, FAMILY)
 OTHER_LAWS = (
     _at_chosen("p", derive="pi-start"),
@@ -206,6 +208,7 @@ FULL = Protocol(
         *FIXED,
         *FIXED_STOPPED,
         PI,
+        AUTO,
         CASCADE,
         *ISOLATING,
         *PI_SWEPT,
@@ -218,7 +221,7 @@ FULL = Protocol(
     seeds=(0, 1, 2, 3, 4),
     rates=(1e-3, 2e-3, 4e-3),
     tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
-    headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi", "cascade"),
+    headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi", "pi-auto", "cascade"),
     swept_pi=PI_SWEPT,
     first_seeds=3,
     selection_task="docs-small",

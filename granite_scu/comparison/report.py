@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -60,6 +61,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append("\n".join(lines))
     if results["transfer"]:
         parts.append(_transfer(results))
+    if results["constants"]:
+        parts.append(_constants(results))
     parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim_lines(results))]))
     return "\n\n".join(parts) + "\n"
 
@@ -67,13 +70,31 @@ def markdown(results: dict[str, Any]) -> str:
 def _transfer(results: dict[str, Any]) -> str:
     """Which quantity would have been worth holding."""
     lines = ["### What could be held at one value", ""]
-    lines += ["| quantity | held at | best on each task | mean excess | worst excess |"]
-    lines += ["|---|---|---|---|---|"]
+    lines += ["| quantity | held at | best on each task | mean excess | worst excess | chosen on the other corpora | mean excess "
+              "| worst excess |"]  # fmt: skip
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for row in results["transfer"]:
-        others = ", ".join(f"{value:.3g} ({task})" for task, value in row["best"].items())
+        best, carried = _listed(row["best"]), list(row["carried_excess"].values())
         excess = f"{row['mean_excess']:+.2%} | {row['worst_excess']:+.2%}"
-        lines.append(f"| {row['quantity']} | {row['value']:.3g} | {others} | {excess} |")
+        elsewhere = f"{np.mean(carried):+.2%} | {max(carried):+.2%}" if carried else " | "
+        cells = [row["quantity"], f"{row['value']:.3g}", best, excess, _listed(row["of_other_corpora"]), elsewhere]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _constants(results: dict[str, Any]) -> str:
+    """What one value for everything would cost."""
+    lines = ["### What one value for everything would cost", ""]
+    lines += ["| quantity | held at | mean excess | worst excess | on |", "|---|---|---|---|---|"]
+    for row in results["constants"]:
+        worst = max(row["excess"], key=row["excess"].get)
+        excess = f"{row['mean_excess']:+.2%} | {row['worst_excess']:+.2%}"
+        lines.append(f"| {row['quantity']} | {row['value']:g} | {excess} | {worst} |")
+    return "\n".join(lines)
+
+
+def _listed(values: dict[str, float]) -> str:
+    return ", ".join(f"{value:.3g} ({name})" for name, value in values.items())
 
 
 def write_docs(results: dict[str, Any], page: Path) -> None:

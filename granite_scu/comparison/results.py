@@ -9,7 +9,7 @@ import numpy as np
 from granite_scu import statistics
 from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
 from granite_scu.comparison.protocol import CASCADE, PI, Adapter, Arm, Task
-from granite_scu.comparison.transfer import transfer
+from granite_scu.comparison.transfer import constants, transfer
 from granite_scu.statistics import Estimate, Scores
 
 MARGIN = 0.002
@@ -82,6 +82,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "claims": {name: _overall(plan, name, tasks) for name in CLAIMANTS},
         "cost": _cost(plan),
         "transfer": transfer(plan),
+        "constants": constants(plan),
         "runs": len(plan.evidence.records),
         "machines": sorted(machines),
     }

@@ -4,12 +4,15 @@ A sweep of lambda traces a curve on each task: what a quantity ended at, and wha
 A quantity is worth holding at one value if the value that is best on one task is near the best on the others, whatever
 the corpus and the number of tokens. So its value is taken where the selection task's validation is best, and looked
 up on the curves of the others. This asks of S, and of its rivals, what a perfect controller could reach with it.
+
+One task's choice may be a lucky or an unlucky one. So the value is chosen a second time, on all tasks but those of one
+corpus, and looked up on these; each corpus takes its turn. That is what a default can be expected to cost on new text.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -85,20 +88,36 @@ THEORY = ("carry-over / that at the largest λ", 0.5)
 where the carry-over V / T is half of a, a small adapter's."""
 
 
+CONSTANTS: dict[str, tuple[float, ...]] = {
+    "λ": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "S": (0.02, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8),
+    "S / S at λ = 0": (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+}
+"""What a default could be: one value for all that anyone may bring."""
+
+
+def constants(plan: Plan) -> list[dict[str, Any]]:
+    """What each value of ``CONSTANTS`` would cost, held on every task whose sweep is there. Empty without any."""
+    curves = {task.name: curve for task in plan.protocol.tasks if (curve := _curve(plan, task))}
+    return [_judge(name, value, curves) for name, values in CONSTANTS.items() for value in values if curves]
+
+
 def transfer(plan: Plan) -> list[dict[str, Any]]:
-    """For each quantity its value on the selection task, and the excess over the swept best elsewhere; last, the value
-    that theory gives, and the excess everywhere.
+    """For each quantity its value on the selection task, and the excess over the swept best elsewhere; beside it the
+    excess of a value chosen on the other corpora. Last, the value that theory gives, and the excess everywhere.
 
     Empty until the sweep of the selection task and of another task is there for a common seed.
     """
-    curves = {task.name: curve for task in plan.protocol.tasks if (curve := _curve(plan, task))}
-    selection = curves.pop(plan.protocol.selection_task, None)
-    if selection is None or not curves:
+    tasks = {task.name: task for task in plan.protocol.tasks}
+    curves = {name: curve for name, task in tasks.items() if (curve := _curve(plan, task))}
+    others = {name: curve for name, curve in curves.items() if name != plan.protocol.selection_task}
+    selection = curves.get(plan.protocol.selection_task)
+    if selection is None or not others:
         return []
-    chosen = [(name, float(_values(name, selection)[_best(selection)]), curves) for name in QUANTITIES]
-    name, value = THEORY
-    by_theory = (name, value, {plan.protocol.selection_task: selection, **curves})
-    return [_judge(*row) for row in (*chosen, by_theory)]
+    corpora = {name: tasks[name].scored_on for name in curves}
+    chosen = [(name, float(_values(name, selection)[_best(selection)])) for name in QUANTITIES]
+    rows = [_judge(*row, others) | _carry_over_corpora(row[0], curves, corpora) for row in chosen]
+    return [*rows, _judge(*THEORY, curves) | {"of_other_corpora": {}, "carried_excess": {}}]
 
 
 Curve = list[list[Place]]
@@ -149,6 +168,27 @@ def _judge(name: str, value: float, curves: dict[str, Curve]) -> dict[str, Any]:
     }
 
 
+def _carry_over_corpora(name: str, curves: dict[str, Curve], corpora: dict[str, str]) -> dict[str, Any]:
+    """The value that is best on the tasks of the other corpora, for each corpus, and its excess on that corpus's tasks.
+
+    Best is the least validation, relative to each task's own least and averaged over tasks, among the values that the
+    sweeps had. Empty where there is one corpus.
+    """
+    chosen: dict[str, float] = {}
+    excess: dict[str, float] = {}
+    for corpus in sorted(set(corpora.values())):
+        others = [curve for task, curve in curves.items() if corpora[task] != corpus]
+        if not others:
+            break
+        candidates = np.unique(np.concatenate([_values(name, curve) for curve in others]))
+        costs = [np.mean([_excess(name, value, curve, "validation") for curve in others]) for value in candidates]
+        chosen[corpus] = float(candidates[int(np.argmin(costs))])
+        excess |= {
+            task: _excess(name, chosen[corpus], curve) for task, curve in curves.items() if corpora[task] == corpus
+        }
+    return {"of_other_corpora": chosen, "carried_excess": excess}
+
+
 def _values(name: str, curve: Curve) -> np.ndarray:
     """The quantity at each setting, averaged over seeds."""
     quantity = QUANTITIES[name]
@@ -158,14 +198,19 @@ def _values(name: str, curve: Curve) -> np.ndarray:
 
 def _best(curve: Curve) -> int:
     """The setting with the best validation."""
-    return int(np.argmin([np.mean([place.validation for place in runs]) for runs in curve]))
+    return int(np.argmin(_bits(curve, "validation")))
 
 
-def _excess(name: str, value: float, curve: Curve) -> float:
-    """Test bits where the quantity has the value, over those of the swept best, minus 1.
+def _bits(curve: Curve, text: Literal["validation", "test"]) -> np.ndarray:
+    """Bits per token on a text at each setting, averaged over seeds."""
+    return np.array([np.mean([getattr(place, text) for place in runs]) for runs in curve])
+
+
+def _excess(name: str, value: float, curve: Curve, text: Literal["validation", "test"] = "test") -> float:
+    """Bits on the text where the quantity has the value, over those of the swept best, minus 1.
 
     Linear between neighbouring settings; beyond the ends, the end: a controller rests at a bound there.
     """
-    values, test = _values(name, curve), np.array([np.mean([place.test for place in runs]) for runs in curve])
+    values, bits = _values(name, curve), _bits(curve, text)
     order = np.argsort(values)
-    return float(np.interp(value, values[order], test[order]) / test[_best(curve)] - 1)
+    return float(np.interp(value, values[order], bits[order]) / bits[_best(curve)] - 1)

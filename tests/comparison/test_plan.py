@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from granite_scu.comparison import evidence as evidence_module
 from granite_scu.comparison.evidence import Evidence, Spec
 from granite_scu.comparison.plan import Cell, Missing, Plan, mean_strength
 from granite_scu.comparison.protocol import FIXED, FULL, NONE, PI, STOPPED, TRAINING, Arm, Protocol
@@ -171,3 +172,13 @@ def test_this_key_is_that_of_the_evidence_in_the_repository():
     task = FULL.tasks[0]
     assert TRAINING["lora.rank"] == 16
     assert Spec(task, "none", "", 0, settings).key == "e44a12a054e3"
+
+
+def test_a_setpoint_found_by_another_rule_is_another_run(protocol, monkeypatch):
+    def key(setpoint: float | str) -> str:
+        settings = {"control.controller": "pi", "control.target_s": setpoint}
+        return Spec(protocol.tasks[0], "pi", "", 0, settings).key
+
+    auto, given = key("auto"), key(0.3)
+    monkeypatch.setitem(evidence_module.SETPOINT_RULE, "share_of_s_free", 0.123)
+    assert key("auto") != auto and key(0.3) == given

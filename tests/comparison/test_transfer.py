@@ -7,7 +7,7 @@ import pytest
 from granite_scu.comparison.evidence import write_record
 from granite_scu.comparison.plan import Cell, Plan
 from granite_scu.comparison.protocol import FIXED, NONE
-from granite_scu.comparison.transfer import QUANTITIES, THEORY, transfer
+from granite_scu.comparison.transfer import CONSTANTS, QUANTITIES, THEORY, constants, transfer
 
 REACH = {"first": 10.0, "second": 100.0}
 """How strongly lambda acts on each task: what is best at 0.1 on the first is best at 0.01 on the second."""
@@ -38,6 +38,36 @@ def test_what_the_cost_hangs_on_transfers_and_lambda_does_not(swept):
     assert found["λ"]["best"]["second"] == 0.01
 
 
+def test_a_value_is_chosen_on_the_other_corpora_too(swept):
+    found = {row["quantity"]: row for row in transfer(swept)}
+    for name in ("S", "λ"):
+        assert set(found[name]["of_other_corpora"]) == {"stdlib-docs", "stdlib-source"}
+    # Each task is the only one of its corpus: what is chosen for the first is what is best on the second.
+    assert found["λ"]["of_other_corpora"]["stdlib-docs"] == found["λ"]["best"]["second"] == 0.01
+    assert found["λ"]["carried_excess"]["second"] == found["λ"]["excess"]["second"] > 0.01
+    assert found["S"]["carried_excess"] == pytest.approx({"first": 0, "second": 0}, abs=1e-6)
+
+
+def test_one_value_for_everything_has_its_cost_on_every_task(swept):
+    found = {(row["quantity"], row["value"]): row for row in constants(swept)}
+    assert set(found) == {(name, value) for name, values in CONSTANTS.items() for value in values}
+    at_two_percent = (4 + (0.1 - 0.5) ** 2) / 4 - 1  # S ends at 0.1 under the largest lambda of the first task
+    assert found["S", 0.02]["excess"]["first"] == pytest.approx(at_two_percent, rel=1e-3)
+    assert found["S", 0.02]["excess"]["second"] == pytest.approx((4 + (0.9 / 81 - 0.5) ** 2) / 4 - 1, rel=0.05)
+    assert found["λ", 0.1]["excess"]["first"] == pytest.approx(0, abs=1e-6)
+
+
+def test_one_corpus_leaves_nothing_to_carry_over(swept):
+    tasks = swept.protocol.tasks
+    alike = replace(swept.protocol, tasks=(tasks[0], replace(tasks[1], corpus=tasks[0].corpus)))
+    one = Plan(alike, swept.evidence)
+    while (spec := one.next(busy=set())) is not None:
+        source = next(r for r in swept.evidence if r["task"] == spec.task.name and r["seed"] == spec.seed)
+        write_record(swept.evidence.folder / spec.file, source | {"key": spec.key, "settings": spec.settings})
+        swept.evidence.add(swept.evidence.folder / spec.file)
+    assert all(row["carried_excess"] == {} for row in transfer(one))
+
+
 def test_values_between_the_settings_are_interpolated_and_beyond_them_the_end_counts(swept, protocol):
     for seed in swept.seeds:
         record = swept.record(Cell(protocol.tasks[0], FIXED[2], seed))
@@ -48,3 +78,4 @@ def test_values_between_the_settings_are_interpolated_and_beyond_them_the_end_co
 
 def test_a_task_without_a_whole_sweep_is_left_out(protocol, evidence):
     assert transfer(Plan(protocol, evidence)) == []
+    assert constants(Plan(protocol, evidence)) == []

@@ -64,8 +64,8 @@ def test_a_turn_is_a_rise_after_the_least(validations, step):
 
 def test_the_words_say_why():
     proposal = propose_setpoint(Free(0.78, 0.7, 0.85, 2.0), steps=400)
-    assert proposal.target_s == 0.31
-    for words in ("S_free about 78.00%", "after 400 steps", "S* = 31.00%"):
+    assert proposal.target_s == 0.55
+    for words in ("S_free about 78.00%", "after 400 steps", "S* = 55.00%"):
         assert words in proposal.reason
 
 
@@ -75,18 +75,18 @@ def test_a_turn_of_the_validation_loss_lowers_it():
     assert proposal.target_s == 0.1
     assert "turned where S was 10.00%" in proposal.reason
     assert "S* = 10.00%, S where validation turned, so that" in proposal.reason
-    assert propose_setpoint(free, 400, s_at_turn=0.6).target_s == 0.31
+    assert propose_setpoint(free, 400, s_at_turn=0.6).target_s == 0.55
 
 
 @pytest.mark.parametrize(
     ("free", "at_turn", "words"),
     [
-        (Free(0.5, 0.4, 0.6, 2.0), None, "S* = 20.00%, 40% of S_free, so that"),
-        (Free(0.5, 0.4, 0.6, 2.0), 0.3, "S* = 20.00%, 40% of S_free, so that"),
-        (Free(0.5, 0.1, 0.9, 2.0), None, "S* = 8.00%, 80% of the least that S_free may be, so that"),
+        (Free(0.5, 0.4, 0.6, 2.0), None, "S* = 35.00%, 70% of S_free, so that"),
+        (Free(0.5, 0.4, 0.6, 2.0), 0.4, "S* = 35.00%, 70% of S_free, so that"),
+        (Free(0.5, 0.1, 0.9, 2.0), None, "S* = 10.00%, the least that S_free may be, so that"),
         (Free(0.5, 0.4, 0.6, 2.0), 0.1, "S* = 10.00%, S where validation turned, so that"),
-        (Free(0.005, 0.004, 0.006, 2.0), None, "S* = 0.50%, the least that is proposed (40% of S_free would be 0.20%,"),
-        (Free(0.5, 0.001, 0.6, 2.0), None, "the least that is proposed (80% of the least that S_free may be would be"),
+        (Free(0.005, 0.004, 0.006, 2.0), None, "S* = 0.50%, the least that is proposed (70% of S_free would be 0.35%,"),
+        (Free(0.5, 0.001, 0.6, 2.0), None, "the least that is proposed (the least that S_free may be would be"),
         (Free(0.5, 0.4, 0.6, 2.0), 0.001, "the least that is proposed (S where validation turned would be 0.10%,"),
     ],
 )

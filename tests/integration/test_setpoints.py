@@ -82,7 +82,7 @@ def test_auto_stores_what_it_found_and_what_was_asked(auto):
     folder = auto[1]
     scu, training = read(folder, "scu_config.json"), read(folder, "training_config.json")
     target = scu["target_s"]
-    assert 0.005 <= target <= 0.6
+    assert 0.005 <= target <= 0.9
     assert scu["setpoint"] == training["control"]["target_s"] == target
     assert f"S* = {target:.2%}" in scu["auto"]["reason"]
     assert scu["auto"]["probe_steps"] == 16
