@@ -233,7 +233,8 @@ class ControlConfig:
 
     Attributes:
         controller: name of the law, one of ``CONTROLLERS``.
-        target_s: the setpoint S*, a ratio in (0, 1), or auto for one that a short probe finds.
+        target_s: the setpoint S*, a ratio in (0, 1), or auto for one that a short probe finds. No ratio serves all data
+            and models (docs/evidence.md), so none is the default. A law that heeds no setpoint passes it over.
         every: optimizer steps between ticks.
         kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S, others in ln S.
         ki: integral gain, per tick.
@@ -253,7 +254,7 @@ class ControlConfig:
     """
 
     controller: str = "pi"
-    target_s: float | Literal["auto"] = 0.02
+    target_s: float | Literal["auto"] = "auto"
     every: int = 10
     kp: float | None = None
     ki: float | None = None

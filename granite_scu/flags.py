@@ -17,6 +17,7 @@ from typing import Any
 from granite_scu import config
 from granite_scu.control import CONTROLLERS
 from granite_scu.control.pi import MARGINAL_SAVING
+from granite_scu.control.setpoint import FRACTION
 from granite_scu.errors import UserError
 
 PRECISIONS = {"auto": "null", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
@@ -166,7 +167,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     ),
     "control": (
         Flag("--controller", "control.controller", str, f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
-        Flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto"),
+        Flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto: a "
+             f"probe without lambda comes first, a tenth of the run; S* is {FRACTION} of what S would come to alone"),
         Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per logit of S; of p and i per ln S, of "
              "original per S, of kl per ln KL", default=_of_law("kp")),
         Flag("--ki", "control.ki", float, "integral gain, the same per tick", default=_of_law("ki")),

@@ -120,7 +120,7 @@ def _memory(run: "Run") -> dict:
 
 
 def _setpoint(run: "Run") -> float | str | None:
-    if run.request.control.target_s == "auto":
+    if run.seeks_setpoint:
         return f"auto: a probe of {probe_steps(run.plan.steps)} steps comes first"
     return run.controller.setpoint
 

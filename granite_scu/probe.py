@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AUTO = "auto"
+AUTO, STAND_IN = "auto", 0.5
 
 TICKS = 20
 """Measurements of S in a probe, about."""
@@ -47,20 +47,14 @@ class Found:
     proposal: Proposal
 
 
-def provisional(config: ControlConfig) -> ControlConfig:
-    """The configuration with a setpoint that stands for the one still to be found, to check everything else by.
+def needed(config: ControlConfig) -> bool:
+    """Whether there is a setpoint to look for: the law heeds one, and none is given."""
+    return config.target_s == AUTO and config.controller in control.TRACKING
 
-    Raises:
-        UserError: auto for a controller that heeds no setpoint.
-    """
-    if config.target_s != AUTO:
-        return config
-    if config.controller in control.CONTROLLERS and config.controller not in control.TRACKING:
-        raise UserError(
-            f"--target-s auto: --controller {config.controller} heeds no setpoint, so there is none to look for; "
-            f"leave it out, or take one of {', '.join(control.TRACKING)}"
-        )
-    return replace(config, target_s=ControlConfig.target_s)
+
+def provisional(config: ControlConfig) -> ControlConfig:
+    """The configuration with a setpoint that stands for the one still to be found, to check everything else by."""
+    return replace(config, target_s=STAND_IN) if config.target_s == AUTO else config
 
 
 class _Listener(AfterTick):

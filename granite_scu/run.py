@@ -166,7 +166,7 @@ class Run:
         if self.request.run.auto_batch_size:
             self._settle_batch()
         request = self.request
-        if request.control.target_s == probe.AUTO:
+        if self.seeks_setpoint:
             self._find_setpoint(resume)
         module = self.make_module()
         self.console.print(f"loading {request.base.name}", highlight=False)
@@ -254,6 +254,11 @@ class Run:
             if cause := _lost(error):
                 raise RunFailed(f"{cause}; --resume-from-checkpoint last goes on from the last checkpoint") from error
             raise
+
+    @property
+    def seeks_setpoint(self) -> bool:
+        """Whether a probe comes first, to find the setpoint."""
+        return probe.needed(self.request.control)
 
     def _find_setpoint(self, resume: Resume | None) -> None:
         target, self.found, self.probe_seconds = setpoint_of_auto(self, resume)

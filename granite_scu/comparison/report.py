@@ -70,8 +70,8 @@ def markdown(results: dict[str, Any]) -> str:
 def _transfer(results: dict[str, Any]) -> str:
     """Which quantity would have been worth holding."""
     lines = ["### What could be held at one value", ""]
-    lines += ["| quantity | held at | best on each task | mean excess | worst excess | chosen on the other corpora | mean excess "
-              "| worst excess |"]  # fmt: skip
+    held = "held at | best on each task | mean excess | worst excess"
+    lines += [f"| quantity | {held} | chosen on the other corpora | mean excess | worst excess |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for row in results["transfer"]:
         best, carried = _listed(row["best"]), list(row["carried_excess"].values())
