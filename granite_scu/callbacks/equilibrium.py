@@ -52,6 +52,7 @@ class EquilibriumStop(AfterTick):
             held=record["held"],
             in_deadband=record["in_deadband"],
             authority=self._authority(module, record),
+            travel=self.control.travel,
         )
 
     def _authority(self, module: GraniteModule, record: dict) -> float:

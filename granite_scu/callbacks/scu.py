@@ -61,7 +61,7 @@ class ShannonControl(L.Callback):
         self._step = self._pending = 0
         self._progress = (0, 0)  # steps applied since the last tick, and those skipped before the newest of them
         self._learning_rate: float | None = None
-        self._travel = 0.0
+        self.travel = 0.0
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self._act(module)
@@ -96,7 +96,7 @@ class ShannonControl(L.Callback):
         self._pending, self._progress = 0, (0, 0)
         self.tokens += window.tokens
         self.skipped += window.skipped
-        self._travel += window.travel
+        self.travel += window.travel
         measured = self._measure(trainer, module, window)
         self.state, output = self.controller.update(self.state, measured)
         self.saved = None
@@ -119,7 +119,7 @@ class ShannonControl(L.Callback):
             kl=module.kl_from_start() if self.controller.needs_kl else None,
             step=self._step,
             progress=min(1.0, self._step / module.total_steps),
-            travel=self._travel,
+            travel=self.travel,
             saved=self.saved,
         )
 
@@ -173,7 +173,7 @@ class ShannonControl(L.Callback):
             "action": self.action._asdict(),
             "counts": [self.tokens, self.skipped, self._pending],
             "progress": list(self._progress),
-            "travel": self._travel,
+            "travel": self.travel,
             "latest": self.latest,
             "ticks": self.ticks,
             "saved": self.saved and tuple(self.saved),
@@ -186,6 +186,6 @@ class ShannonControl(L.Callback):
         self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
         self.tokens, self.skipped, self._pending = state["counts"]
         self._progress = tuple(state["progress"])
-        self._travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
+        self.travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
         self.saved = state["saved"] and Saved(*state["saved"])
         self._learning_rate = state["learning_rate"]

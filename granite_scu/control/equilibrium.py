@@ -30,6 +30,7 @@ class Tick:
         in_deadband: the error was too small to act upon in full.
         authority: how strongly lambda acts: the norm of its gradient over that of the data's, or the share of the
             update that it takes away between two ticks; 0 where it acts on nothing.
+        travel: sum of the learning rates of all steps so far.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Tick:
     held: bool
     in_deadband: bool
     authority: float
+    travel: float
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ class Equilibrium:
        right sign. A constant has no changes, and a replayed or scheduled lambda does not know this run's error: by
        chance it has an R^2 of about 2 / window.
     2. S was within ``band`` of the setpoint at every tick.
-    3. DataBPT has stopped falling: the fall along its least-squares line is within its uncertainty (one-sided 95 %,
+    3. lambda's effect on S must show: the weights travelled so far in the window that an adapter left to itself, whose
+       ParamBPT grows with the square of the travel, would have crossed the whole band. It stayed, so lambda held it. At
+       the end of a schedule, where weights hardly move, S rests whatever lambda does.
+    4. DataBPT has stopped falling: the fall along its least-squares line is within its uncertainty (one-sided 95 %,
        widened for the correlation of neighbouring residuals), and that uncertainty leaves room for no fall of more than
        ``resolution`` of DataBPT over the window. Without the second half, noise alone would pass for equilibrium.
 
@@ -96,7 +101,7 @@ class Equilibrium:
             return Decision(False, f"{len(ticks)} of {self.window} ticks seen")
         ticks = ticks[-self.window :]
         # In this order: a lambda or an S without a logarithm has been sorted out before logarithms are taken.
-        fault = self._open_loop(ticks) or self._out_of_band(ticks) or self._not_answering(ticks)
+        fault = self._open_loop(ticks) or self._out_of_band(ticks) or self._unmoved(ticks) or self._not_answering(ticks)
         if fault:
             return Decision(False, fault)
         return self._still_learning(ticks)
@@ -116,6 +121,19 @@ class Equilibrium:
         for tick in ticks:
             if tick.s is None or not abs(tick.s / self.setpoint - 1) <= self.band:
                 return f"S out of band at step {tick.step}"
+        return None
+
+    def _unmoved(self, ticks: Sequence[Tick]) -> str | None:
+        low, high = (1 - self.band) * self.setpoint, (1 + self.band) * self.setpoint
+        begin, end = ticks[0].travel, ticks[-1].travel
+        if not 0 < begin <= end < math.inf:
+            return "nothing has moved yet"
+        free = low / (1 - low) * (end / begin) ** 2  # the odds of S: ParamBPT over DataBPT
+        if free / (1 + free) <= high:
+            return (
+                f"lambda's effect does not show: the learning rates since step {ticks[0].step} would not have moved S "
+                "out of its band either way"
+            )
         return None
 
     def _not_answering(self, ticks: Sequence[Tick]) -> str | None:

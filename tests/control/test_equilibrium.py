@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from granite_scu.control import PI, Measurement
+from granite_scu.control import PI, Integral, Measurement, Proportional
 from granite_scu.control.equilibrium import Equilibrium, Tick, as_mappings, from_mappings
 
 SETPOINT, WINDOW = 0.1, 30
@@ -26,7 +26,17 @@ def settled(seed=0, ticks=WINDOW, noise=0.02, data_noise=0.01, fall=0.0, ema_alp
         state, output = law.update(state, _measured(s, travel=10.0 * (k + 1)))
         strength = output.reg_strength
         data_bpt = 5.0 * (1 + data_noise * rng.normal()) - fall * k / ticks
-        tick = Tick(10 * k, output.smoothed, strength, data_bpt, output.saturated, output.held, False, 0.2)
+        tick = Tick(
+            10 * k,
+            output.smoothed,
+            strength,
+            data_bpt,
+            output.saturated,
+            output.held,
+            False,
+            0.2,
+            travel=10.0 * (k + 1),
+        )
         found.append(replace(tick, **changed))
     return found
 
@@ -100,6 +110,37 @@ def test_a_frozen_measurement():
     """S that never moves, lambda integrating a constant error or doing what it likes."""
     ticks = [replace(tick, s=0.101) for tick in settled()]
     assert_goes_on(ticks, "does not answer")
+
+
+@pytest.mark.parametrize(
+    "law", [PI(SETPOINT), PI(SETPOINT, kp=1.0, ki=0.2), Proportional(SETPOINT), Integral(SETPOINT)]
+)
+@pytest.mark.parametrize("seed", range(10))
+def test_an_adapter_that_rests_because_the_learning_rate_is_over(law, seed):
+    """ParamBPT stands still in the band, and lambda answers to the noise of DataBPT: it moves nothing by that."""
+    rng, state, ticks = np.random.default_rng(seed), law.init(), []
+    for k in range(3 * WINDOW):
+        data_bpt, param_bpt, travel = 5.0 * (1 + 0.01 * rng.normal()), 5.0 * SETPOINT / (1 - SETPOINT), 40.0 + 1e-3 * k
+        s = param_bpt / (param_bpt + data_bpt)
+        state, output = law.update(state, Measurement(s=s, data_bpt=data_bpt, param_bpt=param_bpt, travel=travel))
+        tick = Tick(10 * k, output.smoothed, output.reg_strength, data_bpt, False, False, False, 0.2, travel)
+        ticks = RULE.remember(tuple(ticks), tick)
+        assert not RULE.decide(ticks).stop
+    assert_goes_on(ticks, "effect does not show")
+
+
+@pytest.mark.parametrize(("ratio", "shows"), [(1.0, False), (1.11, False), (1.13, True), (3.0, True)])
+def test_the_weights_must_have_travelled_far_enough_to_cross_the_band(ratio, shows):
+    """From 0.09 to 0.11 the odds grow by 1.25, ParamBPT with them, and so the travel by 1.118."""
+    ticks = settled()
+    span = [1 + (ratio - 1) * k / (WINDOW - 1) for k in range(WINDOW)]
+    reason = RULE.decide([replace(tick, travel=way) for tick, way in zip(ticks, span, strict=True)]).reason
+    assert ("effect does not show" not in reason) == shows
+
+
+@pytest.mark.parametrize("travel", [0.0, math.nan, math.inf])
+def test_a_travel_that_says_nothing(travel):
+    assert_goes_on([replace(tick, travel=travel) for tick in settled()], "nothing has moved")
 
 
 # Not at the setpoint
