@@ -53,7 +53,16 @@ def needed(config: ControlConfig) -> bool:
 
 
 def provisional(config: ControlConfig) -> ControlConfig:
-    """The configuration with a setpoint that stands for the one still to be found, to check everything else by."""
+    """The configuration with a setpoint that stands for the one still to be found, to check everything else by.
+
+    Raises:
+        UserError: the measure is one that a probe says nothing about.
+    """
+    if needed(config) and config.measure == "factors":
+        raise UserError(
+            "--measure factors: is not 0 before training, so no probe can say what it grows to; give --target-s as a "
+            "ratio"
+        )
     return replace(config, target_s=STAND_IN) if config.target_s == AUTO else config
 
 

@@ -110,10 +110,10 @@ def propose_setpoint(free: Free, steps: int, s_at_turn: float | None = None) -> 
     """A setpoint that lambda can hold: the rule, in one place.
 
         S* = FRACTION S_free, no more than the least that S_free may be, so that it is reached, nor than S where the
-             validation loss turned, clipped to [LEAST, MOST], and to two digits
+             validation loss turned, clipped to [LEAST, MOST], and rounded down to two digits
 
     >>> propose_setpoint(Free(0.78, 0.7, 0.85, 2.0), steps=400).target_s
-    0.55
+    0.54
 
     Args:
         free: how far S grows by itself.
@@ -126,14 +126,21 @@ def propose_setpoint(free: Free, steps: int, s_at_turn: float | None = None) -> 
         **({} if s_at_turn is None else {"S where validation turned": s_at_turn}),
     }
     what, wanted = min(limits.items(), key=lambda limit: limit[1])
-    target = float(f"{min(max(wanted, LEAST), MOST):.2g}")
+    target = _two_digits(min(max(wanted, LEAST), MOST))
     reason = f"S_free about {free.s:.2%} ({free.low:.2%} to {free.high:.2%}) after {steps} steps without lambda"
     if s_at_turn is not None:
         reason += f", and validation turned where S was {s_at_turn:.2%}"
     reason += f"; S* = {target:.2%}, {_bound(what, wanted)}, so that lambda has something to hold back"
     if free.low < target:
-        reason += "; S may not get there: train longer, raise --learning-rate or take a smaller --prior-sigma"
+        verb = "will" if free.high < target else "may"
+        reason += f"; S {verb} not get there: train longer, raise --learning-rate or take a smaller --prior-sigma"
     return Proposal(target, reason)
+
+
+def _two_digits(ratio: float) -> float:
+    """Rounded down, so that what bounds it is not exceeded; what two digits express is left as it is."""
+    scale = 10 ** (1 - math.floor(math.log10(ratio)))
+    return math.floor(ratio * scale + 1e-9) / scale
 
 
 def _bound(what: str, wanted: float) -> str:

@@ -155,7 +155,7 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
     assert json.loads(out)["target_s"] == "auto: a probe of 100 steps comes first"
 
 
-# What closes no loop
+# What is refused
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,14 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
             ["--stop-at-equilibrium", "--controller", "cascade"],
             "--stop-at-equilibrium: --controller cascade moves its own setpoint",
         ),
+        (
+            ["--measure", "factors", "--target-s", "auto", "--kp", "1", "--ki", "0.1"],
+            "--measure factors: is not 0 before",
+        ),
         (["--stop-at-equilibrium", "7"], "--stop-at-equilibrium 7: must be at least 8 ticks"),
     ],
 )
-def test_what_closes_no_loop_is_refused(launch, argv, words):
+def test_what_cannot_be_found_or_never_settles_is_refused(launch, argv, words):
     code, _, err = launch("--test-run", "--output-dir", "never", *argv)
     assert code == 2
     assert words in err
