@@ -81,6 +81,12 @@ class ComparedData(TextDataModule):
     def n_tokens(self) -> int:
         return super().n_tokens + (self.before_shift.n_supervised if self.before_shift else 0)
 
+    @property
+    def text_digest(self) -> str:
+        """Of all that is trained on, validated on and tested on: the corpora come with Python and with numpy."""
+        parts = (self.before_shift, self.train, self.validation, self.test)
+        return "-".join(part.checksum()[:8] for part in parts if part is not None)
+
     def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
         if self.before_shift is None:
             return super()._training_order(start)

@@ -88,6 +88,7 @@ class Evidence:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.records: dict[str, dict] = {}
+        self.paths: dict[str, Path] = {}
         self.additions = 0
         for path in sorted(folder.rglob("*.json")):
             self.add(path)
@@ -97,10 +98,29 @@ class Evidence:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             self.records[record["key"]] = record
+            self.paths[record["key"]] = path
             self.additions += 1
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"--evidence: {path} is not the record of a run; move it away") from error
         return record
+
+    def require_one_text(self) -> None:
+        """Refuse to compare runs of one task on different text: the corpora come with Python and with numpy.
+
+        Raises:
+            UserError: two records of a task disagree on the test documents' tokens, or on the digest of all text.
+        """
+        first: dict[tuple[str, str], tuple[Path, Any]] = {}
+        for key, record in self.records.items():
+            task = record["arm"] if record["task"] == "base" else record["task"]
+            known = {"documents": (record.get("test") or {}).get("tokens"), "digest": record.get("text")}
+            for what, found in known.items():
+                path, expected = first.setdefault((task, what), (self.paths[key], found)) if found else (None, found)
+                if found != expected:
+                    raise UserError(
+                        f"--evidence: {path} and {self.paths[key]} are runs of one task on different text, which comes "
+                        "with Python and numpy; take one version of both everywhere, and move the other files away"
+                    )
 
     def get(self, spec: Spec) -> dict | None:
         return self.records.get(spec.key)

@@ -63,6 +63,7 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(_transfer(results))
     if results["constants"]:
         parts.append(_constants(results))
+    parts.append(_origin(results))
     parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim_lines(results))]))
     return "\n\n".join(parts) + "\n"
 
@@ -80,6 +81,16 @@ def _transfer(results: dict[str, Any]) -> str:
         cells = [row["quantity"], f"{row['value']:.3g}", best, excess, _listed(row["of_other_corpora"]), elsewhere]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _origin(results: dict[str, Any]) -> str:
+    """Where the runs were done, and with what."""
+    versions = ", ".join(f"{name} {' and '.join(found)}" for name, found in results["versions"].items())
+    machines = " and ".join(results["machines"])
+    return (
+        f"### Where this comes from\n\n{results['runs']} runs on {machines or 'unknown machines'}, a thread each, at "
+        f"{results['revisions']} revisions of the code; {versions or 'unknown versions'}."
+    )
 
 
 def _constants(results: dict[str, Any]) -> str:

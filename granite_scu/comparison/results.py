@@ -68,6 +68,7 @@ class Row:
 
 def report(plan: Plan) -> dict[str, Any]:
     """All results, ready for JSON."""
+    plan.evidence.require_one_text()
     setpoint, provisional = _setpoint(plan)
     tasks = [found for task in plan.tasks if (found := _task(plan, task, setpoint))]
     machines = {record["machine"]["cpu"] for record in plan.evidence if "machine" in record}
@@ -85,7 +86,18 @@ def report(plan: Plan) -> dict[str, Any]:
         "constants": constants(plan),
         "runs": len(plan.evidence.records),
         "machines": sorted(machines),
+        "versions": _versions(plan),
+        "revisions": len({record.get("git_revision") for record in plan.evidence}),
     }
+
+
+def _versions(plan: Plan) -> dict[str, list[str]]:
+    """Of each library the versions that runs were done with; those that a record does not name are left out."""
+    found: dict[str, set[str]] = {}
+    for record in plan.evidence:
+        for name, version in record.get("versions", {}).items():
+            found.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in found.items()}
 
 
 def _setpoint(plan: Plan) -> tuple[float | None, bool]:

@@ -63,6 +63,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         "corpora": [corpus for corpus in (spec.task.corpus, spec.task.then) if corpus],
         **result,
         **({"auto": run.found} if run.found else {}),
+        "text": run.data.text_digest,
         "wall_time_s": round(time.perf_counter() - started, 1),
         "cpu_time_s": round(time.process_time() - started_cpu, 1),
         "machine": {"cpu": detect("cpu").name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},

@@ -204,3 +204,36 @@ def test_a_page_without_marks_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="lacks the lines"):
         report.write_docs({"tasks": []}, page)
     assert page.read_text() == "mine\n"
+
+
+def altered(evidence, **changed) -> None:
+    """One run more of the first task, as another machine would have left it."""
+    record = next(record for record in evidence if record["task"] == "first")
+    path = evidence.folder / "first" / "elsewhere.json"
+    write_record(path, record | {"key": "elsewhere"} | changed)
+    evidence.add(path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"test": {"tokens": [99] * 12, "final": [1.0] * 12, "best": [1.0] * 12}}, {"text": "other"}],
+    ids=["other test documents", "other training text"],
+)
+def test_runs_of_one_task_on_different_text_are_not_compared(finished, evidence, changed):
+    plan = finished(cost)
+    for record in evidence:
+        record["text"] = "one"
+    altered(evidence, text="one")
+    results.report(plan)
+    altered(evidence, **{"text": "one"} | changed)
+    with pytest.raises(UserError, match=r"elsewhere\.json are runs of one task on different text"):
+        results.report(plan)
+
+
+def test_the_report_says_where_the_runs_were_done(finished, evidence):
+    plan = finished(cost)
+    for number, record in enumerate(evidence):
+        record |= {"machine": {"cpu": "a CPU"}, "versions": {"numpy": f"2.{number % 2}"}, "git_revision": number % 3}
+    page = report.markdown(results.report(plan))
+    runs = len(evidence.records)
+    assert f"{runs} runs on a CPU, a thread each, at 3 revisions of the code; numpy 2.0 and 2.1." in page
