@@ -117,7 +117,7 @@ VALIDATION_TOKENS = 8_192
 """A validation's size: of a larger split, blocks spread evenly over it."""
 
 FAMILY = "regularised"
-"""The family of every arm that has a lambda: what differs between them is lambda and nothing else."""
+"""The family of every arm that has one lambda: what differs between them is lambda and nothing else."""
 
 
 def _constant(value: float, name: str = "fixed", adapter: Adapter = "final") -> Arm:
@@ -151,13 +151,13 @@ FIXED_STOPPED = tuple(_constant(value, "fixed-stopped", "best") for value in LAM
 PI = _at_chosen("pi")
 PI_SWEPT = tuple(_setpoint(value) for value in SETPOINTS)
 DECAY = tuple(
-    Arm("weight-decay", f"{value:g}", {"control.controller": "none", "optimizer.weight_decay": value}, FAMILY)
-    for value in (0.1, 1.0, 3.0, 10.0)
+    Arm("weight-decay", f"{value:g}", {"control.controller": "none", "optimizer.weight_decay": value}, "decay")
+    for value in (0.1, 1.0, 3.0, 10.0, 30.0, 100.0)
 )
 SCHEDULES = tuple(_decaying(name, start) for name in ("linear", "cosine") for start in (0.03, 0.1, 0.3, 1.0))
 CPR = tuple(
-    Arm("cpr", f"warm-up {ticks}", {"control.controller": "cpr", "control.cpr_warmup": ticks}, FAMILY)
-    for ticks in (6, 12, 25)
+    Arm("cpr", f"warm-up {ticks}", {"control.controller": "cpr", "control.cpr_warmup": ticks}, "cpr")
+    for ticks in (2, 3, 6, 12, 25)
 )
 KL = tuple(
     Arm("kl", f"KL*={value:g}", {"control.controller": "kl", "control.target_kl": value}, FAMILY)
@@ -220,7 +220,7 @@ FULL = Protocol(
     ),
     seeds=(0, 1, 2, 3, 4),
     rates=(1e-3, 2e-3, 4e-3),
-    tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
+    tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2], "decay": DECAY[3], "cpr": CPR[2]},
     headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi", "pi-auto", "cascade"),
     swept_pi=PI_SWEPT,
     first_seeds=3,
