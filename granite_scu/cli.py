@@ -296,7 +296,9 @@ def _reachability(summary: dict) -> str:
     if found is None:
         return "not judged: lambda is not asked to hold S at one setpoint throughout"
     if found["verdict"] == "reached":
-        return f"yes: at step {found['reached_at_step']} S was within {found['band']:.0%} of it"
+        first = f"yes: at step {found['reached_at_step']} S was within {found['band']:.0%} of it"
+        share = summary["control"]["in_band"]
+        return first if share is None else f"{first}, and so at {share:.0%} of the ticks from there on"
     if found["verdict"] == "not shown":
         ended = "could not be measured" if summary["s_ema"] is None else f"ended at {summary['s_ema']:.3%}"
         never = f"at no usable tick was S within {found['band']:.0%} of it, and it {ended}"

@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console
 
 from granite_scu import cli, flags, guard
+from granite_scu.control.metrics import summarise
 from granite_scu.control.reachability import Reachability, Sight
 from granite_scu.errors import RunFailed, UserError
 
@@ -253,7 +254,11 @@ def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
 @pytest.mark.parametrize(
     ("sights", "s_ema", "words"),
     [
-        ([(10, 0.2), (20, 0.49), (30, 0.6)], 0.6, "yes: at step 20 S was within 10% of it"),
+        (
+            [(10, 0.2), (20, 0.49), (30, 0.6)],
+            0.6,
+            "yes: at step 20 S was within 10% of it, and so at 50% of the ticks from there on",
+        ),
         ([(10, 0.1), (20, 0.2)], 0.2, "not shown: at no usable tick was S within 10% of it, and it ended at 20.000%"),
         ([], None, "not shown: at no usable tick was S within 10% of it, and it could not be measured"),
         (None, 0.2, "not judged"),
@@ -265,7 +270,12 @@ def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, wo
     for step, s in sights or []:
         state = law.update(state, Sight(step, s, 1.0, s / (1 - s), False, False, 0.3, 1e-3 * step, 1.0))
     found = None if sights is None else law.summary(state, 1e-4, 1e6)
-    assert words in printed(summary_of(s_ema=s_ema, s_target=0.5, reachability=found), tmp_path)
+    ticks = [
+        {"step": step, "s_ema": s, "s_target": 0.5, "lambda": 1.0, "saturated": False, "held": False}
+        for step, s in sights or []
+    ]
+    more = {"reachability": found, "control": summarise(ticks)}
+    assert words in printed(summary_of(s_ema=s_ema, s_target=0.5, **more), tmp_path)
 
 
 @pytest.mark.parametrize(
