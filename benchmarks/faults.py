@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import killing
 from granite_scu import checkpoint, guard
 from granite_scu.errors import UserError
+from granite_scu.flags import Parser
 from granite_scu.run_folder import RunFolder
 
 SAVE_STEPS = 5
@@ -153,7 +154,7 @@ def _expect(true: bool, otherwise: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="6 kills, 40 corruptions, 2 stops")
     parser.add_argument("--kills", type=int, help="(default: 100)")
     parser.add_argument("--corruptions", type=int, help="(default: 100)")

@@ -13,8 +13,13 @@ in band     share of ticks at which the smoothed S is in +-10 % of S*, from the 
 raw         largest |mean of the raw S over ten ticks / S* - 1| from there on
 overshoot   peak of the smoothed S over S*, minus 1
 
-and, after a disturbance at mid-run, recovery: the share of the run until S is back in band, in the same sense; in band
-and raw are then the worse of before and after.
+and, after a disturbance at mid-run,
+
+recovery    share of the run until S is back in band, in the same sense
+peak, dip   largest and smallest smoothed S over the setpoint in force, minus 1; where the setpoint was moved, only
+            what lies beyond the new one: before it is the way that S has to go
+
+In band and raw are then the worse of before and after, settling and overshoot those before. Peak and dip have no goal.
 Exit code 1 when a cell misses a goal, 0 when none does.
 """
 
@@ -25,6 +30,7 @@ import math
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -41,9 +47,13 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from granite_scu import guard
+from granite_scu import guard, provenance
+from granite_scu.comparison.evidence import write_record
 from granite_scu.control import CONTROLLERS, TRACKING, metrics
+from granite_scu.data import files, hub, sources
+from granite_scu.data.corpora import EMBEDDED
 from granite_scu.errors import UserError
+from granite_scu.flags import Parser
 
 STEPS, EVERY, TOKENS = 1400, 10, 24_576
 SETPOINTS = (0.004, 0.02, 0.1, 0.5)
@@ -53,11 +63,14 @@ CORPORA = ("stdlib-docs", "stdlib-source")
 DISTURBANCES = ("learning rate x3", "corpus switched", "S* x1.5", "S* /1.5")
 BAND = 0.1
 GOALS = {"in_band": 0.9, "settling": 0.15, "overshoot": 0.25, "raw": 0.15, "recovery": 0.15}
+EXCURSION = ("peak", "dip")
+COURSE = ("s", "s_ema", "lambda", "s_target")
+ORIGIN = ("machine", "versions", "git_revision")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid."""
+    """One run of the grid; ``content`` is the ``digest`` of a text of the user's own."""
 
     setpoint: float
     learning_rate: float
@@ -68,17 +81,43 @@ class Cell:
     controller: str = "pi"
     settings: tuple[str, ...] = ()
     steps: int = STEPS
+    content: str = ""
+
+    @classmethod
+    def of(cls, result: dict[str, Any]) -> "Cell":
+        """The cell of a run, in whose file a tuple is a list."""
+        return cls(**{**result["cell"], "settings": tuple(result["cell"]["settings"])})
 
     def key(self) -> str:
-        """Names the finished run; it changes with the law's own defaults."""
+        """Names the finished run; it changes with the law's own defaults and with a text of the user's own."""
         law = {field.name: field.default for field in fields(CONTROLLERS[self.controller])}
         law = {name: str(default) for name, default in law.items() if default is not MISSING}
-        described = json.dumps([asdict(self), law, EVERY, TOKENS], sort_keys=True)
+        # Without a content that is "", as those runs are named that were finished before it was part of the name.
+        own = {name: value for name, value in asdict(self).items() if name != "content" or value}
+        described = json.dumps([own, law, EVERY, TOKENS], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         name = f"{self.setpoint:.2%} rate {self.learning_rate:g} rank {self.rank} {self.corpus} seed {self.seed}"
         return f"{name}, {self.disturbance}" if self.disturbance else name
+
+
+def digest(corpus: str) -> str:
+    """Stands for what the files of a text hold, so that an edited one is trained on anew; "" for a corpus with a name.
+
+    Raises:
+        UserError: there is nothing there, or nothing that can be read.
+    """
+    if corpus in EMBEDDED or hub.is_on_hub(corpus):
+        return ""
+    whole = hashlib.sha256()
+    for path in sources.readable_files(corpus):
+        of_file = hashlib.sha256()
+        with files.opened(path, as_it_is=True) as stream:
+            while piece := stream.read(files.PIECE):
+                of_file.update(piece)
+        whole.update(os.fsencode(path) + f"\0{of_file.hexdigest()}\0".encode())
+    return whole.hexdigest()[:16]
 
 
 def grid(setpoints: list[float], corpora: list[str], seeds: int, controller: str, settings: list[str]) -> list[Cell]:
@@ -114,8 +153,10 @@ def quick(setpoints: list[float], corpora: list[str], controller: str, settings:
 
 def run_cell(cell: Cell, scratch: Path | None = None) -> dict[str, Any]:
     """Train the cell, in a folder that is made in ``scratch`` and removed, and measure it."""
+    provenance.git_revision()  # remembered from now on: what runs is what is imported now
     history = train(cell, scratch)
-    return {"cell": asdict(cell), **measure(cell, history), "trajectory": _trajectory(history)}
+    figures = {**measure(cell, history), "trajectory": _trajectory(history)}
+    return {"cell": asdict(cell), **figures, **provenance.origin()}
 
 
 def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
@@ -194,7 +235,8 @@ def measure(cell: Cell, history: list[dict[str, Any]]) -> dict[str, float | None
         recovery = 1.0 if back is None else (back - cell.steps // 2) / cell.steps
         halves = [measure(replace(cell, disturbance=None), half) for half in (before, after)]
         worse = {"in_band": min(half["in_band"] for half in halves), "raw": _worse(half["raw"] for half in halves)}
-        return {**halves[0], **worse, "lambda": halves[1]["lambda"], "recovery": recovery}
+        later = {"lambda": halves[1]["lambda"], "recovery": recovery, **excursion(cell, history)}
+        return {**halves[0], **worse, **later}
     points = metrics.ratios(history)
     start = metrics.held_from(points, BAND)
     # The ten ticks that qualify are left out of what is counted: they are in band because they were chosen so.
@@ -209,6 +251,22 @@ def measure(cell: Cell, history: list[dict[str, Any]]) -> dict[str, float | None
         "saturated": sum(record["saturated"] for record in history) / len(history),
         "lambda": history[-1]["lambda"],
         "recovery": None,
+        "peak": None,
+        "dip": None,
+    }
+
+
+def excursion(cell: Cell, history: list[dict[str, Any]]) -> dict[str, float | None]:
+    """How far above and below the setpoint in force the smoothed S comes after the disturbance of a run that has one.
+
+    None for the side of a moved setpoint on which S stands when it is moved.
+    """
+    if not cell.disturbance:
+        return {"peak": None, "dip": None}
+    after = [ratio for step, ratio in metrics.ratios(history) if step > cell.steps // 2]
+    return {
+        "peak": None if cell.disturbance == "S* /1.5" else max(0.0, max(after) - 1),
+        "dip": None if cell.disturbance == "S* x1.5" else min(0.0, min(after) - 1),
     }
 
 
@@ -219,21 +277,42 @@ def _worse(values: Iterable[float | None]) -> float | None:
 
 
 def _trajectory(history: list[dict[str, Any]]) -> list[list[float]]:
-    return [[r["step"], *(float(f"{r[name]:.4g}") for name in ("s", "s_ema", "lambda", "s_target"))] for r in history]
+    return [[r["step"], *(float(f"{r[name]:.4g}") for name in COURSE)] for r in history]
+
+
+def read_run(path: Path, cell: Cell) -> dict[str, Any]:
+    """The finished run of a cell. Where its file is older than the excursion, that is of the trajectory in it.
+
+    Raises:
+        UserError: the file is not whole, or of something else.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if Cell.of(result) != cell or not {*GOALS, "lambda", "trajectory"} <= result.keys():
+            raise ValueError("of another run, or without its figures")
+        if not set(EXCURSION) <= result.keys():
+            course = [dict(zip(("step", *COURSE), point, strict=True)) for point in result["trajectory"]]
+            result |= excursion(cell, course)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "move it away, and the run is done again"
+        raise UserError(f"--results: {path} is not the record of {cell}, or not all of it; {remedy}") from error
+    return result
 
 
 def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
     """The worst of each figure, and whether every goal is met. A run that never settled counts as 1."""
     settling = [1.0 if r["settling"] is None else r["settling"] for r in results]
-    recovery = [r["recovery"] for r in results if r["recovery"] is not None]
+    recovery, peak, dip = ([r[name] for r in results if r[name] is not None] for name in ("recovery", *EXCURSION))
     worst = {
         "worst_in_band": min(r["in_band"] for r in results),
         "worst_settling": max(settling),
         "worst_overshoot": max(r["overshoot"] for r in results),
         "worst_raw": max(1.0 if r["raw"] is None else r["raw"] for r in results),
         "worst_recovery": max(recovery, default=None),
+        "worst_peak": max(peak, default=None),
+        "worst_dip": min(dip, default=None),
     }
-    missed = [str(Cell(**r["cell"])) for r in results if not meets_goals(r)]
+    missed = [str(Cell.of(r)) for r in results if not meets_goals(r)]
     return {"cells": len(results), **worst, "goals": GOALS, "missed": missed, "goal_met": not missed}
 
 
@@ -253,7 +332,7 @@ def run_all(
     for cell in cells:
         path = results / f"{cell.key()}.json" if results else None
         if path and path.is_file():
-            found[cell] = json.loads(path.read_text(encoding="utf-8"))
+            found[cell] = read_run(path, cell)
     missing = [cell for cell in cells if cell not in found][:at_most]
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: processes with several threads each wait for one another
@@ -269,8 +348,7 @@ def run_all(
             cell, result = pending[future], future.result()
             found[cell] = result
             if results:
-                results.mkdir(parents=True, exist_ok=True)
-                (results / f"{cell.key()}.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+                write_record(results / f"{cell.key()}.json", result)
             progress.console.print(_line(result), highlight=False)
             progress.advance(task)
     return [found[cell] for cell in cells if cell in found]
@@ -289,7 +367,7 @@ def _killed_on_error() -> Iterator[None]:
 
 def _line(result: dict[str, Any]) -> str:
     mark = "ok    " if meets_goals(result) else "missed"
-    return f"{mark} {Cell(**result['cell'])}: " + ", ".join(f"{n} {_percent(result[n])}" for n in GOALS)
+    return f"{mark} {Cell.of(result)}: " + ", ".join(f"{n} {_percent(result[n])}" for n in (*GOALS, *EXCURSION))
 
 
 def _percent(value: float | None) -> str:
@@ -299,21 +377,37 @@ def _percent(value: float | None) -> str:
 def print_table(results: list[dict[str, Any]], console: Console) -> None:
     """A row for each run."""
     table = Table(title="tracking: the smoothed S against S*, and the raw S in windows of ten ticks")
-    for name in ("S*", "rate", "rank", "corpus", "seed", "disturbance", *GOALS, "lambda at the end", "goals"):
+    for name in ("S*", "rate", "rank", "corpus", "seed", "disturbance", *GOALS, *EXCURSION, "last lambda", "goals"):
         table.add_column(name)
     for r in results:
-        cell = Cell(**r["cell"])
+        cell = Cell.of(r)
         what = f"{cell.setpoint:.2%}", f"{cell.learning_rate:g}", str(cell.rank), cell.corpus, str(cell.seed)
-        figures = [_percent(r[name]) for name in GOALS]
+        figures = [_percent(r[name]) for name in (*GOALS, *EXCURSION)]
         table.add_row(
             *what, cell.disturbance or "", *figures, f"{r['lambda']:.3g}", "met" if meets_goals(r) else "missed"
         )
     console.print(table)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def origins(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many runs are of which machine, versions and revision; None where a file is older than their recording."""
+    counted = Counter(json.dumps({name: r.get(name) for name in ORIGIN}, sort_keys=True) for r in results)
+    return [{"runs": runs, **json.loads(facts)} for facts, runs in counted.items()]
+
+
+def _spoken(origin: dict[str, Any]) -> str:
+    runs = "1 run" if origin["runs"] == 1 else f"{origin['runs']} runs"
+    machine, versions, revision = (origin[name] for name in ORIGIN)
+    if machine is None:
+        return f"{runs}: machine, versions and revision not recorded"
+    where = f"{machine['cpu']}, {machine['cores']} cores, threads of a run: {machine['threads']}"
+    return f"{runs}: {where}, torch {versions['torch']}, revision {revision or 'unknown'}"
+
+
+def build_parser() -> Parser:
     summary = __doc__.partition("\n")[0]
-    parser = argparse.ArgumentParser(description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = Parser(description=summary, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="four cells, about five minutes on two cores")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout; progress goes to stderr")
     parser.add_argument("--target-s", type=float, nargs="+", default=list(SETPOINTS), help="setpoints, ratios")
@@ -327,6 +421,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-runs", type=int, help="stop after so many runs that were not finished before; 0 only "
                         "reports those in --results")  # fmt: skip
     parser.add_argument("--plot", type=Path, help="write the trajectories as PNG and SVG, at this path without suffix")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
@@ -335,43 +430,49 @@ def main() -> int:
     console = Console(stderr=options.json)
     if not console.is_terminal:
         console.width = 160
-    for setpoint in options.target_s:
-        if not 0 < setpoint < 1:
-            raise UserError(f"--target-s {setpoint}: must lie between 0 and 1, for example 0.02")
-    for name, least in (("seeds", 1), ("jobs", 1), ("max_runs", 0)):
-        if getattr(options, name) is not None and getattr(options, name) < least:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least {least}")
-    settings = [f"--{setting}" for setting in options.set]
-    setpoints = sorted(options.target_s)
-    if options.quick:
-        cells = quick(setpoints, options.data_dir, options.controller, settings)
-    else:
-        cells = grid(setpoints, options.data_dir, options.seeds, options.controller, settings)
-    results = run_all(list(dict.fromkeys(cells)), options.jobs, options.results, options.max_runs, console)
+    _check(options)
+    results = run_all(_cells(options), options.jobs, options.results, options.max_runs, console)
     if not results:
         raise UserError("--max-runs 0: no run of this grid is finished in --results; leave it out to run them")
     print_table(results, console)
     facts = summarise(results)
-    console.print(", ".join(f"{name} {facts[name]:.3g}" for name in facts if name.startswith("worst") and facts[name]))
+    worst = {name: value for name, value in facts.items() if name.startswith("worst") and value is not None}
+    console.print(", ".join(f"{name} {value:.3g}" for name, value in worst.items()))
+    where = origins(results)
+    for origin in where:
+        console.print(_spoken(origin), highlight=False)
     if options.plot:
         from viz.style import save
         from viz.tracking_plot import plot_tracking
 
         save(plot_tracking(results, BAND), options.plot)
     if options.json:
-        print(json.dumps({**facts, "machine": machine(), "results": results}))
+        print(json.dumps({**facts, "origins": where, "results": results}))
     return 0 if facts["goal_met"] else 1
 
 
-def machine() -> dict[str, Any]:
-    """Where the figures were measured."""
-    import torch
+def _check(options: argparse.Namespace) -> None:
+    for setpoint in options.target_s:
+        if not 0 < setpoint < 1:
+            raise UserError(f"--target-s {setpoint}: must lie between 0 and 1, for example 0.02")
+    for name, least in (("seeds", 1), ("jobs", 1), ("max_runs", 0)):
+        if getattr(options, name) is not None and getattr(options, name) < least:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least {least}")
+    if options.results and options.results.exists() and not options.results.is_dir():
+        raise UserError(f"--results {options.results}: is a file; name a folder")
 
-    from granite_scu.provenance import git_revision, versions
 
-    return {"cores": os.cpu_count(), "cpu": torch.backends.cpu.get_cpu_capability(), "revision": git_revision(),
-            "versions": versions()}  # fmt: skip
+def _cells(options: argparse.Namespace) -> list[Cell]:
+    """The runs asked for, each once."""
+    settings, setpoints = [f"--{setting}" for setting in options.set], sorted(options.target_s)
+    if options.quick:
+        cells = quick(setpoints, options.data_dir, options.controller, settings)
+    else:
+        cells = grid(setpoints, options.data_dir, options.seeds, options.controller, settings)
+    contents = {corpus: digest(corpus) for corpus in options.data_dir}
+    return list(dict.fromkeys(replace(cell, content=contents[cell.corpus]) for cell in cells))
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, debug=False))
+    again = "with --results, the runs that are finished are kept and the same command goes on"
+    sys.exit(guard.guarded(main, "--debug" in sys.argv, again))

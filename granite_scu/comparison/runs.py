@@ -1,7 +1,6 @@
 """One run of the comparison: trained as a user's run is, scored by document, and kept as one small record."""
 
 import math
-import os
 import tempfile
 import time
 from contextlib import AbstractContextManager
@@ -26,10 +25,9 @@ from granite_scu.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOK
 from granite_scu.control.base import Saved
 from granite_scu.errors import RunFailed
 from granite_scu.evaluation import DocumentScores, score, score_documents
-from granite_scu.hardware import detect
 from granite_scu.model.loss import token_nats
 from granite_scu.module import DTYPES, GraniteModule
-from granite_scu.provenance import git_revision, versions
+from granite_scu.provenance import origin
 from granite_scu.run import Run
 from granite_scu.run_folder import RunFolder
 
@@ -66,9 +64,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         "text": run.data.text_digest,
         "wall_time_s": round(time.perf_counter() - started, 1),
         "cpu_time_s": round(time.process_time() - started_cpu, 1),
-        "machine": {"cpu": detect("cpu").name, "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        "versions": versions(),
-        "git_revision": git_revision(),
+        **origin(),
     }
     write_record(evidence / spec.file, record)
     return record

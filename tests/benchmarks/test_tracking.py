@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks import tracking
 from benchmarks.tracking import EVERY, STEPS, Cell, grid, measure, meets_goals, quick, summarise
+from granite_scu.control import build
+from granite_scu.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 CELL = Cell(0.1, 1e-3, 16, "stdlib-docs", 0)
@@ -27,7 +29,13 @@ def history(ratio, target: float = 0.1) -> list[dict]:
 
 
 def result(cell: Cell, ratio) -> dict:
-    return {"cell": vars(cell), **measure(cell, history(ratio))}
+    records = history(ratio)
+    return {"cell": vars(cell), **measure(cell, records), "trajectory": tracking._trajectory(records)}
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "benchmarks/tracking.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_a_run_is_measured_by_hand_arithmetic():
@@ -65,6 +73,41 @@ def test_a_disturbance_is_judged_by_the_way_back():
     assert not meets_goals(lost)
 
 
+def pushed(step: int) -> float:
+    """Up to 1.2 in the first half; in the second up to 1.3, down to 0.6 and back."""
+    if step <= STEPS // 2:
+        return 1.2 if step == STEPS // 4 else 1.0
+    return {STEPS // 2 + EVERY: 1.3, STEPS // 2 + 2 * EVERY: 0.6}.get(step, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("disturbance", "peak", "dip"),
+    [
+        ("learning rate x3", 0.3, -0.4),
+        ("corpus switched", 0.3, -0.4),
+        ("S* x1.5", 0.3, None),  # begins below the new setpoint, wherever it goes from there
+        ("S* /1.5", None, -0.4),
+        (None, None, None),
+    ],
+)
+def test_how_far_a_disturbance_pushes_s_is_measured_after_it(disturbance, peak, dip):
+    figures = measure(replace(CELL, disturbance=disturbance), history(pushed))
+    assert (figures["peak"], figures["dip"]) == (pytest.approx(peak), pytest.approx(dip))
+    assert figures["overshoot"] == pytest.approx(0.2 if disturbance else 0.3)
+
+
+def test_a_run_that_is_pushed_one_way_only_has_no_excursion_the_other_way():
+    figures = measure(replace(CELL, disturbance="corpus switched"), history(lambda step: 0.99))
+    assert (figures["peak"], figures["dip"]) == (0.0, pytest.approx(-0.01))
+
+
+def test_the_excursion_is_of_the_setpoint_in_force():
+    moved = replace(CELL, disturbance="S* x1.5")
+    records = history(lambda step: 1.0 if step <= STEPS // 2 else 1.6)
+    later = [{**record, "s_target": 0.15} if record["step"] > STEPS // 2 else record for record in records]
+    assert tracking.excursion(moved, later)["peak"] == pytest.approx(0.16 / 0.15 - 1)
+
+
 def test_the_summary_is_the_worst_of_each():
     good, bad = result(CELL, lambda step: 1.0), result(replace(CELL, seed=1), lambda step: 0.5)
     facts = summarise([good, bad])
@@ -73,6 +116,10 @@ def test_the_summary_is_the_worst_of_each():
     assert not facts["goal_met"]
     assert facts["missed"] == [str(replace(CELL, seed=1))]
     assert summarise([good])["goal_met"]
+    assert facts["worst_peak"] is None and facts["worst_dip"] is None
+    disturbed = result(replace(CELL, disturbance="corpus switched"), pushed)
+    facts = summarise([good, disturbed])
+    assert (facts["worst_peak"], facts["worst_dip"]) == (pytest.approx(0.3), pytest.approx(-0.4))
 
 
 def test_the_grid_has_every_combination_once_and_its_first_half_is_balanced():
@@ -96,6 +143,60 @@ def test_a_finished_cell_is_known_by_its_settings_and_the_laws_own():
     assert CELL.key() == replace(CELL).key()
     others = replace(CELL, seed=1), replace(CELL, controller="original"), replace(CELL, settings=("--kp=2",))
     assert len({CELL.key(), *(cell.key() for cell in others)}) == 4
+
+
+def test_finished_runs_keep_their_names():
+    """Of a law that stays as it was published, so that its own settings are not what changes the name."""
+    cell = quick(list(tracking.SETPOINTS), list(tracking.CORPORA), "original", [])[0]
+    assert cell.key() == "9f0065fbce415ed6"
+    assert (ROOT / "docs" / "evidence" / "tracking" / f"{cell.key()}.json").is_file()
+
+
+def test_an_edited_text_is_another_run(tmp_path):
+    text = tmp_path / "text.txt"
+
+    def keys() -> list[str]:
+        options = tracking.build_parser().parse_args(["--quick", "--data-dir", str(text), "stdlib-docs"])
+        return [cell.key() for cell in tracking._cells(options)]
+
+    text.write_text("what was said " * 50)
+    first = keys()
+    assert keys() == first
+    text.write_text("what is said " * 50)
+    changed = [ours != theirs for ours, theirs in zip(first, keys(), strict=True)]
+    assert changed == [True, False, True, True]  # the second is of the embedded corpus
+    assert tracking.digest("stdlib-docs") == ""
+
+
+def test_a_run_s_file_says_where_it_was_done(monkeypatch):
+    monkeypatch.setattr(tracking, "train", lambda cell, scratch: history(lambda step: 1.0))
+    done = tracking.run_cell(CELL)
+    assert done["machine"].keys() == {"cpu", "cores", "threads"} and "torch" in done["versions"]
+    assert "git_revision" in done
+    older = result(CELL, lambda step: 1.0)
+    found = tracking.origins([older, done, older])
+    assert [origin["runs"] for origin in found] == [2, 1]
+    assert found[0]["machine"] is None and found[1]["machine"] == done["machine"]
+    assert tracking._spoken(found[0]) == "2 runs: machine, versions and revision not recorded"
+    assert tracking._spoken(found[1]).startswith(f"1 run: {done['machine']['cpu']}, ")
+
+
+@pytest.mark.parametrize("setting", ["lambda_min=1e-4", "lambda-min=1e-4"])
+def test_every_flag_of_a_run_can_be_set(monkeypatch, setting):
+    """With the bounds that it was published with the original law is as it is without any of ours."""
+    asked = []
+
+    def refuse(request, console):
+        asked.append(request)
+        raise InterruptedError
+
+    monkeypatch.setattr("granite_scu.run.Run", refuse)
+    options = ["--quick", "--controller", "original", "--set", setting, "lambda_max=2", "lambda_init=1"]
+    cell = tracking._cells(tracking.build_parser().parse_args(options))[0]
+    with pytest.raises(InterruptedError):
+        tracking.train(cell)
+    given = {name: value for name, value in vars(asked[0].control).items() if name != "controller"}
+    assert build("original", **given) == build("original", setpoint=cell.setpoint)
 
 
 @pytest.mark.slow
@@ -126,36 +227,56 @@ def _times(record: dict) -> dict:
         (["--jobs", "0"], "--jobs 0"),
         (["--max-runs", "-1"], "--max-runs -1: must be at least 0"),
         (["--max-runs", "0"], "no run of this grid is finished"),
+        (["--controller", "pid"], "--controller: invalid choice: 'pid' (choose from 'pi', 'p', 'i', 'original'"),
+        (["--seeds", "many"], "--seeds: invalid int value: 'many'"),
+        (["--set"], "--set: expected at least one argument"),
+        (["--nonsense"], "--nonsense"),
+        (["--data-dir", "nowhere/at/all"], "--data-dir nowhere/at/all: no such file"),
+        (["--results", "README.md"], "--results README.md: is a file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
-    ran = subprocess.run(
-        [sys.executable, "benchmarks/tracking.py", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    ran = call(*arguments)
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1 and said in ran.stderr
 
 
-def test_only_laws_that_heed_a_setpoint_can_be_measured(capsys):
-    with pytest.raises(SystemExit):
+def test_only_laws_that_heed_a_setpoint_can_be_measured():
+    with pytest.raises(UserError, match="'fixed'"):
         tracking.build_parser().parse_args(["--controller", "fixed"])
-    assert "'fixed'" in capsys.readouterr().err
+
+
+QUICK = ("--quick", "--target-s", "0.1", "--max-runs", "0", "--data-dir", "stdlib-docs")
+
+
+def keep_quick_runs(folder: Path, but_for: tuple[str, ...] = ()) -> list[Path]:
+    """The runs of ``QUICK`` as files, without some of their entries."""
+    paths = []
+    for cell in dict.fromkeys(quick([0.1], ["stdlib-docs"], "pi", [])):
+        done = result(cell, lambda step: 1.0 if step != STEPS - EVERY else 1.2)
+        kept = {name: value for name, value in done.items() if name not in but_for}
+        paths.append(folder / f"{cell.key()}.json")
+        paths[-1].write_text(json.dumps(kept))
+    return paths
 
 
 def test_finished_runs_are_read_and_reported_as_json(tmp_path):
-    cells = quick([0.1], ["stdlib-docs"], "pi", [])
-    for cell in dict.fromkeys(cells):
-        path = tmp_path / f"{cell.key()}.json"
-        path.write_text(json.dumps({**result(cell, lambda step: 1.0), "trajectory": [[10, 0.1, 0.1, 1.0, 0.1]]}))
-    ran = subprocess.run(
-        [sys.executable, "benchmarks/tracking.py", "--quick", "--json", "--target-s", "0.1", "--max-runs", "0",
-         "--data-dir", "stdlib-docs", "--results", str(tmp_path), "--plot", str(tmp_path / "tracking")],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    keep_quick_runs(tmp_path)
+    ran = call(*QUICK, "--json", "--results", str(tmp_path), "--plot", str(tmp_path / "tracking"))
     assert ran.returncode == 0, ran.stderr
+    assert "machine, versions and revision not recorded" in ran.stderr
     facts = json.loads(ran.stdout)
-    assert facts["goal_met"] and facts["worst_in_band"] == 1.0 and facts["worst_settling"] == EVERY / (STEPS // 2)
+    assert facts["goal_met"] and facts["worst_settling"] == EVERY / (STEPS // 2)
+    assert facts["worst_overshoot"] == facts["worst_peak"] == pytest.approx(0.2)
+    assert [origin["machine"] for origin in facts["origins"]] == [None]
     assert (tmp_path / "tracking.png").stat().st_size > 1000
+
+
+def test_of_an_older_file_the_excursion_is_that_of_its_trajectory(tmp_path):
+    before = {path: path.read_text() for path in keep_quick_runs(tmp_path, but_for=tracking.EXCURSION)}
+    facts = json.loads(call(*QUICK, "--json", "--results", str(tmp_path)).stdout)
+    assert facts["worst_peak"] == pytest.approx(0.2) and facts["worst_dip"] == 0.0
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.slow
@@ -175,6 +296,45 @@ def test_an_interrupt_leaves_neither_a_process_nor_a_half_run(tmp_path):
         time.sleep(0.1)
     assert not is_there
     assert not [*tmp_path.glob("tmp*"), *tmp_path.glob("results")]
+
+
+@pytest.mark.parametrize("content", ["", '{"cell": {"setp', "[]", "{}", "other", "part"])
+def test_a_file_that_is_not_the_run_s_is_named(tmp_path, content):
+    path, *_ = keep_quick_runs(tmp_path, but_for=("raw",) if content == "part" else ())
+    if content == "other":
+        path.write_text(json.dumps(result(CELL, lambda step: 1.0)))
+    elif content != "part":
+        path.write_text(content)
+    ran = call(*QUICK, "--results", str(tmp_path))
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1 and f"--results: {path} is not" in ran.stderr and "move it away" in ran.stderr
+    assert "Traceback" in call(*QUICK, "--results", str(tmp_path), "--debug").stderr
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from rich.console import Console
+from benchmarks import tracking
+from granite_scu import run_folder
+
+def run(cell, scratch):
+    return {"cell": vars(cell), **dict.fromkeys((*tracking.GOALS, *tracking.EXCURSION)), "text": "x" * 1_000_000}
+
+run_folder.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)  # written, and not yet on the disk
+tracking.ProcessPoolExecutor = lambda jobs, mp_context: ThreadPoolExecutor(jobs)
+tracking.run_cell = run
+cell = tracking.Cell(0.1, 1e-3, 16, "stdlib-docs", 0)
+tracking.run_all([cell], 1, Path(sys.argv[1]), None, Console(quiet=True))
+"""
+
+
+def test_a_kill_while_a_run_is_written_leaves_no_half_of_it(tmp_path):
+    command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(tmp_path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    assert not list(tmp_path.glob("*.json"))
 
 
 def _is_there(group: int) -> bool:
