@@ -24,7 +24,7 @@ from granite_scu.comparison.data import ComparedData
 from granite_scu.comparison.evidence import Evidence, Spec, write_record
 from granite_scu.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
 from granite_scu.control.base import Saved
-from granite_scu.errors import RunFailed
+from granite_scu.errors import Diverged
 from granite_scu.evaluation import DocumentScores, score, score_documents
 from granite_scu.hardware import detect
 from granite_scu.model.loss import token_nats
@@ -40,7 +40,11 @@ PRECISION = "bf16-mixed"
 def carry_out(spec: Spec, evidence: Path) -> dict:
     """Do a run and write its record into the evidence folder; returns the record.
 
-    A run that fails is a result too: its record says so, and it is not done again.
+    A run that diverges is a result too: its record says so, and it is not done again. What fails for another reason, such
+    as a machine without the memory, leaves no record, for it says nothing about the arm.
+
+    Raises:
+        RunFailed: such a reason.
     """
     started, started_cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="granite-scu-run-") as name:
@@ -51,7 +55,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         run = ComparedRun(spec, settings, folder / "run")
         try:
             result = run.score_base() if spec.task.steps == 0 else run.fit()
-        except RunFailed as error:
+        except Diverged as error:
             result = {"failed": str(error)}
     record = {
         "key": spec.key,
@@ -163,7 +167,7 @@ class ScoreByDocument(Finish):
         if best.latest_step != trainer.global_step:
             best.consider(trainer, module, self._score(trainer, module, data.val_dataloader()).bits_per_token)
         if not math.isfinite(best.latest):
-            raise RunFailed(f"the adapter scores {best.latest} on the validation text")
+            raise Diverged(f"the adapter scores {best.latest} on the validation text")
         context = trainer.precision_plugin.forward_context
         final = by_document(module, data, context())
         at_best = final
