@@ -40,11 +40,11 @@ PRECISION = "bf16-mixed"
 def carry_out(spec: Spec, evidence: Path) -> dict:
     """Do a run and write its record into the evidence folder; returns the record.
 
-    A run that diverges is a result too: its record says so, and it is not done again. What fails for another reason, such
-    as a machine without the memory, leaves no record, for it says nothing about the arm.
+    A run that diverges is a result too: its record says so, and it is not done again. What fails for another reason
+    says nothing about the arm, and leaves no record.
 
     Raises:
-        RunFailed: such a reason.
+        RunFailed: another reason, such as too little memory.
     """
     started, started_cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="granite-scu-run-") as name:
