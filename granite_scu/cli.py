@@ -8,7 +8,9 @@ import json
 import logging
 import sys
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import jsonargparse
 import lightning as L
@@ -21,6 +23,7 @@ from rich.text import Text
 
 from granite_scu import commands, config, flags, guard, identify, layers, planning, requirements
 from granite_scu.callbacks.console import LIVE
+from granite_scu.control import CONTROLLERS
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
 from granite_scu.request import Request
@@ -86,12 +89,13 @@ class GraniteCLI(LightningCLI):
         """Lightning's, and a check of the seed, which it would use at once."""
         super().parse_arguments(parser, args)
         seed = self.config[self.config["subcommand"]]["seed_everything"]
-        if seed is not True and not 0 <= seed < 2**32:  # true draws one
+        if seed is None or (seed is not True and not 0 <= seed < 2**32):  # true draws one
             raise UserError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
 
     def instantiate_classes(self) -> None:
         """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
         parser, given = self._parser(self.subcommand), self.config[self.subcommand]
+        _check_values(given)
         if given["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
             lora = config.LoraConfig(**given["lora"].as_dict()).resolved()
             given["lora"]["rank"], given["lora"]["alpha"] = lora.rank, lora.alpha
@@ -107,6 +111,22 @@ class GraniteCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Nothing: the caller runs the request."""
+
+
+def _check_values(given: jsonargparse.Namespace) -> None:
+    """Refuse what jsonargparse lets through: a group that is no mapping, and null for a setting that has no such value.
+
+    Raises:
+        UserError: either of them.
+    """
+    kinds: dict[str, type] = {"trainer": object, "step_test": config.IdentifyConfig, **flags.GROUPS}
+    for group in (group for group in kinds if group in given):
+        if not isinstance(given[group], Mapping | jsonargparse.Namespace):
+            raise UserError(f"{group}: must be a mapping of settings, and is {given[group]!r}")
+        for name, hint in get_type_hints(kinds[group]).items():
+            if given[group][name] is None and NoneType not in get_args(hint):
+                default = kinds[group].__dataclass_fields__[name].default
+                raise UserError(f"{group}.{name} null: must have a value; leave it out for the default, {default}")
 
 
 def parse(arguments: list[str]) -> GraniteCLI:
@@ -144,7 +164,8 @@ def _with_whole_counts(trainer: dict[str, Any]) -> dict[str, Any]:
 
 def _in_one_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return " ".join(lines)[:400] + "; see --help for every key" if lines else "wrong arguments; see --help"
+    known = f"; there are {', '.join(CONTROLLERS)}" if '"control.controller"' in message else ""
+    return f"{' '.join(lines)[:400]}{known}; see --help for every key" if lines else "wrong arguments; see --help"
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -172,6 +193,11 @@ def quiet(console: Console) -> None:
 
 def run(arguments: list[str]) -> int:
     """Carry out a command of the CLI; returns the exit code."""
+    with layers.naming_files(arguments):
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     if "--print_config" in arguments:
         return print_config([argument for argument in arguments if argument != "--print_config"])
     as_json = arguments[:1] == ["identify"] and "--json" in arguments
@@ -200,13 +226,14 @@ def print_config(arguments: list[str]) -> int:
 
 def dry_run(arguments: list[str], as_json: bool) -> int:
     """Resolve everything, load the tokenizer and one batch, print the plan."""
-    cli = parse(arguments)
     console = make_console()
-    quiet(make_console(stderr=True) if as_json else console)
-    job = Run(cli.request, console)
-    job.check_folder()
-    job.folder.unlock()
-    facts = planning.describe(job)
+    with layers.naming_files(arguments):
+        cli = parse(arguments)
+        quiet(make_console(stderr=True) if as_json else console)
+        job = Run(cli.request, console)
+        job.check_folder()
+        job.folder.unlock()
+        facts = planning.describe(job)
     print(json.dumps(facts, indent=2)) if as_json else _print_facts("plan (nothing is trained)", facts, console)
     return 0
 
@@ -218,7 +245,8 @@ def check_requirements(arguments: list[str], as_json: bool) -> int:
         arguments, chosen = layers.take_preset(arguments)
     except UserError:  # a lack like any other: the checks name it
         arguments, chosen = layers.without_preset(arguments), None if asked == presets.AUTO else asked
-    request = parse(arguments).request
+    with layers.naming_files(arguments):
+        request = parse(arguments).request
     apart = request.data.isolate_documents and request.base.attention == "auto"  # as the run itself takes it
     attention = "sdpa" if apart else request.base.attention
     checks = requirements.check_requirements(

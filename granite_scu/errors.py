@@ -9,6 +9,10 @@ class RunFailed(Exception):
     """The request was right and the run failed. One line with a diagnosis. Exit code 1."""
 
 
+class Diverged(RunFailed):
+    """The training itself came to nothing: a result about its settings. Again on any machine, it would fail again."""
+
+
 class Stopped(BaseException):
     """Somebody stopped the run. Like KeyboardInterrupt, it is not for ``except Exception`` to swallow.
 

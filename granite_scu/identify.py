@@ -57,10 +57,8 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     result |= _found(history, fit)
     if fit.objection is None:
         # No filter in the loop: the law takes ParamBPT as it is and smooths DataBPT alone, which lambda hardly moves.
-        # The law acts on the logit of S, which moves by 1 / (1 - S) for a unit of ln S.
-        seen = replace(fit.model, gain=fit.model.gain / (1 - law.setpoint))
-        design = ident.effective(seen)
-        gains = ident.simc(design, config.tau_c)
+        seen = _in_logit(fit.model, law.setpoint)
+        gains = ident.simc(ident.effective(seen), config.tau_c)
         result |= _proposal(seen, gains, config)
         if config.verify:
             # Lambda is named, so that its feed-forward does not move with S*: the prediction is of the gains alone.
@@ -85,9 +83,7 @@ def _law(request: Request, config: IdentifyConfig) -> control.PI:
     if asked.controller != "pi":
         raise UserError(f"--control.controller {asked.controller}: identify finds gains of pi; leave it out")
     if asked.target_s == "auto":
-        raise UserError(
-            "--control.target_s auto: identify works at one operating point; give a ratio, for example 0.02"
-        )
+        raise UserError("--control.target_s: identify works at one operating point; give a ratio, for example 0.02")
     if not asked.target_s * config.step < 1:
         raise UserError(f"--step_test.step {config.step}: takes S* {asked.target_s} beyond 1; choose a smaller one")
     if request.run.resume:
@@ -184,6 +180,11 @@ def _found(history: list[dict], fit: ident.Fit) -> dict[str, Any]:
     }
 
 
+def _in_logit(model: ident.Fopdt, setpoint: float) -> ident.Fopdt:
+    """The model as the gains meet it: the law acts on the logit of S, which moves by 1 / (1 - S) for a unit of ln S."""
+    return replace(model, gain=model.gain / (1 - setpoint))
+
+
 def _proposal(model: ident.Fopdt, gains: ident.Gains, config: IdentifyConfig) -> dict[str, Any]:
     step = ident.step_response(model, gains.kp, gains.ki, band=_band(config))
     return {
@@ -210,8 +211,7 @@ def _verify(
     Predicted is what this very law, limits and does on the identified plant from rest at S*. The run
     has a seed of its own, so that it does not meet the noise that the model was fitted to.
     """
-    linear = ident.step_response(fit.model, law.kp, law.ki, ticks=200, band=_band(config))
-    follow = min(config.ticks - config.settle, max(FOLLOW, 3 * (linear.settling or FOLLOW)))
+    follow = _follow(config, law, fit.model)
     ticks = config.settle + follow
     stepped = SetpointStep(law, config.settle, config.step)
     measured = _train(_experiment(request, "verification", ticks, stepped, console, shift=1), ticks, request.seed + 1)
@@ -238,6 +238,12 @@ def _verify(
         "nrmse": float(np.sqrt(np.nanmean((seen - expected) ** 2))),
         "before": float(np.sqrt(np.nanmean(before**2))),
     }
+
+
+def _follow(config: IdentifyConfig, law: control.PI, model: ident.Fopdt) -> int:
+    """Ticks after the step of S*: three times what the linear loop takes to settle, as far as the experiment goes."""
+    linear = ident.step_response(_in_logit(model, law.setpoint), law.kp, law.ki, ticks=200, band=_band(config))
+    return min(config.ticks - config.settle, max(FOLLOW, 3 * (linear.settling or FOLLOW)))
 
 
 # What is said

@@ -3,17 +3,21 @@
 jsonargparse lays them over each other and forgets which was which; this looks at the same arguments in the same order.
 """
 
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from granite_scu import hardware
+from granite_scu import flags, hardware
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
 
 FLAG = "--hardware"
+A_FLAG = "a flag"
+"""Where a value is from that is in no file."""
 
 
 def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
@@ -69,7 +73,34 @@ def origins_and_values(arguments: list[str]) -> Iterator[tuple[str, tuple[str, A
             key = name.removeprefix("--").removesuffix("+")
             inner = _load(value) if "." not in key else None
             nested = [(f"{key}.{rest}", found) for rest, found in _leaves(inner)] if isinstance(inner, dict) else []
-            yield from ((found, ("a flag", given)) for found, given in nested or [(key, value)])
+            yield from ((found, (A_FLAG, given)) for found, given in nested or [(key, value)])
+
+
+@contextmanager
+def naming_files(arguments: list[str]) -> Iterator[None]:
+    """Say of a refused setting which file it is in, where it is in one: of several layers any could be meant.
+
+    Raises:
+        UserError: in place of the one that was raised.
+    """
+    try:
+        yield
+    except UserError as error:
+        line = with_file(str(error), arguments)
+        if line == str(error):
+            raise
+        raise UserError(line) from error
+
+
+def with_file(line: str, arguments: list[str]) -> str:
+    """The line of an error, with the file of the setting that it begins with: ``--kp -1.0 (in FILE): must be ...``."""
+    keys = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
+    subject = re.split(r": |; ", line, maxsplit=1)[0]
+    words = re.findall(r"[\w.-]+", subject)
+    origins = {key: origin for key, (origin, _) in origins_and_values(arguments)}
+    named = (keys.get(word, word.removeprefix("--")) for word in words)
+    origin = next((origins[key] for key in named if key in origins), A_FLAG)
+    return line if origin == A_FLAG else f"{subject} (in {origin}){line.removeprefix(subject)}"
 
 
 def annotated(resolved: str, arguments: list[str]) -> str:

@@ -335,20 +335,19 @@ class GraniteModule(L.LightningModule):
         return layer_npt(list(self.updates.values()), self.prior_sigma, self.n_tokens, self.measure)
 
     def kl_from_start(self) -> float:
-        """KL(adapted || as training began) over the newest micro-batch on all ranks, in bits per token.
+        """KL(adapted || as training began) over the newest micro-batch on all ranks, in bits per supervised token.
 
         The reference is the same model with its adapters switched off, or where training started from an adapter, with
-        that: a forward pass more, no second model. Synchronises with the device.
+        that: a forward pass more, no second model. NaN where no token is supervised. Synchronises with the device.
         """
         began = self.at_start if self.start else self.model.disable_adapter
         batch = self.latest_batch
-        ids, documents = batch["input_ids"], batch.get("documents")
+        ids, labels, documents = batch["input_ids"], batch["labels"], batch.get("documents")
         context = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), context, evaluation_mode(self.model):
-            nats = divergence.summed_kl(self.language_model, ids, began, documents)
-        sums = torch.stack([nats.double(), torch.full_like(nats, ids.numel(), dtype=torch.float64)])
-        nats, tokens = self.reduced(sums).tolist()
-        return bits(nats / tokens)
+            nats = divergence.summed_kl(self.language_model, ids, labels, began, documents)
+        nats, tokens = self.reduced(torch.stack([nats.double(), _supervised(batch)])).tolist()
+        return bits(nats / tokens) if tokens else math.nan
 
     def configure_optimizers(self) -> dict:
         config = self.optimizer_config

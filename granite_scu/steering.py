@@ -49,15 +49,25 @@ def steers(run: "Run") -> bool:
 
 
 def check_equilibrium_stop(config: ControlConfig) -> None:
-    """Refuse ``--stop-at-equilibrium`` for a controller under which S comes to no rest.
+    """Refuse ``--stop-at-equilibrium`` where no window of ticks can show that a closed loop holds S.
+
+    S comes to no rest under some controllers. A law with a deadband rests inside it, where it does not answer to S.
 
     Raises:
-        UserError: it is one.
+        UserError: it is such a controller, or has a deadband.
     """
     if config.controller not in control.STEERING:
         name = config.controller
         reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
         raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
+    own = control.CONTROLLERS[config.controller].__dataclass_fields__.get("deadband")
+    if own is None:  # a law without one passes it over
+        return
+    width = own.default if config.deadband is None else config.deadband
+    if width > 0:
+        whose = f", {config.controller}'s own" if config.deadband is None else ""
+        reason = "S that is held lies inside, where the law does not answer to it, and no run would stop"
+        raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
 
 
 def setpoint_of_auto(run: "Run", resume: "Resume | None") -> tuple[float, dict[str, Any], float]:

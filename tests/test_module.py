@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from granite_scu.config import OptimizerConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.information import param_npt
+from granite_scu.model.loss import IGNORED
 from granite_scu.module import GraniteModule, schedule
 
 RATE = 0.05
@@ -369,13 +370,13 @@ class Distance(L.Callback):
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
         self.found.append(module.kl_from_start())
-        ids = module.latest_batch["input_ids"]
+        ids, counted = module.latest_batch["input_ids"], module.latest_batch["labels"] != IGNORED
         with torch.no_grad():
             adapted = module.language_model(input_ids=ids, use_cache=False).logits.double().log_softmax(-1)
             with module.model.disable_adapter():
                 base = module.language_model(input_ids=ids, use_cache=False).logits.double().log_softmax(-1)
-        nats = (adapted.exp() * (adapted - base)).sum()
-        self.expected.append(nats.item() / ids.numel() / math.log(2))
+        nats = (adapted.exp() * (adapted - base))[counted].sum()
+        self.expected.append(nats.item() / int(counted.sum()) / math.log(2))
         assert module.model.training
 
 
@@ -385,6 +386,29 @@ def test_the_kl_from_the_base_model_is_zero_at_first_and_then_what_the_logits_sa
     assert distance.found[0] == 0
     assert all(kl > 1e-4 for kl in distance.found[1:])
     assert distance.found == pytest.approx(distance.expected, rel=1e-4, abs=1e-6)
+
+
+def test_what_is_not_supervised_counts_nowhere_in_the_kl(make_module, fit, make_batches):
+    """A block that is half padding, and one without: the same tokens and the same KL."""
+
+    found = []
+
+    class Padded(L.Callback):
+        def on_train_end(self, trainer, module):
+            whole = module.latest_batch
+            padding = {"input_ids": torch.zeros_like(whole["input_ids"]), "labels": IGNORED}
+            for batch in (whole, {name: pad(part, padding[name]) for name, part in whole.items()}):
+                module.latest_batch = batch
+                found.append(module.kl_from_start())
+            module.latest_batch = {**whole, "labels": torch.full_like(whole["labels"], IGNORED)}
+            assert math.isnan(module.kl_from_start())
+
+    def pad(part, value):
+        return torch.cat([part, torch.zeros_like(part) + value], dim=1)
+
+    fit(make_module(optimizer={"learning_rate": 1e-2}), make_batches(3), callbacks=[Padded()])
+    whole, padded = found
+    assert padded == pytest.approx(whole, rel=1e-4) and whole > 1e-4
 
 
 def test_measuring_the_kl_changes_nothing(make_module, fit, make_batches):

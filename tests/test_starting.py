@@ -18,6 +18,7 @@ from granite_scu.control.ceiling import growth, growth_from
 from granite_scu.errors import UserError
 from granite_scu.information import LN2
 from granite_scu.model import adapters
+from granite_scu.model.loss import IGNORED
 from granite_scu.module import DTYPES
 
 TARGETS = ["in_proj", "q_proj", "input_linear"]
@@ -159,7 +160,7 @@ def test_the_kl_is_from_the_adapter_and_not_from_the_base(from_adapter, fit, mak
             self.found, self.expected = [], []
 
         def on_train_batch_end(self, trainer, module, *_):
-            ids = module.latest_batch["input_ids"]
+            ids, counted = module.latest_batch["input_ids"], module.latest_batch["labels"] != IGNORED
 
             def log_p():
                 return module.language_model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
@@ -169,7 +170,7 @@ def test_the_kl_is_from_the_adapter_and_not_from_the_base(from_adapter, fit, mak
                 now = log_p()
                 with module.at_start():
                     then = log_p()
-            self.expected.append(float((now.exp() * (now - then)).sum()) / ids.numel() / LN2)
+            self.expected.append(float((now.exp() * (now - then))[counted].sum()) / int(counted.sum()) / LN2)
             self.found.append(module.kl_from_start())
 
     distance = Distance()

@@ -10,7 +10,7 @@ from granite_scu.callbacks.monitor import Monitor
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.control import Controller, Measurement
 from granite_scu.control.base import Output, Saved
-from granite_scu.errors import RunFailed
+from granite_scu.errors import Diverged
 from granite_scu.information import information_ratio
 from granite_scu.module import GraniteModule, Window
 
@@ -131,7 +131,7 @@ class ShannonControl(L.Callback):
             self._progress = (applied, skipped)
         in_a_row = skipped - self._progress[1]
         if in_a_row >= SKIPPED_IN_A_ROW:
-            raise RunFailed(
+            raise Diverged(
                 f"step {self._step}: loss or gradient was not finite in {in_a_row} optimizer steps in a row; "
                 "lower --learning-rate, or use --precision fp32 to find the cause"
             )

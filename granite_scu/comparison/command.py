@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -91,25 +92,37 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     if options.list:
         _list(plan, jobs, console)
         return 0
+    output = options.output_dir or (root / "runs" / "compare" if _is_part(options) else _place(options, root))
+    _check_writable("--output-dir", output)  # now, and not after hours of runs
     outcome = engine.Outcome()
     if not options.report_only:
+        _check_writable("--evidence", folder)
         outcome = engine.carry_out(plan, jobs, console, options.max_runs)
-    _report(plan, options, root, console)
+    _report(plan, output, console, root / "docs" / "evidence.md" if options.write_docs else None)
     for failure in outcome.errors:
         print(f"error: {failure.spec.file.stem}: {failure.error}", file=sys.stderr)
     return 1 if outcome.errors else 0
 
 
-def _report(plan: "Plan", options: argparse.Namespace, root: Path, console: "Console") -> None:
+def _check_writable(flag: str, folder: Path) -> None:
+    """Make the folder and a file in it, as the runs and the report will."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}); name another folder") from error
+
+
+def _report(plan: "Plan", output: Path, console: "Console", page: Path | None) -> None:
     from granite_scu.comparison import report, results
 
     found = results.report(plan)
     report.show(found, console)
-    default = root / "runs" / "compare" if _is_part(options) else _place(options, root)
-    for path in report.write(found, options.output_dir or default):
+    for path in report.write(found, output):
         console.print(str(path), highlight=False)
-    if options.write_docs:
-        report.write_docs(found, root / "docs" / "evidence.md")
+    if page:
+        report.write_docs(found, page)
 
 
 def _place(options: argparse.Namespace, root: Path) -> Path:

@@ -20,6 +20,9 @@ VERSION = 2
 SETPOINT_RULE = {"share_of_s_free": FRACTION, "least": LEAST, "most": MOST}
 """How ``--target-s auto`` chooses. With another rule it is another run."""
 
+BASE = "base"
+"""The task of the runs that train nothing, and score the base model."""
+
 INNER = {"cascade": ("pi",)}
 """Laws that act through another."""
 
@@ -75,6 +78,21 @@ def _plain(setting: str) -> str:
     return setting.replace("λ=", "").replace("S*=", "").replace("KL*=", "").replace(" ", "")
 
 
+ALWAYS = {"key", "task", "seed", "settings", "wall_time_s"}
+SCORED = {"validation", "test"}
+RUN = SCORED | {"law", "ticks", "n_tokens"}
+"""What the record of any run has; that of a base model besides; that of a training run that has not failed."""
+
+
+def lacking(record: dict[str, Any]) -> set[str]:
+    """What a record of its kind would have and this has not."""
+    if record.get("task") == BASE:
+        needed = SCORED | {"training"}
+    else:
+        needed = {"failed"} if record.get("failed") else {"failed"} | RUN
+    return (ALWAYS | needed) - record.keys()
+
+
 class Evidence:
     """The finished runs of a folder, by key.
 
@@ -82,10 +100,12 @@ class Evidence:
         folder: need not exist yet.
 
     Raises:
-        UserError: a file in it is not a record of a run.
+        UserError: it is no folder, or a file in it is not a record of a run.
     """
 
     def __init__(self, folder: Path) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--evidence {folder}: is a file; give the folder of the finished runs")
         self.folder = folder
         self.records: dict[str, dict] = {}
         self.paths: dict[str, Path] = {}
@@ -97,11 +117,15 @@ class Evidence:
         """Read a run's file."""
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            self.records[record["key"]] = record
-            self.paths[record["key"]] = path
-            self.additions += 1
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"--evidence: {path} is not the record of a run; move it away") from error
+        missing = lacking(record) if isinstance(record, dict) else ALWAYS
+        if missing:
+            what = ", ".join(sorted(missing))
+            raise UserError(f"--evidence: {path} is not the record of a run, for it lacks {what}; move it away")
+        self.records[record["key"]] = record
+        self.paths[record["key"]] = path
+        self.additions += 1
         return record
 
     def require_one_text(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from granite_scu.comparison.evidence import Evidence, Spec
+from granite_scu.comparison.evidence import BASE, Evidence, Spec
 from granite_scu.comparison.protocol import CASCADE, PI, Arm, Protocol, Task
 from granite_scu.control import CONTROLLERS
 
@@ -229,7 +229,7 @@ def _rounded(value: float) -> float:
 
 def base_spec(task: Task) -> Spec:
     """The run that trains nothing: the base model's score on a task's texts."""
-    return Spec(replace(task, name="base", steps=0), task.name, "", 0, {"control.controller": "none"})
+    return Spec(replace(task, name=BASE, steps=0), task.name, "", 0, {"control.controller": "none"})
 
 
 def _validation(record: dict, which: str) -> float:

@@ -51,10 +51,13 @@ class Row:
         return seed in self.records or seed in self.failed
 
     def is_not(self, other: "Row | None") -> bool:
-        """Whether these are other runs: one of several settings may be the chosen one."""
-        return other is None or {run["key"] for run in self.records.values()} != {
-            run["key"] for run in other.records.values()
-        }
+        """Whether these are other results: one of several settings may be the chosen one."""
+        return other is None or self.arm.adapter != other.arm.adapter or self.keys != other.keys
+
+    @property
+    def keys(self) -> set[str]:
+        """Of the finished runs."""
+        return {record["key"] for record in self.records.values()}
 
     def validation(self, seeds: list[int]) -> float:
         """Mean validation of the scored adapter, in bits per token."""
@@ -134,11 +137,9 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     every = [row for row in every if row.records or row.failed]
     if not every:
         return None
-    shown = _shown(every)
-    reference = next((_named(row, f"pi (S* = {setpoint:g})") for row in shown if row.arm is PI), None)
-    shown = [
-        reference if reference and row.arm is PI else row for row in shown if row.arm is PI or row.is_not(reference)
-    ]
+    shown = [_named(row, f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in _shown(every)]
+    reference = _reference(shown)
+    shown = [row for row in shown if row is reference or row.is_not(reference)]
     base = plan.evidence.get(base_spec(task))
     base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
@@ -165,6 +166,12 @@ def _shown(every: list[Row]) -> list[Row]:
         else:
             rows.append(_named(best, f"{name}, swept ({best.arm.setting})" if len(settings) > 1 else best.name))
     return rows
+
+
+def _reference(shown: list[Row]) -> Row | None:
+    """What the other rows are compared with: PI, or where it has no score the first arm that has one."""
+    scored = [row for row in shown if row.records]
+    return next((row for row in scored if row.arm is PI), scored[0] if scored else None)
 
 
 def _named(row: Row, name: str) -> Row:

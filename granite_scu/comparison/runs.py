@@ -23,7 +23,7 @@ from granite_scu.comparison.data import ComparedData
 from granite_scu.comparison.evidence import Evidence, Spec, write_record
 from granite_scu.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
 from granite_scu.control.base import Saved
-from granite_scu.errors import RunFailed
+from granite_scu.errors import Diverged
 from granite_scu.evaluation import DocumentScores, score, score_documents
 from granite_scu.model.loss import token_nats
 from granite_scu.module import DTYPES, GraniteModule
@@ -38,7 +38,11 @@ PRECISION = "bf16-mixed"
 def carry_out(spec: Spec, evidence: Path) -> dict:
     """Do a run and write its record into the evidence folder; returns the record.
 
-    A run that fails is a result too: its record says so, and it is not done again.
+    A run that diverges is a result too: its record says so, and it is not done again. What fails for another reason
+    says nothing about the arm, and leaves no record.
+
+    Raises:
+        RunFailed: another reason, such as too little memory.
     """
     started, started_cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="granite-scu-run-") as name:
@@ -49,7 +53,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         run = ComparedRun(spec, settings, folder / "run")
         try:
             result = run.score_base() if spec.task.steps == 0 else run.fit()
-        except RunFailed as error:
+        except Diverged as error:
             result = {"failed": str(error)}
     record = {
         "key": spec.key,
@@ -160,7 +164,7 @@ class ScoreByDocument(Finish):
         if best.latest_step != trainer.global_step:
             best.consider(trainer, module, self._score(trainer, module, data.val_dataloader()).bits_per_token)
         if not math.isfinite(best.latest):
-            raise RunFailed(f"the adapter scores {best.latest} on the validation text")
+            raise Diverged(f"the adapter scores {best.latest} on the validation text")
         context = trainer.precision_plugin.forward_context
         final = by_document(module, data, context())
         at_best = final

@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 from granite_scu.control.base import Measurement, Output, clip, require, require_alpha, require_gain
 from granite_scu.control.filter import Ema, read
 
+LEAST_SHARE = 0.01
+"""A matrix that costs less than this share of the mean over the matrices has learned nothing yet, and gets no bound."""
+
 
 @dataclass(frozen=True)
 class CPRState:
@@ -36,13 +39,14 @@ class CPR:
 
     the multiplier step of an augmented Lagrangian for P_i <= bound_i. It rests at 0 while the bound is kept. The bound
     is given, one for all, or each P_i at tick ``cpr_warmup`` (the paper's Kappa-WS); until then nothing acts. A matrix
-    that has learned nothing by then is bound by the first P_i that is not zero.
+    that has learned nothing by then is bound by the first P_i that is at least a hundredth of the mean over the
+    matrices: a smaller one would be exceeded a thousandfold as soon as it learns.
 
     Source: Franke et al., "Improving Deep Learning Optimization through Constrained Parameter Regularization"
     (arXiv 2311.09058), algorithm 1. Departures: the constraint is on the update of a matrix, in bits per token, and
-    not on the weights; the violation is relative to the bound, so that one mu serves matrices of any size; the
-    multipliers move once a tick and not once a step; lambda has an upper bound; and lambda acts by way of the run's
-    actuator, where the paper's acts after the step, apart from Adam.
+    not on the weights, which are never near zero; the violation is relative to the bound, so that one mu serves
+    matrices of any size; the multipliers move once a tick and not once a step; lambda has an upper bound; and lambda
+    acts by way of the run's actuator, where the paper's acts after the step, apart from Adam.
 
     It does not track S, so it has no setpoint; ln S is smoothed for the log.
 
@@ -111,7 +115,8 @@ class CPR:
             return (self.cpr_bound,) * len(costs)
         if ticks < self.cpr_warmup:
             return bounds
-        return tuple(bound or cost for bound, cost in zip(bounds, costs, strict=True))
+        least = LEAST_SHARE * sum(cost / len(costs) for cost in costs)
+        return tuple(bound or (cost if cost >= least else 0.0) for bound, cost in zip(bounds, costs, strict=True))
 
     def _multiplier(self, strength: float, cost: float, bound: float) -> float:
         if not bound:

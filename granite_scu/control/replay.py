@@ -107,10 +107,11 @@ def _tick(record: Any, number: int) -> tuple[int, float]:
     known = isinstance(record, Mapping) and {"step", "lambda"} <= record.keys()
     require(known, f"record {number} has no step or no lambda; give the {HISTORY} of a run of this program")
     step, strength = record["step"], record["lambda"]
-    require(_is_number(step) and step == int(step), f"record {number}: its step {step!r} is no whole number")
+    whole = _is_number(step) and step == int(step)
+    require(whole, f"record {number}: its step {step!r} is no whole number up to {LARGEST:g}")
     # The comparison also refuses NaN, which json reads though JSON has none.
-    finite = _is_number(strength) and 0 <= strength < math.inf
-    require(finite, f"record {number}: its lambda {strength!r} is not finite and not negative; give another run's")
+    valid = _is_number(strength) and strength >= 0
+    require(valid, f"record {number}: its lambda {strength!r} is no number from 0 to {LARGEST:g}; give another run's")
     return int(step), float(strength)
 
 

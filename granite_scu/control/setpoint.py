@@ -139,7 +139,7 @@ def propose_setpoint(free: Free, steps: int, s_at_turn: float | None = None) -> 
 
 def _two_digits(ratio: float) -> float:
     """Rounded down, so that what bounds it is not exceeded; what two digits express is left as it is."""
-    scale = 10 ** (1 - math.floor(math.log10(ratio)))
+    scale = 10.0 ** (1 - math.floor(math.log10(ratio)))
     return math.floor(ratio * scale + 1e-9) / scale
 
 

@@ -13,7 +13,7 @@ from granite_scu import control
 from granite_scu.callbacks.scu import SKIPPED_IN_A_ROW, ShannonControl
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.control import Measurement
-from granite_scu.errors import RunFailed
+from granite_scu.errors import Diverged
 from granite_scu.information import information_ratio
 from granite_scu.run_folder import finite
 
@@ -273,7 +273,7 @@ def test_an_end_without_a_finite_step_holds_lambda(controlled, poison):
 def test_a_run_without_finite_steps_stops_and_says_why(controlled, poison, every):
     last = max(every, SKIPPED_IN_A_ROW)
     with pytest.raises(
-        RunFailed, match=rf"step {last}: .*not finite in {last} optimizer steps in a row.*--learning-rate"
+        Diverged, match=rf"step {last}: .*not finite in {last} optimizer steps in a row.*--learning-rate"
     ):
         controlled(last + every, every, change=lambda module, batches: [poison(module, b) for b in batches])
 

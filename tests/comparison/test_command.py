@@ -26,7 +26,7 @@ def _threads(monkeypatch):
     [
         (
             ["--arms", "pid"],
-            "--arms pid: there is none of that name; there are none, early-stopping, fixed, fixed-stopped, pi, cascade",
+            "--arms pid: there is none of that name; there are none, early-stopping, fixed, fixed-stopped, pi, pi-auto",
         ),
         (["--tasks", "docs"], "--tasks docs: there is none of that name; there are docs-small"),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
@@ -47,6 +47,39 @@ def test_a_file_that_is_no_record_is_named(capsys, tmp_path):
     (tmp_path / "broken.json").write_text("{")
     assert main(tmp_path, ["--list", "--evidence", str(tmp_path)]) == 2
     assert "broken.json is not the record of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"), [("[]", "key, seed,"), ('{"key": "a", "seed": 0}', "failed, law, n_tokens,")]
+)
+def test_a_record_that_lacks_something_is_named_with_it(capsys, tmp_path, text, lacks):
+    (tmp_path / "torn.json").write_text(text)
+    assert main(tmp_path, ["--report-only", "--evidence", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"torn.json is not the record of a run, for it lacks {lacks}" in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("asked", ["--list", "--report-only"])
+def test_a_file_is_no_folder_of_evidence(capsys, tmp_path, asked):
+    file = tmp_path / "run.json"
+    file.write_text("{}")
+    assert main(tmp_path, [asked, "--evidence", str(file)]) == 2
+    assert f"--evidence {file}: is a file; give the folder" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_is_refused_before_the_first_run(capsys, tmp_path, monkeypatch):
+    from granite_scu.comparison import engine
+
+    monkeypatch.setattr(engine, "carry_out", lambda *_: pytest.fail("a run was started"))
+    file = tmp_path / "out"
+    file.write_text("mine")
+    for place in (file, file / "inside"):
+        assert main(tmp_path, ["--quick", "--output-dir", str(place)]) == 2
+        error = capsys.readouterr().err
+        assert f"--output-dir {place}: cannot be written to" in error and len(error.splitlines()) == 1
+    assert file.read_text() == "mine"
+    assert main(tmp_path, ["--quick", "--evidence", str(file / "inside"), "--output-dir", str(tmp_path / "new")]) == 2
+    assert "--evidence" in capsys.readouterr().err
 
 
 def test_list_counts_and_trains_nothing(capsys, tmp_path):

@@ -48,6 +48,26 @@ def test_each_arm_is_compared_with_pi_at_the_chosen_setpoint(finished):
     assert row(found, 1, "pi (")["verdict"] is None
 
 
+def test_without_pi_the_first_arm_is_what_the_others_are_compared_with(finished, evidence):
+    plan = finished(cost)
+    found = results.report(Plan(plan.protocol, evidence, arms=["none", "early-stopping", "fixed"]))
+    assert found["tasks"][1]["reference"] == "none" and row(found, 1, "none")["is_reference"]
+    assert row(found, 1, "fixed")["verdict"].startswith("fixed λ=0.1 is better than none by 1.4")
+    # The same runs as the reference's, judged by another adapter.
+    assert "no difference shown" in row(found, 1, "early-stopping")["verdict"]
+
+
+def test_where_all_runs_of_pi_failed_another_arm_is_the_reference(finished, evidence):
+    plan = finished(cost)
+    for record in list(evidence):
+        if record["arm"] in ("pi", "pi-swept") and record["task"] == "second":
+            write_record(next(evidence.folder.rglob(f"*{record['key']}.json")), {**record, "failed": "not finite"})
+    found = results.report(Plan(plan.protocol, Evidence(evidence.folder)))
+    assert found["tasks"][1]["reference"] == "none"
+    assert row(found, 1, "pi (")["failed_seeds"] == [0, 1, 2]
+    assert row(found, 1, "fixed")["verdict"]
+
+
 def test_a_difference_that_is_noise_is_called_so(finished):
     generator = np.random.default_rng(0)
     found = results.report(finished(lambda spec: 4.0 + 0.01 * generator.normal()))

@@ -40,6 +40,16 @@ def test_a_matrix_that_has_learned_nothing_is_bound_once_it_has():
     assert outputs[-1].layers == pytest.approx((0.0, 1.0))
 
 
+@pytest.mark.parametrize("nothing", [0.0, 1e-12])
+def test_the_first_crumb_that_a_matrix_learns_is_no_bound(nothing):
+    """Such a bound would have driven lambda to its limit a tick later."""
+    law = CPR(cpr_warmup=2, mu=1.0)
+    state, outputs = run(law, [of(0.1, nothing), of(0.1, nothing), of(0.1, 1e-12), of(0.1, 1e-4), of(0.1, 0.05)])
+    assert [output.layers for output in outputs] == [(0.0, 0.0)] * 5
+    assert state.bounds == (0.1, 0.05)
+    assert run(law, [of(0.1, 0.1)], state)[1][0].layers == pytest.approx((0.0, 1.0))
+
+
 def test_no_lambda_exceeds_its_bound():
     _, outputs = run(CPR(cpr_bound=1e-6, lambda_max=3.0), [of(1.0, 1e-7)])
     assert outputs[-1].layers == (3.0, 0.0)

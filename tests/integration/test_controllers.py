@@ -181,6 +181,19 @@ def test_a_configuration_says_what_it_is_and_chooses_its_controller(name):
     assert cli.parse(arguments).request.control.controller == name
 
 
+@pytest.mark.parametrize("name", [name for name in CONTROLLERS if name != "replay"])
+def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
+    from granite_scu import cli, probe
+    from granite_scu.steering import build_controller
+
+    def built(*arguments: str):
+        return build_controller(probe.provisional(cli.parse(["fit", *arguments]).request.control))
+
+    configured = built(f"--config={CONFIGS / name}.yaml")
+    # The setpoint and the bounds of the original law are published with it; elsewhere they are the user's.
+    assert configured == (CONTROLLERS[name]() if name == "original" else built(f"--control.controller={name}"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_configuration_runs(train, name, recorded):

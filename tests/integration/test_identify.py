@@ -1,11 +1,15 @@
 """The step test as a user starts it, on the embedded model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from granite_scu import cli
+from granite_scu import identify as command
+from granite_scu.config import IdentifyConfig
+from granite_scu.control import PI, identification
 
 TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
@@ -50,7 +54,7 @@ def test_a_step_test_too_noisy_proposes_nothing_or_something_and_says_which(iden
         (["--step_test.amplitude=1000"], "--step_test.amplitude 1000.0: must be positive and at most 20"),
         (["--step_test.ticks=40"], "--step_test.ticks 40: too short for the excitation"),
         (["--step_test.step=60"], "--step_test.step 60.0: takes S* 0.02 beyond 1"),
-        (["--control.target_s=auto"], "--control.target_s auto: identify works at one operating point"),
+        (["--control.target_s=auto"], "--control.target_s: identify works at one operating point; give a ratio"),
         (["--control.controller=fixed"], "--control.controller fixed: identify finds gains of pi"),
     ],
 )
@@ -59,6 +63,24 @@ def test_a_wrong_request_is_one_line(identify, argv, words):
     assert code == 2
     assert words in err and err.count("\n") == 1 and not out
     assert not folder.exists()
+
+
+def test_without_a_setpoint_the_line_asks_for_one(capfd, corpus, tmp_path):
+    where = ("--base.name=tiny-granite-h", f"--data.path={corpus}", f"--run.output_dir={tmp_path / 'tune'}")
+    assert cli.main(["identify", *where, "--trainer.accelerator=cpu"]) == 2
+    err = capfd.readouterr().err
+    assert err == "error: --control.target_s: identify works at one operating point; give a ratio, for example 0.02\n"
+
+
+@pytest.mark.parametrize("setpoint", [0.02, 0.3, 0.75])
+def test_the_verification_is_as_long_as_the_law_takes_on_the_plant_that_it_meets(setpoint):
+    """One plant in the logit of S, which in ln S moves by 1 - S of that."""
+    plant = identification.Fopdt(gain=-1.0, tau=20.0, theta=2.0)
+    gains = identification.simc(identification.effective(plant), tau_c=20)
+    law = PI(setpoint=setpoint, kp=gains.kp, ki=gains.ki)
+    in_log_s = replace(plant, gain=plant.gain * (1 - setpoint))
+    config = IdentifyConfig(ticks=600, step=1.2)
+    assert command._follow(config, law, in_log_s) == 3 * 15
 
 
 @pytest.mark.slow

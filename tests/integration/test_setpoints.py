@@ -174,6 +174,15 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
             "--measure factors: is not 0 before",
         ),
         (["--stop-at-equilibrium", "7"], "--stop-at-equilibrium 7: must be at least 8 ticks"),
+        (
+            ["--stop-at-equilibrium", "--deadband", "0.01"],
+            "--stop-at-equilibrium: --deadband 0.01: S that is held lies inside, where the law does not answer to it, "
+            "and no run would stop; set --deadband 0",
+        ),
+        (
+            ["--stop-at-equilibrium", "--controller", "original"],
+            "--stop-at-equilibrium: --deadband 0.002, original's own: S that is held lies inside",
+        ),
     ],
 )
 def test_what_cannot_be_found_or_never_settles_is_refused(launch, argv, words):

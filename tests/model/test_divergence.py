@@ -8,6 +8,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaFo
 
 from granite_scu.model import divergence
 from granite_scu.model.divergence import summed_kl
+from granite_scu.model.loss import IGNORED
 
 SIZES = {
     "vocab_size": 64,
@@ -68,14 +69,26 @@ def test_it_is_what_the_models_own_logits_say_whatever_the_chunk(build, chunk, i
     moved = Moved(build, size=0.1)
     assert moved.model.get_output_embeddings().weight is not moved.weight
     with torch.no_grad():
-        found = summed_kl(moved.model, ids, moved.without)
+        found = summed_kl(moved.model, ids, ids, moved.without)
     assert found.dtype == torch.float32
     assert float(found) == pytest.approx(float(plain_kl(moved, ids)), rel=1e-4)
     assert found > 0.01
 
 
 @pytest.mark.parametrize("build", [granite, llama])
+def test_positions_that_are_not_counted_add_nothing(build, ids):
+    moved = Moved(build, size=0.1)
+    first, second, none = ids.clone(), ids.clone(), torch.full_like(ids, IGNORED)
+    first[:, 3:] = IGNORED
+    second[:, :3] = IGNORED
+    with torch.no_grad():
+        whole, *parts, nothing = (summed_kl(moved.model, ids, x, moved.without) for x in (ids, first, second, none))
+    assert all(part > 0.01 for part in parts) and nothing == 0
+    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-4)
+
+
+@pytest.mark.parametrize("build", [granite, llama])
 def test_a_model_that_has_not_moved_is_at_distance_zero(build, ids):
     moved = Moved(build, size=0.0)
     with torch.no_grad():
-        assert summed_kl(moved.model, ids, moved.without) == 0
+        assert summed_kl(moved.model, ids, ids, moved.without) == 0
