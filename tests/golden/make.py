@@ -1,7 +1,7 @@
 """Regenerates the golden trajectories of the controllers, one JSON file each:
 
-    python tests/golden/make.py            all of them
-    python tests/golden/make.py pi cpr     these
+    python tests/golden/make.py                 all of them
+    python tests/golden/make.py pi-given cpr    these
 
 A trajectory is what a controller puts out on a fixed simulated plant. ``test_golden.py`` compares it to 1e-9, so that a
 law changes only on purpose: look at the difference that regenerating makes before committing it.
@@ -28,6 +28,8 @@ VALIDATED = 4
 """Ticks between measurements of what is saved."""
 SURGE = range(16, 26)
 """Ticks in which the data pulls the adapter hard, so that lambda saturates."""
+LEARNING_RATE = 3e-4
+"""Of the first steps; it falls to 0 along a cosine, so that a gain schedule runs from its least to its limits."""
 
 SETTINGS: dict[str, Any] = {"target_s": 0.02, "lambda_init": 0.5, "lambda_min": 0.05, "lambda_max": 1.5}
 OF_A_LAW: dict[str, dict[str, Any]] = {
@@ -35,6 +37,14 @@ OF_A_LAW: dict[str, dict[str, Any]] = {
     "cpr": {"cpr_warmup": 4},
     "replay": {"steps": (5, 20, 60, 61, 150), "strengths": (0.4, 0.2, 0.0, 1.2, 0.7), "initial": 0.3},
 }
+OF_PI: dict[str, dict[str, Any]] = {
+    "pi-feed-forward": {"target_s": 0.05, "lambda_init": None},
+    "pi-deadband": {"deadband": 0.1},
+    "pi-given": {"kp": 2.0, "ki": 0.3},
+}
+"""Settings under which parts of the law act that the trajectory ``pi`` leaves out; the first rests on both bounds."""
+CASES = (*CONTROLLERS, *OF_PI)
+"""The trajectories there are."""
 
 
 class Plant:
@@ -45,8 +55,10 @@ class Plant:
 
     def __init__(self) -> None:
         self.layers = [0.0, 0.0, 0.0]
+        self.travel = 0.0
 
     def advance(self, tick: int, action: Output) -> None:
+        self.travel += EVERY * LEARNING_RATE * (1 + math.cos(math.pi * (tick - 1) / TICKS)) / 2
         surge = 6.0 if tick in SURGE else 1.0
         strengths = action.layers or (action.reg_strength,) * 3
         for i, (pull, strength) in enumerate(zip((0.02, 0.05, 0.08), strengths, strict=True)):
@@ -73,20 +85,23 @@ class Plant:
             kl=math.inf if failed else total,
             step=EVERY * tick,
             progress=tick / TICKS,
+            travel=self.travel,
             saved=Saved(*(saved(scale, bend) for bend in (held_out, 8.0) for scale in (1.0, PROBED_SCALE)))
             if tick and tick % VALIDATED == 0
             else None,
         )
 
 
-def controller(name: str) -> Controller[Any]:
+def controller(case: str) -> Controller[Any]:
     """The controller of a golden trajectory."""
-    return build(name, **SETTINGS | OF_A_LAW.get(name, {}))
+    if case in OF_PI:
+        return build("pi", **SETTINGS | OF_PI[case])
+    return build(case, **SETTINGS | OF_A_LAW.get(case, {}))
 
 
-def trajectory(name: str) -> list[dict[str, Any]]:
+def trajectory(case: str) -> list[dict[str, Any]]:
     """The outputs of a controller on the plant, tick by tick. At the first nothing is learned yet: S = 0."""
-    law, plant = controller(name), Plant()
+    law, plant = controller(case), Plant()
     state, output = law.init(), Output(law.initial_strength)
     outputs = []
     for tick in range(TICKS + 1):
@@ -97,10 +112,10 @@ def trajectory(name: str) -> list[dict[str, Any]]:
     return json.loads(json.dumps(outputs, allow_nan=False))
 
 
-def main(names: list[str]) -> None:
-    for name in names or CONTROLLERS:
-        lines = ",\n".join(json.dumps(output) for output in trajectory(name))
-        (FOLDER / f"{name}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+def main(cases: list[str]) -> None:
+    for case in cases or CASES:
+        lines = ",\n".join(json.dumps(output) for output in trajectory(case))
+        (FOLDER / f"{case}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,18 +5,16 @@ import json
 import make
 import pytest
 
-from granite_scu.control import CONTROLLERS
-
-BOUNDED = ("pi", "p", "i", "original", "kl", "cpr")
+BOUNDED = ("pi", *make.OF_PI, "p", "i", "original", "kl", "cpr")
 
 
-def golden(name: str) -> list[dict]:
-    return json.loads((make.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+def golden(case: str) -> list[dict]:
+    return json.loads((make.FOLDER / f"{case}.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", CONTROLLERS)
-def test_a_controller_follows_its_golden_trajectory(name):
-    found, expected = make.trajectory(name), golden(name)
+@pytest.mark.parametrize("case", make.CASES)
+def test_a_controller_follows_its_golden_trajectory(case):
+    found, expected = make.trajectory(case), golden(case)
     assert len(found) == len(expected) == make.TICKS + 1
     for tick, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert one.keys() == other.keys()
@@ -25,15 +23,19 @@ def test_a_controller_follows_its_golden_trajectory(name):
             assert one[key] == (value if exact else pytest.approx(value, rel=1e-9, abs=1e-12)), (tick, key)
 
 
-def test_there_is_a_trajectory_for_each_controller_and_for_nothing_else():
-    assert {path.stem for path in make.FOLDER.glob("*.json")} == set(CONTROLLERS)
+def test_there_is_a_trajectory_for_each_case_and_for_nothing_else():
+    assert {path.stem for path in make.FOLDER.glob("*.json")} == set(make.CASES)
 
 
-@pytest.mark.parametrize("name", CONTROLLERS)
-def test_a_trajectory_shows_a_hold(name):
-    assert golden(name)[make.FAILED]["held"]
+@pytest.mark.parametrize("case", make.CASES)
+def test_a_trajectory_shows_a_hold(case):
+    assert golden(case)[make.FAILED]["held"]
 
 
-@pytest.mark.parametrize("name", BOUNDED)
-def test_a_trajectory_shows_a_saturation(name):
-    assert {output["saturated"] for output in golden(name)} == {True, False}
+@pytest.mark.parametrize("case", BOUNDED)
+def test_a_trajectory_shows_a_saturation(case):
+    assert {output["saturated"] for output in golden(case)} == {True, False}
+
+
+def test_a_trajectory_shows_the_deadband():
+    assert {output["in_deadband"] for output in golden("pi-deadband")} == {True, False}
