@@ -149,16 +149,16 @@ def verdict(arm: str, reference: str, estimate: Estimate) -> str:
     """One sentence on a paired difference.
 
     >>> verdict("fixed", "pi", Estimate(0.02, -0.01, 0.05))
-    'no difference shown between fixed and pi (+0.0200 bits/token, 95 % interval -0.0100 to +0.0500)'
+    'no difference shown between fixed and pi (+0.0200 bits/token, nominal 95 % interval -0.0100 to +0.0500)'
     >>> verdict("fixed", "pi", Estimate(0.02, 0.01, 0.05))
-    'fixed is worse than pi by 0.0200 bits/token (95 % interval +0.0100 to +0.0500)'
+    'fixed is worse than pi by 0.0200 bits/token (nominal 95 % interval +0.0100 to +0.0500)'
     >>> verdict("fixed", "pi", Estimate(0.02, math.nan, math.nan))
     'no difference shown between fixed and pi (+0.0200 bits/token, too few documents for an interval)'
     """
     if math.isnan(estimate.low):
         interval = "too few documents for an interval"
         return f"no difference shown between {arm} and {reference} ({estimate.mean:+.4f} bits/token, {interval})"
-    interval = f"95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
+    interval = f"nominal 95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
     if not estimate.differs:
         return f"no difference shown between {arm} and {reference} ({estimate.mean:+.4f} bits/token, {interval})"
     word = "worse" if estimate.mean > 0 else "better"

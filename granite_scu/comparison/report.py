@@ -59,6 +59,8 @@ def markdown(results: dict[str, Any]) -> str:
         lines += ["| " + " | ".join(_cells(row)) + " |" for row in task["rows"]]
         lines += ["", *(f"- {row['verdict']}" for row in task["rows"] if row["verdict"])]
         parts.append("\n".join(lines))
+    if results["overview"]:
+        parts.append(_overview(results))
     if results["transfer"]:
         parts.append(_transfer(results))
     if results["constants"]:
@@ -66,6 +68,18 @@ def markdown(results: dict[str, Any]) -> str:
     parts.append(_origin(results))
     parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim_lines(results))]))
     return "\n\n".join(parts) + "\n"
+
+
+def _overview(results: dict[str, Any]) -> str:
+    """Every arm on every task."""
+    names = [task["name"] for task in results["tasks"]]
+    lines = ["### Test bits per token over those of the swept best λ, in per cent", ""]
+    lines += [f"| | mean | worst | {' | '.join(names)} |", "|---" * (len(names) + 3) + "|"]
+    for line in results["overview"]:
+        values = [line["mean"], line["worst"], *(line["excess"].get(name) for name in names)]
+        cells = ["" if value is None else f"{100 * value:+.2f}" for value in values]
+        lines.append(f"| {' | '.join([line['name'], *cells])} |")
+    return "\n".join(lines)
 
 
 def _transfer(results: dict[str, Any]) -> str:
@@ -145,7 +159,7 @@ def _claim_lines(results: dict[str, Any], name: str) -> list[str]:
     lines = []
     for task in results["tasks"]:
         if found := task["claims"].get(name):
-            note = " (not counted: S* was chosen here)" if task["name"] == results["selection_task"] else ""
+            note = " (not counted: choices were made on this task)" if task["name"] == results["selection_task"] else ""
             lines.append(found["statement"] + note)
             if behind := found["stopped_excess"]:
                 lines.append(

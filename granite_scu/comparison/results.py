@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from granite_scu import statistics
+from granite_scu.comparison.overview import overview
 from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
 from granite_scu.comparison.protocol import CASCADE, PI, Adapter, Arm, Task
 from granite_scu.comparison.transfer import constants, transfer
@@ -85,6 +86,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "tasks": tasks,
         "claims": {name: _overall(plan, name, tasks) for name in CLAIMANTS},
         "cost": _cost(plan),
+        "overview": overview(tasks),
         "transfer": transfer(plan),
         "constants": constants(plan),
         "runs": len(plan.evidence.records),
@@ -140,6 +142,7 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     shown = [_named(row, f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in _shown(every)]
     reference = _reference(shown)
     shown = [row for row in shown if row is reference or row.is_not(reference)]
+    swept = _swept_best(plan, task)
     base = plan.evidence.get(base_spec(task))
     base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
@@ -149,8 +152,8 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
         "test_tokens": sum(base["test"]["tokens"]) if base else None,
         "base_bpt": base_bpt,
         "reference": reference.name if reference else None,
-        "rows": [_as_json(row, reference) for row in shown],
-        "settings": [_as_json(row, reference) for row in every],
+        "rows": [_as_json(row, reference, swept) for row in shown],
+        "settings": [_as_json(row, reference, swept) for row in every],
         "claims": {name: _claim(plan, task, row) for name, arm in CLAIMANTS.items() for row in shown if row.arm is arm},
     }
 
@@ -178,7 +181,20 @@ def _named(row: Row, name: str) -> Row:
     return Row(row.arm, name, row.records, row.failed)
 
 
-def _as_json(row: Row, reference: Row | None) -> dict[str, Any]:
+def _swept_best(plan: Plan, task: Task) -> Row | None:
+    """The swept best lambda, over the seeds that its whole sweep has."""
+    return _best([_row(plan, task, arm, arm.label) for arm in plan.protocol.arms if arm.name in SWEEP])
+
+
+def _swept_excess(row: Row, swept: Row | None) -> float | None:
+    """Test bits over those of the swept best, minus 1, on the seeds that both have."""
+    shared = [seed for seed in sorted(row.records) if swept and seed in swept.records]
+    if not shared or swept is None:
+        return None
+    return float(row.scores(shared).bits_per_token.mean() / swept.scores(shared).bits_per_token.mean() - 1)
+
+
+def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, Any]:
     seeds = sorted(row.records)
     shared = [seed for seed in seeds if reference and seed in reference.records]
     scores = row.scores(seeds) if seeds else None
@@ -201,6 +217,7 @@ def _as_json(row: Row, reference: Row | None) -> dict[str, Any]:
         "test_bpt_of_seeds": [round(x, 6) for x in scores.bits_per_token.tolist()] if scores else [],
         "test_bpt_best_adapter": float(row.scores(seeds, "best").bits_per_token.mean()) if seeds else None,
         "difference": asdict(paired) if paired else None,
+        "swept_excess": _swept_excess(row, swept),
         "verdict": statistics.verdict(row.name, reference.name, paired) if paired and reference else None,
         "s_at_end": _mean([ticks["s"][-1] for ticks in ends]),
         "lambda_at_end": _mean([ticks["lambda"][-1] for ticks in ends]),

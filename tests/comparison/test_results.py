@@ -226,6 +226,16 @@ def test_a_page_without_marks_is_left_alone(tmp_path):
     assert page.read_text() == "mine\n"
 
 
+def test_the_overview_sets_every_arm_against_the_swept_best(finished):
+    found = results.report(finished(cost))
+    lines = {line["name"]: line for line in found["overview"]}
+    # The sweep's best costs 4.002 nats on both tasks, none 5 and PI 4; where PI was swept, it ran on the first alone.
+    assert lines["none"]["excess"] == pytest.approx({"first": 5 / 4.002 - 1, "second": 5 / 4.002 - 1}, abs=1e-4)
+    assert lines["pi"]["mean"] == pytest.approx(4 / 4.002 - 1, abs=1e-4) == lines["pi"]["worst"]
+    assert lines["fixed"]["worst"] == 0
+    assert "| none | +24.94 | +24.94 | +24.94 | +24.94 |" in report.markdown(found)
+
+
 def altered(evidence, **changed) -> None:
     """One run more of the first task, as another machine would have left it."""
     record = next(record for record in evidence if record["task"] == "first")
