@@ -82,7 +82,8 @@ def describe(run: "Run") -> dict:
     with errors_in_one_line():
         batch = next(iter(run.data.train_dataloader()))
     rate = hardware.matmul_tflops(machine.device, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
-    seconds = plan.steps * plan.tokens_per_step / machine.world_size * size.flops_per_token / rate
+    steps = plan.steps + (probe_steps(plan.steps) if run.seeks_setpoint else 0)
+    seconds = steps * plan.tokens_per_step / machine.world_size * size.flops_per_token / rate
     return {
         "model": request.base.name,
         "parameters": f"{size.frozen:,} frozen, {size.trained:,} trained in {len(size.adapted)} adapters",

@@ -17,7 +17,16 @@ from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.callbacks.stopwatch import Stopwatch
 from granite_scu.callbacks.ticks import AfterTick
 from granite_scu.config import ControlConfig
-from granite_scu.control.setpoint import Free, Point, Proposal, extrapolate, probe_steps, propose_setpoint, turn
+from granite_scu.control.setpoint import (
+    LEAST_STEPS,
+    Free,
+    Point,
+    Proposal,
+    extrapolate,
+    probe_steps,
+    propose_setpoint,
+    turn,
+)
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.planning import cumulated_rates
 from granite_scu.trainer import TimeLimit, build_trainer
@@ -50,6 +59,19 @@ class Found:
 def needed(config: ControlConfig) -> bool:
     """Whether there is a setpoint to look for: the law heeds one, and none is given."""
     return config.target_s == AUTO and config.controller in control.TRACKING
+
+
+def check_length(steps: int) -> None:
+    """Refuse a run whose probe could tell nothing.
+
+    Raises:
+        UserError: it has too few steps.
+    """
+    if steps < LEAST_STEPS:
+        raise UserError(
+            f"--target-s auto: a probe takes {LEAST_STEPS} steps at least, and the run has {steps}; give the setpoint "
+            "as a number, or train for longer"
+        )
 
 
 def provisional(config: ControlConfig) -> ControlConfig:

@@ -28,12 +28,15 @@ def origin() -> dict[str, Any]:
 @cache
 def git_revision() -> str | None:
     """The commit of the source tree that runs, at the first call; with ``-dirty`` where the package differs from it.
-    None outside a checkout.
+    None outside a checkout, also where the package is installed somewhere inside another repository.
     """
     here = str(Path(__file__).parent)
     try:
-        commit = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(["git", "-C", here, "diff", "--quiet", "HEAD", "--", here], capture_output=True)
+        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+        return _git(here, "rev-parse", "HEAD") + ("-dirty" if _git(here, "status", "--porcelain", "--", here) else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit.stdout.strip() + ("-dirty" if changed.returncode else "")
+
+
+def _git(folder: str, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True).stdout.strip()

@@ -69,6 +69,7 @@ class Run:
         check_trainer(request.trainer)
         if controller is None:
             build_controller(probe.provisional(request.control))  # refuses what is wrong before the data is read
+        self._is_steered = controller is not None
         self.found: dict | None = None  # what --target-s auto found
         self.probe_seconds = 0.0  # and how long that took
         if request.run.stop_at_equilibrium:
@@ -90,6 +91,8 @@ class Run:
         self.data.check_processes(self.machine.world_size)
         self.plan = self._plan()
         self._check_validations()
+        if self.seeks_setpoint:
+            probe.check_length(self.plan.steps)
         self.controller = controller or build_controller(probe.provisional(request.control), self.plan.steps)
 
     def _open_start(self) -> starting.Start | None:
@@ -258,7 +261,7 @@ class Run:
     @property
     def seeks_setpoint(self) -> bool:
         """Whether a probe comes first, to find the setpoint."""
-        return probe.needed(self.request.control)
+        return not self._is_steered and probe.needed(self.request.control)
 
     def _find_setpoint(self, resume: Resume | None) -> None:
         target, self.found, self.probe_seconds = setpoint_of_auto(self, resume)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from granite_scu import control, probe
 from granite_scu.config import ControlConfig
+from granite_scu.control.equilibrium import Equilibrium
 from granite_scu.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
     """
     settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
     if config.controller not in control.TRACKING:
-        settings["target_s"] = None  # the configuration always has one; a law that heeds none is not judged by it
+        settings["target_s"] = None  # the configuration has one or auto; a law that heeds none is not judged by it
     if config.controller == "replay":
         settings |= _recording(config, total_steps)
     try:
@@ -54,12 +55,15 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
     S comes to no rest under some controllers. A law with a deadband rests inside it, where it does not answer to S.
 
     Raises:
-        UserError: it is such a controller, or has a deadband.
+        UserError: it is such a controller, or has a deadband, or a setpoint near 1.
     """
     if config.controller not in control.STEERING:
         name = config.controller
         reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
         raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
+    if isinstance(config.target_s, float) and (1 + Equilibrium.band) * config.target_s >= 1:
+        reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"
+        raise UserError(f"--stop-at-equilibrium: --target-s {config.target_s:g}: {reason}; take at most 0.9")
     own = control.CONTROLLERS[config.controller].__dataclass_fields__.get("deadband")
     if own is None:  # a law without one passes it over
         return

@@ -116,7 +116,7 @@ def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch)
     flags = ("--data.block_size=64", f"--data.path={text}", f"--run.output_dir={out}", "--trainer.max_steps=3")
     request = cli.parse(
         ["fit", *TINY, *flags, "--trainer.accelerator=cpu", "--run.auto_batch_size=true", "--data.batch_size=4",
-         "--control.every=1", "--trainer.precision=32-true", "--optimizer.warmup_steps=0"]
+         "--control.every=1", "--control.target_s=0.02", "--trainer.precision=32-true", "--optimizer.warmup_steps=0"]
     ).request  # fmt: skip
     asked: list[int] = []
     real = batch_size._try

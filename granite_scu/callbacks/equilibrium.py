@@ -29,6 +29,7 @@ class EquilibriumStop(AfterTick):
         self.rule = rule
         self.ticks: tuple[Tick, ...] = ()
         self.stopped_at: int | None = None
+        self.rise: float | None = None  # the summed learning rates with which S first came up to its band
 
     def on_tick(self, trainer: L.Trainer, module: GraniteModule, record: dict) -> None:
         self.ticks = self.rule.remember(self.ticks, self._tick(module, record))
@@ -43,6 +44,8 @@ class EquilibriumStop(AfterTick):
                 log.info("step %d: stops at equilibrium: %s", record["step"], decision.reason)
 
     def _tick(self, module: GraniteModule, record: dict) -> Tick:
+        if self.rise is None and (record["s_ema"] or 0.0) >= (1 - self.rule.band) * self.rule.setpoint:
+            self.rise = self.control.travel
         return Tick(
             step=record["step"],
             s=record["s_ema"],
@@ -52,7 +55,7 @@ class EquilibriumStop(AfterTick):
             held=record["held"],
             in_deadband=record["in_deadband"],
             authority=self._authority(module, record),
-            travel=self.control.travel,
+            travel=self.control.travel / self.rise if self.rise else 0.0,
         )
 
     def _authority(self, module: GraniteModule, record: dict) -> float:
@@ -62,7 +65,8 @@ class EquilibriumStop(AfterTick):
         return 1 - step ** (4 * self.control.every)  # |Delta W|^2 goes with the fourth power of the factors' scale
 
     def state_dict(self) -> dict:
-        return {"ticks": as_mappings(self.ticks), "stopped_at": self.stopped_at}
+        return {"ticks": as_mappings(self.ticks), "stopped_at": self.stopped_at, "rise": self.rise}
 
     def load_state_dict(self, state: dict) -> None:
         self.ticks, self.stopped_at = from_mappings(state["ticks"]), state["stopped_at"]
+        self.rise = state.get("rise")  # a checkpoint from before it was kept begins anew, with its window

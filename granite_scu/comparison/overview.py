@@ -12,7 +12,7 @@ def overview(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Arms and settings that were run on one task alone are left out.
 
     Args:
-        tasks: of the report; a task's ``rows`` are the arms at their best settings, its ``settings`` are all.
+        tasks: of the report; a task's ``swept_excess`` is of the arms at their best settings, its ``settings`` are all.
 
     Returns:
         For each line ``name``, ``excess`` by task (of the test bits per token over those of the swept best lambda, on
@@ -20,7 +20,7 @@ def overview(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     lines: list[dict[str, Any]] = []
     for arm in _in_order(row["arm"] for task in tasks for row in task["settings"]):
-        lines += _line(arm, {task["name"]: _find(task["rows"], arm) for task in tasks})
+        lines += _line(arm, {task["name"]: task["swept_excess"].get(arm) for task in tasks})
         settings = _in_order(row["setting"] for task in tasks for row in task["settings"] if row["arm"] == arm)
         if len(settings) > 1:
             for setting in settings:
@@ -34,8 +34,8 @@ def _in_order(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-def _find(rows: list[dict[str, Any]], arm: str, setting: str | None = None) -> float | None:
-    found = (row for row in rows if row["arm"] == arm and setting in (None, row["setting"]))
+def _find(rows: list[dict[str, Any]], arm: str, setting: str) -> float | None:
+    found = (row for row in rows if (row["arm"], row["setting"]) == (arm, setting))
     return next((row["swept_excess"] for row in found), None)
 
 

@@ -141,8 +141,9 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
         return None
     shown = [_named(row, f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in _shown(every)]
     reference = _reference(shown)
-    shown = [row for row in shown if row is reference or row.is_not(reference)]
     swept = _swept_best(plan, task)
+    excess = {row.arm.name: _swept_excess(row, swept) for row in shown}
+    shown = [row for row in shown if row is reference or row.is_not(reference)]
     base = plan.evidence.get(base_spec(task))
     base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
@@ -152,6 +153,7 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
         "test_tokens": sum(base["test"]["tokens"]) if base else None,
         "base_bpt": base_bpt,
         "reference": reference.name if reference else None,
+        "swept_excess": excess,
         "rows": [_as_json(row, reference, swept) for row in shown],
         "settings": [_as_json(row, reference, swept) for row in every],
         "claims": {name: _claim(plan, task, row) for name, arm in CLAIMANTS.items() for row in shown if row.arm is arm},

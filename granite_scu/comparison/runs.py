@@ -27,7 +27,7 @@ from granite_scu.errors import Diverged
 from granite_scu.evaluation import DocumentScores, score, score_documents
 from granite_scu.model.loss import token_nats
 from granite_scu.module import DTYPES, GraniteModule
-from granite_scu.provenance import origin
+from granite_scu.provenance import git_revision, origin
 from granite_scu.run import Run
 from granite_scu.run_folder import RunFolder
 
@@ -44,6 +44,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
     Raises:
         RunFailed: another reason, such as too little memory.
     """
+    git_revision()  # that of now: the code is loaded, and the tree may move on while it trains
     started, started_cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="granite-scu-run-") as name:
         folder = Path(name)

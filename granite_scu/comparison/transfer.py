@@ -91,7 +91,7 @@ where the carry-over V / T is half of a, a small adapter's."""
 CONSTANTS: dict[str, tuple[float, ...]] = {
     "λ": (0.01, 0.03, 0.1, 0.3, 1.0),
     "S": (0.02, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8),
-    "S / S at λ = 0": (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "S / S at λ = 0": (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
 }
 """What a default could be: one value for all that anyone may bring."""
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +30,7 @@ class Tick:
         in_deadband: the error was too small to act upon in full.
         authority: how strongly lambda acts: the norm of its gradient over that of the data's, or the share of the
             update that it takes away between two ticks; 0 where it acts on nothing.
-        travel: sum of the learning rates of all steps so far.
+        travel: sum of the learning rates of all steps so far, over that at which S first came up to its band; 0 before.
     """
 
     step: int
@@ -63,9 +63,9 @@ class Equilibrium:
        right sign. A constant has no changes, and a replayed or scheduled lambda does not know this run's error: by
        chance it has an R^2 of about 2 / window.
     2. S was within ``band`` of the setpoint at every tick.
-    3. lambda's effect on S must show: the weights travelled so far in the window that an adapter left to itself, whose
-       ParamBPT grows with the square of the travel, would have crossed the whole band. It stayed, so lambda held it. At
-       the end of a schedule, where weights hardly move, S rests whatever lambda does.
+    3. lambda's effect on S must show: the weights travelled so far in the window that an adapter let go would have
+       crossed the whole band, growing as it did when S rose (the root of ParamBPT with the travel). It stayed, so
+       lambda held it. At the end of a schedule, where weights hardly move, S rests whatever lambda does.
     4. DataBPT has stopped falling: the fall along its least-squares line is within its uncertainty (one-sided 95 %,
        widened for the correlation of neighbouring residuals), and that uncertainty leaves room for no fall of more than
        ``resolution`` of DataBPT over the window. Without the second half, noise alone would pass for equilibrium.
@@ -127,8 +127,8 @@ class Equilibrium:
         low, high = (1 - self.band) * self.setpoint, (1 + self.band) * self.setpoint
         begin, end = ticks[0].travel, ticks[-1].travel
         if not 0 < begin <= end < math.inf:
-            return "nothing has moved yet"
-        free = low / (1 - low) * (end / begin) ** 2  # the odds of S: ParamBPT over DataBPT
+            return "S has not risen to its band yet"
+        free = low / (1 - low) * (1 + end - begin) ** 2  # the odds of S: ParamBPT over DataBPT
         if free / (1 + free) <= high:
             return (
                 f"lambda's effect does not show: the learning rates since step {ticks[0].step} would not have moved S "
@@ -176,8 +176,9 @@ def as_mappings(ticks: Sequence[Tick]) -> list[dict[str, Any]]:
 
 
 def from_mappings(mappings: Sequence[Mapping[str, Any]]) -> tuple[Tick, ...]:
-    """What ``as_mappings`` made."""
-    return tuple(Tick(**mapping) for mapping in mappings)
+    """What ``as_mappings`` made; nothing where ticks had other fields then."""
+    names = {field.name for field in fields(Tick)}
+    return tuple(Tick(**mapping) for mapping in mappings) if all(set(one) == names for one in mappings) else ()
 
 
 def _regression(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> tuple[float, tuple[float, float]]:

@@ -103,3 +103,15 @@ def test_its_window_survives_a_round_trip(make_module, make_batches, fit):
     fresh, _ = attached(Equilibrium(0.02, 8))
     fresh.load_state_dict(json.loads(json.dumps(stop.state_dict())))
     assert fresh.ticks == stop.ticks
+    assert fresh.rise == stop.rise
+
+
+def test_travel_counts_in_rises_of_s(make_module, make_batches, fit):
+    """Against an S* that the first steps pass; the rate is constant, so the travel is the number of steps."""
+    stop, callbacks = attached(Equilibrium(1e-6, 12), control.build("none", target_s=1e-6))
+    fit(make_module(sigma=1e-3, n_tokens=10), make_batches(12), max_steps=12, callbacks=callbacks)
+    risen = next(k for k, tick in enumerate(stop.ticks) if tick.s >= 0.9e-6)
+    assert stop.ticks[risen].travel == pytest.approx(1.0)
+    assert all(tick.travel == 0 for tick in stop.ticks[:risen])
+    assert stop.ticks[-1].travel > 1.0
+    assert stop.rise == pytest.approx(stop.control.travel / stop.ticks[-1].travel)

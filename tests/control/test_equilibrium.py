@@ -131,16 +131,27 @@ def test_an_adapter_that_rests_because_the_learning_rate_is_over(law, seed):
 
 @pytest.mark.parametrize(("ratio", "shows"), [(1.0, False), (1.11, False), (1.13, True), (3.0, True)])
 def test_the_weights_must_have_travelled_far_enough_to_cross_the_band(ratio, shows):
-    """From 0.09 to 0.11 the odds grow by 1.25, ParamBPT with them, and so the travel by 1.118."""
+    """From 0.09 to 0.11 the odds grow by 1.25: 0.118 of the first rise is enough, however long ago that was."""
     ticks = settled()
-    span = [1 + (ratio - 1) * k / (WINDOW - 1) for k in range(WINDOW)]
+    span = [40 + (ratio - 1) * k / (WINDOW - 1) for k in range(WINDOW)]
     reason = RULE.decide([replace(tick, travel=way) for tick, way in zip(ticks, span, strict=True)]).reason
     assert ("effect does not show" not in reason) == shows
 
 
+def test_a_long_run_can_stop_late():
+    ticks = next(ticks for seed in range(20) if RULE.decide(ticks := settled(seed)).stop)
+    assert RULE.decide([replace(tick, travel=tick.travel + 4000.0) for tick in ticks]).stop
+
+
+def test_a_window_that_was_kept_in_another_form_begins_anew():
+    mappings = as_mappings(settled())
+    assert from_mappings(mappings) == tuple(settled())
+    assert from_mappings([{name: value for name, value in one.items() if name != "travel"} for one in mappings]) == ()
+
+
 @pytest.mark.parametrize("travel", [0.0, math.nan, math.inf])
 def test_a_travel_that_says_nothing(travel):
-    assert_goes_on([replace(tick, travel=travel) for tick in settled()], "nothing has moved")
+    assert_goes_on([replace(tick, travel=travel) for tick in settled()], "has not risen")
 
 
 # Not at the setpoint

@@ -148,6 +148,13 @@ def test_a_law_without_a_setpoint_needs_no_probe(launch, corpus, controller):
     assert (code, json.loads(out)["target_s"]) == (0, None)
 
 
+def test_a_run_too_short_for_a_probe_is_refused_at_once(launch, corpus):
+    for more in ((), ("--dry-run",)):
+        code, _, err = launch(*SMALL, "--data-dir", corpus, "--target-s", "auto", "--max-steps", 9, *more)
+        assert code == 2
+        assert "--target-s auto: a probe takes 10 steps at least, and the run has 9" in err
+
+
 def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
     argv = ("--model", "tiny-granite-h", "--accelerator", "cpu", "--data-dir", corpus, "--block-size", 64)
     code, out, err = launch(*argv, "--batch-size", 1, "--max-steps", 1000, "--dry-run", "--json")
@@ -173,6 +180,7 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
             ["--measure", "factors", "--target-s", "auto", "--kp", "1", "--ki", "0.1"],
             "--measure factors: is not 0 before",
         ),
+        (["--stop-at-equilibrium", "--target-s", "0.95"], "--target-s 0.95: its band of 10% reaches to 1"),
         (["--stop-at-equilibrium", "7"], "--stop-at-equilibrium 7: must be at least 8 ticks"),
         (
             ["--stop-at-equilibrium", "--deadband", "0.01"],
