@@ -93,14 +93,18 @@ def naming_files(arguments: list[str]) -> Iterator[None]:
 
 
 def with_file(line: str, arguments: list[str]) -> str:
-    """The line of an error, with the file of the setting that it begins with: ``--kp -1.0 (in FILE): must be ...``."""
+    """The line of an error, with the file of the setting that it begins with: ``--kp -1.0 (in FILE): must be ...``.
+
+    The defaults of ``--test-run`` are in a file too, which its user never named, and neither is it named here.
+    """
     keys = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
     subject = re.split(r": |; ", line, maxsplit=1)[0]
     words = re.findall(r"[\w.-]+", subject)
     origins = {key: origin for key, (origin, _) in origins_and_values(arguments)}
     named = (keys.get(word, word.removeprefix("--")) for word in words)
     origin = next((origins[key] for key in named if key in origins), A_FLAG)
-    return line if origin == A_FLAG else f"{subject} (in {origin}){line.removeprefix(subject)}"
+    unnamed = origin == A_FLAG or Path(origin).resolve() == (presets.folder().parent / "tiny.yaml").resolve()
+    return line if unnamed else f"{subject} (in {origin}){line.removeprefix(subject)}"
 
 
 def annotated(resolved: str, arguments: list[str]) -> str:

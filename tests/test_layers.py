@@ -195,3 +195,11 @@ def test_every_other_configuration_can_be_planned(planned, path, tmp_path, monke
         (tmp_path / "runs" / "recorded" / "scu_history.json").write_text(json.dumps(recorded))
     facts = planned(path, RTX_4090, "tiny-granite-h")
     assert facts["steps"] > 0 and facts["memory_gib_estimate"] > 0
+
+
+def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(layer):
+    line = "--batch-size 5: too large; --output-dir x: taken"
+    test_run = flags.translate(["--test-run"], TINY)[0]
+    assert layers.with_file("--output-dir x: taken", test_run) == "--output-dir x: taken"
+    assert layers.with_file(line, [*test_run, "--config", layer]).startswith(f"--batch-size 5 (in {layer}): too large")
+    assert layers.with_file(line, [*test_run, "--config", layer, "--data.batch_size=5"]) == line
