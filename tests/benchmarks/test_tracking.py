@@ -283,7 +283,9 @@ def test_of_an_older_file_the_excursion_is_that_of_its_trajectory(tmp_path):
 def test_an_interrupt_leaves_neither_a_process_nor_a_half_run(tmp_path):
     command = [sys.executable, "benchmarks/tracking.py", "--jobs", "2", "--results", str(tmp_path / "results")]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    ran = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stderr=subprocess.PIPE)
+    restored = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a background job ignores Ctrl-C
+    pipes: dict = {"start_new_session": True, "stderr": subprocess.PIPE, "preexec_fn": restored}
+    ran = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("tmp*/tmp*/*")) and time.monotonic() < deadline:  # a run has begun
         time.sleep(0.5)

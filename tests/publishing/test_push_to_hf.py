@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -86,7 +87,14 @@ def test_ctrl_c_is_one_line(hub, run, tmp_path):
         "HF_HOME": str(tmp_path),
     }
     line = [sys.executable, str(TOOL), str(run), "--repo-id", REPO, "--yes"]
-    process = subprocess.Popen(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        line,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores Ctrl-C
+    )
     _, err = process.communicate(timeout=120)
     assert arrived.is_set() and process.returncode == 130
     assert err.startswith("error: interrupted; run the same command again") and err.count("\n") == 1
