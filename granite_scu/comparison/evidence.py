@@ -78,7 +78,7 @@ def _plain(setting: str) -> str:
     return setting.replace("λ=", "").replace("S*=", "").replace("KL*=", "").replace(" ", "")
 
 
-ALWAYS = {"key", "task", "seed", "settings", "wall_time_s"}
+ALWAYS = {"key", "task", "arm", "seed", "settings", "wall_time_s"}
 SCORED = {"validation", "test"}
 RUN = SCORED | {"law", "ticks", "n_tokens"}
 """What the record of any run has; that of a base model besides; that of a training run that has not failed."""
@@ -136,7 +136,7 @@ class Evidence:
         """
         first: dict[tuple[str, str], tuple[Path, Any]] = {}
         for key, record in self.records.items():
-            task = record["arm"] if record["task"] == "base" else record["task"]
+            task = record["arm"] if record["task"] == BASE else record["task"]
             known = {"documents": (record.get("test") or {}).get("tokens"), "digest": record.get("text")}
             for what, found in known.items():
                 path, expected = first.setdefault((task, what), (self.paths[key], found)) if found else (None, found)

@@ -14,6 +14,9 @@ above 0.9, where nothing holds back an adapter that memorises."""
 LEAST, MOST = 0.005, 0.9
 """The setpoints proposed lie between these: below, S is hardly told from its noise; above, lambda does little."""
 
+LEAST_STEPS = 10
+"""Steps of a probe below which its growth says nothing about the run."""
+
 TURN = 0.002
 """A rise of the validation loss over its minimum, relative to it, that counts as a turn."""
 
@@ -65,10 +68,6 @@ def probe_steps(steps: int) -> int:
     [30, 60, 100]
     """
     return min(steps, max(60, math.ceil(steps / 10)))
-
-
-LEAST_STEPS = 10
-"""Steps of a probe below which its growth says nothing about the run."""
 
 
 def extrapolate(points: Sequence[Point], moved_at_end: float, doubt: float = 0.3) -> Free:

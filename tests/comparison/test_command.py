@@ -50,7 +50,7 @@ def test_a_file_that_is_no_record_is_named(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "lacks"), [("[]", "key, seed,"), ('{"key": "a", "seed": 0}', "failed, law, n_tokens,")]
+    ("text", "lacks"), [("[]", "arm, key, seed,"), ('{"key": "a", "seed": 0}', "arm, failed, law, n_tokens,")]
 )
 def test_a_record_that_lacks_something_is_named_with_it(capsys, tmp_path, text, lacks):
     (tmp_path / "torn.json").write_text(text)

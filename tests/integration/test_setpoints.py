@@ -8,6 +8,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from granite_scu import cli, control
+from granite_scu.run import Run
+
 pytestmark = pytest.mark.xdist_group("setpoints")
 
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
@@ -153,6 +156,20 @@ def test_a_run_too_short_for_a_probe_is_refused_at_once(launch, corpus):
         code, _, err = launch(*SMALL, "--data-dir", corpus, "--target-s", "auto", "--max-steps", 9, *more)
         assert code == 2
         assert "--target-s auto: a probe takes 10 steps at least, and the run has 9" in err
+
+
+def test_no_probe_is_needed_where_a_controller_is_given_as_an_object(corpus):
+    keys = (
+        "--config",
+        Path(__file__).parents[2] / "configs" / "tiny.yaml",
+        "--control.target_s",
+        "auto",
+        "--data.path",
+        corpus,
+    )
+    request = cli.parse(["fit", *map(str, keys), "--data.block_size=64", "--data.batch_size=1"]).request
+    assert Run(request).seeks_setpoint
+    assert not Run(request, controller=control.build("pi", target_s=0.1)).seeks_setpoint
 
 
 def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
