@@ -65,6 +65,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(_transfer(results))
     if results["constants"]:
         parts.append(_constants(results))
+    if results["foresight"]:
+        parts.append(_foresight(results))
     parts.append(_origin(results))
     parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim_lines(results))]))
     return "\n\n".join(parts) + "\n"
@@ -115,6 +117,21 @@ def _constants(results: dict[str, Any]) -> str:
         worst = max(row["excess"], key=row["excess"].get)
         excess = f"{row['mean_excess']:+.2%} | {row['worst_excess']:+.2%}"
         lines.append(f"| {row['quantity']} | {row['value']:g} | {excess} | {worst} |")
+    return "\n".join(lines)
+
+
+def _foresight(results: dict[str, Any]) -> str:
+    """How well a probe would have foreseen S_free."""
+    rows = results["foresight"]
+    inside, runs = sum(row["inside"] for row in rows), sum(row["runs"] for row in rows)
+    lines = ["### What a probe foresees of S_free", ""]
+    lines += [
+        f"The first steps of every run without λ, continued to its end: {inside} of {runs} ended in the interval."
+    ]
+    lines += ["", "| task | runs | in the interval | farthest: foreseen | came to |", "|---|---|---|---|---|"]
+    for row in rows:
+        foreseen = f"{row['foreseen']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        lines.append(f"| {row['task']} | {row['runs']} | {row['inside']} | {foreseen} | {row['came']:.3f} |")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from granite_scu import statistics
+from granite_scu.comparison.foresight import foresight
 from granite_scu.comparison.overview import overview
 from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
 from granite_scu.comparison.protocol import CASCADE, PI, Adapter, Arm, Task
@@ -89,6 +90,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "overview": overview(tasks),
         "transfer": transfer(plan),
         "constants": constants(plan),
+        "foresight": foresight(plan),
         "runs": len(plan.evidence.records),
         "machines": sorted(machines),
         "versions": _versions(plan),

@@ -1,0 +1,80 @@
+"""How well S_free is foreseen, on runs whose growth is known."""
+
+from dataclasses import replace
+
+import pytest
+
+from granite_scu.comparison.evidence import write_record
+from granite_scu.comparison.foresight import LAST_TICKS, foresight
+from granite_scu.comparison.plan import Plan
+from granite_scu.comparison.protocol import NONE, STOPPED
+from granite_scu.config import OptimizerConfig
+from granite_scu.planning import cumulated_rates
+
+STEPS = 200
+
+
+def course(rate: float, power_after_probe: float) -> dict:
+    """Ticks of a run whose ParamBPT grows like the square of the summed rates, and like another power after step 60."""
+    optimizer = OptimizerConfig(learning_rate=rate, schedule="cosine", warmup_steps=10)
+    moved = cumulated_rates(optimizer, STEPS)
+    steps = list(range(4, STEPS + 1, 4))
+    param = [0.1 * (moved[k] / moved[60]) ** (2 if k <= 60 else power_after_probe) for k in steps]
+    return {
+        "step": steps,
+        "s": [p / (p + 5.0) for p in param],
+        "lambda": [0.0] * len(steps),
+        "data_bpt": [5.0] * len(steps),
+    }
+
+
+@pytest.fixture
+def finished(protocol, evidence, finish):
+    """Every run without lambda: as the probe foresees on the first task, and with another growth on the second."""
+
+    def write(power_on_second: float, steps: int = STEPS) -> Plan:
+        plan = Plan(replace(protocol, arms=(NONE, STOPPED)), evidence)
+        while (spec := plan.next(busy=set())) is not None:
+            record = finish(spec)
+            if spec.task.steps:
+                rate = spec.settings["optimizer.learning_rate"]
+                power = 2.0 if spec.task.name == "first" else power_on_second
+                record["settings"] |= {"optimizer.schedule": "cosine", "optimizer.warmup_steps": 10}
+                record |= {"steps": steps, "ticks": course(rate, power)}
+                write_record(evidence.folder / spec.file, record)
+        return plan
+
+    return write
+
+
+def test_growth_that_goes_on_is_foreseen(finished):
+    first, second = foresight(finished(power_on_second=2.0))
+    assert first["task"] == "first" and first["runs"] == first["inside"] > 3
+    assert first["foreseen"] == pytest.approx(first["came"], abs=1e-6)
+    assert first["low"] < first["came"] < first["high"]
+    assert second["inside"] == second["runs"]
+
+
+@pytest.mark.parametrize("power", [0.5, 3.5])
+def test_growth_that_changes_by_more_than_one_power_leaves_the_interval(finished, power):
+    first, second = foresight(finished(power_on_second=power))
+    assert first["inside"] == first["runs"]
+    assert second["inside"] == 0 < second["runs"]
+    assert (second["came"] > second["high"]) == (power > 2)
+
+
+def test_a_run_no_longer_than_a_probe_has_nothing_to_foresee(finished):
+    assert foresight(finished(power_on_second=2.0, steps=60)) == []
+
+
+def test_what_came_is_not_the_noise_of_one_tick(finished, evidence):
+    plan = finished(power_on_second=2.0)
+    for record in evidence.records.values():
+        if record["steps"] == STEPS:
+            ticks = record["ticks"]
+            param = ticks["s"][-1] / (1 - ticks["s"][-1]) * 5.0
+            ticks["data_bpt"][-1] = 2.5
+            ticks["s"][-1] = param / (param + 2.5)
+    row = foresight(plan)[0]
+    odds = row["came"] / (1 - row["came"])
+    assert odds == pytest.approx(row["foreseen"] / (1 - row["foreseen"]) * 5.0 / (5.0 - 2.5 / LAST_TICKS))
