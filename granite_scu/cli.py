@@ -138,13 +138,12 @@ def parse(arguments: list[str]) -> GraniteCLI:
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
     argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns when both are there
     try:
+        layers.check_files(arguments)
         return GraniteCLI(arguments)
     except jsonargparse.ArgumentError as error:
         raise UserError(_in_one_line(str(error))) from error
-    except (TypeError, UnicodeDecodeError) as error:  # what jsonargparse lets through of a malformed file
-        raise UserError(
-            f"--config: a file is not valid UTF-8 YAML, or a group in it is no mapping ({error})"
-        ) from error
+    except (TypeError, UnicodeDecodeError) as error:  # what jsonargparse lets through of a group's own file
+        raise UserError(f"a file is not valid UTF-8 YAML, or a group in it is no mapping ({error})") from error
     finally:
         sys.argv = argv
 

@@ -76,6 +76,51 @@ def origins_and_values(arguments: list[str]) -> Iterator[tuple[str, tuple[str, A
             yield from ((found, (A_FLAG, given)) for found, given in nested or [(key, value)])
 
 
+def check_files(arguments: list[str]) -> None:
+    """Refuse a ``--config`` that jsonargparse would refuse without its name, or read half of.
+
+    Raises:
+        UserError: there is no such file, it is no YAML, has a key twice in a mapping, or holds no settings.
+    """
+    for name, value in _split(arguments):
+        if name == "--config" and value is not None:
+            content = _content(value)
+            if not isinstance(content, dict):
+                what = "is empty" if content is None else f"holds {str(content)[:40]!r}"
+                raise UserError(
+                    f"--config {value}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}"
+                )
+
+
+def _content(value: str) -> Any:
+    """What a file holds, or what stands on the command line in its place."""
+    file = Path(value).expanduser()
+    if file.is_dir() or not (file.exists() or ":" in value):
+        raise UserError(f"--config {value}: {'is a folder; name a YAML file' if file.is_dir() else 'no such file'}")
+    try:
+        return yaml.load(file.read_text(encoding="utf-8") if file.exists() else value, _EveryKeyOnce)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
+        raise UserError(f"--config {value}: is no YAML at {place}: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {value}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(f"--config {value}: cannot be read: {error.strerror}") from error
+
+
+class _EveryKeyOnce(yaml.SafeLoader):
+    """Of a key that comes twice YAML's loaders keep the last, and what stands under the first is lost in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} comes twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 @contextmanager
 def naming_files(arguments: list[str]) -> Iterator[None]:
     """Say of a refused setting which file it is in, where it is in one: of several layers any could be meant.

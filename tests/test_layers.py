@@ -118,6 +118,39 @@ def test_groups_given_whole_say_where_they_are_from(tmp_path):
     assert found["lora.rank"] == ("a flag", 2) and found["data.batch_size"] == ("a flag", 3)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"data:\n  batch_size: 4\n bad: [1,\n", "is no YAML at line 3, column 2: expected <block end>"),
+        (b"data: {batch_size: 4}\nlora: {rank: 4}\ndata: {block_size: 64}\n", "at line 3, column 1: data comes twice"),
+        (b"lora:\n  rank: 4\n  rank: 8\n", "at line 3, column 3: rank comes twice"),
+        (b"data: {path: \xff}\n", "is no YAML in UTF-8: 'utf-8' codec can't decode byte 0xff in position 13"),
+        (b"data: {path: \x00}\n", "is no YAML in UTF-8: unacceptable character"),
+        (b"# nothing yet\n", "is empty; it must hold groups of settings, as data: {batch_size: 4}"),
+        (b"- data\n- lora\n", "holds \"['data', 'lora']\"; it must hold groups of settings"),
+    ],
+)
+@pytest.mark.parametrize("parsed", [script, module])
+def test_a_malformed_file_is_named_with_the_place_in_it(tmp_path, parsed, content, words):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        parsed("--config", str(path))
+    assert str(refused.value).startswith(f"--config {path}: ") and words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"--config .*none.yaml: no such file"):
+        script("--config", str(tmp_path / "none.yaml"))
+    with pytest.raises(UserError, match="is a folder; name a YAML file"):
+        script("--config", str(tmp_path))
+
+
+def test_settings_may_stand_on_the_command_line_in_place_of_a_file():
+    assert script("--test-run", "--config", "data: {batch_size: 3}").data.batch_size == 3
+
+
 def test_arguments_come_together_as_they_were_taken_apart():
     arguments = ["fit", "--config=a=b.yaml", "--debug", "--control.kp=-1", "--lora.targets=[in_proj]"]
     assert layers._joined(layers._split(arguments)) == arguments
