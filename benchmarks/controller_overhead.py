@@ -77,4 +77,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, debug=False))
+    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.AGAIN))

@@ -31,9 +31,10 @@ sys.path[:0] = [str(ROOT)]
 from rich.console import Console
 from rich.table import Table
 
+from granite_scu import guard
 from granite_scu.config import TINY_MODEL, DataConfig, LoraConfig, OptimizerConfig
 from granite_scu.errors import UserError
-from granite_scu.flags import Parser
+from granite_scu.parser import Parser
 
 MEGABYTE = 1_000_000
 SIZES = (10, 100, 1000)
@@ -215,13 +216,14 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 def main() -> int:
-    parser = Parser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quick", action="store_true", help="10 MB of text only")
     parser.add_argument("--chats", action="store_true", help="conversations in place of plain text")
     parser.add_argument("--repeats", type=int, default=9, metavar="INT", help="timed turns (default: 9)")
     parser.add_argument("--peak-of", metavar="PATH", help="measure one preparation's memory and print it; for itself")
     parser.add_argument("--cache", metavar="DIR", help="of --peak-of")
+    parser.add_debug()
     options = parser.parse_args()
     if options.repeats < 1:
         raise UserError(f"--repeats {options.repeats}: must be at least 1")
@@ -234,6 +236,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from granite_scu import guard
-
-    sys.exit(guard.guarded(main, "--debug" in sys.argv))
+    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.AGAIN))

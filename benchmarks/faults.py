@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import killing
 from granite_scu import checkpoint, guard
 from granite_scu.errors import UserError
-from granite_scu.flags import Parser
+from granite_scu.parser import Parser
 from granite_scu.run_folder import RunFolder
 
 SAVE_STEPS = 5
@@ -154,13 +154,14 @@ def _expect(true: bool, otherwise: str) -> None:
 
 
 def main() -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="6 kills, 40 corruptions, 2 stops")
     parser.add_argument("--kills", type=int, help="(default: 100)")
     parser.add_argument("--corruptions", type=int, help="(default: 100)")
     parser.add_argument("--stops", type=int, help="(default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and places (default: 0)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_debug()
     options = parser.parse_args()
     usual = (
         {"kills": 6, "corruptions": 40, "stops": 2}
@@ -195,4 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, debug=False))
+    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.AGAIN))

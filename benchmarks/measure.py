@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.gate import Outcome
 from granite_scu import hardware
 from granite_scu.errors import UserError
-from granite_scu.flags import Parser
+from granite_scu.parser import Parser
 
 T = TypeVar("T")
 
@@ -25,11 +25,12 @@ WIDTH = 160
 
 def build_parser(description: str, repeats: int, quick: int) -> Parser:
     """The flags that every comparison has, with so many turns usually and with --quick; see ``parse``."""
-    parser = Parser(description=description.partition("\n")[0], allow_abbrev=False)
+    parser = Parser(description=description.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print a JSON list of cases on stdout, nothing else there")
     parser.add_argument("--quick", action="store_true", help="few cases, under a minute on two cores")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA when there")
     parser.add_argument("--repeats", type=int, help=f"timed turns of each side (default: {repeats}, quick {quick})")
+    parser.add_debug()
     parser.set_defaults(usual=repeats, few=quick)
     return parser
 

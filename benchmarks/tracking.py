@@ -53,7 +53,7 @@ from granite_scu.control import CONTROLLERS, TRACKING, metrics
 from granite_scu.data import files, hub, sources
 from granite_scu.data.corpora import EMBEDDED
 from granite_scu.errors import UserError
-from granite_scu.flags import Parser
+from granite_scu.parser import Parser
 
 STEPS, EVERY, TOKENS = 1400, 10, 24_576
 SETPOINTS = (0.004, 0.02, 0.1, 0.5)
@@ -407,7 +407,7 @@ def _spoken(origin: dict[str, Any]) -> str:
 def build_parser() -> Parser:
     summary = __doc__.partition("\n")[0]
     formatter = argparse.ArgumentDefaultsHelpFormatter
-    parser = Parser(description=summary, formatter_class=formatter, allow_abbrev=False)
+    parser = Parser(description=summary, formatter_class=formatter)
     parser.add_argument("--quick", action="store_true", help="four cells, about five minutes on two cores")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout; progress goes to stderr")
     parser.add_argument("--target-s", type=float, nargs="+", default=list(SETPOINTS), help="setpoints, ratios")
@@ -421,7 +421,7 @@ def build_parser() -> Parser:
     parser.add_argument("--max-runs", type=int, help="stop after so many runs that were not finished before; 0 only "
                         "reports those in --results")  # fmt: skip
     parser.add_argument("--plot", type=Path, help="write the trajectories as PNG and SVG, at this path without suffix")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_debug()
     return parser
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gate import Gate
 from benchmarks.measure import require_positive, usable
 from granite_scu.config import TINY_MODEL, DataConfig
-from granite_scu.flags import Parser
+from granite_scu.parser import Parser
 
 MODELS = ("embedded", "cut", "whole")
 """The embedded model; ten blocks of Granite-4.0-H-1B, and all forty, of random weights."""

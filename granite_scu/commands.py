@@ -5,7 +5,8 @@ import sys
 from importlib import import_module
 
 from granite_scu import guard
-from granite_scu.flags import Parser, without_local_rank
+from granite_scu.flags import without_local_rank
+from granite_scu.parser import Parser
 
 ASIDE = {
     "data": (
@@ -33,10 +34,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(name: str, *arguments: str) -> int:
     module, meaning = ASIDE[name]
-    parser = Parser(prog=f"granite-scu {name}", description=f"{meaning[0].upper()}{meaning[1:]}.", allow_abbrev=False)
+    parser = Parser(prog=f"granite-scu {name}", description=f"{meaning[0].upper()}{meaning[1:]}.")
     command = import_module(module)
     command.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_debug()
     options: argparse.Namespace = parser.parse_args(arguments)
     return command.run(options)
 

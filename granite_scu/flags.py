@@ -19,6 +19,7 @@ from granite_scu.control import CONTROLLERS
 from granite_scu.control.pi import MARGINAL_SAVING
 from granite_scu.control.setpoint import FRACTION
 from granite_scu.errors import UserError
+from granite_scu.parser import Parser
 
 PRECISIONS = {"auto": "null", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
 GROUPS = {
@@ -222,13 +223,6 @@ def defaults() -> dict[str, Any]:
     return found
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one line, through ``UserError``."""
-
-    def error(self, message: str) -> None:
-        raise UserError(message.removeprefix("argument "))
-
-
 def build_parser() -> Parser:
     """The script's argument parser; nothing is set unless it was given."""
     parser = Parser(
@@ -236,7 +230,6 @@ def build_parser() -> Parser:
         usage="%(prog)s [--test-run | --dry-run | --check-requirements] [flags] [--dotted.key value]",
         description="Fine-tune IBM Granite with LoRA while a controller holds S = ParamBPT / (DataBPT + ParamBPT).",
         argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
     known = defaults()
     for title, section in SECTIONS.items():

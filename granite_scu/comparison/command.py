@@ -6,9 +6,10 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from granite_scu.errors import UserError
+from granite_scu.parser import Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,14 +17,7 @@ if TYPE_CHECKING:
     from granite_scu.comparison.plan import Plan
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="compare_controllers.py",
         description="Train the embedded model under every way to set lambda, and say what difference it makes. "
@@ -43,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
                         help="for table and plot (default: docs/evidence; of a part, runs/compare)")  # fmt: skip
     parser.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/evidence.md, too")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_debug()
     return parser
 
 

@@ -4,22 +4,23 @@
 command that trains with the preset for this machine; ``--json`` prints everything for programs.
 """
 
-import argparse
 import json
 import sys
 
 from granite_scu import guard
 from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config, print_hardware_info, training_command
 from granite_scu.hardware.nvml import why_no_cuda
+from granite_scu.parser import Parser
 
 
 def main() -> int:
     """Print what is asked for; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m granite_scu.hardware", description=__doc__.partition("\n")[0])
+    parser = Parser(prog="python -m granite_scu.hardware", description=__doc__.partition("\n")[0])
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--gpu", action="store_true", help="only whether there is a GPU that PyTorch can use")
     asked.add_argument("--command", action="store_true", help="only the command that trains on this machine")
     asked.add_argument("--json", action="store_true", help="everything, as JSON")
+    parser.add_debug()
     given = parser.parse_args()
     if given.gpu:
         return _say_gpu()
@@ -44,4 +45,4 @@ def _say_gpu() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, debug=False, go_on="nothing was changed"))
+    sys.exit(guard.guarded(main, "--debug" in sys.argv, go_on="nothing was changed"))

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from granite_scu import guard
 from granite_scu.errors import UserError
+from granite_scu.parser import Parser
 from granite_scu.publishing import hub, selection
 from granite_scu.publishing.leaks import redact
 
@@ -25,11 +25,6 @@ Publish the adapter of a finished run on the Hugging Face hub, in one commit, wi
 
 The token is that of HF_TOKEN or of `hf auth login`; it is never asked for, printed or stored. Only adapter,
 adapter_config.json, tokenizer, card, control.png and .svg and the scu_*.json are uploaded; --dry-run lists them."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,11 +71,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             "--token: there is none, since others see a command line and the shell keeps it; "
             "log in with `hf auth login`, or set HF_TOKEN"
         )
-    parser = _Parser(
+    parser = Parser(
         prog="push_to_hf.py",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="folder of a finished run")

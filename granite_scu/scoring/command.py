@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from granite_scu.errors import UserError
-from granite_scu.flags import PRECISIONS, Parser, hyphenated
+from granite_scu.flags import PRECISIONS, hyphenated
+from granite_scu.parser import Parser
 from granite_scu.run_folder import EVALUATION
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ def build_parser() -> Parser:
         prog="eval_bpt.py",
         description="Score a base model and adapters on the same held-out text: bits per token, bits per byte and "
         "perplexity, each difference with its interval and a verdict.",
-        allow_abbrev=False,
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help="run folder, checkpoint, PEFT adapter, or whole "
                         "(merged) model: a folder or hub id")  # fmt: skip
