@@ -1,6 +1,6 @@
 """Documents that share a block are computed as if each stood alone: losses, gradients, and the KL divergence."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -73,9 +73,24 @@ def test_gradients_are_the_sum_of_those_alone(model, block):
 
 @torch.no_grad()
 def test_the_divergence_keeps_documents_apart_too(model, block):
+    """From a model whose layers' weights are larger by a tenth."""
     inputs, labels, documents = block
     model.eval()
-    assert summed_kl(model, inputs, labels, nullcontext, documents).item() == pytest.approx(0, abs=1e-4)
+    layers = [p for name, p in model.named_parameters() if "proj" in name]
+
+    @contextmanager
+    def as_it_was():
+        for weight in layers:
+            weight.mul_(1.1)
+        yield
+        for weight in layers:
+            weight.div_(1.1)
+
+    together = summed_kl(model, inputs, labels, as_it_was, documents)
+    expected = sum(summed_kl(model, ids, targets, as_it_was) for ids, targets, _ in alone(inputs, labels))
+    torch.testing.assert_close(together, expected, atol=0, rtol=1e-3)
+    seen_as_a_whole = summed_kl(model, inputs, labels, as_it_was)
+    assert not torch.allclose(together, seen_as_a_whole, rtol=1e-2), (together, seen_as_a_whole)
 
 
 def test_a_block_that_is_seen_as_a_whole_takes_no_arguments(model):
