@@ -54,7 +54,7 @@ train-4090 train-3090 train-low-mem: train-%: setup
 
 train-4090:  ## train with the preset for an RTX 4090; ARGS="--data-dir DIR" and other flags
 train-3090:  ## the same for an RTX 3090
-train-low-mem:  ## the same for cards with 8 to 12 GB
+train-low-mem:  ## the same for cards with 6 to 12 GB
 
 train-cpu: setup  ## the same without a GPU
 	$(BIN)/python scripts/train_granite_cuda.py --hardware cpu $(ARGS)

@@ -2,7 +2,7 @@
 """How well S is held: real training on the embedded model over a grid of setpoints, rates, ranks, corpora and seeds.
 
     python benchmarks/tracking.py --quick            four cells, about five minutes on two cores
-    python benchmarks/tracking.py --json > out.json  the whole grid, some six hours; --results makes it resumable
+    python benchmarks/tracking.py --json > out.json  the whole grid, some eight hours; --results makes it resumable
     python benchmarks/tracking.py --data-dir my_texts/ --target-s 0.03   your text, your setpoint
 
 One set of gains throughout. Each run is what a user would start (1400 optimizer steps of 1024 tokens, a tick every 10,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from granite_scu import budget, hardware, starting
 from granite_scu.config import BaseConfig, OptimizerConfig
+from granite_scu.control import STEERING
 from granite_scu.control.ceiling import ceiling, growth, growth_from
 from granite_scu.control.setpoint import probe_steps
 from granite_scu.data.corpora import EMBEDDED
@@ -98,7 +99,7 @@ def describe(run: "Run") -> dict:
         "n_tokens": plan.n_tokens,
         "controller": request.control.controller,
         "target_s": _setpoint(run),
-        "s_ceiling_estimate": _ceiling(run, [(out, rank) for out, _, rank in size.adapted]),
+        **_reach(run, [(out, rank) for out, _, rank in size.adapted]),
         **_memory(run),
         "time_s_estimate": round(seconds),
         "output_dir": str(run.folder.path),
@@ -126,9 +127,15 @@ def _setpoint(run: "Run") -> float | str | None:
     return run.controller.setpoint
 
 
-def _ceiling(run: "Run", shapes: Iterable[tuple[int, int]]) -> float | None:
-    found = s_ceiling(run, shapes)
-    return None if found is None else float(f"{found:.3g}")
+def _reach(run: "Run", shapes: Iterable[tuple[int, int]]) -> dict:
+    """How far S can come, and what to change where a setpoint that is known already lies above that."""
+    most = s_ceiling(run, shapes)
+    held = run.request.control.controller in STEERING and not run.seeks_setpoint
+    warning = beyond_the_ceiling(run.controller.setpoint, most) if held else None
+    return {
+        "s_ceiling_estimate": None if most is None else float(f"{most:.3g}"),
+        **({} if warning is None else {"target_s_advice": warning}),
+    }
 
 
 def cumulated_rates(optimizer: OptimizerConfig, steps: int) -> list[float]:

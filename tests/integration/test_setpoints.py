@@ -58,7 +58,18 @@ def test_it_is_seen_while_running_once_and_the_summary_says_so(unreachable):
 def test_a_dry_run_knows_the_ceiling(launch, corpus):
     code, out, _ = launch(*SMALL, "--data-dir", corpus, "--max-steps", 30, "--dry-run", "--json")
     assert code == 0
-    assert 0 < json.loads(out)["s_ceiling_estimate"] < 1
+    plan = json.loads(out)
+    assert 0 < plan["s_ceiling_estimate"] < 1
+    assert "target_s_advice" not in plan
+
+
+@pytest.mark.parametrize(("controller", "warned"), [("pi", True), ("fixed", False)])
+def test_a_dry_run_says_that_a_setpoint_lies_above_the_ceiling(launch, corpus, controller, warned):
+    beyond = ("--target-s", 0.9, "--max-steps", 30, "--prior-sigma", 0.2)
+    flags = (*beyond, "--controller", controller, "--dry-run", "--json")
+    code, out, _ = launch(*SMALL, "--data-dir", corpus, *flags)
+    assert code == 0
+    assert ("S* = 0.9 cannot be expected" in json.loads(out).get("target_s_advice", "")) == warned
 
 
 # Found by a probe
