@@ -26,9 +26,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## fine-tune the embedded Granite on the CPU while S is held at S*
 	$(BIN)/python scripts/train_granite_cuda.py --test-run --config configs/demo.yaml --output-dir $(DEMO) --overwrite
 
-# Two processes of one thread each: two of two would wait for one another on two cores.
+# Two processes of one thread each: two of two would wait for one another on two cores. Whole files, so that what a
+# file's fixtures make is made once; in order, so that the long ones are not last.
 test: setup  ## the tests: CPU, offline, a few minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: setup  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m slow

@@ -1,6 +1,14 @@
 """A model that trains in milliseconds, and what is needed to train it. Heavy imports wait for the first use."""
 
+import logging
+
 import pytest
+from hypothesis import settings
+
+# The same examples at every run, however slow the machine; ``pytest --hypothesis-profile search`` looks for others.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
+settings.load_profile("same")
 
 VOCABULARY = 64
 POISON = 63
@@ -167,9 +175,25 @@ def machine(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_cache_of_the_user(tmp_path_factory):
-    """Tokens of tests are kept apart from the user's."""
+def _nothing_of_the_user(tmp_path_factory):
+    """Tokens of tests are kept apart from the user's, and neither a proxy nor a wish for colours reaches the tests."""
+    import matplotlib
+
     patch = pytest.MonkeyPatch()
+    patch.setenv("MPLCONFIGDIR", matplotlib.get_cachedir())  # its list of fonts takes seconds to make
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    for name in ("NO_PROXY", "no_proxy"):
+        patch.setenv(name, "127.0.0.1,localhost")
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+        patch.delenv(name, raising=False)
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was():
+    """No test leaves the handlers of a command's log to the next."""
+    log = logging.getLogger("granite_scu")
+    before = (log.level, log.propagate, list(log.handlers))
+    yield
+    log.level, log.propagate, log.handlers[:] = before

@@ -485,8 +485,11 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
         module(**make_batches(1)[0])
 
 
-def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches):
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monkeypatch, backend):
     """Whatever lambda does, and though validation has no gradients and a last batch that is smaller."""
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compile_with(function, backend=backend))
 
     class Steer(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, index):

@@ -91,10 +91,10 @@ def peak_memory(device: str) -> int | None:
     return _status("VmHWM") if Path("/proc/self/status").is_file() else None
 
 
-def _status(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
+def _status(name: str) -> int | None:
+    """A line of /proc/self/status, in bytes; None where the kernel, or what stands for one, has no such line."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
 
 
 class MemoryTracker:

@@ -6,7 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
+
 ROOT = Path(__file__).parents[2]
+KNOWS_PEAKS = None not in (reset_peak_memory("cpu"), peak_memory("cpu"))
+"""Whether this system tells the most memory that a process has had; some sandboxes do not."""
+
 FIELDS = {
     "case", "ours_s", "theirs_s", "speedup", "ours_extra_gb", "theirs_extra_gb", "memory_ratio", "max_rel_err",
     "reason",
@@ -28,7 +33,8 @@ def cases(name: str, *arguments: str) -> list[dict]:
     for case in found:
         assert case.keys() >= FIELDS
         assert case["reason"] is None
-        assert case["ours_s"] > 0 and case["theirs_s"] > 0 and case["ours_extra_gb"] > 0 and case["theirs_extra_gb"] > 0
+        assert case["ours_s"] > 0 and case["theirs_s"] > 0
+        assert not KNOWS_PEAKS or (case["ours_extra_gb"] > 0 and case["theirs_extra_gb"] > 0)
         assert abs(case["speedup"] - case["theirs_s"] / case["ours_s"]) < 1e-9
     return found
 

@@ -1,6 +1,7 @@
 import os
 
 import pytest
+from running import KNOWS_PEAKS
 
 from benchmarks.gate import GIB, Gate, race
 
@@ -23,8 +24,9 @@ def failing(gate: Gate) -> None:
 def test_each_side_is_measured_in_its_own_process_without_what_it_loaded():
     outcomes = race({"more": (taking, (0.25,)), "less": (taking, (0.0625,))}, "cpu", repeats=2)
     assert len({outcome.reports[0]["process"] for outcome in outcomes.values()} | {os.getpid()}) == 3
-    assert outcomes["more"].extra_gb == pytest.approx(0.25, abs=0.02)
-    assert outcomes["less"].extra_gb == pytest.approx(0.0625, abs=0.02)
+    if KNOWS_PEAKS:
+        assert outcomes["more"].extra_gb == pytest.approx(0.25, abs=0.02)
+        assert outcomes["less"].extra_gb == pytest.approx(0.0625, abs=0.02)
     assert [len(outcome.reports) for outcome in outcomes.values()] == [3, 3]
 
 

@@ -159,7 +159,7 @@ UNSEEN = [replace(seen(s), saved=saved) for s in (0.0, *UNUSABLE) for saved in (
 COURSES = st.lists(st.one_of(USABLE, st.sampled_from(UNSEEN)), max_size=30)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.floats(0.1, 10), st.floats(0.1, 3), st.floats(0.05, 1), COURSES)
 def test_invariants(gain, limit, alpha, course):
     law = Cascade(gain=gain, limit=limit, ema_alpha=alpha, lambda_min=0.01, lambda_max=10.0)

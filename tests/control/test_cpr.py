@@ -71,7 +71,7 @@ def test_it_starts_without_regularisation_and_has_no_setpoint():
     assert CPR().setpoint is None
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.one_of(st.none(), st.floats(1e-300, 1e3)), st.integers(1, 5), MEASUREMENTS)
 def test_invariants(bound, warmup, measurements):
     check(CPR(cpr_bound=bound, cpr_warmup=warmup, lambda_max=10.0), measurements, 0.0, 10.0)

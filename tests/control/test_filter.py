@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.control.base import Measurement
@@ -19,7 +19,6 @@ def average(values: list[float], alpha: float) -> float:
     return ema.value
 
 
-@settings(deadline=None)
 @given(VALUES, ALPHA)
 def test_it_equals_adams_corrected_moment(values, alpha):
     moment = 0.0
@@ -29,7 +28,6 @@ def test_it_equals_adams_corrected_moment(values, alpha):
     assert math.isclose(average(values, alpha), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
-@settings(deadline=None)
 @given(VALUES, ALPHA)
 def test_it_stays_between_the_smallest_and_the_largest_value(values, alpha):
     assert min(values) - 1e-9 <= average(values, alpha) <= max(values) + 1e-9

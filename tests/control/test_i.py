@@ -40,7 +40,7 @@ def test_a_small_error_is_not_integrated():
     assert not large.in_deadband and large.reg_strength > 0.5
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(1e-3, 1e3), st.floats(0.05, 1), MEASUREMENTS)
 def test_invariants(ki, alpha, measurements):
     law = Integral(setpoint=0.02, ki=ki, ema_alpha=alpha, lambda_min=0.01, lambda_max=10.0)

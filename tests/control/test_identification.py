@@ -57,7 +57,7 @@ def test_the_plant_that_ticks_is_the_plant_that_responds(gain, tau, theta):
 # Fit
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(
     gain=GAINS,
     tau=TAUS,
@@ -156,7 +156,7 @@ def test_simc_gives_the_settings_of_skogestads_examples(model, kc, tau_i):
     assert gains.ki == pytest.approx(kc / tau_i, abs=0.01)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(gain=st.floats(-10, -0.1), tau=st.floats(1, 100), theta=st.floats(0, 10))
 def test_simc_leaves_good_margins_everywhere(gain, tau, theta):
     model = Fopdt(gain, tau, theta)
@@ -194,7 +194,7 @@ def swept_margins(model: Fopdt, kp: float, ki: float) -> tuple[float, float, flo
     return min(upward), math.degrees(min(left, key=abs)), delay
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(gain=GAINS, tau=TAUS, theta=THETAS, tau_c=st.floats(2, 6))
 def test_margins_agree_with_a_frequency_sweep(gain, tau, theta, tau_c):
     model = Fopdt(gain, tau, theta)
@@ -229,7 +229,7 @@ def plain_loop(model: Fopdt, kp: float, ki: float, ticks: int) -> np.ndarray:
     return np.array(seen)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(gain=GAINS, tau=TAUS, theta=THETAS)
 def test_the_step_response_is_that_of_a_plain_loop(gain, tau, theta):
     model = Fopdt(gain, tau, theta)

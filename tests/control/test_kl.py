@@ -47,7 +47,7 @@ def test_it_rests_on_a_bound_and_leaves_it_at_the_next_tick():
     assert not outputs[-1].saturated and outputs[-1].reg_strength == pytest.approx(1.6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(1e-3, 4.9), st.floats(1e-6, 1e3), MEASUREMENTS)
 def test_invariants(kp, target, measurements):
     check(KL(kp=kp, target_kl=target, lambda_min=0.01, lambda_max=10.0), measurements, 0.01, 10.0)

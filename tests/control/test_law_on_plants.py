@@ -35,7 +35,7 @@ PLANTS = st.builds(Fopdt, gain=decades(0.1, 10).map(lambda size: -size), tau=dec
 MISSES = st.floats(-1.1, 1.1)
 """The feed-forward is right within a factor of three."""
 SEEDS = st.integers(0, 10_000)
-MANY = settings(deadline=None, max_examples=150)
+MANY = settings(max_examples=150)
 FEWER = settings(MANY, max_examples=30)
 """Where the margins, which take longer than the simulation, decide what is claimed."""
 

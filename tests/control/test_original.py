@@ -81,7 +81,7 @@ def test_an_unusable_s_holds_everything(bad):
     assert run(Original(), [seen(bad)], state)[0] == state
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(1e-3, 1e4), st.floats(1e-3, 1e3), MEASUREMENTS)
 def test_invariants(kp, ki, measurements):
     check(Original(kp=kp, ki=ki), measurements, 1e-4, 2.0)

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.control import PI, Measurement, Output
@@ -120,7 +120,6 @@ def test_ln_s_is_smoothed_before_it_is_compared():
     assert outputs[-1].error == pytest.approx(0.0)
 
 
-@settings(deadline=None)
 @given(LAWS, USABLE_S)
 def test_the_first_valid_tick_leaves_lambda_where_it_was(law, s):
     _, (output,) = run(law, [s])
@@ -135,7 +134,6 @@ def test_s_above_the_setpoint_raises_lambda_and_s_below_lowers_it():
     assert all(after < before for before, after in pairwise(below))
 
 
-@settings(deadline=None)
 @given(LAWS, st.lists(ANY_S, max_size=60))
 def test_lambda_stays_in_its_bounds_and_the_integral_near_them(law, values):
     states, outputs = run(law, values)
@@ -149,7 +147,6 @@ def test_lambda_stays_in_its_bounds_and_the_integral_near_them(law, values):
         assert math.log(law.lambda_min) - margin <= reached <= math.log(law.lambda_max) + margin
 
 
-@settings(deadline=None)
 @given(st.booleans(), st.floats(0.3, 3.0), st.integers(50, 500))
 def test_long_saturation_does_not_wind_up(upwards, excess, ticks):
     law = PI(setpoint=0.01, kp=2.0, ki=0.3, lambda_min=0.1, lambda_max=10.0)
@@ -211,7 +208,6 @@ def test_where_one_tick_carries_s_to_its_setpoint_the_first_teaches_nothing():
     assert run(law, [below, below])[0][-1].integral < 0
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.01, 100))
 def test_bits_and_nats_or_tokens_and_bytes_make_no_difference(seed, factor):
     law = PI(setpoint=0.1, lambda_min=0.1, lambda_max=10.0)
@@ -225,7 +221,6 @@ def test_bits_and_nats_or_tokens_and_bytes_make_no_difference(seed, factor):
         assert scaled.reg_strength == pytest.approx(output.reg_strength, rel=1e-9)
 
 
-@settings(deadline=None)
 @given(LAWS, st.lists(ANY_S, max_size=20), st.lists(ANY_S, min_size=1, max_size=20))
 def test_a_state_restored_from_json_continues_identically(law, before, after):
     states, _ = run(law, before)
@@ -235,7 +230,6 @@ def test_a_state_restored_from_json_continues_identically(law, before, after):
     assert run(law, after, restored) == run(law, after, state)
 
 
-@settings(deadline=None)
 @given(LAWS, st.lists(ANY_S, max_size=20))
 def test_every_output_is_json_without_nan(law, values):
     for output in run(law, values)[1]:

@@ -39,7 +39,7 @@ def test_bits_that_cannot_be_used_hold_and_bind_nothing_at_the_start(bad):
     assert run(law, [seen(0.02, data_bpt=bad)], state) == (state, [replace(before, held=True)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.floats(1e-4, 0.99), st.floats(0.05, 1), MEASUREMENTS)
 def test_invariants(setpoint, alpha, measurements):
     law = Projection(setpoint=setpoint, ema_alpha=alpha)

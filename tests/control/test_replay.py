@@ -38,7 +38,7 @@ def test_s_changes_nothing_and_is_marked_where_it_cannot_be_used():
     assert [output.held for output in outputs] == [False, False, True, True, False]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=5), MEASUREMENTS)
 def test_invariants(strengths, measurements):
     steps = tuple(range(0, 20 * len(strengths), 20))

@@ -41,7 +41,7 @@ def test_s_changes_nothing_and_is_marked_where_it_cannot_be_used(kind):
     assert outputs[3].smoothed == outputs[1].smoothed
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.sampled_from([Linear, Cosine]), STRENGTHS, STRENGTHS, MEASUREMENTS)
 def test_invariants(kind, start, end, measurements):
     check(kind(setpoint=0.02, lambda_init=start, lambda_end=end), measurements, *sorted((start, end)))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.data.encoding import Stream
@@ -34,7 +34,6 @@ def predictions(blocks: Blocks) -> list[tuple[int, int]]:
 LENGTHS = st.lists(st.integers(2, 30), min_size=1, max_size=25)
 
 
-@settings(deadline=None)
 @given(
     lengths=LENGTHS,
     size=st.integers(2, 40),
@@ -50,7 +49,6 @@ def test_every_supervised_token_is_predicted_once_from_the_token_before(lengths,
     assert blocks.n_inputs == sum(int((blocks[i].inputs != PAD).sum()) for i in range(len(blocks)))
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, size=st.integers(30, 60))
 def test_best_fit_keeps_documents_whole_and_wastes_less_than_half(lengths, size):
     stream = stream_of(lengths)
@@ -66,7 +64,6 @@ def test_best_fit_keeps_documents_whole_and_wastes_less_than_half(lengths, size)
             assert found[: end - start - 1].tolist() == stream.tokens[start : end - 1].tolist()
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS, size=st.integers(30, 60))
 def test_the_blocks_are_as_full_as_those_of_a_plain_loop(lengths, size):
     rooms: list[int] = []

@@ -183,7 +183,7 @@ def test_reading_leaves_the_runs_random_numbers_alone(tokenizer, one_text):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=30, max_size=60),
     packing=st.sampled_from(["blocks", "best-fit"]),

@@ -2,7 +2,7 @@ import copy
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -51,7 +51,6 @@ def test_an_end_of_text_inside_a_document_is_a_token_like_others(tokenizer):
     assert labels[0, :4].tolist() == [EOS, 98, EOS, IGNORED]
 
 
-@settings(deadline=None)
 @given(texts=TEXTS, block_size=st.integers(1, 40))
 def test_every_token_but_each_documents_first_is_predicted_once_from_the_token_before(tokenizer, texts, block_size):
     blocks = pack(documents_of(*texts), tokenizer, block_size)
@@ -64,7 +63,6 @@ def test_every_token_but_each_documents_first_is_predicted_once_from_the_token_b
     assert blocks.n_bytes == sum(len(text.encode()) - 1 for text in texts)
 
 
-@settings(deadline=None)
 @given(texts=TEXTS, block_size=st.integers(1, 40), border=st.floats(0, 1))
 def test_counts_of_two_parts_are_those_of_their_blocks(tokenizer, texts, block_size, border):
     whole = pack(documents_of(*texts), tokenizer, block_size)
@@ -80,7 +78,6 @@ def test_counts_of_two_parts_are_those_of_their_blocks(tokenizer, texts, block_s
     assert parts[0].stream is parts[1].stream
 
 
-@settings(deadline=None)
 @given(texts=TEXTS, block_size=st.integers(1, 40), start=st.integers(0, 5), step=st.integers(2, 5))
 def test_counts_of_every_nth_block_are_those_of_the_blocks(tokenizer, texts, block_size, start, step):
     whole = pack(documents_of(*texts), tokenizer, block_size)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ddp")]
+pytestmark = pytest.mark.distributed
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_granite_cuda.py"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 HALF = ("--batch-size", 2, "--multi-gpu", "--accelerator", "cpu")
 
 # Uneven text: the last block of an epoch is padded, and documents end anywhere, so ranks see unequal token counts.

@@ -11,7 +11,7 @@ import torch
 
 from granite_scu.run_folder import RunFolder
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ddp")]
+pytestmark = pytest.mark.distributed
 
 FLAGS = (
     *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 4, "--max-steps", 24, "--save-steps", 5),

@@ -9,7 +9,7 @@ from pathlib import Path
 import killing
 import pytest
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ddp"), pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 SCRIPT = f"""

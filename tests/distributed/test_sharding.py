@@ -4,7 +4,7 @@ import killing
 import pytest
 import torch
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ddp")]
+pytestmark = pytest.mark.distributed
 
 FLAGS = (
     *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 5, "--max-steps", 8, "--save-steps", 4),

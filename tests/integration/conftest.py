@@ -1,6 +1,5 @@
 """Runs of the whole product: in this process where that will do, and as a user starts them."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -15,15 +14,11 @@ TEST_RUN_CONFIG = ROOT / "configs" / "tiny.yaml"
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path_factory, monkeypatch):
-    """No test writes into the checkout, asks the hub, or leaves its log handlers to the next."""
+    """No test writes into the checkout or asks the hub."""
     from huggingface_hub import constants
 
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    log = logging.getLogger("granite_scu")
-    before = (log.level, log.propagate, list(log.handlers))
-    yield
-    log.level, log.propagate, log.handlers[:] = before
 
 
 @pytest.fixture(scope="session")

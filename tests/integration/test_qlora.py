@@ -89,7 +89,6 @@ def test_it_is_scored_on_the_base_that_it_learned_on(run, capsys):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.xdist_group("ddp")
 def test_two_processes_train_what_one_does(qlora, run, corpus, tmp_path):
     halves = ("--batch-size", "2", "--multi-gpu", "--accelerator", "cpu")
     flags = (*SHORT, "--data-dir", corpus, "--output-dir", tmp_path / "two", *halves)

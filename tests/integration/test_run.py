@@ -25,8 +25,6 @@ from granite_scu import cli
 from granite_scu.config import DataConfig
 from granite_scu.data.module import TextDataModule
 
-pytestmark = pytest.mark.xdist_group("run")  # one worker, so that the run is made once
-
 ROOT = Path(__file__).parents[2]
 EMBEDDED = str(files("granite_scu") / "assets" / "tiny-granite-h")
 
@@ -153,7 +151,8 @@ def test_no_path_of_this_machine_is_left_but_the_output_folder(run):
     read_by_people = [run.folder / name for name in ("README.md", "report.html")]
     for path in [*run.folder.rglob("*.json"), *run.folder.rglob("*.yaml"), *read_by_people]:
         text = path.read_text(encoding="utf-8").replace(str(run.folder), "")
-        for machine in (str(ROOT), EMBEDDED, str(Path.home()), str(run.folder.parent)):
+        home = [str(Path.home())] * (Path.home() != Path("/"))  # a user without a home has that
+        for machine in (str(ROOT), EMBEDDED, *home, str(run.folder.parent)):
             assert machine not in text, path
 
 
@@ -384,13 +383,11 @@ def test_a_run_that_goes_on_in_another_folder_takes_its_history_along(train, lau
 
 def test_time_goes_on_where_the_checkpoint_left_it(train):
     whole = train("--max-steps", 6, "--save-steps", 4)
-    rates = [record["tokens_per_s"] for record in history(whole)]
-    first = read_json(whole / "scu_metrics.json")["train_time_s"]
     resumed = train("--max-steps", 6, "--save-steps", 4, "--resume-from-checkpoint", whole / "checkpoint-4")
     metrics = read_json(resumed / "scu_metrics.json")
-    # Of six steps two were made just now: a clock that started anew would stand at a third of the time.
-    assert metrics["train_time_s"] > 0.5 * first
-    assert history(resumed)[4]["tokens_per_s"] < 3 * max(rates)
+    state = torch.load(whole / "checkpoint-4" / "state.ckpt", weights_only=True)
+    assert metrics["train_time_s"] > state["callbacks"]["Stopwatch"]["elapsed"] > 0
+    assert metrics["tokens_per_s"] == pytest.approx(metrics["tokens"] / metrics["train_time_s"])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -11,8 +11,6 @@ from safetensors.torch import load_file
 from granite_scu import cli, control
 from granite_scu.run import Run
 
-pytestmark = pytest.mark.xdist_group("setpoints")
-
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
 SMALL += ("--warmup-steps", 2, "--control-every", 2)
 

@@ -140,8 +140,9 @@ def test_half_precision_gives_the_plain_loss_to_its_own_precision(dtype):
 
 
 def test_the_factor_that_accumulation_puts_before_the_loss_is_not_rounded_to_bf16():
-    hidden = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
-    head, labels = torch.randn(16, 8).bfloat16(), torch.zeros(2, 9, dtype=torch.long)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 9, 8, generator=generator).bfloat16().requires_grad_()
+    head, labels = torch.randn(16, 8, generator=generator).bfloat16(), torch.zeros(2, 9, dtype=torch.long)
     nats = summed_cross_entropy(hidden, head, labels, 1.0)
     (whole,) = torch.autograd.grad(nats, hidden, retain_graph=True)
     (third,) = torch.autograd.grad(nats / 3, hidden)

@@ -129,7 +129,7 @@ def test_a_step_as_large_as_the_configuration_allows_leaves_everything_finite():
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(y.sum(), (x, dt, a, b, c, d)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(1, 3), st.integers(1, 50), st.integers(1, 3), st.integers(1, 3), st.integers(1, 64), st.integers(0, 99)
 )
@@ -170,7 +170,7 @@ def test_the_state_returned_is_the_one_that_the_recurrence_ends_in():
     torch.testing.assert_close(state.item(), 0.5 * math.exp(-2.0) + 2.0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=5), st.sampled_from([4, 16, 64]), st.integers(1, 2), st.booleans()
 )

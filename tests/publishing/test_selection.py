@@ -52,8 +52,9 @@ def test_only_listed_files_are_published_and_the_rest_is_named(run):
 
 
 def test_nothing_published_names_this_machine(run):
+    home = [str(Path.home())] * (Path.home() != Path("/"))  # a user without a home has that
     for name, content in selection.prepare(run, REPO).files.items():
-        for place in (str(run.parent), str(Path.home()), str(Path(__file__).parents[2])):
+        for place in (str(run.parent), *home, str(Path(__file__).parents[2])):
             assert place.encode() not in content, name
 
 
