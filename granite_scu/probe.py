@@ -27,7 +27,7 @@ from granite_scu.control.setpoint import (
     propose_setpoint,
     turn,
 )
-from granite_scu.errors import RunFailed, UserError
+from granite_scu.errors import Diverged, UserError
 from granite_scu.planning import cumulated_rates
 from granite_scu.trainer import TimeLimit, build_trainer
 
@@ -120,7 +120,7 @@ def find_setpoint(run: "Run") -> Found:
 
     Raises:
         UserError: the probe leaves the run no time.
-        RunFailed: the probe could measure nothing.
+        Diverged: the probe could measure nothing.
     """
     steps = probe_steps(run.plan.steps)
     log.info(
@@ -140,7 +140,7 @@ def find_setpoint(run: "Run") -> Found:
     try:
         free = extrapolate(listener.points, moved[-1])
     except ValueError as error:
-        raise RunFailed(f"--target-s auto: {error}; give a setpoint as a number") from error
+        raise Diverged(f"--target-s auto: {error}; give a setpoint as a number") from error
     turned = turn(listener.validations)
     at_turn = None if turned is None else min(listener.points, key=lambda point: abs(point.step - turned)).s
     proposal = propose_setpoint(free, run.plan.steps, at_turn)
