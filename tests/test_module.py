@@ -276,6 +276,23 @@ def test_decoupled_lambda_acts_at_the_rate_of_the_step(make_module, fit, make_ba
         assert error([product(one)], [rho**3 * product(other)]) < 1e-6
 
 
+def test_a_constant_decoupled_lambda_is_adamws_weight_decay(make_module, fit, make_batches, start):
+    """Of lambda / (2 sigma^2 N), but for terms of second order in the learning rate."""
+    rate, strength, batches = 1e-3, 40.0, make_batches(6)
+
+    def trained(strength: float = 0.0, weight_decay: float = 0.0) -> list[torch.Tensor]:
+        module = make_module(actuator="decoupled", optimizer={"learning_rate": rate, "weight_decay": weight_decay})
+        set_factors(module, start)
+        module.reg_strength = strength
+        fit(module, batches)
+        return factors(module)
+
+    sigma, n_tokens = make_module().prior_sigma, make_module().n_tokens
+    free, ours, adamw = trained(), trained(strength), trained(weight_decay=strength / (2 * sigma**2 * n_tokens))
+    assert norm(minus(ours, free)) > 0.05 * norm(free)
+    assert norm(minus(ours, adamw)) < 0.03 * norm(minus(ours, free))
+
+
 @pytest.mark.parametrize("cls", [GraniteModule, UnderUnfusedAdam])
 @pytest.mark.parametrize("way", ["decoupled", "projection"])
 def test_a_skipped_step_leaves_the_update_alone_in_every_way(make_module, fit, make_batches, poison, start, cls, way):
