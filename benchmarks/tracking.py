@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How well S is held: real training on the embedded model over a grid of setpoints, rates, ranks, corpora and seeds.
 
-    python benchmarks/tracking.py --quick            four cells, about five minutes on two cores
+    python benchmarks/tracking.py --quick            four cells, five to eight minutes on two cores
     python benchmarks/tracking.py --json > out.json  the whole grid, some eight hours; --results makes it resumable
     python benchmarks/tracking.py --data-dir my_texts/ --target-s 0.03   your text, your setpoint
 
@@ -408,7 +408,7 @@ def build_parser() -> Parser:
     summary = __doc__.partition("\n")[0]
     formatter = argparse.ArgumentDefaultsHelpFormatter
     parser = Parser(description=summary, formatter_class=formatter)
-    parser.add_argument("--quick", action="store_true", help="four cells, about five minutes on two cores")
+    parser.add_argument("--quick", action="store_true", help="four cells, five to eight minutes on two cores")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout; progress goes to stderr")
     parser.add_argument("--target-s", type=float, nargs="+", default=list(SETPOINTS), help="setpoints, ratios")
     parser.add_argument("--data-dir", nargs="+", default=list(CORPORA), help="corpora, embedded or your own")

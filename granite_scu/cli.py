@@ -143,7 +143,9 @@ def parse(arguments: list[str]) -> GraniteCLI:
     except jsonargparse.ArgumentError as error:
         raise UserError(_in_one_line(str(error))) from error
     except (TypeError, UnicodeDecodeError) as error:  # what jsonargparse lets through of a group's own file
-        raise UserError(f"a file is not valid UTF-8 YAML, or a group in it is no mapping ({error})") from error
+        raise UserError(
+            f"a file given for a group, as --data FILE, is no YAML in UTF-8, or no mapping ({error})"
+        ) from error
     finally:
         sys.argv = argv
 

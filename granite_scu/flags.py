@@ -269,7 +269,7 @@ def _add_special(parser: Parser) -> None:
                         "the run that the other flags describe; exit 0 when it can start, 1 when not")  # fmt: skip
     asking.add_argument("--dry-run", action="store_true", help="resolve everything, print the plan, train nothing")
     asking.add_argument("--json", action="store_true", help="print the answer as JSON")
-    asking.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_debug(asking)
     asking.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, "
                         "and where each value is from")  # fmt: skip
 

@@ -16,7 +16,7 @@ from granite_scu.errors import RunFailed, Stopped, UserError
 
 WRONG_REQUEST, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 
-AGAIN = "nothing is kept; start the same command again"
+NOTHING_KEPT = "nothing is kept; start the same command again"
 GO_ON = "where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"
 
 _REMEDIES = {

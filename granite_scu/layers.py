@@ -19,6 +19,9 @@ FLAG = "--hardware"
 A_FLAG = "a flag"
 """Where a value is from that is in no file."""
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The reader that jsonargparse takes, whose YAML is a little wider than that of the one in Python."""
+
 
 def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
     """The arguments without ``--hardware``, with the preset's file in its place; and the preset's name.
@@ -77,48 +80,62 @@ def origins_and_values(arguments: list[str]) -> Iterator[tuple[str, tuple[str, A
 
 
 def check_files(arguments: list[str]) -> None:
-    """Refuse a ``--config`` that jsonargparse would refuse without its name, or read half of.
+    """Refuse a ``--config`` file that jsonargparse would refuse without its name, or read half of.
+
+    What stands there is no file (settings on the command line, a pipe, nothing at all) is left to jsonargparse.
 
     Raises:
-        UserError: there is no such file, it is no YAML, has a key twice in a mapping, or holds no settings.
+        UserError: it is no YAML, has a key twice in a mapping, or holds no settings.
     """
     for name, value in _split(arguments):
-        if name == "--config" and value is not None:
-            content = _content(value)
-            if not isinstance(content, dict):
-                what = "is empty" if content is None else f"holds {str(content)[:40]!r}"
-                raise UserError(
-                    f"--config {value}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}"
-                )
+        if name == "--config" and value is not None and _is_file(value):
+            _check_file(value)
 
 
-def _content(value: str) -> Any:
-    """What a file holds, or what stands on the command line in its place."""
-    file = Path(value).expanduser()
-    if file.is_dir() or not (file.exists() or ":" in value):
-        raise UserError(f"--config {value}: {'is a folder; name a YAML file' if file.is_dir() else 'no such file'}")
+def _is_file(text: str) -> bool:
     try:
-        return yaml.load(file.read_text(encoding="utf-8") if file.exists() else value, _EveryKeyOnce)
+        return Path(text).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):  # no path at all: too long for one, a stranger's home, a null
+        return False
+
+
+def _check_file(path: str) -> None:
+    try:
+        root = yaml.compose(Path(path).expanduser().read_text(encoding="utf-8"), Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
-        raise UserError(f"--config {value}: is no YAML at {place}: {error.problem}") from error
+        what = "; ".join(" ".join(words.split()) for words in (error.context, error.problem) if words)
+        raise UserError(f"--config {path}: is no YAML{_place(error.problem_mark)}: {what}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {value}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
+        raise UserError(f"--config {path}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
     except OSError as error:
-        raise UserError(f"--config {value}: cannot be read: {error.strerror}") from error
+        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from error
+    if not isinstance(root, yaml.MappingNode):
+        what = "is empty" if root is None else "holds no mapping"
+        raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
+    for key in _repeated(root):
+        place = _place(key.start_mark)
+        raise UserError(f"--config {path}: {key.value} comes twice{place}, and what stands under the first is lost")
 
 
-class _EveryKeyOnce(yaml.SafeLoader):
-    """Of a key that comes twice YAML's loaders keep the last, and what stands under the first is lost in silence."""
+def _place(mark: yaml.Mark | None) -> str:
+    return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} comes twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+
+def _repeated(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
+    """Keys that their mapping has had before: of these YAML's loaders keep the last in silence. ``<<`` may repeat."""
+    open_nodes, seen = [root], set()
+    while open_nodes:
+        node = open_nodes.pop()
+        if id(node) in seen:  # an alias, perhaps of what it stands in
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            open_nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
+            names = [(key.tag, key.value) for key in keys]
+            yield from (key for place, key in enumerate(keys) if names[place] in names[:place])
+            open_nodes += [value for _, value in node.value]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The argument parser of every command but LightningCLI's."""
+"""The argument parser of the commands that train, score, compare and publish, and of the benchmarks."""
 
 import argparse
 from typing import Any, NoReturn
@@ -15,6 +15,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
-    def add_debug(self) -> None:
+    def add_debug(self, group: argparse._ArgumentGroup | None = None) -> None:
         """The flag that error messages speak of; ``guard.guarded`` is told whether it was given."""
-        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        (group or self).add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -176,7 +176,7 @@ def machine(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_of_the_user(tmp_path_factory):
-    """Tokens of tests are kept apart from the user's, and neither a proxy nor a wish for colours reaches the tests."""
+    """Tokens of tests are kept apart from the user's, local addresses are no proxy's, and nobody wishes for colours."""
     import matplotlib
 
     patch = pytest.MonkeyPatch()
@@ -196,4 +196,5 @@ def _log_as_it_was():
     log = logging.getLogger("granite_scu")
     before = (log.level, log.propagate, list(log.handlers))
     yield
-    log.level, log.propagate, log.handlers[:] = before
+    log.setLevel(before[0])  # not log.level: loggers remember what they were told is enabled
+    log.propagate, log.handlers[:] = before[1:]

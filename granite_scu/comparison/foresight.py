@@ -1,10 +1,14 @@
 """How well a probe foresees S_free: the start of every run without lambda, continued, against its own end."""
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from granite_scu.comparison.plan import Plan
+from granite_scu.comparison.transfer import LAST_TICKS
 from granite_scu.config import OptimizerConfig
 from granite_scu.control.setpoint import Free, Point, extrapolate, probe_steps
 from granite_scu.planning import cumulated_rates
@@ -12,47 +16,91 @@ from granite_scu.planning import cumulated_rates
 UNREGULARISED = ("none", "early-stopping")
 """Arms whose runs are without lambda from the first step to the last, at every learning rate they were tried at."""
 
-LAST_TICKS = 8
-"""Ticks at the end over which the data's bits are averaged."""
+SHARES = (0.2, 0.3, 0.4, 0.6, 0.8)
+"""Lengths of a probe, in shares of the run, that its foresight is tried at."""
 
 
-def foresight(plan: Plan) -> list[dict[str, Any]]:
-    """A row for each task: its runs, how many ended in the interval, and S_free as foreseen and as it came.
+@dataclass(frozen=True)
+class Forecast:
+    """Of one run S_free as its start has it, and S as it came, a ratio."""
+
+    task: str
+    free: Free
+    came: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it came within the interval."""
+        return self.free.low <= self.came <= self.free.high
+
+    @property
+    def missed_by(self) -> float:
+        """In log odds."""
+        return abs(_log_odds(self.free.s) - _log_odds(self.came))
+
+
+def foresight(plan: Plan) -> dict[str, Any]:
+    """How many runs ended in the interval that their start gave.
+
+    Runs no longer than a probe have nothing to foresee, and of those with too little to go by nothing is foreseen.
 
     Returns:
-        ``task``, ``runs``, ``inside``, and of the run whose S_free was missed by most ``foreseen``, ``low``, ``high``
-        and ``came``, ratios. Runs no longer than a probe have nothing to foresee; tasks without others are left out.
+        ``runs``; ``shares``: for each ``share`` of the run as the probe, how many are ``inside``; ``tasks``: at the
+        length of the product's probe, for each ``task`` its ``runs``, how many are ``inside``, and of the one that was
+        missed by most, in odds, ``foreseen``, ``low``, ``high`` and ``came``, ratios.
     """
-    rows = []
     runs = [r for r in plan.evidence if r["arm"] in UNREGULARISED and not r["failed"]]
-    for task in plan.protocol.tasks:
-        records = [r for r in runs if r["task"] == task.name and probe_steps(r["steps"]) < r["steps"]]
-        pairs = [(_foreseen(record), _came(record)) for record in records]
-        if pairs:
-            free, came = max(pairs, key=lambda pair: abs(pair[0].s - pair[1]))
-            inside = sum(free.low <= s <= free.high for free, s in pairs)
-            missed = {"foreseen": free.s, "low": free.low, "high": free.high, "came": came}
-            rows.append({"task": task.name, "runs": len(pairs), "inside": inside, **missed})
-    return rows
+    runs = [record for record in runs if probe_steps(record["steps"]) < record["steps"]]
+    ours = _forecasts(runs, probe_steps)
+    shares = [
+        {"share": x, "inside": sum(f.holds for f in _forecasts(runs, lambda n, x=x: round(x * n)))} for x in SHARES
+    ]
+    of_tasks = {
+        task.name: [forecast for forecast in ours if forecast.task == task.name] for task in plan.protocol.tasks
+    }
+    return {
+        "runs": len(ours),
+        "shares": shares,
+        "tasks": [_row(name, forecasts) for name, forecasts in of_tasks.items() if forecasts],
+    }
 
 
-def _foreseen(record: dict[str, Any]) -> Free:
-    """What ``--target-s auto`` would have said after the first steps; a tick here is four steps, there three."""
-    ticks, settings, steps = record["ticks"], record["settings"], record["steps"]
-    fields = ("learning_rate", "schedule", "warmup_steps")
-    moved = cumulated_rates(OptimizerConfig(**{name: settings[f"optimizer.{name}"] for name in fields}), steps)
-    measured = zip(ticks["step"], ticks["s"], ticks["data_bpt"], strict=True)
-    points = [Point(step, moved[step], _param_bpt(s, data), data) for step, s, data in measured]
-    return extrapolate([point for point in points if point.step <= probe_steps(steps)], moved[-1])
+def _row(name: str, forecasts: list[Forecast]) -> dict[str, Any]:
+    farthest = max(forecasts, key=lambda forecast: forecast.missed_by)
+    free = farthest.free
+    inside = sum(forecast.holds for forecast in forecasts)
+    missed = {"foreseen": free.s, "low": free.low, "high": free.high, "came": farthest.came}
+    return {"task": name, "runs": len(forecasts), "inside": inside, **missed}
 
 
-def _came(record: dict[str, Any]) -> float:
-    """S at the end: of the last ParamBPT, and the data's bits averaged over the last ticks."""
-    ticks = record["ticks"]
-    param_bpt = _param_bpt(ticks["s"][-1], ticks["data_bpt"][-1])
-    return param_bpt / (param_bpt + float(np.mean(ticks["data_bpt"][-LAST_TICKS:])))
+def _forecasts(records: list[dict[str, Any]], probe: Callable[[int], int]) -> list[Forecast]:
+    """Of each run what ``--target-s auto`` would have said after a probe of so many steps; a tick here is four."""
+    found = []
+    for record in records:
+        points, steps = _points(record), record["steps"]
+        start = [point for point in points if point.step <= probe(steps)]
+        try:
+            free = extrapolate(start, _moved(record)[-1])
+        except ValueError:  # too few ticks had anything to measure
+            continue
+        data_bpt = float(np.mean([point.data_bpt for point in points[-LAST_TICKS:]]))
+        found.append(Forecast(record["task"], free, points[-1].param_bpt / (points[-1].param_bpt + data_bpt)))
+    return found
 
 
-def _param_bpt(s: float, data_bpt: float) -> float:
-    """From S = P / (D + P)."""
-    return data_bpt * s / (1 - s)
+def _points(record: dict[str, Any]) -> list[Point]:
+    """The ticks that say something of ParamBPT and DataBPT, by S = P / (D + P)."""
+    ticks, moved = record["ticks"], _moved(record)
+    every = zip(ticks["step"], ticks["s"], ticks["data_bpt"], strict=True)
+    known = [(step, s, data) for step, s, data in every if s is not None and data is not None and 0 < s < 1]
+    return [Point(step, moved[step], data * s / (1 - s), data) for step, s, data in known]
+
+
+def _moved(record: dict[str, Any]) -> list[float]:
+    names = ("learning_rate", "schedule", "warmup_steps")
+    optimizer = OptimizerConfig(**{name: record["settings"][f"optimizer.{name}"] for name in names})
+    return cumulated_rates(optimizer, record["steps"])
+
+
+def _log_odds(s: float) -> float:
+    return math.log(s / (1 - s))

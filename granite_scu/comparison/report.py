@@ -65,7 +65,7 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(_transfer(results))
     if results["constants"]:
         parts.append(_constants(results))
-    if results["foresight"]:
+    if results["foresight"]["runs"]:
         parts.append(_foresight(results))
     parts.append(_origin(results))
     parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim_lines(results))]))
@@ -122,16 +122,16 @@ def _constants(results: dict[str, Any]) -> str:
 
 def _foresight(results: dict[str, Any]) -> str:
     """How well a probe would have foreseen S_free."""
-    rows = results["foresight"]
-    inside, runs = sum(row["inside"] for row in rows), sum(row["runs"] for row in rows)
+    found = results["foresight"]
+    inside = sum(row["inside"] for row in found["tasks"])
+    shares = ", ".join(f"{each['inside']} ({each['share']:.0%})" for each in found["shares"])
     lines = ["### What a probe foresees of S_free", ""]
-    lines += [
-        f"The first steps of every run without λ, continued to its end: {inside} of {runs} ended in the interval."
-    ]
-    lines += ["", "| task | runs | in the interval | farthest: foreseen | came to |", "|---|---|---|---|---|"]
-    for row in rows:
-        foreseen = f"{row['foreseen']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-        lines.append(f"| {row['task']} | {row['runs']} | {row['inside']} | {foreseen} | {row['came']:.3f} |")
+    lines += [f"The first steps of every run without λ, continued: {inside} of {found['runs']} ended in the interval."]
+    lines += [f"Were the probe a share of the run: {shares}.", ""]
+    lines += ["| task | runs | in the interval | farthest in odds: foreseen | came to |", "|---|---|---|---|---|"]
+    for row in found["tasks"]:
+        foreseen = f"{row['foreseen']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
+        lines.append(f"| {row['task']} | {row['runs']} | {row['inside']} | {foreseen} | {row['came']:.4f} |")
     return "\n".join(lines)
 
 

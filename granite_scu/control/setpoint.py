@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 from granite_scu.control.base import clip
 from granite_scu.control.fit import line
@@ -44,7 +45,7 @@ class Point:
 class Free:
     """How far S grows without lambda by the end of the run: an estimate and what it may be off by.
 
-    Of the runs without lambda of docs/evidence.md, 53 in 55 ended between ``low`` and ``high``; DOUBT was set by them.
+    How many runs end between ``low`` and ``high`` is in docs/evidence.md; DOUBT was set by the same runs.
 
     Attributes:
         s: S_free.
@@ -81,32 +82,33 @@ def extrapolate(points: Sequence[Point], moved_at_end: float) -> Free:
 
     ln ParamBPT is continued along its line over ln of the summed learning rates: Adam moves an entry by about the
     learning rate a step, so ParamBPT grows like a power of the sum, near the square. The data's bits stay what they
-    last were (the mean of a quarter of the probe).
+    last were (the mean of a quarter of the probe, at least two ticks).
 
-    The exponent may be off by two standard errors of the slope and ``DOUBT`` more. And a run that memorises gains on
-    its data ever faster: for the upper end they fall at twice the power that the probe shows, with its two errors.
+    The exponent may be off by two standard errors of the slope and ``DOUBT`` more, the data's bits by two of their
+    mean. And a run that memorises gains on its data ever faster: for the upper end they fall at twice the power that
+    the probe shows, with its two errors.
 
     Raises:
         ValueError: fewer than four ticks had anything to measure.
     """
-    points = [p for p in points if p.param_bpt > 0 and p.moved > 0 and math.isfinite(p.data_bpt + p.param_bpt)]
+    points = [p for p in points if min(p.param_bpt, p.data_bpt, p.moved) > 0 and p.param_bpt + p.data_bpt < math.inf]
     if len(points) < 4:
         raise ValueError("the probe measured S at fewer than four ticks")
     later = points[-max(3, len(points) // 2) :]
     moved = [math.log(p.moved) for p in later]
     param = line(moved, [math.log(p.param_bpt) for p in later])
     data = line(moved, [math.log(p.data_bpt) for p in later])
-    quarter = points[-max(1, len(points) // 4) :]
-    data_bpt = math.fsum(p.data_bpt for p in quarter) / len(quarter)
+    quarter = [p.data_bpt for p in points[-max(2, len(points) // 4) :]]
+    data_bpt, noise = math.fsum(quarter) / len(quarter), 2 * stdev(map(math.log, quarter)) / math.sqrt(len(quarter))
     exponent, error = min(max(param.slope, 0.0), 4.0), 2 * param.error + DOUBT
     fall = 2 * max(0.0, 2 * data.error - data.slope)
     ratio = moved_at_end / points[-1].moved
 
-    def at(power: float) -> float:
-        odds = points[-1].param_bpt / data_bpt * math.exp(clip(power * math.log(ratio), -50.0, 50.0))
+    def at(power: float, off: float = 0.0) -> float:
+        odds = points[-1].param_bpt / data_bpt * math.exp(clip(power * math.log(ratio) + off, -50.0, 50.0))
         return odds / (1 + odds)
 
-    return Free(at(exponent), at(exponent - error), at(exponent + error + fall), exponent)
+    return Free(at(exponent), at(exponent - error, -noise), at(exponent + error + fall, noise), exponent)
 
 
 def turn(validations: Sequence[tuple[int, float]]) -> int | None:

@@ -53,7 +53,7 @@ def build_parser() -> Parser:
     output.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there, too (default: eval_bpt.json "
                         "in the run folder, when that alone is named)")  # fmt: skip
     output.add_argument("--csv", type=Path, metavar="FILE", help="write the scores of each document there")
-    output.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_debug(output)
     return parser
 
 

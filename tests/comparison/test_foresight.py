@@ -48,7 +48,7 @@ def finished(protocol, evidence, finish):
 
 
 def test_growth_that_goes_on_is_foreseen(finished):
-    first, second = foresight(finished(power_on_second=2.0))
+    first, second = foresight(finished(power_on_second=2.0))["tasks"]
     assert first["task"] == "first" and first["runs"] == first["inside"] > 3
     assert first["foreseen"] == pytest.approx(first["came"], abs=1e-6)
     assert first["low"] < first["came"] < first["high"]
@@ -57,14 +57,15 @@ def test_growth_that_goes_on_is_foreseen(finished):
 
 @pytest.mark.parametrize("power", [0.5, 3.5])
 def test_growth_that_changes_by_more_than_one_power_leaves_the_interval(finished, power):
-    first, second = foresight(finished(power_on_second=power))
+    first, second = foresight(finished(power_on_second=power))["tasks"]
     assert first["inside"] == first["runs"]
     assert second["inside"] == 0 < second["runs"]
     assert (second["came"] > second["high"]) == (power > 2)
 
 
 def test_a_run_no_longer_than_a_probe_has_nothing_to_foresee(finished):
-    assert foresight(finished(power_on_second=2.0, steps=60)) == []
+    found = foresight(finished(power_on_second=2.0, steps=60))
+    assert (found["runs"], found["tasks"]) == (0, [])
 
 
 def test_what_came_is_not_the_noise_of_one_tick(finished, evidence):
@@ -75,6 +76,29 @@ def test_what_came_is_not_the_noise_of_one_tick(finished, evidence):
             param = ticks["s"][-1] / (1 - ticks["s"][-1]) * 5.0
             ticks["data_bpt"][-1] = 2.5
             ticks["s"][-1] = param / (param + 2.5)
-    row = foresight(plan)[0]
+    row = foresight(plan)["tasks"][0]
     odds = row["came"] / (1 - row["came"])
     assert odds == pytest.approx(row["foreseen"] / (1 - row["foreseen"]) * 5.0 / (5.0 - 2.5 / LAST_TICKS))
+
+
+def test_the_foresight_is_tried_at_several_lengths(finished):
+    found = foresight(finished(power_on_second=3.5))
+    first, second = found["tasks"]
+    assert found["runs"] == first["runs"] + second["runs"]
+    inside = {each["share"]: each["inside"] for each in found["shares"]}
+    assert inside[0.3] == first["runs"]  # the product's probe, of 60 of 200 steps
+    assert inside[0.8] == found["runs"]  # by then the new growth has shown
+
+
+@pytest.mark.parametrize("spoilt", [None, 1.0])
+def test_ticks_that_say_nothing_are_left_out(finished, evidence, spoilt):
+    plan = finished(power_on_second=2.0)
+    before = foresight(plan)
+    for record in evidence.records.values():
+        if record["steps"] == STEPS:
+            record["ticks"]["s"][5] = record["ticks"]["s"][20] = spoilt
+    after = foresight(plan)
+    assert after["runs"] == before["runs"] and after["tasks"][0]["inside"] == after["tasks"][0]["runs"]
+    for record in evidence.records.values():
+        record["ticks"]["s"] = [spoilt] * len(record["ticks"]["s"])
+    assert foresight(plan)["runs"] == 0

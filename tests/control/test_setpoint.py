@@ -1,6 +1,8 @@
 """The setpoint that a probe proposes."""
 
+import math
 from dataclasses import replace
+from statistics import stdev
 
 import pytest
 from hypothesis import given
@@ -41,19 +43,35 @@ def test_what_a_run_measured_at_its_end_lies_in_the_interval_of_its_first_part()
     assert free.low < 4.6588 / (4.6588 + 5.11) < free.high
 
 
+def odds(s: float) -> float:
+    return s / (1 - s)
+
+
 def test_data_that_falls_raises_the_upper_end_alone():
-    steady = extrapolate(grown(), moved_at_end=0.4)
+    """But for its spread over the quarter of the probe that it is averaged over, which widens both."""
     points = grown()
     falling = [replace(p, data_bpt=5.0 * (points[-1].moved / p.moved) ** 0.3) for p in points]
-    free = extrapolate(falling, moved_at_end=0.4)
-    mean = sum(p.data_bpt for p in falling[-5:]) / 5
+    steady, free = extrapolate(points, moved_at_end=0.4), extrapolate(falling, moved_at_end=0.4)
+    last = [p.data_bpt for p in falling[-5:]]
+    level, spread = 5.0 * 5 / sum(last), math.exp(2 * stdev(map(math.log, last)) / math.sqrt(5))
+    assert odds(free.s) == pytest.approx(odds(steady.s) * level)
+    assert odds(free.low) == pytest.approx(odds(steady.low) * level / spread)
+    assert odds(free.high) == pytest.approx(odds(steady.high) * level * spread * 4 ** (2 * 0.3))
 
-    def odds(s: float) -> float:
-        return s / (1 - s)
 
-    assert odds(free.s) == pytest.approx(odds(steady.s) * 5.0 / mean)
-    assert odds(free.low) == pytest.approx(odds(steady.low) * 5.0 / mean)
-    assert odds(free.high) == pytest.approx(odds(steady.high) * 5.0 / mean * 4 ** (2 * 0.3))
+def test_a_probe_as_long_as_the_run_is_as_uncertain_as_its_data():
+    points = [replace(p, data_bpt=5.0 + 0.1 * (-1) ** k) for k, p in enumerate(grown())]
+    free = extrapolate(points, moved_at_end=points[-1].moved)
+    assert free.low < free.s < free.high
+    assert odds(free.high) / odds(free.low) == pytest.approx(math.exp(4 * 0.022 / math.sqrt(5)), rel=0.01)
+
+
+@pytest.mark.parametrize("spoilt", [{"data_bpt": 0.0}, {"data_bpt": math.inf}, {"param_bpt": math.nan}])
+def test_a_tick_that_says_nothing_is_left_out(spoilt):
+    points = grown()
+    assert extrapolate([*points[:-1], replace(points[-1], **spoilt)], 0.4).s == pytest.approx(
+        extrapolate(points[:-1], 0.4).s
+    )
 
 
 def test_ticks_without_a_measurement_are_left_out():
