@@ -51,6 +51,15 @@ class Scores:
         return self.nats.sum(1) / self.tokens.sum() / math.log(2)
 
 
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two arms on one task, with the same seeds; pairs of equal ``text`` were scored on the same documents."""
+
+    arm: Scores
+    reference: Scores
+    text: str
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean and the interval that holds it with ``LEVEL`` confidence; nan where there is none."""
@@ -76,11 +85,7 @@ class Draws:
     def make(cls, n_seeds: int, n_documents: int, draws: int = DRAWS, seed: int = 0) -> "Draws":
         """Equal arguments give equal draws. A single seed or document is always drawn: its variance is unknown."""
         generator = np.random.default_rng(seed)
-
-        def counts(n: int) -> Floats:
-            return generator.multinomial(max(n - 1, 1), np.full(n, 1 / n), draws).astype(np.float64)
-
-        return cls(counts(n_seeds), counts(n_documents))
+        return cls(_counts(generator, n_seeds, draws), _counts(generator, n_documents, draws))
 
     def bits_per_token(self, scores: Scores) -> Floats:
         """The score of each replicate, (draws,); nan where no drawn document has a token."""
@@ -145,6 +150,22 @@ def relative_excess(arm: Scores, reference: Scores, draws: int = DRAWS) -> Estim
     return _estimate(lambda of: of(arm) / of(reference) - 1, arm, draws)
 
 
+def mean_relative_excess(pairs: list[Pair], draws: int = DRAWS) -> Estimate:
+    """The relative excess, averaged over tasks: each draws seeds of its own, and those of one text the same documents.
+
+    The tasks themselves are not drawn: the interval holds for these.
+    """
+    generator = np.random.default_rng(0)
+    documents = {pair.text: _counts(generator, len(pair.arm.tokens), draws) for pair in pairs}
+    means, replicates = [], []
+    for pair in pairs:
+        _check_paired(pair.arm, pair.reference)
+        of = Draws(_counts(generator, len(pair.arm.nats), draws), documents[pair.text]).bits_per_token
+        replicates.append(of(pair.arm) / of(pair.reference) - 1)
+        means.append(pair.arm.bits_per_token.mean() / pair.reference.bits_per_token.mean() - 1)
+    return _interval(float(np.mean(means)), np.mean(replicates, axis=0))
+
+
 def verdict(arm: str, reference: str, estimate: Estimate) -> str:
     """One sentence on a paired difference.
 
@@ -169,10 +190,19 @@ def _check_paired(arm: Scores, reference: Scores) -> None:
     assert arm.nats.shape == reference.nats.shape and np.array_equal(arm.tokens, reference.tokens)
 
 
+def _counts(generator: np.random.Generator, n: int, draws: int) -> Floats:
+    """How often each of n units is drawn, (draws, n): n - 1 of them, but one where there is but one."""
+    return generator.multinomial(max(n - 1, 1), np.full(n, 1 / n), draws).astype(np.float64)
+
+
 def _estimate(statistic: Callable[[Callable[[Scores], Floats]], Floats], scores: Scores, draws: int) -> Estimate:
     """A statistic of bits per token, on the scores themselves and on each replicate of them."""
     replicates = statistic(Draws.make(*scores.nats.shape, draws).bits_per_token)
+    return _interval(float(statistic(lambda of: np.asarray(of.bits_per_token.mean()))), replicates)
+
+
+def _interval(mean: float, replicates: Floats) -> Estimate:
+    """The percentile interval."""
     tail = 100 * (1 - LEVEL) / 2
     low, high = np.nanpercentile(replicates, [tail, 100 - tail])
-    itself = statistic(lambda of: np.asarray(of.bits_per_token.mean()))
-    return Estimate(float(itself), float(low), float(high))
+    return Estimate(mean, float(low), float(high))

@@ -89,6 +89,19 @@ def test_coverage_on_normal_effects_of_seeds_and_documents(n_seeds):
     assert 0.84 <= held / 300 <= 0.98
 
 
+def test_coverage_with_three_seeds_where_one_document_is_long():
+    """As in ``docs/evidence.md``: one of 24 documents holds 45 % of the tokens; documents differ more than seeds."""
+    generator = np.random.default_rng(7)
+    tokens = np.array([1890] + [100] * 23)
+    held = 0
+    for _ in range(300):
+        effect = 0.05 + generator.normal(0, 0.01, (3, 1)) + generator.normal(0, 0.1, (1, 24))
+        reference = Scores(np.broadcast_to(generator.normal(4, 0.5, (1, 24)) * tokens, (3, 24)), tokens)
+        found = difference(Scores(reference.nats + effect * tokens, tokens), reference, draws=500)
+        held += found.low <= 0.05 / math.log(2) <= found.high
+    assert 0.84 <= held / 300 <= 0.98
+
+
 def test_pairing_takes_what_the_arms_share_out_of_the_interval():
     generator = np.random.default_rng(5)
     shared = generator.normal(4, 1.0, (5, 30)) * 100

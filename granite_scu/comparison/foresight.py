@@ -13,7 +13,7 @@ from granite_scu.config import OptimizerConfig
 from granite_scu.control.setpoint import Free, Point, extrapolate, probe_steps
 from granite_scu.planning import cumulated_rates
 
-UNREGULARISED = ("none", "early-stopping")
+UNREGULARISED = ("none", "early-stopping", "none-same-rate")
 """Arms whose runs are without lambda from the first step to the last, at every learning rate they were tried at."""
 
 SHARES = (0.2, 0.3, 0.4, 0.6, 0.8)

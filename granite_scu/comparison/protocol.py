@@ -78,6 +78,7 @@ class Protocol:
         first_seeds: seeds that are done for all arms before the others begin. S* is chosen on these alone, so that it
             does not change when more seeds arrive.
         selection_task: where S* is chosen, by validation.
+        unseen: names of the tasks that had no part in choosing S* or in forming a law.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Protocol:
     swept_pi: tuple[Arm, ...]
     first_seeds: int
     selection_task: str
+    unseen: tuple[str, ...] = ()
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
@@ -144,6 +146,8 @@ def _at_chosen(controller: str, **more: Any) -> Arm:
 
 
 NONE = Arm("none", "", {"control.controller": "none"}, "none")
+NONE_AT_RATE = Arm("none-same-rate", "", {"control.controller": "none"}, FAMILY)
+"""Without lambda at the learning rate of the arms that have one: the end of the curve that their sweep draws."""
 STOPPED = Arm("early-stopping", "", {"control.controller": "none"}, "stopped", adapter="best")
 FIXED = tuple(_constant(value) for value in LAMBDAS)
 FIXED_STOPPED = tuple(_constant(value, "fixed-stopped", "best") for value in LAMBDAS)
@@ -207,6 +211,7 @@ FULL = Protocol(
         STOPPED,
         *FIXED,
         *FIXED_STOPPED,
+        NONE_AT_RATE,
         PI,
         AUTO,
         CASCADE,
@@ -225,6 +230,7 @@ FULL = Protocol(
     swept_pi=PI_SWEPT,
     first_seeds=3,
     selection_task="docs-small",
+    unseen=("source-small", "docs-medium", "package-medium", "source-once"),
 )
 
 QUICK_TASK = Task("docs-quick", "stdlib-docs", SMALL, 100)

@@ -61,6 +61,8 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append("\n".join(lines))
     if results["overview"]:
         parts.append(_overview(results))
+    if results["pairs"]:
+        parts.append(_pairs(results))
     if results["transfer"]:
         parts.append(_transfer(results))
     if results["constants"]:
@@ -82,6 +84,31 @@ def _overview(results: dict[str, Any]) -> str:
         cells = ["" if value is None else f"{100 * value:+.2f}" for value in values]
         lines.append(f"| {' | '.join([line['name'], *cells])} |")
     return "\n".join(lines)
+
+
+def _pairs(results: dict[str, Any]) -> str:
+    """The laws against their rivals, over all tasks."""
+    lines = ["### The laws against their rivals, over all tasks", ""]
+    lines += [
+        "| | against | tasks | mean excess | of the unseen | without the longest document | better on | worse on |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for line in results["pairs"]:
+        cells = [line["arm"], line["rival"], _counted(line["tasks"]), _excess(line["excess"])]
+        cells += [_excess(line["excess_of_unseen"]), f"{line['without_largest']:+.2%}"]
+        cells += [", ".join(line["better"]), ", ".join(line["worse"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _counted(seeds: dict[str, int]) -> str:
+    """How many tasks, and how many of them have no more than two seeds."""
+    few = sum(count == 2 for count in seeds.values())
+    return f"{len(seeds)} ({few})" if few else str(len(seeds))
+
+
+def _excess(estimate: dict[str, float] | None) -> str:
+    return f"{estimate['mean']:+.2%} [{estimate['low']:+.2%}, {estimate['high']:+.2%}]" if estimate else ""
 
 
 def _transfer(results: dict[str, Any]) -> str:

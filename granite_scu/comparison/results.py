@@ -1,7 +1,7 @@
 """What the finished runs say: a row for each arm of each task, and the headline claim."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -9,66 +9,20 @@ import numpy as np
 from granite_scu import statistics
 from granite_scu.comparison.foresight import foresight
 from granite_scu.comparison.overview import overview
-from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
-from granite_scu.comparison.protocol import CASCADE, PI, Adapter, Arm, Task
+from granite_scu.comparison.pairs import pairs
+from granite_scu.comparison.plan import Missing, Plan, base_spec
+from granite_scu.comparison.protocol import CASCADE, PI, Task
+from granite_scu.comparison.rows import LEAST_SEEDS, STOPPED_SWEEP, SWEEP, Row, best_of, best_of_each_arm, row_of
 from granite_scu.comparison.transfer import constants, transfer
-from granite_scu.statistics import Estimate, Scores
+from granite_scu.statistics import Estimate
 
 MARGIN = 0.002
 """The claim: PI comes within this share of the bits per token of the swept best lambda ..."""
 TOKEN_SHARE = 0.2
 """... with this share of the sweep's tokens."""
 
-LEAST_SEEDS = 3
-"""Seeds below which no claim is decided, and two below which arms are not compared: there is no spread to go by."""
-
 CLAIMANTS = {"pi": PI, "cascade": CASCADE}
 """What is claimed of PI at the chosen S* is asked of the law that needs none, too."""
-
-SWEEP = ("none", "fixed")
-"""Arms that make up the sweep of lambda; 0 is a place in it."""
-
-STOPPED_SWEEP = ("early-stopping", "fixed-stopped")
-"""The same sweep with early stopping: validation chooses lambda and the step."""
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """The runs of one arm at one setting on a task.
-
-    Attributes:
-        arm: the setting.
-        name: for the table.
-        records: finished runs by seed; failed ones are not among them.
-        failed: seeds that failed. A setting with any is scored, but is never the best and shows no claim: users who
-            took it would have lost those runs.
-    """
-
-    arm: Arm
-    name: str
-    records: dict[int, dict]
-    failed: list[int]
-
-    def has_finished(self, seed: int) -> bool:
-        return seed in self.records or seed in self.failed
-
-    def is_not(self, other: "Row | None") -> bool:
-        """Whether these are other results: one of several settings may be the chosen one."""
-        return other is None or self.arm.adapter != other.arm.adapter or self.keys != other.keys
-
-    @property
-    def keys(self) -> set[str]:
-        """Of the finished runs."""
-        return {record["key"] for record in self.records.values()}
-
-    def validation(self, seeds: list[int]) -> float:
-        """Mean validation of the scored adapter, in bits per token."""
-        return float(np.mean([self.records[seed]["validation"][self.arm.adapter] for seed in seeds]))
-
-    def scores(self, seeds: list[int], adapter: Adapter | None = None) -> Scores:
-        """Test scores of these seeds, of the adapter that counts or another one."""
-        test = [self.records[seed]["test"] for seed in seeds]
-        return Scores(np.array([run[adapter or self.arm.adapter] for run in test]), np.array(test[0]["tokens"]))
 
 
 def report(plan: Plan) -> dict[str, Any]:
@@ -88,6 +42,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "claims": {name: _overall(plan, name, tasks) for name in CLAIMANTS},
         "cost": _cost(plan),
         "overview": overview(tasks),
+        "pairs": pairs(plan),
         "transfer": transfer(plan),
         "constants": constants(plan),
         "foresight": foresight(plan),
@@ -113,35 +68,17 @@ def _setpoint(plan: Plan) -> tuple[float | None, bool]:
         return plan.setpoint(), False
     except Missing:
         task = plan.protocol.task(plan.protocol.selection_task)
-        rows = [_row(plan, task, arm, arm.name) for arm in plan.protocol.swept_pi]
-        best = _best(rows)
+        rows = [row_of(plan, task, arm, arm.name) for arm in plan.protocol.swept_pi]
+        best = best_of(rows)
         return (float(best.arm.settings["control.target_s"]) if best else None), True
 
 
-def _row(plan: Plan, task: Task, arm: Arm, name: str) -> Row:
-    found = {seed: plan.record(Cell(task, arm, seed)) for seed in plan.seeds}
-    finished = {seed: record for seed, record in found.items() if record}
-    good = {seed: record for seed, record in finished.items() if not record["failed"]}
-    return Row(arm, name, good, [seed for seed in finished if seed not in good])
-
-
-def _best(rows: list[Row], seeds: list[int] | None = None) -> Row | None:
-    """The row with the best validation over these seeds, or those that all have; rows with a failed seed are none."""
-    rows = [row for row in rows if row.records and not row.failed]
-    seeds = _common(rows) if seeds is None else seeds
-    return min(rows, key=lambda row: row.validation(seeds)) if rows and seeds else None
-
-
-def _common(rows: list[Row]) -> list[int]:
-    return sorted(set.intersection(*(set(row.records) for row in rows))) if rows else []
-
-
 def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | None:
-    every = [_row(plan, task, arm, arm.label) for arm in plan.arms]
+    every = [row_of(plan, task, arm) for arm in plan.arms]
     every = [row for row in every if row.records or row.failed]
     if not every:
         return None
-    shown = [_named(row, f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in _shown(every)]
+    shown = [replace(row, name=f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in best_of_each_arm(every)]
     reference = _reference(shown)
     swept = _swept_best(plan, task)
     excess = {row.arm.name: _swept_excess(row, swept) for row in shown}
@@ -162,32 +99,15 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     }
 
 
-def _shown(every: list[Row]) -> list[Row]:
-    """One row an arm: of several settings the one with the best validation on this very task."""
-    rows: list[Row] = []
-    for name in dict.fromkeys(row.arm.name for row in every):
-        settings = [row for row in every if row.arm.name == name]
-        best = _best(settings)
-        if best is None:
-            rows += settings[:1]
-        else:
-            rows.append(_named(best, f"{name}, swept ({best.arm.setting})" if len(settings) > 1 else best.name))
-    return rows
-
-
 def _reference(shown: list[Row]) -> Row | None:
     """What the other rows are compared with: PI, or where it has no score the first arm that has one."""
     scored = [row for row in shown if row.records]
     return next((row for row in scored if row.arm is PI), scored[0] if scored else None)
 
 
-def _named(row: Row, name: str) -> Row:
-    return Row(row.arm, name, row.records, row.failed)
-
-
 def _swept_best(plan: Plan, task: Task) -> Row | None:
     """The swept best lambda, over the seeds that its whole sweep has."""
-    return _best([_row(plan, task, arm, arm.label) for arm in plan.protocol.arms if arm.name in SWEEP])
+    return best_of([row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in SWEEP])
 
 
 def _swept_excess(row: Row, swept: Row | None) -> float | None:
@@ -239,15 +159,13 @@ def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
     None until every place of the protocol's sweep, and the arm, are finished for a common seed. Places that lost a seed
     to a failure are none of the best.
     """
-    sweep = [_row(plan, task, arm, arm.label) for arm in plan.protocol.arms if arm.name in SWEEP]
+    sweep = [row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in SWEEP]
     seeds = [seed for seed in plan.seeds if all(row.has_finished(seed) for row in (*sweep, claimant))]
-    best = _best(sweep, seeds)
+    best = best_of(sweep, seeds)
     if best is None:
         return None
     excess = None if claimant.failed else statistics.relative_excess(claimant.scores(seeds), best.scores(seeds))
-    stopped = _best(
-        [_row(plan, task, arm, arm.label) for arm in plan.protocol.arms if arm.name in STOPPED_SWEEP], seeds
-    )
+    stopped = best_of([row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in STOPPED_SWEEP], seeds)
     behind = None
     if stopped and not claimant.failed:
         behind = statistics.relative_excess(claimant.scores(seeds), stopped.scores(seeds))
@@ -295,7 +213,7 @@ def _statement(task: str, arm: str, excess: Estimate | None, found: Outcome, bes
 def _carried_lambda(plan: Plan, sweep: list[Row]) -> Row | None:
     """This task's row of the lambda that is best on the selection task; None if it lost a seed here."""
     task = plan.protocol.task(plan.protocol.selection_task)
-    best = _best([_row(plan, task, row.arm, row.name) for row in sweep])
+    best = best_of([row_of(plan, task, row.arm, row.name) for row in sweep])
     return next((row for row in sweep if best and row.arm is best.arm and not row.failed), None)
 
 

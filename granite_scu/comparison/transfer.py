@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from granite_scu.comparison.plan import Cell, Missing, Plan, base_spec
-from granite_scu.comparison.protocol import Task
+from granite_scu.comparison.plan import Cell, Plan, base_spec
+from granite_scu.comparison.protocol import NONE_AT_RATE, Task
 
 LAST_TICKS = 5
 """Ticks at the end that a run's quantities are averaged over."""
@@ -126,14 +126,8 @@ Curve = list[list[Place]]
 
 def _curve(plan: Plan, task: Task) -> Curve | None:
     """The sweep, every lambda at the rate of the fixed ones, 0 too: a curve in lambda and nothing else."""
-    arms = plan.protocol.arms
-    fixed, none = [arm for arm in arms if arm.name == "fixed"], next(arm for arm in arms if arm.name == "none")
-    try:
-        rate = plan.learning_rate(task, fixed[0])
-    except Missing:
-        return None
-    of_seeds = [[Cell(task, none, seed, rate), *(Cell(task, arm, seed) for arm in fixed)] for seed in plan.seeds]
-    records = [[plan.record(cell) for cell in cells] for cells in of_seeds]
+    arms = [NONE_AT_RATE, *(arm for arm in plan.protocol.arms if arm.name == "fixed")]
+    records = [[plan.record(Cell(task, arm, seed)) for arm in arms] for seed in plan.seeds]
     whole = [runs for runs in records if all(run and not run["failed"] for run in runs)]
     base = plan.evidence.get(base_spec(task))
     if not whole or base is None:

@@ -6,7 +6,7 @@ import pytest
 
 from granite_scu.comparison.evidence import write_record
 from granite_scu.comparison.plan import Cell, Plan
-from granite_scu.comparison.protocol import FIXED, NONE
+from granite_scu.comparison.protocol import FIXED, NONE, NONE_AT_RATE
 from granite_scu.comparison.transfer import CONSTANTS, QUANTITIES, THEORY, constants, transfer
 
 REACH = {"first": 10.0, "second": 100.0}
@@ -16,7 +16,7 @@ REACH = {"first": 10.0, "second": 100.0}
 @pytest.fixture
 def swept(protocol, evidence, finish):
     """A sweep of both tasks, in which the cost hangs on S alone and is least at S = 50 %."""
-    plan = Plan(replace(protocol, arms=(NONE, *FIXED)), evidence)
+    plan = Plan(replace(protocol, arms=(NONE, NONE_AT_RATE, *FIXED)), evidence)
     while (spec := plan.next(busy=set())) is not None:
         s = 0.9 / (1 + 0.8 * REACH.get(spec.task.name, 0.0) * spec.settings.get("control.lambda_init", 0.0))
         record = finish(spec, validation=4 + (s - 0.5) ** 2 if spec.task.steps else 5.0)

@@ -1,0 +1,113 @@
+"""Arms against each other over all tasks at once: the questions that a table for each task leaves to the eye.
+
+The tasks are those that they are: an interval says what other seeds and documents would make of the average over them,
+and nothing of other tasks. Tasks that are scored on the same documents are drawn the same ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from granite_scu import statistics
+from granite_scu.comparison.plan import Plan
+from granite_scu.comparison.protocol import Task
+from granite_scu.comparison.rows import LEAST_SEEDS, STOPPED_SWEEP, SWEEP, Row, best_of, common_seeds, row_of
+from granite_scu.statistics import Pair, Scores
+
+SWEPT, SWEPT_STOPPED, ONE = "swept λ", "swept λ, stopped early", "one "
+"""Rivals that are no arm: the best of a sweep on each task, and (before an arm's name) one setting for all tasks. All
+are chosen by validation, the one setting on these very tasks."""
+
+REGULARISERS = (SWEPT, SWEPT_STOPPED, "one fixed", "one fixed-stopped", "none", "early-stopping")
+QUESTIONS = {
+    "pi": (*REGULARISERS, "fixed-at-mean", "replay"),
+    "pi-auto": (*REGULARISERS, "pi"),
+    "cascade": (*REGULARISERS, "pi-auto", "cosine", "one cosine", "fixed-at-cascade-mean", "replay-of-cascade"),
+}
+"""What is asked of each law: is it better than these?"""
+
+
+def pairs(plan: Plan) -> list[dict[str, Any]]:
+    """A line for each question that two tasks or more can answer; the task that S* was chosen on says nothing of PI.
+
+    Returns:
+        Of each line ``arm`` and ``rival``, by name; ``tasks``, of each task that both have two common seeds on how many
+        they have; ``excess``, test bits per token over the rival's minus 1, averaged over these, with its interval, and
+        ``excess_of_unseen`` that of the tasks which no choice was made on (None for fewer than two);
+        ``without_largest``, the average without the longest test document of each task; ``better`` and ``worse``, the
+        tasks whose own interval, of ``LEAST_SEEDS`` or more, lies to one side of 0.
+    """
+    every = [_line(plan, arm, rival) for arm, rivals in QUESTIONS.items() for rival in rivals]
+    return [line for line in every if line]
+
+
+def _line(plan: Plan, arm: str, rival: str) -> dict[str, Any] | None:
+    of_arm, of_rival = _rows(plan, arm), _rows(plan, rival)
+    chosen_on = {plan.protocol.selection_task} if arm == "pi" else set()
+    found = {}
+    for task in plan.tasks:
+        both = [rows[task.name] for rows in (of_arm, of_rival) if task.name in rows]
+        seeds = common_seeds(both)
+        if len(both) == 2 and len(seeds) > 1 and task.name not in chosen_on:
+            found[task.name] = Pair(both[0].scores(seeds), both[1].scores(seeds), task.scored_on)
+    if len(found) < 2:
+        return None
+    seeds_of = {name: len(pair.arm.nats) for name, pair in found.items()}
+    decided = {name: pair for name, pair in found.items() if seeds_of[name] >= LEAST_SEEDS}
+    alone = {name: statistics.relative_excess(pair.arm, pair.reference) for name, pair in decided.items()}
+    unseen = [pair for name, pair in found.items() if name in plan.protocol.unseen]
+    trimmed = [_without_largest(pair.arm) / _without_largest(pair.reference) - 1 for pair in found.values()]
+    return {
+        "arm": arm,
+        "rival": rival + _setting(rival, of_rival),
+        "tasks": seeds_of,
+        "excess": asdict(statistics.mean_relative_excess(list(found.values()))),
+        "excess_of_unseen": asdict(statistics.mean_relative_excess(unseen)) if len(unseen) > 1 else None,
+        "without_largest": float(np.mean(trimmed)),
+        "better": [name for name, excess in alone.items() if excess.high < 0],
+        "worse": [name for name, excess in alone.items() if excess.low > 0],
+    }
+
+
+def _rows(plan: Plan, name: str) -> dict[str, Row]:
+    """By task, where there are runs of which none failed."""
+    choose: dict[str, Callable[[Task], Row | None]] = {
+        SWEPT: lambda task: _best(plan, task, SWEEP),
+        SWEPT_STOPPED: lambda task: _best(plan, task, STOPPED_SWEEP),
+    }
+    if name.startswith(ONE):
+        return _one_for_all(plan, name.removeprefix(ONE))
+    of_task = choose.get(name, lambda task: _best(plan, task, (name,)))
+    return {task.name: row for task in plan.tasks if (row := of_task(task))}
+
+
+def _best(plan: Plan, task: Task, arms: tuple[str, ...]) -> Row | None:
+    """Of all settings of these arms the one that validation prefers."""
+    return best_of([row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in arms])
+
+
+def _one_for_all(plan: Plan, name: str) -> dict[str, Row]:
+    """The setting with the least validation, relative to each task's least and averaged over the tasks that have all
+    settings on common seeds."""
+    arms = [arm for arm in plan.protocol.arms if arm.name == name]
+    rows = {task.name: [row_of(plan, task, arm) for arm in arms] for task in plan.tasks}
+    rows = {
+        task: of_task for task, of_task in rows.items() if common_seeds(of_task) and not any(r.failed for r in of_task)
+    }
+    if not rows:
+        return {}
+    costs = np.array([[row.validation(common_seeds(of_task)) for row in of_task] for of_task in rows.values()])
+    one = int(np.argmin((costs / costs.min(axis=1, keepdims=True)).mean(axis=0)))
+    return {task: of_task[one] for task, of_task in rows.items()}
+
+
+def _setting(rival: str, rows: dict[str, Row]) -> str:
+    """Which setting is the one for all."""
+    return f" ({next(iter(rows.values())).arm.setting})" if rival.startswith(ONE) else ""
+
+
+def _without_largest(scores: Scores) -> float:
+    rest = np.arange(len(scores.tokens)) != scores.tokens.argmax()
+    return float(Scores(scores.nats[:, rest], scores.tokens[rest]).bits_per_token.mean())
