@@ -259,6 +259,8 @@ def _word(row: dict[str, Any]) -> str:
     paired = row["difference"]
     if paired is None:
         return "one seed" if len(row["seeds"]) == 1 else ""
+    if not row["decided"]:
+        return "two seeds"
     if paired["low"] <= 0 <= paired["high"]:
         return "no difference shown"
     return "worse" if paired["mean"] > 0 else "better"

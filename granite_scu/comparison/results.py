@@ -142,10 +142,17 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
         "test_bpt_best_adapter": float(row.scores(seeds, "best").bits_per_token.mean()) if seeds else None,
         "difference": asdict(paired) if paired else None,
         "swept_excess": _swept_excess(row, swept),
-        "verdict": statistics.verdict(row.name, reference.name, paired) if paired and reference else None,
+        "decided": len(shared) >= LEAST_SEEDS,
+        "verdict": _verdict(row.name, reference.name, paired, len(shared)) if paired and reference else None,
         "s_at_end": _mean([ticks["s"][-1] for ticks in ends]),
         "lambda_at_end": _mean([ticks["lambda"][-1] for ticks in ends]),
     }
+
+
+def _verdict(arm: str, reference: str, paired: Estimate, seeds: int) -> str:
+    if seeds < LEAST_SEEDS:
+        return f"two seeds decide nothing between {arm} and {reference} ({paired.mean:+.4f} bits/token)"
+    return statistics.verdict(arm, reference, paired)
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -245,14 +252,17 @@ def _cost(plan: Plan) -> dict[str, Any]:
     """Runs that a user of a new task pays for PI and for the sweep; they are equally long, so these are tokens too.
 
     The share follows from the design and is no finding. Two ways to count: the search for lambda alone, with the
-    learning rate known; and with the rates tried, too, which PI saves nothing of.
+    learning rate known; and with the rates tried, as they are here: on one constant lambda, of which PI takes the rate
+    too, and for the sweep once more on lambda = 0. One run of each is a place of
+    the sweep; none is PI's.
     """
     sweep = len({arm.label for arm in plan.protocol.arms if arm.name in SWEEP})
     rates = len(plan.protocol.rates)
+    tuning = rates if rates > 1 else 0
     return {
         "sweep_runs": sweep,
         "share": 1 / sweep,
-        "with_rates": rates / (rates + sweep - 1),
+        "with_rates": (1 + tuning) / (sweep + 2 * (rates - 1)),
         "goal": TOKEN_SHARE,
         "choosing_setpoint_runs": len(plan.protocol.swept_pi) * len(plan.protocol.seeds[: plan.protocol.first_seeds]),
     }

@@ -74,6 +74,15 @@ def test_a_difference_that_is_noise_is_called_so(finished):
     assert "no difference shown" in row(found, 1, "none")["verdict"]
 
 
+def test_two_seeds_decide_nothing(finished, evidence):
+    plan = finished(cost)
+    found = results.report(Plan(plan.protocol, evidence, seeds=2))
+    none = row(found, 1, "none")
+    assert none["difference"]["low"] > 0
+    assert none["verdict"] == "two seeds decide nothing between none and pi (S* = 0.2) (+1.4427 bits/token)"
+    assert "| two seeds |" in report.markdown(found) and "worse" not in report.markdown(found)
+
+
 def test_early_stopping_is_the_same_runs_at_their_best_adapter(finished, evidence):
     plan = finished(cost)
     for record in list(evidence):
@@ -100,7 +109,7 @@ def test_the_claim_is_shown_where_pi_matches_the_sweep(finished):
     }  # S* was chosen on the other
     assert found["claims"]["pi"]["outcome"] == "shown"
     # What it saves follows from the design and is said as such: two places in this sweep, two rates.
-    assert found["cost"]["share"] == 1 / 2 and found["cost"]["with_rates"] == 2 / 3
+    assert found["cost"]["share"] == 1 / 2 and found["cost"]["with_rates"] == 3 / 4
 
 
 def test_the_claimants_are_held_against_the_sweep_with_early_stopping_too(finished, evidence):
