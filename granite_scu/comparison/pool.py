@@ -40,7 +40,8 @@ class Worker:
 
     def start(self, spec: Spec) -> None:
         self.spec = spec
-        self.connection.send(spec)
+        with contextlib.suppress(OSError):  # one that has just died: result() says so
+            self.connection.send(spec)
 
     def result(self) -> Finished:
         """What it sent, or that it died."""
@@ -48,7 +49,7 @@ class Worker:
         spec, self.spec = self.spec, None
         try:
             return Finished(spec, self.connection.recv())
-        except EOFError:
+        except (EOFError, OSError):  # the latter where it died before it read what it was sent
             self.process.join()
             return Finished(spec, f"its process ended with code {self.process.exitcode}; out of memory?")
 
@@ -86,8 +87,8 @@ class Pool:
         return len(self.busy) < self.jobs
 
     def start(self, spec: Spec) -> None:
-        """Give a run to a worker that is free; there must be room."""
-        idle = [worker for worker in self.workers if worker.spec is None]
+        """Give a run to a worker that is free and alive; there must be room."""
+        idle = [worker for worker in self.workers if worker.spec is None and worker.process.is_alive()]
         if not idle:
             idle = [Worker(self.evidence)]
             self.workers += idle
