@@ -5,6 +5,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,8 +97,10 @@ class Pool:
         idle[0].start(spec)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
-        """The runs that have ended; waits for one at most ``timeout`` seconds."""
+        """The runs that have ended; waits for one at most ``timeout`` seconds, and so long where none is under way."""
         waiting: dict[Any, Worker] = {worker.connection: worker for worker in self.workers if worker.spec}
+        if not waiting:
+            time.sleep(timeout)
         for connection in wait(list(waiting), timeout):
             worker = waiting[connection]
             result = worker.result()
@@ -109,6 +113,7 @@ def _work(connection: Connection, evidence: Path) -> None:
     """A worker's life: runs from the connection, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     import torch
 
     from granite_scu import cli
@@ -126,6 +131,14 @@ def _work(connection: Connection, evidence: Path) -> None:
             except Exception as error:
                 # The boundary of a run: the others go on, and the parent reports it at the end.
                 connection.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+
+def _leave_with_parent() -> None:
+    """Ends this process in the midst of a run when the parent is gone: whoever finds its claim void does that run."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave(*_: Any) -> None:
