@@ -177,36 +177,3 @@ def test_ctrl_c_leaves_neither_processes_nor_torn_files(tmp_path):
     assert errors.strip().splitlines()[-1].startswith("error: interrupted")
     assert gone_within(process.pid, seconds=60)  # multiprocessing's own helper takes a moment to see that we left
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-def started(line: str) -> set[str]:
-    """The runs that a line of progress says are under way in its own process."""
-    _, _, names = line.partition("running: ")
-    return {name for name in names.strip().split(", ") if name and name != "nothing" and not name.endswith("elsewhere")}
-
-
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
-def test_two_commands_on_one_folder_do_no_run_twice_and_take_over_that_of_one_that_was_killed(tmp_path):
-    def start() -> subprocess.Popen:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command(tmp_path), **pipes, start_new_session=True)
-
-    def files(pattern: str) -> list[Path]:
-        return list((tmp_path / "runs").rglob(pattern))
-
-    killed = start()
-    while not files("*.claim"):
-        assert killed.poll() is None
-        time.sleep(0.1)
-    killed.kill()  # its worker is still importing torch
-    killed.communicate()
-    assert gone_within(killed.pid, seconds=60)
-    assert len(files("*.claim")) == 1 and not files("*.json")
-
-    both = [start() for _ in range(2)]
-    printed = [process.communicate(timeout=300) for process in both]
-    assert [process.returncode for process in both] == [0, 0], printed
-    first, second = ({name for line in out.splitlines() for name in started(line)} for out, _ in printed)
-    assert not first & second
-    assert first | second == {path.stem for path in files("*.json")} and len(files("*.json")) == 4
-    assert not files("*.claim")

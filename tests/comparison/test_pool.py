@@ -1,5 +1,9 @@
-"""Workers that die, as one does that the system has no memory for."""
+"""Workers that die, as one does that the system has no memory for, and one whose parent does."""
 
+import subprocess
+import sys
+
+import psutil
 import pytest
 
 from granite_scu.comparison.evidence import Spec
@@ -43,3 +47,19 @@ def test_a_worker_that_died_idle_is_given_nothing(pool):
     pool.start(SPEC)
     assert pool.workers[-1] is not dead and pool.workers[-1].process.is_alive()
     assert pool.busy == [SPEC] and dead.spec is None
+
+
+def test_a_worker_leaves_its_run_when_its_parent_is_killed(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from granite_scu.comparison.evidence import Spec;"
+        "from granite_scu.comparison.pool import Pool; from granite_scu.comparison.protocol import NONE, Task;"
+        "pool = Pool(1, Path(sys.argv[1]));"
+        "pool.start(Spec(Task('first', 'stdlib-docs', 1024, 4), 'none', '', 0, NONE.settings));"
+        "print(pool.workers[0].process.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    worker = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate()
+    worker.wait(timeout=120)  # it might be just importing
+    assert not list(tmp_path.rglob("*"))  # else it would have done the run, which it was sent already
