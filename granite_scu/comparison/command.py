@@ -21,7 +21,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="compare_controllers.py",
         description="Train the embedded model under every way to set lambda, and say what difference it makes. "
-        "Finished runs are kept as files and never done again: stop at will, go on later, copy them between machines.",
+        "Finished runs are kept as files and never done again: stop at will, go on later, copy them between machines. "
+        "Several commands may share a folder of them, each does what no other has under way.",
     )
     parser.add_argument("--quick", action="store_true", help="a small comparison: about ten minutes on two cores")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")

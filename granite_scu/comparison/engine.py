@@ -1,5 +1,6 @@
 """Does the runs of a plan that are not finished, several at a time."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from granite_scu.comparison.claims import Claims
 from granite_scu.comparison.evidence import Spec
 from granite_scu.comparison.plan import Plan, base_spec
 from granite_scu.comparison.pool import Finished, Pool
@@ -70,6 +72,9 @@ def cores() -> int:
 def carry_out(plan: Plan, jobs: int, console: Console, max_runs: int | None = None) -> Outcome:
     """Do what is not finished, in the plan's order, until nothing is left that can be done.
 
+    Several processes may do this on one folder, on one machine or on several: each passes over what another one has
+    under way, takes up what that has finished, and ends when all is.
+
     Args:
         plan: what is wanted.
         jobs: workers.
@@ -77,25 +82,44 @@ def carry_out(plan: Plan, jobs: int, console: Console, max_runs: int | None = No
         max_runs: stop after so many; None does all.
     """
     outcome = Outcome()
-    with Pool(jobs, plan.evidence.folder) as pool, _progress(plan, jobs, console) as show:
+    folder = plan.evidence.folder
+    with Claims(folder) as claims, Pool(jobs, folder) as pool, _progress(plan, jobs, console) as show:
         given: set[str] = set()
         while True:
-            while pool.has_room and (max_runs is None or len(given) < max_runs):
-                spec = plan.next(busy=given)
-                if spec is None:
-                    break
-                given.add(spec.key)
-                pool.start(spec)
-            show(pool.busy)
-            if not pool.busy:
+            elsewhere = _start_runs(plan, pool, claims, given, math.inf if max_runs is None else max_runs)
+            show(pool.busy, elsewhere)
+            if not (pool.busy or elsewhere):
                 return outcome
             for result in pool.finished(timeout=1.0):
                 if result.error is None:
-                    plan.evidence.add(plan.evidence.folder / result.spec.file)
+                    plan.evidence.add(folder / result.spec.file)
                     outcome.done += 1
                 else:
                     outcome.errors.append(result)
                     console.print(f"failed: {result.spec.file.stem}: {_first_line(result.error)}", highlight=False)
+                claims.release(result.spec)
+            claims.renew()
+
+
+def _start_runs(plan: Plan, pool: Pool, claims: Claims, given: set[str], most: float) -> list[Spec]:
+    """Start runs while there is room, and note their keys in ``given``.
+
+    Returns:
+        Those that room was left for, and that another process has under way.
+    """
+    elsewhere: list[Spec] = []
+    while pool.has_room and len(given) < most:
+        spec = plan.next(busy=given | {spec.key for spec in elsewhere})
+        if spec is None:
+            return elsewhere
+        if not claims.take(spec):
+            elsewhere.append(spec)
+        elif plan.evidence.look_for(spec):  # now, and not before: who finishes a run writes it, and then lets go
+            claims.release(spec)
+        else:
+            given.add(spec.key)
+            pool.start(spec)
+    return []
 
 
 def _first_line(text: str) -> str:
@@ -103,16 +127,16 @@ def _first_line(text: str) -> str:
 
 
 @contextmanager
-def _progress(plan: Plan, jobs: int, console: Console) -> Iterator[Callable[[list[Spec]], None]]:
+def _progress(plan: Plan, jobs: int, console: Console) -> Iterator[Callable[[list[Spec], list[Spec]], None]]:
     """A bar on a terminal, a line for each change elsewhere."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     before = ""
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("")
 
-        def show(busy: list[Spec]) -> None:
+        def show(busy: list[Spec], elsewhere: list[Spec]) -> None:
             nonlocal before
-            names = ", ".join(spec.file.stem for spec in busy)
+            names = ", ".join([spec.file.stem for spec in busy] + [f"{spec.file.stem} elsewhere" for spec in elsewhere])
             if names == before:
                 return
             before = names

@@ -5,6 +5,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,7 +42,8 @@ class Worker:
 
     def start(self, spec: Spec) -> None:
         self.spec = spec
-        self.connection.send(spec)
+        with contextlib.suppress(OSError):  # one that has just died: result() says so
+            self.connection.send(spec)
 
     def result(self) -> Finished:
         """What it sent, or that it died."""
@@ -48,7 +51,7 @@ class Worker:
         spec, self.spec = self.spec, None
         try:
             return Finished(spec, self.connection.recv())
-        except EOFError:
+        except (EOFError, OSError):  # the latter where it died before it read what it was sent
             self.process.join()
             return Finished(spec, f"its process ended with code {self.process.exitcode}; out of memory?")
 
@@ -86,16 +89,18 @@ class Pool:
         return len(self.busy) < self.jobs
 
     def start(self, spec: Spec) -> None:
-        """Give a run to a worker that is free; there must be room."""
-        idle = [worker for worker in self.workers if worker.spec is None]
+        """Give a run to a worker that is free and alive; there must be room."""
+        idle = [worker for worker in self.workers if worker.spec is None and worker.process.is_alive()]
         if not idle:
             idle = [Worker(self.evidence)]
             self.workers += idle
         idle[0].start(spec)
 
     def finished(self, timeout: float) -> Iterator[Finished]:
-        """The runs that have ended; waits for one at most ``timeout`` seconds."""
+        """The runs that have ended; waits for one at most ``timeout`` seconds, and so long where none is under way."""
         waiting: dict[Any, Worker] = {worker.connection: worker for worker in self.workers if worker.spec}
+        if not waiting:
+            time.sleep(timeout)
         for connection in wait(list(waiting), timeout):
             worker = waiting[connection]
             result = worker.result()
@@ -108,6 +113,7 @@ def _work(connection: Connection, evidence: Path) -> None:
     """A worker's life: runs from the connection, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     signal.signal(signal.SIGTERM, _leave)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     import torch
 
     from granite_scu import cli
@@ -125,6 +131,14 @@ def _work(connection: Connection, evidence: Path) -> None:
             except Exception as error:
                 # The boundary of a run: the others go on, and the parent reports it at the end.
                 connection.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+
+def _leave_with_parent() -> None:
+    """Ends this process in the midst of a run when the parent is gone: whoever finds its claim void does that run."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave(*_: Any) -> None:
