@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -39,7 +38,7 @@ def test_an_s_that_cannot_be_used_holds_too(bad):
     """A window whose steps were all skipped has no S, and a KL of the adapter as it was before."""
     law = KL(target_kl=0.1, lambda_init=1.0)
     state, (before,) = run(law, [seen(0.02, kl=0.11)])
-    held_state, (held, after) = run(law, [seen(bad, kl=0.11), seen(0.02, kl=0.11)], state)
+    _, (held, after) = run(law, [seen(bad, kl=0.11), seen(0.02, kl=0.11)], state)
     assert held == replace(before, held=True)
     assert not after.held and after.reg_strength == pytest.approx(1.1 * 1.1)
     _, (first,) = run(law, [seen(bad, kl=0.11)])
