@@ -104,6 +104,8 @@ def test_its_window_survives_a_round_trip(make_module, make_batches, fit):
     fresh.load_state_dict(json.loads(json.dumps(stop.state_dict())))
     assert fresh.ticks == stop.ticks
     assert fresh.rise == stop.rise
+    assert fresh.effect == stop.effect
+    assert stop.effect.last
 
 
 def test_travel_counts_in_rises_of_s(make_module, make_batches, fit):
