@@ -54,7 +54,10 @@ def test_a_setpoint_above_the_ceiling_is_warned_of(setpoint, most, warned):
 def test_a_bound_far_from_the_lambda_that_is_expected_is_warned_of(target, bounds, words):
     said = beyond_the_bounds(build("pi", target_s=target, **bounds))
     assert said is None if words is None else words in said
-    assert beyond_the_bounds(build("i", target_s=target, **{"lambda_init": 0.3} | bounds)) is None
+
+
+def test_a_law_that_expects_no_lambda_is_not_warned_of():
+    assert beyond_the_bounds(build("i", target_s=0.004, lambda_init=0.05, lambda_max=0.1)) is None
 
 
 @pytest.fixture
