@@ -32,8 +32,12 @@ def announce(run: "Run", module: GraniteModule) -> None:
         log.info("--target-s auto: S* = %.3g: %s", run.controller.setpoint, run.found["reason"])
     if steers(run):
         most = planning.s_ceiling(run, [tuple(u.b.shape) for u in module.updates.values()])
-        if warning := planning.beyond_the_ceiling(run.controller.setpoint, most):
-            log.warning(warning)
+        for warning in (
+            planning.beyond_the_ceiling(run.controller.setpoint, most),
+            planning.beyond_the_bounds(run.controller),
+        ):
+            if warning:
+                log.warning(warning)
 
 
 def announce_kernels(model: torch.nn.Module) -> None:

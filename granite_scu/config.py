@@ -225,6 +225,10 @@ class DataConfig:
         return ", ".join(self.sources) or "wikitext-2-raw-v1"
 
 
+FROM_LAMBDA_INIT = ("pi", "p", "i", "original", "kl", "fixed", "linear", "cosine")
+"""The laws whose first lambda is lambda_init. The others have none, or that of a recording, or start from 0."""
+
+
 @dataclass(frozen=True)
 class ControlConfig:
     """How lambda is steered, once every ``every`` optimizer steps (a tick).
@@ -287,13 +291,15 @@ class ControlConfig:
         if self.controller == "cascade":
             for flag, value, only in (("--measure", self.measure, "delta"), ("--actuator", self.actuator, "loss")):
                 _check(value == only, flag, value, f"cascade works with {only} alone")
+        if self.controller in FROM_LAMBDA_INIT:
+            remedy = f"{self.controller}'s first lambda is one for the loss, here thousands of times too weak"
+            given = self.actuator == "loss" or self.lambda_init is not None
+            _check(given, "--actuator", self.actuator, f"{remedy}; give --lambda-init")
         if self.controller != "pi":
             return
         scheduled = self.kp is None or self.ki is None
         remedy = "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"
         _check(self.measure == "delta" or not scheduled, "--measure", self.measure, remedy)
-        remedy = "pi's first lambda is one for the loss, here thousands of times too weak; give --lambda-init"
-        _check(self.actuator == "loss" or self.lambda_init is not None, "--actuator", self.actuator, remedy)
 
     def _check_gains(self) -> None:
         for flag, gain in (("--kp", self.kp), ("--ki", self.ki)):

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from granite_scu import budget, hardware, starting
 from granite_scu.config import BaseConfig, OptimizerConfig
-from granite_scu.control import STEERING
+from granite_scu.control import PI, STEERING, Controller
 from granite_scu.control.ceiling import ceiling, growth, growth_from
 from granite_scu.control.setpoint import probe_steps
 from granite_scu.data.corpora import EMBEDDED
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 AS_A_WHOLE = "the run as a whole"
 """The check of what no requirement says alone."""
+
+FEED_FORWARD_ERROR = 3.0
+"""Factor within which the lambda that PI starts from is what holds S*; see ``control.pi``."""
 
 UTILISATION = 0.3
 """Share of the measured matrix-product rate that a training step is assumed to reach."""
@@ -131,10 +134,11 @@ def _reach(run: "Run", shapes: Iterable[tuple[int, int]]) -> dict:
     """How far S can come, and what to change where a setpoint that is known already lies above that."""
     most = s_ceiling(run, shapes)
     held = run.request.control.controller in STEERING and not run.seeks_setpoint
-    warning = beyond_the_ceiling(run.controller.setpoint, most) if held else None
+    warnings = (beyond_the_ceiling(run.controller.setpoint, most), beyond_the_bounds(run.controller)) if held else ()
+    said = [warning for warning in warnings if warning]
     return {
         "s_ceiling_estimate": None if most is None else float(f"{most:.3g}"),
-        **({} if warning is None else {"target_s_advice": warning}),
+        **({"target_s_advice": "; ".join(said)} if said else {}),
     }
 
 
@@ -172,4 +176,22 @@ def beyond_the_ceiling(setpoint: float | None, most: float | None) -> str | None
         f"S* = {setpoint:.3g} cannot be expected: with this many steps at these learning rates S comes to {most:.2g} "
         "at the very most, and usually to a fraction of that; lower --target-s (auto finds one), train longer, raise "
         "--learning-rate, or take a smaller --prior-sigma (sigma and S* are one knob: only sigma^2 N counts)"
+    )
+
+
+def beyond_the_bounds(controller: Controller[Any]) -> str | None:
+    """A warning in one line, if the lambda that PI expects to hold its setpoint lies far beyond a bound."""
+    if not isinstance(controller, PI):
+        return None
+    wanted, low, high = controller.feed_forward, controller.lambda_min, controller.lambda_max
+    if low / FEED_FORWARD_ERROR <= wanted <= high * FEED_FORWARD_ERROR:
+        return None
+    flag, bound, change, other, side = (
+        ("--lambda-max", high, "raise", "raise --target-s", "above")
+        if wanted > high
+        else ("--lambda-min", low, "lower", "lower --target-s", "below")
+    )
+    return (
+        f"{flag} {bound:g}: S* = {controller.setpoint:.3g} is expected to take a lambda of {wanted:.2g}, so S may come "
+        f"to rest {side} it with lambda on that bound; {change} {flag} beyond {wanted:.2g}, or {other}"
     )

@@ -39,7 +39,8 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
             "--replay: --controller replay needs it; give the run folder or scu_history.json whose lambda is repeated"
         )
     try:
-        return control.read_recording(config.replay, total_steps, config.every)
+        acting = {"actuator": config.actuator, "measure": config.measure}
+        return control.read_recording(config.replay, total_steps, config.every, acting)
     except ValueError as error:
         raise UserError(f"--replay {config.replay}: {error}") from error
 

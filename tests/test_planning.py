@@ -9,7 +9,8 @@ from devices import A100, RTX_3060, RTX_4090
 from granite_scu import cli, flags
 from granite_scu import machine as machine_
 from granite_scu.config import OptimizerConfig
-from granite_scu.planning import AS_A_WHOLE, beyond_the_ceiling, cumulated_rates, with_the_run
+from granite_scu.control import build
+from granite_scu.planning import AS_A_WHOLE, beyond_the_bounds, beyond_the_ceiling, cumulated_rates, with_the_run
 from granite_scu.requirements import Check, can_start
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -28,6 +29,35 @@ def test_a_setpoint_above_the_ceiling_is_warned_of(setpoint, most, warned):
     assert (beyond_the_ceiling(setpoint, most) is not None) == warned
     if warned:
         assert "--target-s" in beyond_the_ceiling(setpoint, most)
+
+
+@pytest.mark.parametrize(
+    ("target", "bounds", "words"),
+    [
+        (
+            0.004,
+            {"lambda_max": 0.1},
+            "--lambda-max 0.1: S* = 0.004 is expected to take a lambda of 3.2, so S",
+        ),
+        (
+            0.004,
+            {"lambda_max": 0.1},
+            "rest above it with lambda on that bound; raise --lambda-max beyond 3.2",
+        ),
+        (0.5, {"lambda_min": 0.3}, "rest below it with lambda on that bound; lower --lambda-min beyond 0.08, or lower"),
+        (0.004, {"lambda_max": 1.1}, None),
+        (0.5, {"lambda_min": 0.2}, None),
+        (0.004, {}, None),
+        (0.004, {"lambda_max": 0.1, "lambda_init": 0.05}, None),
+    ],
+)
+def test_a_bound_far_from_the_lambda_that_is_expected_is_warned_of(target, bounds, words):
+    said = beyond_the_bounds(build("pi", target_s=target, **bounds))
+    assert said is None if words is None else words in said
+
+
+def test_a_law_that_expects_no_lambda_is_not_warned_of():
+    assert beyond_the_bounds(build("i", target_s=0.004, lambda_init=0.05, lambda_max=0.1)) is None
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """Stops a run that has settled."""
 
 import logging
+from dataclasses import asdict
 
 import lightning as L
 
 from granite_scu.callbacks.scu import ShannonControl
 from granite_scu.callbacks.ticks import AfterTick, penalty_share
+from granite_scu.control.effect import Effect
 from granite_scu.control.equilibrium import Equilibrium, Tick, as_mappings, from_mappings
 from granite_scu.information import decay
 from granite_scu.module import GraniteModule
@@ -30,6 +32,7 @@ class EquilibriumStop(AfterTick):
         self.ticks: tuple[Tick, ...] = ()
         self.stopped_at: int | None = None
         self.rise: float | None = None  # the summed learning rates with which S first came up to its band
+        self.effect = Effect()  # of lambda on the adapter, since then
 
     def on_tick(self, trainer: L.Trainer, module: GraniteModule, record: dict) -> None:
         self.ticks = self.rule.remember(self.ticks, self._tick(module, record))
@@ -46,6 +49,8 @@ class EquilibriumStop(AfterTick):
     def _tick(self, module: GraniteModule, record: dict) -> Tick:
         if self.rise is None and (record["s_ema"] or 0.0) >= (1 - self.rule.band) * self.rule.setpoint:
             self.rise = self.control.travel
+        if self.rise is not None:
+            self.effect = self.effect.update(record["param_bpt"], record["lambda"], self.control.travel)
         return Tick(
             step=record["step"],
             s=record["s_ema"],
@@ -56,6 +61,7 @@ class EquilibriumStop(AfterTick):
             in_deadband=record["in_deadband"],
             authority=self._authority(module, record),
             travel=self.control.travel / self.rise if self.rise else 0.0,
+            effect=self.effect.score,
         )
 
     def _authority(self, module: GraniteModule, record: dict) -> float:
@@ -65,8 +71,14 @@ class EquilibriumStop(AfterTick):
         return 1 - step ** (4 * self.control.every)  # |Delta W|^2 goes with the fourth power of the factors' scale
 
     def state_dict(self) -> dict:
-        return {"ticks": as_mappings(self.ticks), "stopped_at": self.stopped_at, "rise": self.rise}
+        return {
+            "ticks": as_mappings(self.ticks),
+            "stopped_at": self.stopped_at,
+            "rise": self.rise,
+            "effect": asdict(self.effect),
+        }
 
     def load_state_dict(self, state: dict) -> None:
         self.ticks, self.stopped_at = from_mappings(state["ticks"]), state["stopped_at"]
         self.rise = state.get("rise")  # a checkpoint from before it was kept begins anew, with its window
+        self.effect = Effect.restore(state["effect"]) if "effect" in state else Effect()

@@ -28,9 +28,11 @@ class Tick:
         saturated: lambda rests on a bound.
         held: the measurement was unusable.
         in_deadband: the error was too small to act upon in full.
-        authority: how strongly lambda acts: the norm of its gradient over that of the data's, or the share of the
-            update that it takes away between two ticks; 0 where it acts on nothing.
+        authority: how strongly lambda is applied: the norm of its gradient over that of the data's, as measured, or,
+            under the decoupled actuator, the share of the update that lambda and the learning rate are to take away
+            between two ticks, as computed; 0 where it acts on nothing. What becomes of it, ``effect`` says.
         travel: sum of the learning rates of all steps so far, over that at which S first came up to its band; 0 before.
+        effect: ``control.effect``'s score of all ticks from there to this one; negative where lambda slows the adapter.
     """
 
     step: int
@@ -42,6 +44,7 @@ class Tick:
     in_deadband: bool
     authority: float
     travel: float
+    effect: float
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,18 @@ class Equilibrium:
     """The stopping rule. Over the whole window of the newest ticks
 
     1. the loop must be closed. At every tick lambda was positive, on no bound, not held and outside the deadband; it
-       acted (``authority`` at least ``least_authority``, which is measured on the gradient that the optimizer got); and
-       it answered: its changes follow from the error and the error before, as those of a P or I law do exactly, and of
-       ``PI``, whose gains and filter are its own, by a third to nine tenths: with an R^2 of at least ``answer`` and the
-       right sign. A constant has no changes, and a replayed or scheduled lambda does not know this run's error: by
-       chance it has an R^2 of about 2 / window.
+       was applied (``authority`` at least ``least_authority``); and it answered to S: its changes follow from the error
+       and the error before, as those of a P or I law do exactly, and of ``PI``, whose gains and filter are its own, by
+       a third to nine tenths: with an R^2 of at least ``answer`` and the right sign. A constant has no changes, and a
+       replayed or scheduled lambda does not know this run's error: by chance it has an R^2 of about 2 / window. All
+       this is of the controller; a plant that heeds no lambda would pass.
     2. S was within ``band`` of the setpoint at every tick.
-    3. lambda's effect on S must show: the weights travelled so far in the window that an adapter let go would have
-       crossed the whole band, growing as it did when S rose (the root of ParamBPT with the travel). It stayed, so
-       lambda held it. At the end of a schedule, where weights hardly move, S rests whatever lambda does.
+    3. lambda's effect on S must have shown in this run: since S came up to its band the adapter slowed under more
+       lambda, beyond what its own course explains (``control.effect``, at or below -``least_effect``). This is evidence
+       from a closed loop, and no proof. And there must have been something to hold: the weights travelled so far in
+       the window that an adapter let go would have crossed the whole band, if it grew as it did when S rose (the root
+       of ParamBPT with the travel), which is assumed. At the end of a schedule, where weights hardly move, S rests
+       whatever lambda does.
     4. DataBPT has stopped falling: the fall along its least-squares line is within its uncertainty (one-sided 95 %,
        widened for the correlation of neighbouring residuals), and that uncertainty leaves room for no fall of more than
        ``resolution`` of DataBPT over the window. Without the second half, noise alone would pass for equilibrium.
@@ -78,6 +84,7 @@ class Equilibrium:
         least_authority: see ``Tick.authority``.
         answer: least share of lambda's changes that the error must explain, in windows so long that chance explains
             less; in shorter ones it is what chance reaches in one window of a hundred.
+        least_effect: the t value that the effect must have.
     """
 
     setpoint: float
@@ -86,6 +93,7 @@ class Equilibrium:
     resolution: float = 0.03
     least_authority: float = 0.05
     answer: float = 0.3
+    least_effect: float = 4.0
 
     def __post_init__(self) -> None:
         require_setpoint(self.setpoint)
@@ -102,6 +110,7 @@ class Equilibrium:
         ticks = ticks[-self.window :]
         # In this order: a lambda or an S without a logarithm has been sorted out before logarithms are taken.
         fault = self._open_loop(ticks) or self._out_of_band(ticks) or self._unmoved(ticks) or self._not_answering(ticks)
+        fault = fault or self._without_effect(ticks[-1])
         if fault:
             return Decision(False, fault)
         return self._still_learning(ticks)
@@ -150,6 +159,11 @@ class Equilibrium:
         if max(gains[0], sum(gains)) <= 0:
             return "lambda answers to S with the wrong sign"
         return None
+
+    def _without_effect(self, newest: Tick) -> str | None:
+        if newest.effect <= -self.least_effect:
+            return None
+        return f"that lambda moves the adapter has not shown yet: t = {newest.effect:.1f}, above -{self.least_effect:g}"
 
     def _still_learning(self, ticks: Sequence[Tick]) -> Decision:
         steps, bpt = [tick.step for tick in ticks], [tick.data_bpt for tick in ticks]

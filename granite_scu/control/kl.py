@@ -32,7 +32,7 @@ class KL:
     lambda weighs the KL itself; here it weighs ParamNPT, and the KL is only what is measured. They take 0.1 for the
     gain, over thousands of ticks; a run here has about a hundred.
 
-    It does not track S, so it has no setpoint; ln S is smoothed for the log.
+    It does not track S, so it has no setpoint; ln S is smoothed for the log. A tick whose S or KL is not finite holds.
 
     Attributes:
         target_kl: setpoint of KL(adapted || as training began), in bits per token: from the base model, or from the
@@ -75,7 +75,8 @@ class KL:
     def update(self, state: FeedbackState, measurement: Measurement) -> tuple[FeedbackState, Output]:
         reading = read(state.ema, measurement, self.ema_alpha)
         kl = measurement.kl
-        if kl is None or not math.isfinite(kl):
+        # A window whose steps all failed has no S, whatever the KL says. An S of 0, before anything is learned, is one.
+        if kl is None or not math.isfinite(kl) or not math.isfinite(measurement.s):
             return state, replace(state.output, held=True)
         change = self.kp * clip(kl / self.target_kl - 1, -ERROR_LIMIT, ERROR_LIMIT)
         wanted = math.log(state.output.reg_strength) + math.log1p(change)

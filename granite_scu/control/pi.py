@@ -144,11 +144,15 @@ class PI:
         require_strengths(self.lambda_min, self.lambda_max, lambda_init=start)
 
     @property
-    def initial_strength(self) -> float:
+    def feed_forward(self) -> float:
+        """The lambda that the law expects to hold S*, wherever the bounds are."""
         if self.lambda_init is not None:
             return self.lambda_init
-        feed_forward = MARGINAL_SAVING * (self.setpoint / (1 - self.setpoint)) ** (-2 / 3)
-        return clip(feed_forward, self.lambda_min, self.lambda_max)
+        return MARGINAL_SAVING * (self.setpoint / (1 - self.setpoint)) ** (-2 / 3)
+
+    @property
+    def initial_strength(self) -> float:
+        return clip(self.feed_forward, self.lambda_min, self.lambda_max)
 
     def init(self) -> PIState:
         return PIState(Ema(), Ema(), None, 0.0, 0.0, 0.0, 0.0, 0.0, Output(self.initial_strength))

@@ -13,6 +13,10 @@ POWERLESS = 0.05
 """Norm of the penalty's gradient over that of the data's, below which lambda is not what holds S down. Where PI holds S
 at 0.5 to 10 % it is 0.15 to 0.4."""
 
+STILL = 0.02
+"""Exponent of the growth that counts as none, however exactly it is known: over the rest of a run of which a tenth is
+done, it is worth 5 % of ParamBPT."""
+
 Side = Literal["below", "above"]
 
 
@@ -89,8 +93,12 @@ class Reachability:
       errors plus ``caution``, stays under the band. ParamBPT grows like the square of that sum, so the long normal rise
       raises no alarm: early in it, the rest of the run is worth many times what is done.
 
-    It is stuck above, when it was over the band with lambda on its upper bound for ``patience`` ticks, and its fall,
-    continued in the same way, does not get there.
+    - Lambda rested on its lower bound all the while, and ParamBPT stood still: that slope is within two standard errors
+      of none. Of a rise that has ended nothing is to be expected, and the caution, which is worth more the less of the
+      run is done, would only put off saying so.
+
+    It is stuck above, when it was over the band with lambda on its upper bound for ``patience`` ticks, and either stood
+    still in the same sense, or its fall, continued in the same way, does not get there.
 
     A verdict is withdrawn when S enters the band, or after ``patience`` ticks without evidence.
 
@@ -145,10 +153,11 @@ class Reachability:
         if len(recent) < self.patience:
             return None
         low, high = self.setpoint * (1 - self.band), self.setpoint * (1 + self.band)
-        if all(s.s < low for s in recent) and self._most(recent) < low:
-            return "below"
-        if all(s.s > high and s.at_high for s in recent) and self._least(recent) > high:
-            return "above"
+        if all(s.s < low for s in recent):
+            at_rest = all(s.at_low for s in recent) and _stands_still(recent)
+            return "below" if at_rest or self._most(recent) < low else None
+        if all(s.s > high and s.at_high for s in recent):
+            return "above" if _stands_still(recent) or self._least(recent) > high else None
         return None
 
     def _most(self, recent: tuple[Sight, ...]) -> float:
@@ -231,6 +240,11 @@ def _exponent(recent: tuple[Sight, ...]) -> tuple[float, float]:
         return 0.0, 0.0
     fitted = line(x, [math.log(s.param_bpt) for s in recent])
     return fitted.slope, fitted.error
+
+
+def _stands_still(recent: tuple[Sight, ...]) -> bool:
+    exponent, error = _exponent(recent)
+    return abs(exponent) <= 2 * error + STILL
 
 
 def _grown(last: Sight, exponent: float) -> float:

@@ -56,18 +56,27 @@ class Replay(OpenLoop):
         return self.strengths[ticks - 1] if ticks else self.initial
 
 
-def read_recording(path: str | Path, total_steps: int | None = None, every: int = 1) -> dict[str, Any]:
+def read_recording(
+    path: str | Path, total_steps: int | None = None, every: int = 1, acting: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The fields ``steps``, ``strengths`` and ``initial`` of a ``Replay`` of a recorded run.
 
     Args:
         path: a run folder, its scu_history.json, or the scu_history.jsonl that a crashed run leaves.
         total_steps: optimizer steps of the run that is to replay it; None leaves the length unchecked.
         every: optimizer steps between its ticks; the recording may end so many before the run does.
+        acting: how lambda acts in the run that is to replay it, by ``actuator`` and ``measure``: the same number means
+            another thing under another of them. None, or a recording without a configuration, leaves it unchecked.
 
     Raises:
-        ValueError: there is no such file, it holds something else, or it is too short.
+        ValueError: there is no such file, it holds something else, is too short, or its lambda acted otherwise.
     """
     history = _find(Path(path).expanduser())
+    settings = _settings(history.with_name(CONFIG))
+    for name, here in (acting or {}).items():
+        there = settings.get(name, here)
+        remedy = f"and this run has {here}; give --{name} {there}"
+        require(there == here, f"its lambda is one for --{name} {there}, {remedy}")
     records = _load(history)
     require(isinstance(records, list) and records != [], f"{history.name} holds no records; give a run that has ticked")
     steps, strengths = zip(*(_tick(record, number) for number, record in enumerate(records, 1)), strict=True)
@@ -78,7 +87,7 @@ def read_recording(path: str | Path, total_steps: int | None = None, every: int 
             f"it ends at step {steps[-1]}, short of this run's {total_steps}; "
             f"set --max-steps {steps[-1]}, or replay a longer run"
         )
-    return {"steps": steps, "strengths": strengths, "initial": _initial(history.with_name(CONFIG), strengths[0])}
+    return {"steps": steps, "strengths": strengths, "initial": _initial(settings, strengths[0])}
 
 
 def _find(path: Path) -> Path:
@@ -120,10 +129,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
-def _initial(config: Path, first: float) -> float:
-    """Lambda before the first tick, as the run's configuration has it; without one, that of the first tick."""
+def _settings(config: Path) -> Mapping[str, Any]:
+    """The run's configuration; empty without one."""
     settings = _load(config) if config.is_file() else {}
-    if not isinstance(settings, Mapping):
-        return first
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _initial(settings: Mapping[str, Any], first: float) -> float:
+    """Lambda before the first tick, as the run's configuration has it; without one, that of the first tick."""
     found = settings.get("initial_strength", settings.get("lambda_init"))
     return float(found) if _is_number(found) and found >= 0 else first

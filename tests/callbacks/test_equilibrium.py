@@ -97,13 +97,15 @@ def test_what_lambda_does_is_measured_for_either_actuator(make_module, make_batc
 
 
 def test_its_window_survives_a_round_trip(make_module, make_batches, fit):
-    stop, callbacks = attached(Equilibrium(0.02, 8))
+    stop, callbacks = attached(Equilibrium(1e-6, 8))
     fit(make_module(), make_batches(12), max_steps=12, callbacks=callbacks)
     assert len(stop.ticks) == 8
-    fresh, _ = attached(Equilibrium(0.02, 8))
+    fresh, _ = attached(Equilibrium(1e-6, 8))
     fresh.load_state_dict(json.loads(json.dumps(stop.state_dict())))
     assert fresh.ticks == stop.ticks
     assert fresh.rise == stop.rise
+    assert fresh.effect == stop.effect
+    assert stop.effect.last
 
 
 def test_travel_counts_in_rises_of_s(make_module, make_batches, fit):

@@ -36,6 +36,7 @@ def settled(seed=0, ticks=WINDOW, noise=0.02, data_noise=0.01, fall=0.0, ema_alp
             False,
             0.2,
             travel=10.0 * (k + 1),
+            effect=-9.0,
         )
         found.append(replace(tick, **changed))
     return found
@@ -123,7 +124,7 @@ def test_an_adapter_that_rests_because_the_learning_rate_is_over(law, seed):
         data_bpt, param_bpt, travel = 5.0 * (1 + 0.01 * rng.normal()), 5.0 * SETPOINT / (1 - SETPOINT), 40.0 + 1e-3 * k
         s = param_bpt / (param_bpt + data_bpt)
         state, output = law.update(state, Measurement(s=s, data_bpt=data_bpt, param_bpt=param_bpt, travel=travel))
-        tick = Tick(10 * k, output.smoothed, output.reg_strength, data_bpt, False, False, False, 0.2, travel)
+        tick = Tick(10 * k, output.smoothed, output.reg_strength, data_bpt, False, False, False, 0.2, travel, -9.0)
         ticks = RULE.remember(tuple(ticks), tick)
         assert not RULE.decide(ticks).stop
     assert_goes_on(ticks, "effect does not show")
@@ -152,6 +153,12 @@ def test_a_window_that_was_kept_in_another_form_begins_anew():
 @pytest.mark.parametrize("travel", [0.0, math.nan, math.inf])
 def test_a_travel_that_says_nothing(travel):
     assert_goes_on([replace(tick, travel=travel) for tick in settled()], "has not risen")
+
+
+@pytest.mark.parametrize("effect", [0.0, -3.9, 9.0, math.nan])
+def test_a_lambda_whose_effect_has_not_shown(effect):
+    ticks = settled()
+    assert_goes_on([*ticks[:-1], replace(ticks[-1], effect=effect)], "has not shown yet")
 
 
 # Not at the setpoint

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -34,10 +33,23 @@ def test_a_kl_that_cannot_be_used_holds(bad):
     assert held == replace(before, held=True)
 
 
-def test_an_s_that_cannot_be_used_does_not():
-    _, (output,) = run(KL(target_kl=0.1, lambda_init=1.0), [seen(math.nan, kl=0.11)])
+@pytest.mark.parametrize("bad", UNUSABLE)
+def test_an_s_that_cannot_be_used_holds_too(bad):
+    """A window whose steps were all skipped has no S, and a KL of the adapter as it was before."""
+    law = KL(target_kl=0.1, lambda_init=1.0)
+    state, (before,) = run(law, [seen(0.02, kl=0.11)])
+    _, (held, after) = run(law, [seen(bad, kl=0.11), seen(0.02, kl=0.11)], state)
+    assert held == replace(before, held=True)
+    assert not after.held and after.reg_strength == pytest.approx(1.1 * 1.1)
+    _, (first,) = run(law, [seen(bad, kl=0.11)])
+    assert first.held and first.reg_strength == 1.0
+
+
+def test_an_s_of_zero_is_a_measurement():
+    """Before anything is learned there is a KL, and it is below its target."""
+    _, (output,) = run(KL(target_kl=0.1, lambda_init=1.0), [seen(0.0, kl=0.0)])
     assert not output.held and output.smoothed is None
-    assert output.reg_strength == pytest.approx(1.1)
+    assert output.reg_strength == pytest.approx(0.8)
 
 
 def test_it_rests_on_a_bound_and_leaves_it_at_the_next_tick():

@@ -87,7 +87,29 @@ def test_lambda_at_its_upper_bound_and_s_above():
     assert "--lambda-max" in Reachability(0.05).advice(states[-1], 1e-6, 10.0)
 
 
+@pytest.mark.parametrize(("ratio", "bound", "side"), [(1.3, "high", "above"), (0.75, "low", "below")])
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_near_the_setpoint_on_a_bound_and_at_rest_it_is_said_within_a_few_ticks(ratio, bound, side, noise):
+    """Early in the run, where what is left of the learning rates is worth twenty times what is done."""
+    wobble = [1 + noise * math.sin(2.4 * k) for k in range(141)]
+    sights = [sight(k, 0.1 * ratio * wobble[k], ticks=140, **{bound: k >= 5}) for k in range(1, 141)]
+    sides = [state.side for state in watch(Reachability(0.1), sights)]
+    first = next(k for k, found in enumerate(sides, 1) if found)
+    assert 5 + PATIENCE - 1 <= first <= 5 + 3 * PATIENCE
+    assert set(sides[first:]) == {side}
+
+
 # In reach: no false alarm
+
+
+@pytest.mark.parametrize("bound", ["high", "low"])
+def test_near_the_setpoint_and_on_its_way_there_is_no_alarm(bound):
+    """From 1.3 or 0.75 S* with an exponent of 0.3: under way it comes into the band."""
+    ratio, power = (1.3, -0.3) if bound == "high" else (0.75, 0.3)
+    sights = [sight(k, 0.1 * ratio * (k / 5) ** power, ticks=140, **{bound: True}) for k in range(5, 141)]
+    states = watch(Reachability(0.1), sights)
+    assert not any(state.side for state in states)
+    assert states[-1].reached is not None
 
 
 @pytest.mark.parametrize("exponent", [1.6, 2.0, 2.4])

@@ -75,6 +75,26 @@ def test_before_the_first_tick_acts_what_the_run_started_with(folder):
     assert read_recording(folder)["initial"] == 0.0
 
 
+RUN = {"actuator": "loss", "measure": "delta"}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_lambda_that_acted_otherwise_is_refused(folder, name):
+    (folder / "scu_config.json").write_text(json.dumps(RUN))
+    assert read_recording(folder, acting=RUN)["steps"] == (4, 8, 10)
+    (folder / "scu_config.json").write_text(json.dumps(RUN | {name: "other"}))
+    with pytest.raises(ValueError, match=f"one for --{name} other, and this run has {RUN[name]}; give --{name} other"):
+        read_recording(folder, acting=RUN)
+    assert read_recording(folder)["steps"] == (4, 8, 10)
+
+
+@pytest.mark.parametrize("config", ["{}", "[]", None])
+def test_a_recording_that_does_not_say_how_lambda_acted_is_taken(folder, config):
+    if config:
+        (folder / "scu_config.json").write_text(config)
+    assert read_recording(folder, acting=RUN)["initial"] == 0.2
+
+
 def test_the_lines_of_a_crashed_run_are_read_but_for_a_torn_one(tmp_path):
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
     (tmp_path / "scu_history.jsonl").write_text(lines + '{"step": 12, "la')

@@ -10,7 +10,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from granite_scu.config import DataConfig
+from granite_scu import control
+from granite_scu.config import FROM_LAMBDA_INIT, DataConfig
 from granite_scu.control import CONTROLLERS
 from granite_scu.control.cascade import PROBED_SCALE
 from granite_scu.data.module import TextDataModule
@@ -137,7 +138,7 @@ def test_what_a_law_sets_acts(train, flags_of):
     plain = adapter(train(*SHORT, "--controller", "none"))
     for name in ("fixed", "projection"):
         assert adapter(train(*SHORT, *flags_of(name))) != plain
-    assert adapter(train(*SHORT, "--controller", "fixed", "--actuator", "decoupled")) != plain
+    assert adapter(train(*SHORT, "--controller", "fixed", "--actuator", "decoupled", "--lambda-init", 1e3)) != plain
 
 
 @pytest.mark.parametrize("name", ["none", "fixed", "linear", "cosine", "cpr"])
@@ -222,6 +223,10 @@ def test_a_configuration_runs(train, name, recorded):
             "--controller cascade: moves its setpoint at validations and takes 10 at least, and 30 steps hold 2",
         ),
         (("--controller", "cascade", "--actuator", "decoupled"), "--actuator decoupled: cascade works with loss alone"),
+        *(
+            (("--controller", law, "--actuator", "decoupled"), f"decoupled: {law}'s first lambda is one for the loss")
+            for law in FROM_LAMBDA_INIT
+        ),
         (("--target-s", "much"), "--target-s: 'much' is neither a ratio between 0 and 1 nor auto"),
     ],
 )
@@ -244,6 +249,28 @@ def test_a_recording_that_is_too_short_or_something_else_is_refused_before_train
         assert code == 2
         assert f"--replay {recording}: {words}" in err and err.count("\n") == 1
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "here"), [("actuator", "decoupled", "loss"), ("measure", "factors", "delta")]
+)
+def test_a_recorded_lambda_that_acted_otherwise_is_refused(launch, corpus, tmp_path, name, there, here):
+    (tmp_path / "scu_history.json").write_text('[{"step": 240, "lambda": 0.5}]')
+    (tmp_path / "scu_config.json").write_text(json.dumps({"actuator": "loss", "measure": "delta", name: there}))
+    argv = ("--test-run", "--data-dir", corpus, "--output-dir", tmp_path / "out", "--controller", "replay")
+    code, _, err = launch(*argv, "--replay", tmp_path)
+    assert code == 2
+    assert f"one for --{name} {there}, and this run has {here}" in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_laws_that_start_from_lambda_init_are_known():
+    """By what they do with it, so that a new one is not forgotten."""
+    recorded = {"steps": (1,), "strengths": (0.3,)}
+    for name in CONTROLLERS:
+        own = recorded if name == "replay" else {}
+        starts = control.build(name, target_s=0.02, lambda_init=0.123, **own).initial_strength == 0.123
+        assert starts == (name in FROM_LAMBDA_INIT), name
 
 
 def test_the_recording_is_not_overwritten_by_its_own_replay(train, launch, recorded):

@@ -70,6 +70,16 @@ def test_a_dry_run_says_that_a_setpoint_lies_above_the_ceiling(launch, corpus, c
     assert ("S* = 0.9 cannot be expected" in json.loads(out).get("target_s_advice", "")) == warned
 
 
+def test_a_bound_far_from_the_lambda_that_is_expected_is_said_before_the_run(launch, script, corpus, tmp_path):
+    clipped = (*SMALL, "--target-s", 0.004, "--lambda-max", 0.1, "--data-dir", corpus)
+    code, out, _ = launch(*clipped, "--dry-run", "--json")
+    assert code == 0
+    assert "--lambda-max 0.1: S* = 0.004 is expected to take" in json.loads(out)["target_s_advice"]
+    done = script(*clipped, "--max-steps", 2, "--output-dir", tmp_path / "run")
+    assert done.returncode == 0
+    assert "--lambda-max 0.1: S* = 0.004 is expected to take" in " ".join(done.stdout.split())
+
+
 # Found by a probe
 
 
