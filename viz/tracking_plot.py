@@ -30,7 +30,7 @@ def plot_tracking(runs: Sequence[Run], band: float) -> Figure:
         _plot_panel(axes, panels[disturbance, setpoint], band)
         axes.set_title(f"S* = {setpoint:.1%}" + (f", {disturbance}" if disturbance else ""), fontsize=12)
     peak = max((ratio for _, points in runs for _, ratio in points if ratio is not None), default=0.0)
-    grid.flat[0].set_ylim(0, min(max(1.8, 1.05 * peak), 5.0))  # shared by all panels
+    grid.flat[0].set_ylim(0, min(max(1.8, 1.05 * peak), 6.0))  # shared by all panels
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     figure.supxlabel("optimizer steps")
