@@ -6,7 +6,9 @@
     python benchmarks/tracking.py --data-dir my_texts/ --target-s 0.03   your text, your setpoint
 
 One set of gains throughout. Each run is what a user would start (1400 optimizer steps of 1024 tokens, a tick every 10,
-N = 24 576 tokens, cosine schedule; half the steps with --quick), in a process with one thread. What is reported:
+N = 24 576 tokens, cosine schedule; half the steps with --quick), in a process with one thread. Smoothed is S by one
+filter for all laws and settings, that of the product's defaults, whatever a law acts on itself. A tick without a
+usable S is out of band, and in nothing else that is counted. What is reported:
 
 settling    share of the run before the smoothed S has entered +-10 % of S*, for nine of the next ten ticks
 in band     share of ticks at which the smoothed S is in +-10 % of S*, from the eleventh after that on
@@ -19,8 +21,17 @@ recovery    share of the run until S is back in band, in the same sense
 peak, dip   largest and smallest smoothed S over the setpoint in force, minus 1; where the setpoint was moved, only
             what lies beyond the new one: before it is the way that S has to go
 
-In band and raw are then the worse of before and after, settling and overshoot those before. Peak and dip have no goal.
-Exit code 1 when a cell misses a goal, 0 when none does.
+In band and raw are then the worse of before and after, settling and overshoot those before. Without a goal are peak and
+dip, and what a run reports of itself (``granite_scu.control.metrics``):
+
+early       in band, over the first 80 % of the run's steps: later the learning rate, and with it S, hardly moves
+rise        share of the run until the smoothed S has first reached 90 % of S*
+IAE         |ln(smoothed S / S*)|, averaged over the run
+travel      sum of |change of ln lambda| over the run
+saturated   share of ticks that leave lambda on a bound
+
+A run that diverges is recorded with the reason and misses every goal. Exit code 1 when a cell misses a goal, 0 when no
+finished one does: of a part of the grid, "goal_met" is then null and "complete" false.
 """
 
 import argparse
@@ -31,7 +42,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -49,10 +60,12 @@ from rich.table import Table
 
 from granite_scu import guard, provenance
 from granite_scu.comparison.evidence import write_record
-from granite_scu.control import CONTROLLERS, TRACKING, metrics
+from granite_scu.config import ControlConfig
+from granite_scu.control import CONTROLLERS, PI, TRACKING, metrics
+from granite_scu.control.filter import smooth
 from granite_scu.data import files, hub, sources
 from granite_scu.data.corpora import EMBEDDED
-from granite_scu.errors import UserError
+from granite_scu.errors import Diverged, UserError
 from granite_scu.parser import Parser
 
 STEPS, EVERY, TOKENS = 1400, 10, 24_576
@@ -64,7 +77,23 @@ DISTURBANCES = ("learning rate x3", "corpus switched", "S* x1.5", "S* /1.5")
 BAND = 0.1
 GOALS = {"in_band": 0.9, "settling": 0.15, "overshoot": 0.25, "raw": 0.15, "recovery": 0.15}
 EXCURSION = ("peak", "dip")
-COURSE = ("s", "s_ema", "lambda", "s_target")
+EARLY = 0.8
+WORST = {
+    "in_band": (min, 0.0),
+    "settling": (max, 1.0),
+    "overshoot": (max, None),
+    "raw": (max, 1.0),
+    "recovery": (max, None),
+    "peak": (max, None),
+    "dip": (min, None),
+    "in_band_early": (min, 0.0),
+    "rise": (max, 1.0),
+    "iae": (max, None),
+    "travel": (max, None),
+    "saturated": (max, None),
+}
+"""Of each figure which is the worst, and what a run without it counts as; None: it does not count."""
+COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
 ORIGIN = ("machine", "versions", "git_revision")
 
 
@@ -154,8 +183,11 @@ def quick(setpoints: list[float], corpora: list[str], controller: str, settings:
 def run_cell(cell: Cell, scratch: Path | None = None) -> dict[str, Any]:
     """Train the cell, in a folder that is made in ``scratch`` and removed, and measure it."""
     provenance.git_revision()  # remembered from now on: what runs is what is imported now
-    history = train(cell, scratch)
-    figures = {**measure(cell, history), "trajectory": _trajectory(history)}
+    try:
+        trajectory = _trajectory(train(cell, scratch))
+        figures = {"failed": None, **measure(cell, course(cell, trajectory)), "trajectory": trajectory}
+    except Diverged as error:
+        figures = {"failed": str(error), **nothing_held(cell), "trajectory": []}
     return {"cell": asdict(cell), **figures, **provenance.origin()}
 
 
@@ -228,60 +260,106 @@ def _disturbance(cell: Cell, request: Any) -> Any:
 
 def measure(cell: Cell, history: list[dict[str, Any]]) -> dict[str, float | None]:
     """The figures of a run; None where S never settled, and where the question does not arise."""
-    if cell.disturbance:
-        before = [record for record in history if record["step"] <= cell.steps // 2]
-        after = [record for record in history if record["step"] > cell.steps // 2]
-        back = metrics.held_from(metrics.ratios(after), BAND)
-        recovery = 1.0 if back is None else (back - cell.steps // 2) / cell.steps
-        halves = [measure(replace(cell, disturbance=None), half) for half in (before, after)]
-        worse = {"in_band": min(half["in_band"] for half in halves), "raw": _worse(half["raw"] for half in halves)}
-        later = {"lambda": halves[1]["lambda"], "recovery": recovery, **excursion(cell, history)}
-        return {**halves[0], **worse, **later}
-    points = metrics.ratios(history)
+    records = smoothed(history)
+    control = metrics.summarise(records, BAND)
+    whole = {
+        "iae": control["iae"],
+        "travel": control["actuator_travel"],
+        "saturated": control["saturated"],
+        "lambda": history[-1]["lambda"],
+        **excursion(cell, records),
+    }
+    if not cell.disturbance:
+        return {**_held(cell, records), "recovery": None, **whole}
+    middle = cell.steps // 2
+    before = [record for record in records if record["step"] <= middle]
+    after = [record for record in records if record["step"] > middle]
+    first, second = _held(cell, before), _held(cell, after)
+    worse = {name: min(first[name], second[name]) for name in ("in_band", "in_band_early")}
+    back = metrics.held_from(_points(after), BAND)
+    recovery = 1.0 if back is None else (back - middle) / cell.steps
+    return {**first, **worse, "raw": _worse([first["raw"], second["raw"]]), "recovery": recovery, **whole}
+
+
+def smoothed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with S as the product's default filter smooths it, whichever filter the law has; None where held."""
+    found = smooth([record["s"] for record in history], PI.ema_alpha)
+    return [{**record, "s_ema": s, "held": s is None} for record, s in zip(history, found, strict=True)]
+
+
+def _points(records: list[dict[str, Any]]) -> list[tuple[int, float | None]]:
+    """Each step with the ratio of the smoothed S to the setpoint in force; None where the tick was held."""
+    return [(r["step"], None if r["held"] else r["s_ema"] / r["s_target"]) for r in records]
+
+
+def _held(cell: Cell, records: list[dict[str, Any]]) -> dict[str, float | None]:
+    """How an undisturbed stretch of a run was held."""
+    points, rise = _points(records), metrics.rise_time(metrics.ratios(records))
     start = metrics.held_from(points, BAND)
     # The ten ticks that qualify are left out of what is counted: they are in band because they were chosen so.
     counted = math.inf if start is None else start + 10 * EVERY
-    settled = [record for record in history if record["step"] >= counted]
-    inside = [metrics.in_band(ratio, BAND) for step, ratio in points if step >= counted]
+    inside = {step: metrics.in_band(ratio, BAND) for step, ratio in points if step >= counted}
+    early = [is_in for step, is_in in inside.items() if step <= EARLY * cell.steps]
+    raw = [record["s"] / record["s_target"] for record in records if record["step"] >= counted and not record["held"]]
     return {
         "settling": None if start is None else start / cell.steps,
-        "in_band": sum(inside) / len(inside) if inside else 0.0,
-        "raw": metrics.worst_mean([record["s"] / record["s_target"] for record in settled]),
-        "overshoot": max(0.0, max(ratio for _, ratio in points) - 1),
-        "saturated": sum(record["saturated"] for record in history) / len(history),
-        "lambda": history[-1]["lambda"],
-        "recovery": None,
-        "peak": None,
-        "dip": None,
+        "in_band": sum(inside.values()) / len(inside) if inside else 0.0,
+        "in_band_early": sum(early) / len(early) if early else 0.0,
+        "raw": metrics.worst_mean(raw),
+        "overshoot": max([0.0, *(ratio - 1 for _, ratio in points if ratio is not None)]),
+        "rise": None if rise is None else rise / cell.steps,
     }
 
 
-def excursion(cell: Cell, history: list[dict[str, Any]]) -> dict[str, float | None]:
+def excursion(cell: Cell, records: list[dict[str, Any]]) -> dict[str, float | None]:
     """How far above and below the setpoint in force the smoothed S comes after the disturbance of a run that has one.
 
     None for the side of a moved setpoint on which S stands when it is moved.
     """
     if not cell.disturbance:
         return {"peak": None, "dip": None}
-    after = [ratio for step, ratio in metrics.ratios(history) if step > cell.steps // 2]
+    after = [ratio - 1 for step, ratio in metrics.ratios(records) if step > cell.steps // 2]
     return {
-        "peak": None if cell.disturbance == "S* /1.5" else max(0.0, max(after) - 1),
-        "dip": None if cell.disturbance == "S* x1.5" else min(0.0, min(after) - 1),
+        "peak": None if cell.disturbance == "S* /1.5" else max([0.0, *after]),
+        "dip": None if cell.disturbance == "S* x1.5" else min([0.0, *after]),
     }
 
 
-def _worse(values: Iterable[float | None]) -> float | None:
+def nothing_held(cell: Cell) -> dict[str, float | None]:
+    """The figures of a run that came to nothing."""
+    lost = {"in_band": 0.0, "in_band_early": 0.0, "recovery": 1.0 if cell.disturbance else None}
+    return {**dict.fromkeys((*WORST, "lambda")), **lost}
+
+
+def _worse(values: list[float | None]) -> float | None:
     """The largest; None where one is missing."""
-    found = list(values)
-    return None if None in found else max(found)
+    return None if None in values else max(values)
 
 
-def _trajectory(history: list[dict[str, Any]]) -> list[list[float]]:
-    return [[r["step"], *(float(f"{r[name]:.4g}") for name in COURSE)] for r in history]
+def _trajectory(history: list[dict[str, Any]]) -> list[list[float | bool | None]]:
+    """Each tick's step and ``COURSE``, in four digits."""
+
+    def short(value: float | bool | None) -> float | bool | None:
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    return [[record["step"], *(short(record[name]) for name in COURSE)] for record in history]
+
+
+def course(cell: Cell, trajectory: list[list[float | bool | None]]) -> list[dict[str, Any]]:
+    """The records of a trajectory. In those of older files no tick is marked saturated; it is where lambda is a bound.
+
+    Raises:
+        ValueError: a tick is not whole.
+    """
+    given = dict(setting.partition("=")[::2] for setting in cell.settings)
+    given = {name.rpartition(".")[2].strip("-").replace("-", "_"): value for name, value in given.items()}
+    low, high = (float(given.get(name, getattr(ControlConfig, name))) for name in ("lambda_min", "lambda_max"))
+    with_marks = [point if len(point) > len(COURSE) else [*point, not low < point[3] < high] for point in trajectory]
+    return [dict(zip(("step", *COURSE), point, strict=True)) for point in with_marks]
 
 
 def read_run(path: Path, cell: Cell) -> dict[str, Any]:
-    """The finished run of a cell. Where its file is older than the excursion, that is of the trajectory in it.
+    """The finished run of a cell, measured from the trajectory in its file: the file may be older than a figure.
 
     Raises:
         UserError: the file is not whole, or of something else.
@@ -290,30 +368,31 @@ def read_run(path: Path, cell: Cell) -> dict[str, Any]:
         result = json.loads(path.read_text(encoding="utf-8"))
         if Cell.of(result) != cell or not {*GOALS, "lambda", "trajectory"} <= result.keys():
             raise ValueError("of another run, or without its figures")
-        if not set(EXCURSION) <= result.keys():
-            course = [dict(zip(("step", *COURSE), point, strict=True)) for point in result["trajectory"]]
-            result |= excursion(cell, course)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not result.setdefault("failed", None):
+            result |= measure(cell, course(cell, result["trajectory"]))
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         remedy = "move it away, and the run is done again"
         raise UserError(f"--results: {path} is not the record of {cell}, or not all of it; {remedy}") from error
     return result
 
 
-def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The worst of each figure, and whether every goal is met. A run that never settled counts as 1."""
-    settling = [1.0 if r["settling"] is None else r["settling"] for r in results]
-    recovery, peak, dip = ([r[name] for r in results if r[name] is not None] for name in ("recovery", *EXCURSION))
-    worst = {
-        "worst_in_band": min(r["in_band"] for r in results),
-        "worst_settling": max(settling),
-        "worst_overshoot": max(r["overshoot"] for r in results),
-        "worst_raw": max(1.0 if r["raw"] is None else r["raw"] for r in results),
-        "worst_recovery": max(recovery, default=None),
-        "worst_peak": max(peak, default=None),
-        "worst_dip": min(dip, default=None),
-    }
+def summarise(results: list[dict[str, Any]], of: int) -> dict[str, Any]:
+    """The worst of each figure, and whether every goal is met: None where none is missed, but not all ``of`` are there.
+
+    A run that never settled counts as 1.
+    """
+    worst = {f"worst_{name}": _worst([r[name] for r in results], *how) for name, how in WORST.items()}
     missed = [str(Cell.of(r)) for r in results if not meets_goals(r)]
-    return {"cells": len(results), **worst, "goals": GOALS, "missed": missed, "goal_met": not missed}
+    failed = [str(Cell.of(r)) for r in results if r["failed"]]
+    complete = len(results) == of
+    goal_met = False if missed else True if complete else None
+    counts = {"cells": len(results), "of": of, "complete": complete}
+    return {**counts, **worst, "goals": GOALS, "missed": missed, "failed": failed, "goal_met": goal_met}
+
+
+def _worst(values: list[float | None], worse: Callable[..., float | None], missing: float | None) -> float | None:
+    there = [missing if value is None else value for value in values]
+    return worse((value for value in there if value is not None), default=None)
 
 
 def meets_goals(result: dict[str, Any]) -> bool:
@@ -339,7 +418,9 @@ def run_all(
     with (
         Progress(*columns, console=console) as progress,
         tempfile.TemporaryDirectory() as scratch,
-        ProcessPoolExecutor(min(jobs, len(missing) or 1), mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(
+            min(jobs, len(missing) or 1), mp_context=get_context("spawn"), initializer=guard.hush_renamings
+        ) as pool,
         _killed_on_error(),
     ):
         task = progress.add_task("runs", total=len(found) + len(missing), completed=len(found))
@@ -366,6 +447,8 @@ def _killed_on_error() -> Iterator[None]:
 
 
 def _line(result: dict[str, Any]) -> str:
+    if result["failed"]:
+        return f"failed {Cell.of(result)}: {result['failed']}"
     mark = "ok    " if meets_goals(result) else "missed"
     return f"{mark} {Cell.of(result)}: " + ", ".join(f"{n} {_percent(result[n])}" for n in (*GOALS, *EXCURSION))
 
@@ -374,19 +457,26 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
 def print_table(results: list[dict[str, Any]], console: Console) -> None:
-    """A row for each run."""
-    table = Table(title="tracking: the smoothed S against S*, and the raw S in windows of ten ticks")
-    for name in ("S*", "rate", "rank", "corpus", "seed", "disturbance", *GOALS, *EXCURSION, "last lambda", "goals"):
-        table.add_column(name)
+    """A row for each run, and a line for each that failed."""
+    table = Table(title="tracking: the smoothed S against S*, and the raw S in windows of ten ticks", padding=(0, 0))
+    shares, numbers = (*GOALS, *EXCURSION, "in_band_early", "rise", "saturated"), ("iae", "travel", "lambda")
+    for name in ("S*", "rate", "rank", "corpus", "seed", "disturbance", *shares, *numbers, "goals"):
+        table.add_column({"in_band_early": "early", "lambda": "last lambda", "iae": "IAE"}.get(name, name))
     for r in results:
         cell = Cell.of(r)
         what = f"{cell.setpoint:.2%}", f"{cell.learning_rate:g}", str(cell.rank), cell.corpus, str(cell.seed)
-        figures = [_percent(r[name]) for name in (*GOALS, *EXCURSION)]
-        table.add_row(
-            *what, cell.disturbance or "", *figures, f"{r['lambda']:.3g}", "met" if meets_goals(r) else "missed"
-        )
+        figures = *(_percent(r[name]) for name in shares), *(_number(r[name]) for name in numbers)
+        outcome = "failed" if r["failed"] else "met" if meets_goals(r) else "missed"
+        table.add_row(*what, cell.disturbance or "", *figures, outcome)
     console.print(table)
+    for r in results:
+        if r["failed"]:
+            console.print(_line(r), highlight=False)
 
 
 def origins(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -431,13 +521,16 @@ def main() -> int:
     if not console.is_terminal:
         console.width = 160
     _check(options)
-    results = run_all(_cells(options), options.jobs, options.results, options.max_runs, console)
+    cells = _cells(options)
+    results = run_all(cells, options.jobs, options.results, options.max_runs, console)
     if not results:
         raise UserError("--max-runs 0: no run of this grid is finished in --results; leave it out to run them")
     print_table(results, console)
-    facts = summarise(results)
+    facts = summarise(results, len(cells))
     worst = {name: value for name, value in facts.items() if name.startswith("worst") and value is not None}
     console.print(", ".join(f"{name} {value:.3g}" for name, value in worst.items()))
+    missing = "" if facts["complete"] else f"; {facts['of'] - facts['cells']} missing, of which nothing is said"
+    console.print(f"{facts['cells']} of {facts['of']} runs{missing}", highlight=False)
     where = origins(results)
     for origin in where:
         console.print(_spoken(origin), highlight=False)
@@ -445,10 +538,11 @@ def main() -> int:
         from viz.style import save
         from viz.tracking_plot import plot_tracking
 
-        save(plot_tracking(results, BAND), options.plot)
+        drawn = [(r["cell"], _points(smoothed(course(Cell.of(r), r["trajectory"])))) for r in results]
+        save(plot_tracking(drawn, BAND), options.plot)
     if options.json:
         print(json.dumps({**facts, "origins": where, "results": results}))
-    return 0 if facts["goal_met"] else 1
+    return 1 if facts["missed"] else 0
 
 
 def _check(options: argparse.Namespace) -> None:

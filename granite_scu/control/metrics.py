@@ -30,7 +30,7 @@ def summarise(history: Sequence[Mapping[str, Any]], band: float = 0.1) -> dict[s
     """
     points = ratios(history)
     held = [record["held"] for record in history]
-    inside = [ratio is not None and in_band(ratio, band) for ratio in map(_ratio, history)]
+    inside = [in_band(ratio, band) for ratio in map(_ratio, history)]
     # Counted from the first record in band: from the settling time on, the fraction would be 1 by definition.
     since_entry = inside[inside.index(True) :] if True in inside else []
     return {
@@ -53,9 +53,9 @@ def ratios(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     return [(step, ratio) for step, ratio in found if ratio is not None]
 
 
-def in_band(ratio: float, band: float) -> bool:
-    """Whether a ratio of S to its setpoint lies within ``band`` of 1."""
-    return 1 - band <= ratio <= 1 + band
+def in_band(ratio: float | None, band: float) -> bool:
+    """Whether a ratio of S to its setpoint lies within ``band`` of 1; where there is none, it does not."""
+    return ratio is not None and 1 - band <= ratio <= 1 + band
 
 
 def rise_time(points: Points) -> int | None:
@@ -73,9 +73,12 @@ def settling_time(points: Points, band: float) -> int | None:
     return settled
 
 
-def held_from(points: Points, band: float, ticks: int = 10, share: float = 0.9) -> int | None:
+def held_from(
+    points: Sequence[tuple[int, float | None]], band: float, ticks: int = 10, share: float = 0.9
+) -> int | None:
     """The first step at which S is in band and from which it stays there for ``share`` of so many ticks.
 
+    A tick without a ratio, which had no usable measurement, is out of band.
     Unlike ``settling_time`` it does not look at the rest of the run, so the fraction in band after it says something.
     """
     inside = [in_band(ratio, band) for _, ratio in points]

@@ -97,6 +97,8 @@ def test_held_from_needs_nine_of_ten_ticks_and_looks_no_further():
     assert metrics.held_from(points, 0.1) == 40  # at 10 two of ten are out; from 40 on one is, whatever comes later
     assert metrics.held_from(points, 0.1, share=1.0) is None
     assert metrics.held_from(points[:12], 0.1) is None  # eight ticks are not ten
+    missing = [(step, None if step in (50, 60) else ratio) for step, ratio in points]
+    assert metrics.held_from(missing[:14], 0.1) is None  # with the one at 90, three of the ten are out
 
 
 def test_the_worst_mean_is_the_largest_departure_of_a_window():
