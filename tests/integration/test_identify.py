@@ -95,6 +95,7 @@ def simulated(*plants):
     met = iter(plants)
 
     def train(job, ticks, seed):
+        job.folder.path.mkdir(parents=True)
         noise = np.random.default_rng(seed).normal(0, 0.03, ticks)
         log_s, log_strength, outputs = identification.simulate(job.controller, next(met), ticks, REST, noise)
         return [
@@ -110,9 +111,9 @@ SIMULATED = ("--control.lambda_init=0.5", "--step_test.ticks=90", "--step_test.s
 
 def test_a_loop_that_behaves_as_predicted_is_said_to(identify, monkeypatch):
     monkeypatch.setattr(command, "_train", simulated(PLANT, PLANT))
-    code, out, _, folder = identify(*SIMULATED)
+    code, out, err, folder = identify(*SIMULATED)
+    assert (code, err) == (0, "")
     result = json.loads((folder / "identification.json").read_text())
-    assert code == 0
     assert result["as_predicted"] is True
     assert result["verdict"].startswith("the closed loop behaved as predicted: on its way S was ")
     assert "behaved as predicted" in out and "warning" not in out
