@@ -53,7 +53,11 @@ class Commands(L.Trainer):
     """
 
     def identify(self, step_test: config.IdentifyConfig = config.IdentifyConfig()) -> None:  # noqa: B008 (frozen)
-        """Step lambda, fit a model of the plant to what S does, and propose gains for the law."""
+        """Step lambda, fit a model of the plant to what S does, propose gains for the law, and try them.
+
+        Exit code 1 where no gains can be proposed. A closed loop that is not as predicted is warned of, with exit code
+        0 and "as_predicted": false in the JSON.
+        """
 
 
 class GraniteCLI(LightningCLI):

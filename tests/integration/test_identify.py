@@ -1,9 +1,11 @@
 """The step test as a user starts it, on the embedded model."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from granite_scu import cli
@@ -81,6 +83,64 @@ def test_the_verification_is_as_long_as_the_law_takes_on_the_plant_that_it_meets
     in_log_s = replace(plant, gain=plant.gain * (1 - setpoint))
     config = IdentifyConfig(ticks=600, step=1.2)
     assert command._follow(config, law, in_log_s) == 3 * 15
+
+
+PLANT = identification.Fopdt(gain=-1.15, tau=3.5, theta=0.55)
+REST = (math.log(0.5), math.log(0.02))
+"""(ln lambda, ln S) at which the simulated plant rests: S at S*, as after a rise that is over."""
+
+
+def simulated(*plants):
+    """Stands for training: the first run meets the first of the plants, and so on, under noise of 3 %."""
+    met = iter(plants)
+
+    def train(job, ticks, seed):
+        job.folder.path.mkdir(parents=True)
+        noise = np.random.default_rng(seed).normal(0, 0.03, ticks)
+        log_s, log_strength, outputs = identification.simulate(job.controller, next(met), ticks, REST, noise)
+        return [
+            {"step": k + 1, "lambda": math.exp(u), "s": math.exp(y + n), "s_ema": output.smoothed}
+            for k, (y, u, n, output) in enumerate(zip(log_s, log_strength, noise, outputs, strict=True))
+        ]
+
+    return train
+
+
+SIMULATED = ("--control.lambda_init=0.5", "--step_test.ticks=90", "--step_test.settle=24", "--data.block_size=32")
+
+
+def test_a_loop_that_behaves_as_predicted_is_said_to(identify, monkeypatch):
+    monkeypatch.setattr(command, "_train", simulated(PLANT, PLANT))
+    code, out, err, folder = identify(*SIMULATED)
+    assert (code, err) == (0, "")
+    result = json.loads((folder / "identification.json").read_text())
+    assert result["as_predicted"] is True
+    assert result["verdict"].startswith("the closed loop behaved as predicted: on its way S was ")
+    assert "behaved as predicted" in out and "warning" not in out
+    assert len(result["verification"]["predicted"]["response"]) == len(result["verification"]["log_s"]) - 24
+
+
+def test_a_loop_that_oscillates_is_a_warning_and_no_failure(identify, monkeypatch):
+    """Between the two runs the plant becomes six times as responsive, so that the gains are too large for it."""
+    monkeypatch.setattr(command, "_train", simulated(PLANT, replace(PLANT, gain=6 * PLANT.gain)))
+    code, out, err, folder = identify(*SIMULATED, "--json")
+    result = json.loads((folder / "identification.json").read_text())
+    assert json.loads(out) == result
+    assert code == 0
+    assert result["as_predicted"] is False
+    assert result["verdict"].startswith("the closed loop did not behave as predicted: ")
+    assert "then it swung" in result["verdict"] and "before the step too" in result["verdict"]
+    assert f"warning: {result['verdict']}" in err
+    agreement = result["verification"]["agreement"]
+    assert agreement["difference"]["swing"] > agreement["allowed"]["swing"]
+
+
+def test_gains_that_were_not_tried_are_neither_as_predicted_nor_not(identify, monkeypatch):
+    monkeypatch.setattr(command, "_train", simulated(PLANT))
+    code, _, _, folder = identify(*SIMULATED, "--step_test.verify=false")
+    result = json.loads((folder / "identification.json").read_text())
+    assert (code, result["as_predicted"]) == (0, None)
+    assert result["verdict"] == "gains are proposed and have not been tried"
 
 
 @pytest.mark.slow
