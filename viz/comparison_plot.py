@@ -216,7 +216,7 @@ def _kind(row: dict[str, Any]) -> str:
     if row["is_reference"]:
         return "reference"
     paired = row["difference"]
-    if paired is None or not row["decided"] or paired["low"] <= 0 <= paired["high"]:
+    if paired is None or not row.get("decided", True) or paired["low"] <= 0 <= paired["high"]:
         return "same"
     return "worse" if paired["mean"] > 0 else "better"
 

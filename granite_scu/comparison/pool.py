@@ -116,11 +116,12 @@ def _work(connection: Connection, evidence: Path) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     import torch
 
-    from granite_scu import cli
+    from granite_scu import cli, guard
     from granite_scu.comparison.runs import carry_out
 
     torch.set_num_threads(1)
     cli.quiet(cli.make_console(stderr=True))
+    guard.hush_renamings()
     logging.getLogger("granite_scu").setLevel(logging.WARNING)
     with contextlib.suppress(EOFError), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         while True:

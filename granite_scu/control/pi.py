@@ -148,7 +148,7 @@ class PI:
         """The lambda that the law expects to hold S*, wherever the bounds are."""
         if self.lambda_init is not None:
             return self.lambda_init
-        return MARGINAL_SAVING * (self.setpoint / (1 - self.setpoint)) ** (-2 / 3)
+        return float(MARGINAL_SAVING * (self.setpoint / (1 - self.setpoint)) ** (-2 / 3))
 
     @property
     def initial_strength(self) -> float:

@@ -35,6 +35,12 @@ def test_each_arm_has_a_line_and_each_verdict_a_marker(results):
     assert markers == {"reference": "D", "no difference shown": "o", "better": "v"}
 
 
+def test_what_is_not_decided_is_drawn_as_no_difference(results):
+    results["tasks"][0]["rows"][2]["decided"] = False  # of two seeds
+    lines = plot_comparison(results).axes[0].lines
+    assert "better" not in [line.get_label() for line in lines]
+
+
 def test_a_point_far_to_the_right_is_written_at_the_edge_and_squeezes_none(results):
     axes = plot_comparison(results).axes[0]
     assert axes.get_xlim()[1] < 5.2
