@@ -8,7 +8,8 @@
 One set of gains throughout. Each run is what a user would start (1400 optimizer steps of 1024 tokens, a tick every 10,
 N = 24 576 tokens, cosine schedule; half the steps with --quick), in a process with one thread. Smoothed is S by one
 filter for all laws and settings, that of the product's defaults, whatever a law acts on itself. A tick without a
-usable S is out of band, and in nothing else that is counted. What is reported:
+usable S is out of band and otherwise passed over; travel and saturated are of lambda, and count every tick.
+What is reported:
 
 settling    share of the run before the smoothed S has entered +-10 % of S*, for nine of the next ten ticks
 in band     share of ticks at which the smoothed S is in +-10 % of S*, from the eleventh after that on
@@ -278,7 +279,8 @@ def measure(cell: Cell, history: list[dict[str, Any]]) -> dict[str, float | None
     worse = {name: min(first[name], second[name]) for name in ("in_band", "in_band_early")}
     back = metrics.held_from(_points(after), BAND)
     recovery = 1.0 if back is None else (back - middle) / cell.steps
-    return {**first, **worse, "raw": _worse([first["raw"], second["raw"]]), "recovery": recovery, **whole}
+    raws = [first["raw"], second["raw"]]
+    return {**first, **worse, "raw": None if None in raws else max(raws), "recovery": recovery, **whole}
 
 
 def smoothed(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -331,11 +333,6 @@ def nothing_held(cell: Cell) -> dict[str, float | None]:
     return {**dict.fromkeys((*WORST, "lambda")), **lost}
 
 
-def _worse(values: list[float | None]) -> float | None:
-    """The largest; None where one is missing."""
-    return None if None in values else max(values)
-
-
 def _trajectory(history: list[dict[str, Any]]) -> list[list[float | bool | None]]:
     """Each tick's step and ``COURSE``, in four digits."""
 
@@ -379,7 +376,7 @@ def read_run(path: Path, cell: Cell) -> dict[str, Any]:
 def summarise(results: list[dict[str, Any]], of: int) -> dict[str, Any]:
     """The worst of each figure, and whether every goal is met: None where none is missed, but not all ``of`` are there.
 
-    A run that never settled counts as 1.
+    ``WORST`` has what a run without a figure counts as.
     """
     worst = {f"worst_{name}": _worst([r[name] for r in results], *how) for name, how in WORST.items()}
     missed = [str(Cell.of(r)) for r in results if not meets_goals(r)]
@@ -390,9 +387,9 @@ def summarise(results: list[dict[str, Any]], of: int) -> dict[str, Any]:
     return {**counts, **worst, "goals": GOALS, "missed": missed, "failed": failed, "goal_met": goal_met}
 
 
-def _worst(values: list[float | None], worse: Callable[..., float | None], missing: float | None) -> float | None:
+def _worst(values: list[float | None], extreme: Callable[..., float | None], missing: float | None) -> float | None:
     there = [missing if value is None else value for value in values]
-    return worse((value for value in there if value is not None), default=None)
+    return extreme((value for value in there if value is not None), default=None)
 
 
 def meets_goals(result: dict[str, Any]) -> bool:

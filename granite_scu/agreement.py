@@ -34,7 +34,7 @@ class Difference:
         transient: root mean square until twice the time that the prediction takes to settle.
         offset: mean from there on.
         swing: standard deviation from there on.
-        overshoot: of its overshoot.
+        overshoot: measured overshoot minus predicted.
     """
 
     transient: float

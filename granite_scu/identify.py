@@ -65,8 +65,8 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
         if config.verify:
             # Lambda is named, so that its feed-forward does not move with S*: the prediction is of the gains alone.
             proposed = replace(law, kp=gains.kp, ki=gains.ki, lambda_init=law.initial_strength)
-            measured = _verify(request, config, proposed, fit, console)
-            result |= _verified(config, proposed, fit, history, measured)
+            measured = _train_with_step(request, config, proposed, fit, console)
+            result |= _judged(config, proposed, fit, history, measured)
     result["verdict"] = _verdict(result)
     folder.write_json(RESULT, result)
     _illustrate(folder.path)
@@ -208,7 +208,9 @@ def _as_json(step: ident.Step) -> dict[str, Any]:
     return {**asdict(step), "response": step.response.tolist()}
 
 
-def _verify(request: Request, config: IdentifyConfig, law: control.PI, fit: ident.Fit, console: Console) -> list[dict]:
+def _train_with_step(
+    request: Request, config: IdentifyConfig, law: control.PI, fit: ident.Fit, console: Console
+) -> list[dict]:
     """Train under the proposed gains with a step of S*; a record a tick.
 
     The run has a seed of its own, so that it does not meet the noise that the model was fitted to.
@@ -218,7 +220,7 @@ def _verify(request: Request, config: IdentifyConfig, law: control.PI, fit: iden
     return _train(_experiment(request, "verification", ticks, stepped, console, shift=1), ticks, request.seed + 1)
 
 
-def _verified(
+def _judged(
     config: IdentifyConfig, law: control.PI, fit: ident.Fit, history: list[dict], measured: list[dict]
 ) -> dict[str, Any]:
     """The step of S* as it was measured, held against the prediction, as JSON has it.

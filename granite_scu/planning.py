@@ -193,5 +193,5 @@ def beyond_the_bounds(controller: Controller[Any]) -> str | None:
     )
     return (
         f"{flag} {bound:g}: S* = {controller.setpoint:.3g} is expected to take a lambda of {wanted:.2g}, so S may come "
-        f"to rest {side} it with lambda on that bound; {change} {flag} beyond {wanted:.2g}, or {other}"
+        f"to rest {side} it with lambda on that bound; {change} {flag} to {wanted:.2g} or further, or {other}"
     )

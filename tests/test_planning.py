@@ -42,9 +42,13 @@ def test_a_setpoint_above_the_ceiling_is_warned_of(setpoint, most, warned):
         (
             0.004,
             {"lambda_max": 0.1},
-            "rest above it with lambda on that bound; raise --lambda-max beyond 3.2",
+            "rest above it with lambda on that bound; raise --lambda-max to 3.2 or further",
         ),
-        (0.5, {"lambda_min": 0.3}, "rest below it with lambda on that bound; lower --lambda-min beyond 0.08, or lower"),
+        (
+            0.5,
+            {"lambda_min": 0.3},
+            "rest below it with lambda on that bound; lower --lambda-min to 0.08 or further, or lower",
+        ),
         (0.004, {"lambda_max": 1.1}, None),
         (0.5, {"lambda_min": 0.2}, None),
         (0.004, {}, None),

@@ -40,6 +40,7 @@ class Claims:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._held: set[Path] = set()
+        self._us = f"{socket.gethostname()} {os.getpid()}\n"
 
     def __enter__(self) -> "Claims":
         return self
@@ -57,7 +58,7 @@ class Claims:
         try:
             with path.open("x", encoding="utf-8") as file:
                 self._held.add(path)
-                file.write(f"{socket.gethostname()} {os.getpid()}\n")
+                file.write(self._us)
         except FileExistsError:
             return False
         return True
@@ -68,8 +69,8 @@ class Claims:
 
     def renew(self) -> None:
         """Say that the runs are still under way."""
-        for path in self._held:
-            with contextlib.suppress(OSError):  # another process held it for void, or a person did
+        for path in filter(self._is_ours, self._held):
+            with contextlib.suppress(OSError):  # taken away this instant
                 os.utime(path)
 
     def _path(self, spec: Spec) -> Path:
@@ -78,7 +79,15 @@ class Claims:
 
     def _give_up(self, path: Path) -> None:
         self._held.discard(path)
-        path.unlink(missing_ok=True)
+        if self._is_ours(path):
+            path.unlink(missing_ok=True)
+
+    def _is_ours(self, path: Path) -> bool:
+        """Whether it still is: while we were suspended, another process may have held it for void and made its own."""
+        try:
+            return path.read_text(encoding="utf-8") == self._us
+        except OSError:
+            return False
 
 
 def _is_void(path: Path) -> bool:

@@ -101,6 +101,7 @@ class Pool:
         waiting: dict[Any, Worker] = {worker.connection: worker for worker in self.workers if worker.spec}
         if not waiting:
             time.sleep(timeout)
+            return
         for connection in wait(list(waiting), timeout):
             worker = waiting[connection]
             result = worker.result()

@@ -252,9 +252,9 @@ def _cost(plan: Plan) -> dict[str, Any]:
     """Runs that a user of a new task pays for PI and for the sweep; they are equally long, so these are tokens too.
 
     The share follows from the design and is no finding. Two ways to count: the search for lambda alone, with the
-    learning rate known; and with the rates tried, as they are here: on one constant lambda, of which PI takes the rate
-    too, and for the sweep once more on lambda = 0. One run of each is a place of
-    the sweep; none is PI's.
+    learning rate known; and with the rates tried, as here: every rate once on one constant lambda, whose best both
+    take, and for the sweep once more on lambda = 0. The runs at the rates taken are places of the sweep; PI's run comes
+    on top.
     """
     sweep = len({arm.label for arm in plan.protocol.arms if arm.name in SWEEP})
     rates = len(plan.protocol.rates)

@@ -65,6 +65,7 @@ class ReachabilityState:
         s_free: S where lambda last rested on its lower bound; None where it never did.
         expected: S at the end of the run, as far as it can be foreseen.
         reached: step of the first tick at which S was in the band; None before one.
+        still: ticks in a row whose ``recent`` ones show no growth and no fall.
     """
 
     recent: tuple[Sight, ...] = ()
@@ -75,6 +76,7 @@ class ReachabilityState:
     s_free: float | None = None
     expected: float | None = None
     reached: int | None = None
+    still: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,10 @@ class Reachability:
       ticks, ln ParamBPT over ln of the summed learning rates, continued to the end at its slope plus two standard
       errors plus ``caution``, stays under the band. ParamBPT grows like the square of that sum, so the long normal rise
       raises no alarm: early in it, the rest of the run is worth many times what is done.
-
-    - Lambda rested on its lower bound all the while, and ParamBPT stood still: that slope is within two standard errors
-      of none. Of a rise that has ended nothing is to be expected, and the caution, which is worth more the less of the
-      run is done, would only put off saying so.
+    - Lambda rested on its lower bound all the while, and ParamBPT stood still: that slope was within two standard
+      errors of none at each of the last ``patience`` ticks, which a peak or a trough is not. Of a rise that has ended
+      nothing is to be expected, and the caution, which is worth more the less of the run is done, would only put off
+      saying so.
 
     It is stuck above, when it was over the band with lambda on its upper bound for ``patience`` ticks, and either stood
     still in the same sense, or its fall, continued in the same way, does not get there.
@@ -139,7 +141,9 @@ class Reachability:
             state = replace(state, reached=sight.step)
         if len(recent) == self.patience and all(s.at_low for s in recent):
             state = replace(state, s_free=sight.s)
-        side = self._judge(recent)
+        still = state.still + 1 if len(recent) == self.patience and _stands_still(recent) else 0
+        state = replace(state, still=still)
+        side = self._judge(recent, at_rest=still >= self.patience)
         if side is not None and side != state.side:
             return replace(state, side=side, since=recent[0].step, doubts=0, episodes=state.episodes + 1)
         if state.side is None or side == state.side:
@@ -149,15 +153,15 @@ class Reachability:
             return replace(state, side=None, since=None, doubts=0)
         return replace(state, doubts=doubts)
 
-    def _judge(self, recent: tuple[Sight, ...]) -> Side | None:
+    def _judge(self, recent: tuple[Sight, ...], at_rest: bool) -> Side | None:
         if len(recent) < self.patience:
             return None
         low, high = self.setpoint * (1 - self.band), self.setpoint * (1 + self.band)
         if all(s.s < low for s in recent):
-            at_rest = all(s.at_low for s in recent) and _stands_still(recent)
-            return "below" if at_rest or self._most(recent) < low else None
+            let_go = all(s.at_low for s in recent)
+            return "below" if (let_go and at_rest) or self._most(recent) < low else None
         if all(s.s > high and s.at_high for s in recent):
-            return "above" if _stands_still(recent) or self._least(recent) > high else None
+            return "above" if at_rest or self._least(recent) > high else None
         return None
 
     def _most(self, recent: tuple[Sight, ...]) -> float:

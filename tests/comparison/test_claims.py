@@ -103,6 +103,16 @@ def test_what_is_released_or_left_behind_can_be_taken(tmp_path):
     assert files(tmp_path) == []
 
 
+def test_a_claim_that_another_process_took_over_is_left_to_it(tmp_path, claims):
+    assert claims.take(SPEC)
+    [path] = files(tmp_path)
+    path.write_text("another-machine 1\n")
+    os.utime(path, (0, 0))
+    claims.renew()
+    claims.release(SPEC)
+    assert path.read_text() == "another-machine 1\n" and path.stat().st_mtime == 0
+
+
 def test_a_claim_is_no_record(tmp_path, claims):
     assert claims.take(SPEC)
     assert list(Evidence(tmp_path)) == []

@@ -112,6 +112,14 @@ def test_near_the_setpoint_and_on_its_way_there_is_no_alarm(bound):
     assert states[-1].reached is not None
 
 
+def test_a_peak_on_the_upper_bound_is_not_at_rest():
+    """Its slope is none for a tick, and it comes down into the band."""
+    sights = [sight(k, 0.16 * math.exp(-0.01 * (k - 22) ** 2), ticks=140, high=True) for k in range(20, 31)]
+    states = watch(Reachability(0.1), sights)
+    assert not any(state.side for state in states)
+    assert states[-1].reached is not None
+
+
 @pytest.mark.parametrize("exponent", [1.6, 2.0, 2.4])
 @pytest.mark.parametrize("at_end", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("where", [{"low": True}, {"share": 0.001}])
