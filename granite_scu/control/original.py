@@ -1,6 +1,5 @@
 """The law of the first Shannon Control Unit, an arm of the comparison."""
 
-import cmath
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -47,9 +46,9 @@ class Original:
 
     What it sets is the change of ln lambda, so Kp is an integrator and Ki a second one on top of it, and the filter
     lags by nine ticks more: at its own gains the loop is unstable once |dS / d ln lambda| exceeds 0.0095, less where
-    the plant lags (``stability_limit``), and only the leak of I keeps it stable below. The errors are absolute, so
-    gains that serve one setpoint do not serve another, and its deadband is a fifth of its own setpoint. It is kept as
-    it was published; only the bounds and the setpoint are a run's own.
+    the plant lags (``identification.stability_limit``), and only the leak of I keeps it stable below. The errors are
+    absolute, so gains that serve one setpoint do not serve another, and its deadband is a fifth of its own setpoint. It
+    is kept as it was published; only the bounds and the setpoint are a run's own.
 
     Source: ``update_lambda`` in shannon_control/control.py of github.com/Shannon-Labs/shannon-control-unit. There
     lambda was a number beside the loss and reached no gradient; here it acts like any other law's.
@@ -130,58 +129,3 @@ class Original:
         strength, saturated = bounded_exp(math.log(strength) + p_term + integral, self.lambda_min, self.lambda_max)
         output = replace(seen, reg_strength=strength, p_term=p_term, i_term=integral, saturated=saturated)
         return OriginalState(ema, integral, output), output
-
-
-def stability_limit(law: Original, tau: float, theta: float = 0.0) -> float:
-    """The |dS / d ln lambda| beyond which the loop about S* is unstable.
-
-    That of the linear loop: small swings, but outside the deadband, in which lambda does not move at all; bounds and
-    ``integral_limit`` are not met. With a plant of first order and dead time, S falling by g in all for a unit of
-    ln lambda, sampled at the ticks as in ``identification.sampled``, the open loop is
-
-        L(z) = g (b0 z + b1) / (z^(d+1) (z - a)) . alpha z / (z - 1 + alpha) . z / (z - 1) . (Kp + Ki z / (z - leak))
-
-    It is stable for a small g, and up to the first at which L(e^iw) = -1 for some w.
-
-    At the published gains, for plants that answer within the tick, with the lag and dead time that ``identify`` found
-    on the embedded model at S* = 2 % (in ticks of four steps), and with ten ticks of lag:
-
-    >>> [round(stability_limit(Original(), tau, theta), 4) for tau, theta in ((0.01, 0.0), (3.5, 0.55), (10.0, 0.55))]
-    [0.0095, 0.0046, 0.0025]
-
-    Args:
-        law: of which the gains, the filter and the leak count.
-        tau: time constant of the plant, in ticks.
-        theta: its dead time, in ticks.
-
-    Raises:
-        ValueError: without a leak there are two integrators, and no gain that is small enough.
-    """
-    require(law.leak < 1, f"leak {law.leak}: must be below 1 for the loop to have a limit")
-    whole = math.floor(theta)
-    a, late = math.exp(-1 / tau), math.exp(-(1 - (theta - whole)) / tau)
-
-    def opened(w: float) -> complex:
-        """L(e^iw) at g = 1."""
-        z = cmath.exp(1j * w)
-        plant = ((1 - late) * z + (late - a)) / (z ** (whole + 1) * (z - a))
-        smoothing = law.ema_alpha * z / (z - 1 + law.ema_alpha)
-        return plant * smoothing * z / (z - 1) * (law.kp + law.ki * z / (z - law.leak))
-
-    ratio = (math.pi / _LOWEST) ** (1 / _FREQUENCIES)
-    # The highest frequency itself, where L is real.
-    limits = [1 / abs(opened(math.pi))] if opened(math.pi).real < 0 else []
-    for i in range(_FREQUENCIES):
-        low, high = _LOWEST * ratio**i, _LOWEST * ratio ** (i + 1)
-        # Where the real axis is crossed left of 0, by halves to the last digit.
-        side = opened(low).imag > 0
-        if opened(low).real < 0 and side != (opened(high).imag > 0):
-            for _ in range(50):
-                middle = (low + high) / 2
-                low, high = (middle, high) if (opened(middle).imag > 0) == side else (low, middle)
-            limits.append(1 / abs(opened(low)))
-    return min(limits)
-
-
-_LOWEST, _FREQUENCIES = 1e-5, 1000
-"""Radians per tick, and steps from there to pi."""
