@@ -157,11 +157,9 @@ def test_two_processes_go_on_from_an_adapter_as_one_does(runs, start, controller
 @pytest.mark.slow
 def test_the_processes_agree_on_the_setpoint_that_a_probe_finds(start):
     """The run that follows would hang or part ways if they did not; and two find what one does."""
-    (one, _), (two, done) = (
-        start("auto1", (), "--batch-size", 4, "--target-s", "auto"),
-        start("auto2", TORCHRUN, *HALF, "--target-s", "auto"),
-    )
+    auto = ("--target-s", "auto", "--max-steps", 12)
+    (one, _), (two, done) = start("auto1", (), "--batch-size", 4, *auto), start("auto2", TORCHRUN, *HALF, *auto)
     found = [json.loads((folder / "scu_config.json").read_text()) for folder in (one, two)]
     assert found[0]["target_s"] == found[1]["target_s"]
     assert found[0]["auto"]["s_free"]["s"] == pytest.approx(found[1]["auto"]["s_free"]["s"], rel=1e-3)
-    assert done.stdout.count("a probe of 8 steps") == 1
+    assert done.stdout.count("a probe of 12 steps") == 1

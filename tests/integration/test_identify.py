@@ -154,3 +154,4 @@ def test_the_whole_experiment_on_the_embedded_model(capfd, tmp_path):
     assert result["fit"]["r2"] > 0.5
     assert result["margins"]["stable"]
     assert result["verification"]["measured"]["rise"] is not None
+    assert result["as_predicted"], result["verdict"]
