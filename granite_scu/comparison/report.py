@@ -89,9 +89,8 @@ def _overview(results: dict[str, Any]) -> str:
 def _pairs(results: dict[str, Any]) -> str:
     """The laws against their rivals, over all tasks."""
     lines = ["### The laws against their rivals, over all tasks", ""]
-    lines += [
-        "| | against | tasks | mean excess | of the unseen | without the longest document | better on | worse on |"
-    ]
+    columns = "mean excess | of the unseen | without the longest document | better on | worse on"
+    lines += [f"| | against | tasks (of two seeds) | {columns} |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for line in results["pairs"]:
         cells = [line["arm"], line["rival"], _counted(line["tasks"]), _excess(line["excess"])]
