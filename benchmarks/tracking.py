@@ -526,7 +526,7 @@ def main() -> int:
     facts = summarise(results, len(cells))
     worst = {name: value for name, value in facts.items() if name.startswith("worst") and value is not None}
     console.print(", ".join(f"{name} {value:.3g}" for name, value in worst.items()))
-    missing = "" if facts["complete"] else f"; {facts['of'] - facts['cells']} missing, of which nothing is said"
+    missing = "" if facts["complete"] else f"; {facts['of'] - facts['cells']} missing"
     console.print(f"{facts['cells']} of {facts['of']} runs{missing}", highlight=False)
     where = origins(results)
     for origin in where:
