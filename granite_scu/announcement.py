@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from granite_scu import planning
+from granite_scu.control.replay import recorded_weight
 from granite_scu.model import mamba
 from granite_scu.model.documents import can_isolate
 from granite_scu.module import GraniteModule
-from granite_scu.steering import steers
 
 if TYPE_CHECKING:
     from granite_scu.run import Run
 
 log = logging.getLogger(__name__)
+
+SAME_WEIGHT = 1.1
+"""Factor within which two runs' sigma^2 N count as one. The training text of another seed differs by less."""
 
 
 def announce(run: "Run", module: GraniteModule) -> None:
@@ -30,14 +33,24 @@ def announce(run: "Run", module: GraniteModule) -> None:
         log.warning(warning)
     if run.found:
         log.info("--target-s auto: S* = %.3g: %s", run.controller.setpoint, run.found["reason"])
-    if steers(run):
-        most = planning.s_ceiling(run, [tuple(u.b.shape) for u in module.updates.values()])
-        for warning in (
-            planning.beyond_the_ceiling(run.controller.setpoint, most),
-            planning.beyond_the_bounds(run.controller),
-        ):
-            if warning:
-                log.warning(warning)
+    if warning := _other_weight(run):
+        log.warning(warning)
+    for warning in planning.out_of_reach(run, [tuple(u.b.shape) for u in module.updates.values()]):
+        log.warning(warning)
+
+
+def _other_weight(run: "Run") -> str | None:
+    """A warning in one line, where the lambda that is replayed had another penalty to weigh."""
+    path = run.request.control.replay
+    if run.request.control.controller != "replay" or path is None or not (there := recorded_weight(path)):
+        return None
+    here = run.request.prior.sigma**2 * run.plan.n_tokens
+    if 1 / SAME_WEIGHT < here / there < SAME_WEIGHT:
+        return None
+    return (
+        f"--replay {path}: its run had sigma^2 N = {there:.3g} and this one has {here:.3g}, so the same lambda holds "
+        f"the adapter {there / here:.3g} times as hard; --prior-sigma and --n-tokens set both"
+    )
 
 
 def announce_kernels(model: torch.nn.Module) -> None:

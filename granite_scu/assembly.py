@@ -25,7 +25,7 @@ from granite_scu.control.reachability import Reachability
 from granite_scu.model import flops
 from granite_scu.module import GraniteModule
 from granite_scu.resuming import Resume, settings
-from granite_scu.steering import steers
+from granite_scu.steering import holds_setpoint
 from granite_scu.trainer import build_trainer
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _speed_settings(run: "Run") -> dict[str, Any]:
 
 
 def _watch(run: "Run", scu: ShannonControl, module: GraniteModule) -> ReachabilityMonitor | None:
-    if not steers(run):
+    if not holds_setpoint(run):
         return None
     config = run.request.control
     growth = planning.update_growth(run, [tuple(u.b.shape) for u in module.updates.values()])

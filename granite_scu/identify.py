@@ -85,6 +85,8 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
 def _law(request: Request, config: IdentifyConfig) -> control.PI:
     """The law that finds the operating point."""
     asked = request.control
+    if asked.controller not in control.CONTROLLERS:
+        build_controller(asked)  # says which there are
     if asked.controller != "pi":
         raise UserError(f"--control.controller {asked.controller}: identify finds gains of pi; leave it out")
     if asked.target_s == "auto":

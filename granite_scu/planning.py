@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from granite_scu import budget, hardware, starting
 from granite_scu.config import BaseConfig, OptimizerConfig
-from granite_scu.control import PI, STEERING, Controller
+from granite_scu.control import PI, Controller
 from granite_scu.control.ceiling import ceiling, growth, growth_from
 from granite_scu.control.setpoint import probe_steps
+from granite_scu.control.wrapper import Wrapper
 from granite_scu.data.corpora import EMBEDDED
 from granite_scu.data.hub import is_on_hub
 from granite_scu.data.sources import readable_files
@@ -132,14 +133,25 @@ def _setpoint(run: "Run") -> float | str | None:
 
 def _reach(run: "Run", shapes: Iterable[tuple[int, int]]) -> dict:
     """How far S can come, and what to change where a setpoint that is known already lies above that."""
+    shapes = list(shapes)
     most = s_ceiling(run, shapes)
-    held = run.request.control.controller in STEERING and not run.seeks_setpoint
-    warnings = (beyond_the_ceiling(run.controller.setpoint, most), beyond_the_bounds(run.controller)) if held else ()
-    said = [warning for warning in warnings if warning]
+    said = out_of_reach(run, shapes)
     return {
         "s_ceiling_estimate": None if most is None else float(f"{most:.3g}"),
         **({"target_s_advice": "; ".join(said)} if said else {}),
     }
+
+
+def out_of_reach(run: "Run", shapes: Iterable[tuple[int, int]]) -> list[str]:
+    """Why the run's setpoint cannot be expected to be held and what to change, a line each; none where it can be.
+
+    Of ``identify`` too, whose laws act around one that holds a setpoint. A setpoint that is still sought is not judged.
+    """
+    setpoint = run.controller.setpoint
+    if setpoint is None or (run.seeks_setpoint and run.found is None):
+        return []
+    warnings = beyond_the_ceiling(setpoint, s_ceiling(run, shapes)), beyond_the_bounds(run.controller)
+    return [warning for warning in warnings if warning]
 
 
 def cumulated_rates(optimizer: OptimizerConfig, steps: int) -> list[float]:
@@ -168,9 +180,9 @@ def s_ceiling(run: "Run", shapes: Iterable[tuple[int, int]]) -> float | None:
     return None if found is None else ceiling(found, moved)
 
 
-def beyond_the_ceiling(setpoint: float | None, most: float | None) -> str | None:
+def beyond_the_ceiling(setpoint: float, most: float | None) -> str | None:
     """A warning in one line, if the setpoint lies above the ceiling."""
-    if setpoint is None or most is None or setpoint <= most:
+    if most is None or setpoint <= most:
         return None
     return (
         f"S* = {setpoint:.3g} cannot be expected: with this many steps at these learning rates S comes to {most:.2g} "
@@ -181,9 +193,10 @@ def beyond_the_ceiling(setpoint: float | None, most: float | None) -> str | None
 
 def beyond_the_bounds(controller: Controller[Any]) -> str | None:
     """A warning in one line, if the lambda that PI expects to hold its setpoint lies far beyond a bound."""
-    if not isinstance(controller, PI):
+    law = controller.law if isinstance(controller, Wrapper) else controller
+    if not isinstance(law, PI):
         return None
-    wanted, low, high = controller.feed_forward, controller.lambda_min, controller.lambda_max
+    wanted, low, high = law.feed_forward, law.lambda_min, law.lambda_max
     if low / FEED_FORWARD_ERROR <= wanted <= high * FEED_FORWARD_ERROR:
         return None
     flag, bound, change, other, side = (
@@ -192,6 +205,6 @@ def beyond_the_bounds(controller: Controller[Any]) -> str | None:
         else ("--lambda-min", low, "lower", "lower --target-s", "below")
     )
     return (
-        f"{flag} {bound:g}: S* = {controller.setpoint:.3g} is expected to take a lambda of {wanted:.2g}, so S may come "
+        f"{flag} {bound:g}: S* = {law.setpoint:.3g} is expected to take a lambda of {wanted:.2g}, so S may come "
         f"to rest {side} it with lambda on that bound; {change} {flag} to {wanted:.2g} or further, or {other}"
     )

@@ -45,19 +45,23 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
         raise UserError(f"--replay {config.replay}: {error}") from error
 
 
-def steers(run: "Run") -> bool:
-    """Whether the run's controller moves lambda to hold a setpoint."""
-    return run.request.control.controller in control.STEERING and run.controller.setpoint is not None
+def holds_setpoint(run: "Run") -> bool:
+    """Whether S is to be held at a setpoint that is known, by lambda or by projection."""
+    return run.request.control.controller in control.TRACKING and run.controller.setpoint is not None
 
 
 def check_equilibrium_stop(config: ControlConfig) -> None:
     """Refuse ``--stop-at-equilibrium`` where no window of ticks can show that a closed loop holds S.
 
     S comes to no rest under some controllers. A law with a deadband rests inside it, where it does not answer to S.
+    The measure of factors starts above 0, so that how far S has come says nothing of how far the weights moved.
 
     Raises:
-        UserError: it is such a controller, or has a deadband, or a setpoint near 1.
+        UserError: it is such a controller or measure, or has a deadband, or a setpoint near 1.
     """
+    if config.measure != "delta":
+        reason = "judges how far the weights moved by how far S rose from 0, where that measure does not start"
+        raise UserError(f"--stop-at-equilibrium: --measure {config.measure}: {reason}; use --early-stopping")
     if config.controller not in control.STEERING:
         name = config.controller
         reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"

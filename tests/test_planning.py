@@ -10,6 +10,7 @@ from granite_scu import cli, flags
 from granite_scu import machine as machine_
 from granite_scu.config import OptimizerConfig
 from granite_scu.control import build
+from granite_scu.control.excitation import Excitation
 from granite_scu.planning import AS_A_WHOLE, beyond_the_bounds, beyond_the_ceiling, cumulated_rates, with_the_run
 from granite_scu.requirements import Check, can_start
 
@@ -22,9 +23,7 @@ def test_the_rates_of_warm_up_and_a_linear_fall_add_up():
     assert sums == pytest.approx([0, 0.25, 0.75, 1.5, 2.5, 3.25, 3.75, 4.0])
 
 
-@pytest.mark.parametrize(
-    ("setpoint", "most", "warned"), [(0.9, 0.4, True), (0.3, 0.4, False), (None, 0.4, False), (0.9, None, False)]
-)
+@pytest.mark.parametrize(("setpoint", "most", "warned"), [(0.9, 0.4, True), (0.3, 0.4, False), (0.9, None, False)])
 def test_a_setpoint_above_the_ceiling_is_warned_of(setpoint, most, warned):
     assert (beyond_the_ceiling(setpoint, most) is not None) == warned
     if warned:
@@ -58,6 +57,11 @@ def test_a_setpoint_above_the_ceiling_is_warned_of(setpoint, most, warned):
 def test_a_bound_far_from_the_lambda_that_is_expected_is_warned_of(target, bounds, words):
     said = beyond_the_bounds(build("pi", target_s=target, **bounds))
     assert said is None if words is None else words in said
+
+
+def test_a_bound_is_warned_of_where_identify_steps_around_the_law():
+    law = build("pi", target_s=0.004, lambda_max=0.1)
+    assert beyond_the_bounds(Excitation(law, settle=40, amplitude=1.0, dwell=5)) == beyond_the_bounds(law) is not None
 
 
 def test_a_law_that_expects_no_lambda_is_not_warned_of():

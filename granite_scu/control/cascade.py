@@ -85,7 +85,7 @@ class Cascade:
 
     but o is not raised above exp(limit) times the odds that S has, which it may be unable to follow. So the setpoint
     falls only where x* < 1 and r < aim. Where nothing is memorised S* runs ahead of S, and lambda goes to its lower
-    bound.
+    bound. A tick whose savings are not finite is held as a whole.
 
     Why both: docs/design.md. ``aim``, ``gain`` and ``start`` were chosen by trial: docs/log.md. The held-out text
     chooses lambda, as it chooses the step in early stopping: neither may be judged on it.
@@ -135,7 +135,9 @@ class Cascade:
         return CascadeState(**{**mapping, "law": self._inner(self._first_odds).restore(mapping["law"])})
 
     def update(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
-        if measurement.saved is not None and all(map(math.isfinite, measurement.saved)):
+        if measurement.saved is not None:
+            if not all(map(math.isfinite, measurement.saved)):
+                return state, replace(state.law.output, held=True, setpoint=self._inner(state.odds).setpoint)
             state = replace(state, odds=self._moved(state, measurement.saved))
         inner = self._inner(state.odds)
         law, output = inner.update(state.law, measurement)

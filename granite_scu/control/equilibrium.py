@@ -123,7 +123,7 @@ class Equilibrium:
                 if getattr(tick, fault):
                     return f"{fault.replace('_', ' ')} at step {tick.step}"
             if not tick.authority >= self.least_authority:
-                return f"lambda acts too weakly at step {tick.step}: {tick.authority:.3g} of the data's gradient"
+                return f"lambda acts too weakly at step {tick.step}: its authority is {tick.authority:.3g}"
         return None
 
     def _out_of_band(self, ticks: Sequence[Tick]) -> str | None:
@@ -151,8 +151,9 @@ class Equilibrium:
         if max(changes) - min(changes) < 1e-12:
             return "lambda does not move"
         explained, gains = _regression(errors[1:], errors[:-1], changes)
-        # Of n independent changes, two regressors explain R^2 or more with probability (1 - R^2)^((n - 2) / 2).
-        by_chance = 1 - 0.01 ** (2 / (len(changes) - 2))
+        # Of n independent changes two regressors and a constant explain R^2 or more with probability
+        # (1 - R^2)^((n - 3) / 2).
+        by_chance = 1 - 0.01 ** (2 / (len(changes) - 3))
         if explained < max(self.answer, by_chance):
             return f"lambda does not answer to S: the error explains {explained:.0%} of its changes"
         # On (e_k, e_{k-1}) a PI law has the coefficients (Kp, Ki - Kp): the first is Kp, and an I law's sum is Ki.

@@ -16,7 +16,8 @@ def summarise(history: Sequence[Mapping[str, Any]], band: float = 0.1) -> dict[s
     """The control metrics of a run, each a finite number or None where it is undefined.
 
     Of a record it reads ``step``, ``s_ema``, ``s_target``, ``lambda``, ``saturated`` and ``held``; the second and third
-    may be None. In band means: the smoothed S lies within ``band`` of the setpoint, relative to it.
+    may be None. In band means: the smoothed S lies within ``band`` of the setpoint, relative to it. A held record
+    repeats an S that was not measured then: it is out of band, and no metric of S counts it otherwise.
 
     rise_time             step at which the smoothed S first reached 90 % of the setpoint
     settling_time         first step from which it stayed in band to the end
@@ -35,7 +36,7 @@ def summarise(history: Sequence[Mapping[str, Any]], band: float = 0.1) -> dict[s
     since_entry = inside[inside.index(True) :] if True in inside else []
     return {
         "rise_time": rise_time(points),
-        "settling_time": settling_time(points, band),
+        "settling_time": settling_time([(r["step"], _ratio(r)) for r in history], band),
         "overshoot": overshoot(points),
         "iae": integral_absolute_error(points),
         "in_band": _fraction(since_entry),
@@ -48,7 +49,7 @@ def summarise(history: Sequence[Mapping[str, Any]], band: float = 0.1) -> dict[s
 
 
 def ratios(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """Each record's step with the ratio of its smoothed S to its setpoint, where both are there."""
+    """Each record's step with the ratio of its smoothed S to its setpoint, where both are there and it is not held."""
     found = ((record["step"], _ratio(record)) for record in history)
     return [(step, ratio) for step, ratio in found if ratio is not None]
 
@@ -63,8 +64,8 @@ def rise_time(points: Points) -> int | None:
     return next((step for step, ratio in points if ratio >= RISEN), None)
 
 
-def settling_time(points: Points, band: float) -> int | None:
-    """The first step from which S stays in band to the end."""
+def settling_time(points: Sequence[tuple[int, float | None]], band: float) -> int | None:
+    """The first step from which S stays in band to the end. A tick without a ratio is out of band."""
     settled = None
     for step, ratio in reversed(points):
         if not in_band(ratio, band):
@@ -115,7 +116,8 @@ def actuator_travel(strengths: Sequence[float]) -> float | None:
 
 def _ratio(record: Mapping[str, Any]) -> float | None:
     smoothed, setpoint = record["s_ema"], record["s_target"]
-    return smoothed / setpoint if _is_positive(smoothed) and _is_positive(setpoint) else None
+    usable = not record["held"] and _is_positive(smoothed) and _is_positive(setpoint)
+    return smoothed / setpoint if usable else None
 
 
 def _is_positive(value: float | None) -> bool:

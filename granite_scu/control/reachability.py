@@ -8,6 +8,7 @@ from typing import Any, Literal
 from granite_scu.control.base import clip, require, require_setpoint
 from granite_scu.control.ceiling import ceiling
 from granite_scu.control.fit import line
+from granite_scu.control.setpoint import MOST
 
 POWERLESS = 0.05
 """Norm of the penalty's gradient over that of the data's, below which lambda is not what holds S down. Where PI holds S
@@ -200,10 +201,12 @@ class Reachability:
         expected = last.s if state.expected is None else state.expected
         one_knob = "sigma and S* are one knob: only sigma^2 N counts"
         if state.side == "above":
+            wider = 1.2 * last.s
+            higher = f", or --target-s to about {wider:.2g}" if wider <= MOST else ""
             return (
                 f"S* = {self.setpoint:.3g} is out of reach: S is {last.s:.3g} with lambda on its upper bound of "
-                f"{lambda_max:g} since step {state.since}; raise --lambda-max, or --target-s to about "
-                f"{1.2 * last.s:.2g}, or take a larger --prior-sigma ({one_knob})"
+                f"{lambda_max:g} since step {state.since}; raise --lambda-max{higher}, or take a larger --prior-sigma "
+                f"({one_knob})"
             )
         why = f"with lambda on its lower bound of {lambda_min:g}" if last.at_low else "without lambda holding it back"
         if not last.lambda_is_idle:

@@ -26,7 +26,7 @@ class Replay(OpenLoop):
 
     A record shows the lambda that acts from its step on. A run's own history, on the same seed, thus gives the same
     run to the bit; that of another seed has the course of lambda without the feedback. Of a law that told matrices
-    apart only their mean is recorded, and of a projection nothing.
+    apart only their mean is recorded.
 
     Attributes:
         setpoint: S* that the logged error refers to; lambda does not heed it.
@@ -69,10 +69,13 @@ def read_recording(
             another thing under another of them. None, or a recording without a configuration, leaves it unchecked.
 
     Raises:
-        ValueError: there is no such file, it holds something else, is too short, or its lambda acted otherwise.
+        ValueError: there is no such file, it holds something else, is too short, its lambda acted otherwise, or it is
+            of a projection, which sets none.
     """
     history = _find(Path(path).expanduser())
     settings = _settings(history.with_name(CONFIG))
+    projected = settings.get("controller") == "projection"
+    require(not projected, "is of a projection, which sets no lambda; give a run of another controller")
     for name, here in (acting or {}).items():
         there = settings.get(name, here)
         remedy = f"and this run has {here}; give --{name} {there}"
@@ -88,6 +91,13 @@ def read_recording(
             f"set --max-steps {steps[-1]}, or replay a longer run"
         )
     return {"steps": steps, "strengths": strengths, "initial": _initial(settings, strengths[0])}
+
+
+def recorded_weight(path: str | Path) -> float | None:
+    """sigma^2 N of a recorded run: what the penalty of its lambda was divided by. None where nothing says it."""
+    settings = _settings(_find(Path(path).expanduser()).with_name(CONFIG))
+    sigma, n_tokens = settings.get("prior_sigma"), settings.get("n_tokens")
+    return float(sigma**2 * n_tokens) if _is_number(sigma) and _is_number(n_tokens) else None
 
 
 def _find(path: Path) -> Path:

@@ -144,12 +144,14 @@ def test_text_that_is_never_repeated_sets_the_adapter_free():
     assert odds_of(output) > 2.0
 
 
-def test_measurements_that_are_not_finite_are_not_heeded():
+def test_a_tick_whose_savings_are_not_finite_is_held():
     law = Cascade()
-    state, _ = run(law, [at(0.1)])
+    state, before = run(law, [at(0.1)])
     for place, bad in product(range(4), (math.nan, math.inf)):
         saved = Saved(*(bad if i == place else 0.1 * (i + 1) for i in range(4)))
-        assert run(law, [at(0.1, saved)], state)[0].odds == state.odds
+        held, outputs = run(law, [at(0.3, saved)], state)
+        assert held == state
+        assert outputs == [replace(before[-1], held=True)]
 
 
 NUMBERS = st.one_of(st.floats(-20, 20), st.sampled_from(UNUSABLE))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from granite_scu.control import PI, Integral, Measurement, Proportional
-from granite_scu.control.equilibrium import Equilibrium, Tick, as_mappings, from_mappings
+from granite_scu.control.equilibrium import MIN_WINDOW, Equilibrium, Tick, as_mappings, from_mappings
 
 SETPOINT, WINDOW = 0.1, 30
 RULE = Equilibrium(SETPOINT, WINDOW)
@@ -51,6 +51,18 @@ def test_a_closed_loop_at_its_setpoint_with_flat_data_stops():
     assert sum(decision.stop for decision in decisions) >= 16, [d.reason for d in decisions]  # 95 %, one-sided
     reason = next(decision.reason for decision in decisions if decision.stop)
     assert "30 ticks" in reason and "no longer falls" in reason
+
+
+@pytest.mark.parametrize("window", [MIN_WINDOW, 12])
+def test_one_short_window_of_a_hundred_looks_like_an_answer_by_chance(window):
+    rule, rng, taken = Equilibrium(SETPOINT, window), np.random.default_rng(0), 0
+    for _ in range(4000):
+        errors, strengths = 0.02 * rng.normal(size=window), 0.02 * rng.normal(size=window).cumsum()
+        ticks = [replace(t, s=SETPOINT * math.exp(e), reg_strength=math.exp(x))
+                 for t, e, x in zip(settled(ticks=window), errors, strengths, strict=True)]  # fmt: skip
+        reason = rule.decide(ticks).reason
+        taken += "does not answer to S" not in reason
+    assert taken <= 60  # 40 expected, those with the wrong sign among them; three standard deviations
 
 
 def test_a_part_of_a_window_is_not_enough():

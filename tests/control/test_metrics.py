@@ -29,7 +29,7 @@ def test_a_rise_with_overshoot_is_summarised_number_by_number():
         [None, 0.1 / e, 0.095, 0.13, 0.1, 0.1],
         strengths=[1.0, 1.0, e, e**3, e**2, e**2],
         saturated={3},
-        held={0, 1, 2},
+        held={0},
     )
     error = math.log(1 / 0.95), math.log(1.3)
     area = 10 * ((1 + error[0]) / 2 + (error[0] + error[1]) / 2 + error[1] / 2)
@@ -41,10 +41,20 @@ def test_a_rise_with_overshoot_is_summarised_number_by_number():
         "in_band": 3 / 4,  # of the records from step 30 on, all but the peak
         "in_band_second_half": 2 / 3,
         "saturated": 1 / 6,
-        "held": 3 / 6,
-        "held_ticks": 3,
+        "held": 1 / 6,
+        "held_ticks": 1,
         "actuator_travel": pytest.approx(4),
     }
+
+
+def test_what_a_held_record_repeats_is_not_in_band():
+    metrics = summarise(history([0.1, 0.1, 0.1, 0.1], held={2, 3}))
+    assert metrics["in_band"] == 2 / 4
+    assert metrics["in_band_second_half"] == 0
+    assert metrics["settling_time"] is None
+    assert metrics["iae"] == 0
+    assert summarise(history([0.1, 0.3, 0.1], held={1}))["overshoot"] == pytest.approx(0)
+    assert summarise(history([0.1, 0.1, 0.1], held={1}))["settling_time"] == 30
 
 
 def test_leaving_the_band_at_the_end_is_not_settled():

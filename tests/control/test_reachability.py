@@ -84,7 +84,14 @@ def test_what_is_left_of_the_learning_rates_is_evidence_where_s_is_far_below():
 def test_lambda_at_its_upper_bound_and_s_above():
     states = watch(Reachability(0.05), [sight(k, 0.3, high=True, share=0.4) for k in range(20, 30)])
     assert states[-1].side == "above"
-    assert "--lambda-max" in Reachability(0.05).advice(states[-1], 1e-6, 10.0)
+    assert "--lambda-max, or --target-s to about 0.36, or" in Reachability(0.05).advice(states[-1], 1e-6, 10.0)
+
+
+def test_no_setpoint_is_advised_that_s_can_hardly_have():
+    states = watch(Reachability(0.5), [sight(k, 0.8, high=True, share=0.4) for k in range(20, 30)])
+    assert states[-1].side == "above"
+    advice = Reachability(0.5).advice(states[-1], 1e-6, 10.0)
+    assert "--lambda-max" in advice and "--target-s" not in advice
 
 
 @pytest.mark.parametrize(("ratio", "bound", "side"), [(1.3, "high", "above"), (0.75, "low", "below")])

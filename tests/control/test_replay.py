@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from invariants import ERRORS, MEASUREMENTS, check, run, seen
 
 from granite_scu.control import Replay, read_recording
+from granite_scu.control.replay import recorded_weight
 
 RECORDS = [{"step": 4, "lambda": 0.2}, {"step": 8, "lambda": 0.3}, {"step": 10, "lambda": 0.4}]
 
@@ -86,6 +87,21 @@ def test_a_lambda_that_acted_otherwise_is_refused(folder, name):
     with pytest.raises(ValueError, match=f"one for --{name} other, and this run has {RUN[name]}; give --{name} other"):
         read_recording(folder, acting=RUN)
     assert read_recording(folder)["steps"] == (4, 8, 10)
+
+
+def test_a_projection_that_set_no_lambda_is_refused(folder):
+    (folder / "scu_config.json").write_text('{"controller": "projection"}')
+    with pytest.raises(ValueError, match="is of a projection, which sets no lambda; give a run of another controller"):
+        read_recording(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "weight"), [({"prior_sigma": 0.1, "n_tokens": 500}, 5.0), ({"prior_sigma": 0.1}, None), (None, None)]
+)
+def test_what_the_penalty_was_divided_by_is_recorded(folder, config, weight):
+    if config:
+        (folder / "scu_config.json").write_text(json.dumps(config))
+    assert recorded_weight(folder) == (weight and pytest.approx(weight))
 
 
 @pytest.mark.parametrize("config", ["{}", "[]", None])

@@ -266,6 +266,13 @@ def test_a_recorded_lambda_that_acted_otherwise_is_refused(launch, corpus, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_recorded_lambda_that_weighed_another_penalty_is_warned_of(train, recorded, tmp_path):
+    flags = ("--controller", "replay", "--replay", recorded)
+    log = lambda run: (run / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")  # noqa: E731
+    assert "sigma^2 N" not in log(train(*SHORT, *flags))
+    assert "so the same lambda holds the adapter 0.01 times as hard" in log(train(*SHORT, *flags, "--prior-sigma", 0.2))
+
+
 def test_the_laws_that_start_from_lambda_init_are_known():
     """By what they do with it, so that a new one is not forgotten."""
     recorded = {"steps": (1,), "strengths": (0.3,)}

@@ -61,7 +61,7 @@ def test_a_dry_run_knows_the_ceiling(launch, corpus):
     assert "target_s_advice" not in plan
 
 
-@pytest.mark.parametrize(("controller", "warned"), [("pi", True), ("fixed", False)])
+@pytest.mark.parametrize(("controller", "warned"), [("pi", True), ("projection", True), ("fixed", False)])
 def test_a_dry_run_says_that_a_setpoint_lies_above_the_ceiling(launch, corpus, controller, warned):
     beyond = ("--target-s", 0.9, "--max-steps", 30, "--prior-sigma", 0.2)
     flags = (*beyond, "--controller", controller, "--dry-run", "--json")
@@ -207,6 +207,10 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
         (
             ["--stop-at-equilibrium", "--controller", "fixed"],
             "--stop-at-equilibrium: --controller fixed closes no loop",
+        ),
+        (
+            ["--stop-at-equilibrium", "--measure", "factors", "--kp", "1", "--ki", "0.1"],
+            "--stop-at-equilibrium: --measure factors: judges how far the weights moved by how far S rose from 0",
         ),
         (
             ["--stop-at-equilibrium", "--controller", "cascade"],

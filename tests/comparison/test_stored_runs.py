@@ -1,0 +1,66 @@
+"""Stored runs of laws that heed S are of today's code: on what they measured it sets the lambda that they had."""
+
+import math
+
+import pytest
+
+from granite_scu.comparison.evidence import Evidence
+from granite_scu.comparison.protocol import FULL
+from granite_scu.config import OptimizerConfig
+from granite_scu.control import Measurement, build
+from granite_scu.control.base import Saved
+from granite_scu.module import schedule
+from tests.comparison.test_revisions import ROOT
+
+EVIDENCE = ROOT / "docs" / "evidence" / "runs"
+FEED_FORWARD = ("pi", "cascade")
+"""The laws whose first lambda follows from their setpoint. That of the others was given."""
+# S is stored with five digits, and scheduled gains are up to eight. What the adapter saves on a text is stored with
+# five too, and the setpoint that a cascade takes from it hangs on differences of a few hundredths of a bit.
+TOLERANCES = {"pi": 2e-3, "p": 2e-3, "i": 2e-3, "original": 2e-3, "cascade": 0.05}
+
+
+def law_of(record):
+    """The law that the run had."""
+    name, own = controller(record), dict(record["law"])
+    if name in FEED_FORWARD:
+        del own["lambda_init"]
+    return build(name, **own)
+
+
+def controller(record):
+    return record["settings"]["control.controller"]
+
+
+def travels(record):
+    """The summed learning rates up to each tick."""
+    names = ("learning_rate", "warmup_steps", "schedule")
+    optimizer = OptimizerConfig(**{name: record["settings"][f"optimizer.{name}"] for name in names})
+    steps = record["steps"]
+    rates = [optimizer.learning_rate * schedule(step, optimizer, steps) for step in range(steps)]
+    return [math.fsum(rates[:step]) for step in record["ticks"]["step"]]
+
+
+def measurements(record):
+    ticks = record["ticks"]
+    for k, (s, data_bpt, travel) in enumerate(zip(ticks["s"], ticks["data_bpt"], travels(record), strict=True)):
+        saved = [ticks[f"saved_{name}"][k] for name in Saved._fields] if "saved_training" in ticks else [None]
+        param_bpt = s / (1 - s) * data_bpt
+        yield Measurement(s, data_bpt, param_bpt, travel=travel, saved=None if None in saved else Saved(*saved))
+
+
+def deviation(record):
+    """The largest |ln(lambda today / lambda then)| of a run's ticks."""
+    law, worst = law_of(record), 0.0
+    state = law.init()
+    for measured, then in zip(measurements(record), record["ticks"]["lambda"], strict=True):
+        state, output = law.update(state, measured)
+        worst = max(worst, abs(math.log(output.reg_strength / then)))
+    return worst
+
+
+@pytest.mark.parametrize("task", [task.name for task in FULL.tasks])
+def test_todays_law_sets_the_lambda_that_the_run_had(task):
+    records = [r for r in Evidence(EVIDENCE) if r["task"] == task and not r["failed"] and controller(r) in TOLERANCES]
+    assert records
+    assert {r["key"]: deviation(r) for r in records if deviation(r) > TOLERANCES[controller(r)]} == {}
