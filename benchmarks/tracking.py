@@ -151,7 +151,7 @@ def digest(corpus: str) -> str:
 
 
 def grid(setpoints: list[float], corpora: list[str], seeds: int, controller: str, settings: list[str]) -> list[Cell]:
-    """Every combination, and each disturbance at the middle setpoints.
+    """Every combination, and at the middle setpoints each disturbance that there can be.
 
     In the order of doing, so that a part of it is balanced: of each seed first the half in which every two of rate,
     rank and corpus occur together once, then the disturbances, then the other half.
@@ -162,10 +162,31 @@ def grid(setpoints: list[float], corpora: list[str], seeds: int, controller: str
         halves: tuple[list[Cell], list[Cell]] = ([], [])
         for (i, rate), (j, rank), (k, corpus) in product(enumerate(RATES), enumerate(RANKS), enumerate(corpora)):
             halves[(i + j + k) % 2].extend(Cell(s, rate, rank, corpus, seed, **common) for s in setpoints)
-        middle = setpoints[1:-1] or setpoints
-        disturbed = [Cell(s, 6e-4, 16, corpora[0], seed, d, **common) for s, d in product(middle, DISTURBANCES)]
+        disturbed = [
+            Cell(s, 6e-4, 16, corpora[0], seed, d, **common)
+            for s, d in product(_middle(setpoints), DISTURBANCES)
+            if moved(s, d) < 1
+        ]
         cells += halves[1] + disturbed + halves[0]
     return cells
+
+
+def _middle(setpoints: list[float]) -> list[float]:
+    return setpoints[1:-1] or setpoints
+
+
+def moved(setpoint: float, disturbance: str | None) -> float:
+    """Where a disturbance moves the setpoint to: above 1, where no S can be, from two thirds on."""
+    return setpoint * {"S* x1.5": 1.5, "S* /1.5": 1 / 1.5}.get(disturbance or "", 1.0)
+
+
+def left_out(setpoints: list[float]) -> list[str]:
+    """What ``grid`` leaves out for want of a setpoint to move to, in words."""
+    return [
+        f"{d} is left out at S* = {s:g}: {moved(s, d):.4g} is no setpoint, it must be below 1"
+        for s, d in product(_middle(setpoints), DISTURBANCES)
+        if moved(s, d) >= 1
+    ]
 
 
 def quick(setpoints: list[float], corpora: list[str], controller: str, settings: list[str]) -> list[Cell]:
@@ -253,8 +274,7 @@ def _disturbance(cell: Cell, request: Any) -> Any:
                     group["lr"] *= 3
             elif cell.disturbance.startswith("S*"):
                 control = next(c for c in trainer.callbacks if isinstance(c, ShannonControl))
-                factor = 1.5 if cell.disturbance == "S* x1.5" else 1 / 1.5
-                control.controller = replace(control.controller, setpoint=factor * cell.setpoint)
+                control.controller = replace(control.controller, setpoint=moved(cell.setpoint, cell.disturbance))
 
     return Disturbance()
 
@@ -519,6 +539,8 @@ def main() -> int:
         console.width = 160
     _check(options)
     cells = _cells(options)
+    for line in [] if options.quick else left_out(sorted(set(options.target_s))):
+        console.print(line, highlight=False)
     results = run_all(cells, options.jobs, options.results, options.max_runs, console)
     if not results:
         raise UserError("--max-runs 0: no run of this grid is finished in --results; leave it out to run them")
@@ -555,7 +577,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
     """The runs asked for, each once."""
-    settings, setpoints = [f"--{setting}" for setting in options.set], sorted(options.target_s)
+    settings, setpoints = [f"--{setting}" for setting in options.set], sorted(set(options.target_s))
     if options.quick:
         cells = quick(setpoints, options.data_dir, options.controller, settings)
     else:

@@ -219,6 +219,34 @@ def test_the_grid_has_every_combination_once_and_its_first_half_is_balanced():
     assert {cell.rank for cell in few} == set(tracking.RANKS) and {cell.corpus for cell in few} == set(corpora)
 
 
+def test_a_setpoint_is_moved_only_to_where_there_can_be_one():
+    cells = grid([0.1, 0.66, 0.67, 2 / 3, 0.9, 0.95], ["stdlib-docs"], 1, "pi", [])
+    upward = {cell.setpoint for cell in cells if cell.disturbance == "S* x1.5"}
+    assert upward == {0.66}
+    for disturbance in set(tracking.DISTURBANCES) - {"S* x1.5"}:
+        assert {c.setpoint for c in cells if c.disturbance == disturbance} == {0.66, 0.67, 2 / 3, 0.9}
+    for cell in cells:  # as the run itself moves it
+        replace(build("pi", setpoint=cell.setpoint), setpoint=tracking.moved(cell.setpoint, cell.disturbance))
+    assert tracking.left_out([0.8]) == ["S* x1.5 is left out at S* = 0.8: 1.2 is no setpoint, it must be below 1"]
+    assert not tracking.left_out(list(tracking.SETPOINTS))
+
+
+@pytest.mark.parametrize(("quickly", "said"), [((), 1), (("--quick",), 0)])
+def test_what_is_left_out_of_the_grid_is_said_once(monkeypatch, capsys, quickly, said):
+    monkeypatch.setattr(tracking, "run_all", lambda cells, *_: [result(cells[0], lambda step: 1.0)])
+    monkeypatch.setattr(sys, "argv", ["tracking.py", "--target-s", "0.8", "0.8", *quickly])
+    assert tracking.main() == 0
+    assert capsys.readouterr().out.count("S* x1.5 is left out at S* = 0.8") == said
+
+
+def test_the_default_grid_is_that_of_the_stored_runs():
+    cells = tracking._cells(tracking.build_parser().parse_args([]))
+    assert len(cells) == 120
+    names = {f"{cell.key()}.json" for cell in cells}
+    stored = {path.name for path in (ROOT / "docs" / "evidence" / "tracking").glob("*.json")}
+    assert len(names & stored) >= 110
+
+
 def test_a_finished_cell_is_known_by_its_settings_and_the_laws_own():
     assert CELL.key() == replace(CELL).key()
     others = replace(CELL, seed=1), replace(CELL, controller="original"), replace(CELL, settings=("--kp=2",))
