@@ -5,11 +5,12 @@
     python benchmarks/tracking.py --json > out.json  the whole grid, some eight hours; --results makes it resumable
     python benchmarks/tracking.py --data-dir my_texts/ --target-s 0.03   your text, your setpoint
 
-One set of gains throughout. Each run is what a user would start (1400 optimizer steps of 1024 tokens, a tick every 10,
-N = 24 576 tokens, cosine schedule; half the steps with --quick), in a process with one thread. Smoothed is S by one
-filter for all laws and settings, that of the product's defaults, whatever a law acts on itself. A tick without a
-usable S is out of band and otherwise passed over; travel and saturated are of lambda, and count every tick.
-What is reported:
+One set of gains throughout. Each run is what a user would start with --no-isolate-documents, which is not the product's
+default but how the published grid was measured; --set isolate_documents runs it with the default. It has 1400 optimizer
+steps of 1024 tokens (half of them with --quick), a tick every 10, N = 24 576 tokens and a cosine schedule, in a process
+with one thread. A disturbance that would move S* to 1 or beyond is left out, and named. Smoothed is S by one filter for
+all laws and settings, that of the product's defaults, whatever a law acts on itself. A tick without a usable S is out
+of band and otherwise passed over; travel and saturated are of lambda, and count every tick. What is reported:
 
 settling    share of the run before the smoothed S has entered +-10 % of S*, for nine of the next ten ticks
 in band     share of ticks at which the smoothed S is in +-10 % of S*, from the eleventh after that on
@@ -96,6 +97,7 @@ WORST = {
 """Of each figure which is the worst, and what a run without it counts as; None: it does not count."""
 COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
 ORIGIN = ("machine", "versions", "git_revision")
+EXAMPLE = "kp=2 ki=0.3 isolate_documents"
 
 
 @dataclass(frozen=True)
@@ -217,23 +219,12 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
     """The run's history. The run is a user's, but for the callback that disturbs it."""
     import torch
 
-    from granite_scu import cli, flags
+    from granite_scu import cli
     from granite_scu.run import Run
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        arguments, _ = flags.translate(
-            [
-                "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
-                "--max-steps", str(cell.steps), "--no-isolate-documents",  # as the published grid was measured
-                "--warmup-steps", "20", "--eval-steps", str(cell.steps), "--control-every", str(EVERY),
-                "--learning-rate", str(cell.learning_rate), "--lora-r", str(cell.rank),
-                "--lora-alpha", str(2 * cell.rank), "--seed", str(cell.seed),
-                "--controller", cell.controller, "--target-s", str(cell.setpoint), *cell.settings,
-            ],
-            ROOT / "configs" / "tiny.yaml",
-        )  # fmt: skip
-        request = cli.parse(arguments).request
+        request = request_of(cell, folder)
         console = Console(quiet=True)
         cli.quiet(console)
         if cell.disturbance:
@@ -241,6 +232,46 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
         run = Run(request, console)
         run.fit()
         return json.loads((run.folder.path / "scu_history.json").read_text(encoding="utf-8"))
+
+
+def request_of(cell: Cell, folder: str) -> Any:
+    """What a user would ask for to have the run in that folder. Makes nothing there.
+
+    Raises:
+        UserError: no run can be made of the cell's settings, or they change what the grid varies or counts on.
+    """
+    from granite_scu import flags
+
+    arguments, _ = flags.translate(
+        [
+            "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
+            "--max-steps", str(cell.steps), "--no-isolate-documents",  # as the published grid was measured
+            "--warmup-steps", "20", "--eval-steps", str(cell.steps), "--control-every", str(EVERY),
+            "--learning-rate", str(cell.learning_rate), "--lora-r", str(cell.rank),
+            "--lora-alpha", str(2 * cell.rank), "--seed", str(cell.seed),
+            "--controller", cell.controller, "--target-s", str(cell.setpoint), *cell.settings,
+        ],
+        ROOT / "configs" / "tiny.yaml",
+    )  # fmt: skip
+    from granite_scu import cli, steering  # late: a wrong flag is refused before torch is imported
+
+    request = cli.parse(arguments).request
+    settled = {
+        "--output-dir": (request.run.output_dir, folder),
+        "--data-dir": (request.data.path, cell.corpus),
+        "--max-steps": (request.trainer["max_steps"], cell.steps),
+        "--control-every": (request.control.every, EVERY),
+        "--learning-rate": (request.optimizer.learning_rate, cell.learning_rate),
+        "--lora-r": (request.lora.rank, cell.rank),
+        "--seed": (request.seed, cell.seed),
+        "--controller": (request.control.controller, cell.controller),
+        "--target-s": (request.control.target_s, cell.setpoint),
+    }
+    for flag, (found, ours) in settled.items():
+        if found != ours:
+            raise UserError(f"--set: {flag} is the grid's own; leave it out")
+    steering.build_controller(request.control)  # for the law's own refusals
+    return request
 
 
 def _disturbance(cell: Cell, request: Any) -> Any:
@@ -430,6 +461,8 @@ def run_all(
         if path and path.is_file():
             found[cell] = read_run(path, cell)
     missing = [cell for cell in cells if cell not in found][:at_most]
+    for cell in {cell.settings: cell for cell in missing if cell.settings}.values():
+        request_of(cell, "unused")  # here: a wrong setting is refused before any run starts
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: processes with several threads each wait for one another
     with (
@@ -521,8 +554,8 @@ def build_parser() -> Parser:
     parser.add_argument("--data-dir", nargs="+", default=list(CORPORA), help="corpora, embedded or your own")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of every combination")
     parser.add_argument("--controller", default="pi", choices=TRACKING, help="the law")
-    parser.add_argument("--set", nargs="+", default=[], metavar="FLAG=VALUE", help="flags of the training script for "
-                        "every run, without their leading hyphens: kp=2 actuator=decoupled")  # fmt: skip
+    parser.add_argument("--set", nargs="+", default=[], metavar="FLAG[=VALUE]", help="flags of the training script for "
+                        f"every run, without their leading hyphens: {EXAMPLE}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once, one thread each")
     parser.add_argument("--results", type=Path, help="folder of finished runs: read, and added to")
     parser.add_argument("--max-runs", type=int, help="stop after so many runs that were not finished before; 0 only "

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from rich.console import Console
 
 from benchmarks import tracking
 from benchmarks.tracking import EVERY, STEPS, Cell, grid, measure, meets_goals, quick, summarise
+from granite_scu import guard
 from granite_scu.control import build
-from granite_scu.errors import Diverged, UserError
+from granite_scu.errors import Diverged, RunFailed, UserError
 
 ROOT = Path(__file__).parents[2]
 CELL = Cell(0.1, 1e-3, 16, "stdlib-docs", 0)
@@ -346,6 +348,86 @@ def test_every_flag_of_a_run_can_be_set(monkeypatch, setting):
         tracking.train(cell)
     given = {name: value for name, value in vars(asked[0].control).items() if name != "controller"}
     assert build("original", **given) == build("original", setpoint=cell.setpoint)
+
+
+def guarded(monkeypatch, *arguments: str) -> int:
+    """The exit code of the command, in this process."""
+    monkeypatch.setattr(sys, "argv", ["tracking.py", *arguments])
+    return guard.guarded(tracking.main, False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (["kp=-1"], "--kp -1.0: must be positive and finite"),
+        (["kp=nan"], "--kp nan: must be positive and finite"),
+        (["kp=inf"], "--kp inf: must be positive and finite"),
+        (["ki=0"], "--ki 0.0: must be positive and finite"),
+        (["kp=two"], "--kp: invalid float value: 'two'"),
+        (["kp"], "--kp: expected one argument"),
+        (["nonsense=1"], "unknown flag --nonsense"),
+        (["lamda_min=1e-4"], "unknown flag --lamda-min: did you mean --lambda-min?"),
+        (["control.kpp=2"], "control.kpp"),
+        (["actuator=decoupled"], "--actuator decoupled: pi's first lambda"),
+        (["kp=2", "lambda_min=2", "lambda_max=1"], "--lambda-min 2.0: must not exceed --lambda-max 1"),
+        (["max_steps=100"], "--set: --max-steps is the grid's own; leave it out"),
+        (["control.target_s=auto"], "--set: --target-s is the grid's own; leave it out"),
+        (["output_dir=runs"], "--set: --output-dir is the grid's own; leave it out"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_before_any_run_starts(monkeypatch, capsys, setting, said):
+    def start(*arguments, **named):
+        pytest.fail("a worker was started")
+
+    monkeypatch.setattr(tracking, "ProcessPoolExecutor", start)
+    assert guarded(monkeypatch, "--quick", "--set", *setting) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1 and said in told.err
+
+
+def test_a_setting_that_a_law_refuses_itself_is_refused_in_time():
+    """The configuration lets it through: the original law's own first lambda is 1."""
+    with pytest.raises(UserError, match=r"--controller original: lambda_init 1\.0"):
+        tracking.request_of(replace(CELL, controller="original", settings=("--lambda-max=0.1",)), "unused")
+
+
+def test_the_example_in_the_help_is_one():
+    [action] = [action for action in tracking.build_parser()._actions if action.dest == "set"]
+    settings = action.help.rpartition(": ")[2].split()
+    assert "kp=2" in settings
+    request = tracking.request_of(tracking._cells(asked("--quick", "--set", *settings))[0], "unused")
+    assert request.control.kp == 2
+
+
+def asked(*arguments: str):
+    return tracking.build_parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize("setting", ["isolate_documents", "isolate-documents", "data.isolate_documents=true"])
+def test_documents_are_kept_apart_only_where_that_is_set(setting):
+    usual, apart = (tracking._cells(asked("--quick", *more))[0] for more in ((), ("--set", setting)))
+    assert not tracking.request_of(usual, "unused").data.isolate_documents
+    assert tracking.request_of(apart, "unused").data.isolate_documents
+    assert usual.key() != apart.key()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UserError("--data-dir text: has no words"), 2), (RunFailed("no memory"), 1)]
+)
+def test_an_error_of_a_run_is_one_line_and_the_finished_runs_are_kept(monkeypatch, capsys, tmp_path, error, code):
+    def run(cell, scratch):
+        if cell.disturbance:  # the last of the four
+            raise error
+        return result(cell, lambda step: 1.0)
+
+    monkeypatch.setattr(tracking, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(tracking, "run_cell", run)
+    assert guarded(monkeypatch, "--quick", "--results", str(tmp_path)) == code
+    assert capsys.readouterr().err == f"error: {error}\n"
+    finished = tracking._cells(asked("--quick"))[:3]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{cell.key()}.json" for cell in finished}
+    for cell in finished:
+        tracking.read_run(tmp_path / f"{cell.key()}.json", cell)
 
 
 @pytest.mark.slow
