@@ -61,7 +61,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from rich.table import Table
 
 from granite_scu import guard, provenance
-from granite_scu.comparison.evidence import write_record
+from granite_scu.comparison import evidence
 from granite_scu.config import ControlConfig
 from granite_scu.control import CONTROLLERS, PI, TRACKING, metrics
 from granite_scu.control.filter import smooth
@@ -97,6 +97,8 @@ WORST = {
 """Of each figure which is the worst, and what a run without it counts as; None: it does not count."""
 COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
 ORIGIN = ("machine", "versions", "git_revision")
+FIRST_VERSION = 2
+"""Which ``evidence.VERSION`` of the training the first runs were made with."""
 EXAMPLE = "kp=2 ki=0.3 isolate_documents"
 
 
@@ -121,12 +123,16 @@ class Cell:
         return cls(**{**result["cell"], "settings": tuple(result["cell"]["settings"])})
 
     def key(self) -> str:
-        """Names the finished run; it changes with the law's own defaults and with a text of the user's own."""
+        """Names the finished run; it changes with the law's defaults and code, and with a text of the user's own."""
         law = {field.name: field.default for field in fields(CONTROLLERS[self.controller])}
         law = {name: str(default) for name, default in law.items() if default is not MISSING}
         # Without a content that is "", as those runs are named that were finished before it was part of the name.
         own = {name: value for name, value in asdict(self).items() if name != "content" or value}
-        described = json.dumps([own, law, EVERY, TOKENS], sort_keys=True)
+        code = evidence.revisions(self.controller)
+        if evidence.VERSION != FIRST_VERSION:
+            code["every law"] = evidence.VERSION
+        # The code, too, is only in the names of runs of a later one.
+        described = json.dumps([own, law, EVERY, TOKENS, *([code] if code else [])], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -479,7 +485,7 @@ def run_all(
             cell, result = pending[future], future.result()
             found[cell] = result
             if results:
-                write_record(results / f"{cell.key()}.json", result)
+                evidence.write_record(results / f"{cell.key()}.json", result)
             progress.console.print(_line(result), highlight=False)
             progress.advance(task)
     return [found[cell] for cell in cells if cell in found]

@@ -15,7 +15,8 @@ from rich.console import Console
 from benchmarks import tracking
 from benchmarks.tracking import EVERY, STEPS, Cell, grid, measure, meets_goals, quick, summarise
 from granite_scu import guard
-from granite_scu.control import build
+from granite_scu.comparison import evidence
+from granite_scu.control import TRACKING, build
 from granite_scu.errors import Diverged, RunFailed, UserError
 
 ROOT = Path(__file__).parents[2]
@@ -260,6 +261,24 @@ def test_finished_runs_keep_their_names():
     cell = quick(list(tracking.SETPOINTS), list(tracking.CORPORA), "original", [])[0]
     assert cell.key() == "9f0065fbce415ed6"
     assert (ROOT / "docs" / "evidence" / "tracking" / f"{cell.key()}.json").is_file()
+
+
+def test_a_run_of_a_law_s_earlier_code_is_not_reported(monkeypatch, tmp_path):
+    paths = keep_quick_runs(tmp_path)
+    report = (*QUICK, "--results", str(tmp_path))
+    assert guarded(monkeypatch, *report) == 0
+    others = replace(CELL, controller="original").key()
+    monkeypatch.setitem(evidence.LAW_REVISIONS, "pi", 2)
+    assert guarded(monkeypatch, *report) == 2  # none is finished
+    assert {path.name for path in keep_quick_runs(tmp_path)}.isdisjoint(path.name for path in paths)
+    assert guarded(monkeypatch, *report) == 0
+    assert replace(CELL, controller="original").key() == others
+
+
+def test_a_run_of_an_earlier_training_is_not_reported(monkeypatch):
+    before = [replace(CELL, controller=law).key() for law in TRACKING]
+    monkeypatch.setattr(evidence, "VERSION", evidence.VERSION + 1)
+    assert not {replace(CELL, controller=law).key() for law in TRACKING} & {*before}
 
 
 def test_an_edited_text_is_another_run(tmp_path):
