@@ -45,7 +45,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import product
@@ -460,14 +460,18 @@ def meets_goals(result: dict[str, Any]) -> bool:
 def run_all(
     cells: list[Cell], jobs: int, results: Path | None, at_most: int | None, console: Console
 ) -> list[dict[str, Any]]:
-    """The finished cells, in order: those read from ``results``, and ``at_most`` so many new ones, written there."""
+    """The finished cells, in order: those read from ``results``, and ``at_most`` so many new ones, written there.
+
+    Raises:
+        UserError: a file in ``results`` is not the run's, or a cell's settings or its run are refused.
+    """
     found: dict[Cell, dict[str, Any]] = {}
     for cell in cells:
         path = results / f"{cell.key()}.json" if results else None
         if path and path.is_file():
             found[cell] = read_run(path, cell)
     missing = [cell for cell in cells if cell not in found][:at_most]
-    for cell in {cell.settings: cell for cell in missing if cell.settings}.values():
+    for cell in {(cell.controller, cell.settings): cell for cell in missing if cell.settings}.values():
         request_of(cell, "unused")  # here: a wrong setting is refused before any run starts
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: processes with several threads each wait for one another
@@ -481,13 +485,16 @@ def run_all(
     ):
         task = progress.add_task("runs", total=len(found) + len(missing), completed=len(found))
         pending = {pool.submit(run_cell, cell, Path(scratch)): cell for cell in missing}
-        for future in as_completed(pending):
-            cell, result = pending[future], future.result()
-            found[cell] = result
-            if results:
-                evidence.write_record(results / f"{cell.key()}.json", result)
-            progress.console.print(_line(result), highlight=False)
-            progress.advance(task)
+        while pending:
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            # One that failed ends the grid, so those that ended with it are kept first.
+            for future in sorted(done, key=lambda one: one.exception() is not None):
+                cell, result = pending.pop(future), future.result()
+                found[cell] = result
+                if results:
+                    evidence.write_record(results / f"{cell.key()}.json", result)
+                progress.console.print(_line(result), highlight=False)
+                progress.advance(task)
     return [found[cell] for cell in cells if cell in found]
 
 

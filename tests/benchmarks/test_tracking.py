@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -430,6 +430,15 @@ def test_documents_are_kept_apart_only_where_that_is_set(setting):
     assert usual.key() != apart.key()
 
 
+class AtOnce(ThreadPoolExecutor):
+    """All that is submitted has ended when the first is asked for."""
+
+    def submit(self, *arguments, **named):
+        future = super().submit(*arguments, **named)
+        wait([future])
+        return future
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(UserError("--data-dir text: has no words"), 2), (RunFailed("no memory"), 1)]
 )
@@ -439,7 +448,7 @@ def test_an_error_of_a_run_is_one_line_and_the_finished_runs_are_kept(monkeypatc
             raise error
         return result(cell, lambda step: 1.0)
 
-    monkeypatch.setattr(tracking, "ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(tracking, "ProcessPoolExecutor", lambda jobs, **_: AtOnce(jobs))
     monkeypatch.setattr(tracking, "run_cell", run)
     assert guarded(monkeypatch, "--quick", "--results", str(tmp_path)) == code
     assert capsys.readouterr().err == f"error: {error}\n"
