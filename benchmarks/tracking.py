@@ -98,7 +98,7 @@ WORST = {
 COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
 ORIGIN = ("machine", "versions", "git_revision")
 FIRST_VERSION = 2
-"""Which ``evidence.VERSION`` of the training the first runs were made with."""
+"""The ``evidence.VERSION`` that runs stand for in whose names there is none."""
 EXAMPLE = "kp=2 ki=0.3 isolate_documents"
 
 
