@@ -5,11 +5,12 @@
     python benchmarks/tracking.py --json > out.json  the whole grid, some eight hours; --results makes it resumable
     python benchmarks/tracking.py --data-dir my_texts/ --target-s 0.03   your text, your setpoint
 
-One set of gains throughout. Each run is what a user would start (1400 optimizer steps of 1024 tokens, a tick every 10,
-N = 24 576 tokens, cosine schedule; half the steps with --quick), in a process with one thread. Smoothed is S by one
-filter for all laws and settings, that of the product's defaults, whatever a law acts on itself. A tick without a
-usable S is out of band and otherwise passed over; travel and saturated are of lambda, and count every tick.
-What is reported:
+One set of gains throughout. Each run is what a user would start with --no-isolate-documents, which is not the product's
+default but how the published grid was measured; --set isolate_documents runs it with the default. It has 1400 optimizer
+steps of 1024 tokens (half of them with --quick), a tick every 10, N = 24 576 tokens and a cosine schedule, in a process
+with one thread. A disturbance that would move S* to 1 or beyond is left out, and named. Smoothed is S by one filter for
+all laws and settings, that of the product's defaults, whatever a law acts on itself. A tick without a usable S is out
+of band and otherwise passed over; travel and saturated are of lambda, and count every tick. What is reported:
 
 settling    share of the run before the smoothed S has entered +-10 % of S*, for nine of the next ten ticks
 in band     share of ticks at which the smoothed S is in +-10 % of S*, from the eleventh after that on
@@ -44,7 +45,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import product
@@ -60,7 +61,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from rich.table import Table
 
 from granite_scu import guard, provenance
-from granite_scu.comparison.evidence import write_record
+from granite_scu.comparison import evidence
 from granite_scu.config import ControlConfig
 from granite_scu.control import CONTROLLERS, PI, TRACKING, metrics
 from granite_scu.control.filter import smooth
@@ -96,6 +97,9 @@ WORST = {
 """Of each figure which is the worst, and what a run without it counts as; None: it does not count."""
 COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
 ORIGIN = ("machine", "versions", "git_revision")
+FIRST_VERSION = 2
+"""The ``evidence.VERSION`` that runs stand for in whose names there is none."""
+EXAMPLE = "kp=2 ki=0.3 isolate_documents"
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,16 @@ class Cell:
         return cls(**{**result["cell"], "settings": tuple(result["cell"]["settings"])})
 
     def key(self) -> str:
-        """Names the finished run; it changes with the law's own defaults and with a text of the user's own."""
+        """Names the finished run; it changes with the law's defaults and code, and with a text of the user's own."""
         law = {field.name: field.default for field in fields(CONTROLLERS[self.controller])}
         law = {name: str(default) for name, default in law.items() if default is not MISSING}
         # Without a content that is "", as those runs are named that were finished before it was part of the name.
         own = {name: value for name, value in asdict(self).items() if name != "content" or value}
-        described = json.dumps([own, law, EVERY, TOKENS], sort_keys=True)
+        code = evidence.revisions(self.controller)
+        if evidence.VERSION != FIRST_VERSION:
+            code["every law"] = evidence.VERSION
+        # The code, too, is only in the names of runs of a later one.
+        described = json.dumps([own, law, EVERY, TOKENS, *([code] if code else [])], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -151,7 +159,7 @@ def digest(corpus: str) -> str:
 
 
 def grid(setpoints: list[float], corpora: list[str], seeds: int, controller: str, settings: list[str]) -> list[Cell]:
-    """Every combination, and each disturbance at the middle setpoints.
+    """Every combination, and at the middle setpoints each disturbance that there can be.
 
     In the order of doing, so that a part of it is balanced: of each seed first the half in which every two of rate,
     rank and corpus occur together once, then the disturbances, then the other half.
@@ -162,10 +170,31 @@ def grid(setpoints: list[float], corpora: list[str], seeds: int, controller: str
         halves: tuple[list[Cell], list[Cell]] = ([], [])
         for (i, rate), (j, rank), (k, corpus) in product(enumerate(RATES), enumerate(RANKS), enumerate(corpora)):
             halves[(i + j + k) % 2].extend(Cell(s, rate, rank, corpus, seed, **common) for s in setpoints)
-        middle = setpoints[1:-1] or setpoints
-        disturbed = [Cell(s, 6e-4, 16, corpora[0], seed, d, **common) for s, d in product(middle, DISTURBANCES)]
+        disturbed = [
+            Cell(s, 6e-4, 16, corpora[0], seed, d, **common)
+            for s, d in product(_middle(setpoints), DISTURBANCES)
+            if moved(s, d) < 1
+        ]
         cells += halves[1] + disturbed + halves[0]
     return cells
+
+
+def _middle(setpoints: list[float]) -> list[float]:
+    return setpoints[1:-1] or setpoints
+
+
+def moved(setpoint: float, disturbance: str | None) -> float:
+    """Where a disturbance moves the setpoint to: above 1, where no S can be, from two thirds on."""
+    return setpoint * {"S* x1.5": 1.5, "S* /1.5": 1 / 1.5}.get(disturbance or "", 1.0)
+
+
+def left_out(setpoints: list[float]) -> list[str]:
+    """What ``grid`` leaves out for want of a setpoint to move to, in words."""
+    return [
+        f"{d} is left out at S* = {s:g}: {moved(s, d):.4g} is no setpoint, it must be below 1"
+        for s, d in product(_middle(setpoints), DISTURBANCES)
+        if moved(s, d) >= 1
+    ]
 
 
 def quick(setpoints: list[float], corpora: list[str], controller: str, settings: list[str]) -> list[Cell]:
@@ -196,23 +225,12 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
     """The run's history. The run is a user's, but for the callback that disturbs it."""
     import torch
 
-    from granite_scu import cli, flags
+    from granite_scu import cli
     from granite_scu.run import Run
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        arguments, _ = flags.translate(
-            [
-                "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
-                "--max-steps", str(cell.steps), "--no-isolate-documents",  # as the published grid was measured
-                "--warmup-steps", "20", "--eval-steps", str(cell.steps), "--control-every", str(EVERY),
-                "--learning-rate", str(cell.learning_rate), "--lora-r", str(cell.rank),
-                "--lora-alpha", str(2 * cell.rank), "--seed", str(cell.seed),
-                "--controller", cell.controller, "--target-s", str(cell.setpoint), *cell.settings,
-            ],
-            ROOT / "configs" / "tiny.yaml",
-        )  # fmt: skip
-        request = cli.parse(arguments).request
+        request = request_of(cell, folder)
         console = Console(quiet=True)
         cli.quiet(console)
         if cell.disturbance:
@@ -220,6 +238,46 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
         run = Run(request, console)
         run.fit()
         return json.loads((run.folder.path / "scu_history.json").read_text(encoding="utf-8"))
+
+
+def request_of(cell: Cell, folder: str) -> Any:
+    """What a user would ask for to have the run in that folder. Makes nothing there.
+
+    Raises:
+        UserError: no run can be made of the cell's settings, or they change what the grid varies or counts on.
+    """
+    from granite_scu import flags
+
+    arguments, _ = flags.translate(
+        [
+            "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
+            "--max-steps", str(cell.steps), "--no-isolate-documents",  # as the published grid was measured
+            "--warmup-steps", "20", "--eval-steps", str(cell.steps), "--control-every", str(EVERY),
+            "--learning-rate", str(cell.learning_rate), "--lora-r", str(cell.rank),
+            "--lora-alpha", str(2 * cell.rank), "--seed", str(cell.seed),
+            "--controller", cell.controller, "--target-s", str(cell.setpoint), *cell.settings,
+        ],
+        ROOT / "configs" / "tiny.yaml",
+    )  # fmt: skip
+    from granite_scu import cli, steering  # late: a wrong flag is refused before torch is imported
+
+    request = cli.parse(arguments).request
+    settled = {
+        "--output-dir": (request.run.output_dir, folder),
+        "--data-dir": (request.data.path, cell.corpus),
+        "--max-steps": (request.trainer["max_steps"], cell.steps),
+        "--control-every": (request.control.every, EVERY),
+        "--learning-rate": (request.optimizer.learning_rate, cell.learning_rate),
+        "--lora-r": (request.lora.rank, cell.rank),
+        "--seed": (request.seed, cell.seed),
+        "--controller": (request.control.controller, cell.controller),
+        "--target-s": (request.control.target_s, cell.setpoint),
+    }
+    for flag, (found, ours) in settled.items():
+        if found != ours:
+            raise UserError(f"--set: {flag} is the grid's own; leave it out")
+    steering.build_controller(request.control)  # for the law's own refusals
+    return request
 
 
 def _disturbance(cell: Cell, request: Any) -> Any:
@@ -253,8 +311,7 @@ def _disturbance(cell: Cell, request: Any) -> Any:
                     group["lr"] *= 3
             elif cell.disturbance.startswith("S*"):
                 control = next(c for c in trainer.callbacks if isinstance(c, ShannonControl))
-                factor = 1.5 if cell.disturbance == "S* x1.5" else 1 / 1.5
-                control.controller = replace(control.controller, setpoint=factor * cell.setpoint)
+                control.controller = replace(control.controller, setpoint=moved(cell.setpoint, cell.disturbance))
 
     return Disturbance()
 
@@ -403,13 +460,19 @@ def meets_goals(result: dict[str, Any]) -> bool:
 def run_all(
     cells: list[Cell], jobs: int, results: Path | None, at_most: int | None, console: Console
 ) -> list[dict[str, Any]]:
-    """The finished cells, in order: those read from ``results``, and ``at_most`` so many new ones, written there."""
+    """The finished cells, in order: those read from ``results``, and ``at_most`` so many new ones, written there.
+
+    Raises:
+        UserError: a file in ``results`` is not the run's, or a cell's settings or its run are refused.
+    """
     found: dict[Cell, dict[str, Any]] = {}
     for cell in cells:
         path = results / f"{cell.key()}.json" if results else None
         if path and path.is_file():
             found[cell] = read_run(path, cell)
     missing = [cell for cell in cells if cell not in found][:at_most]
+    for cell in {(cell.controller, cell.settings): cell for cell in missing if cell.settings}.values():
+        request_of(cell, "unused")  # here: a wrong setting is refused before any run starts
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: processes with several threads each wait for one another
     with (
@@ -422,13 +485,16 @@ def run_all(
     ):
         task = progress.add_task("runs", total=len(found) + len(missing), completed=len(found))
         pending = {pool.submit(run_cell, cell, Path(scratch)): cell for cell in missing}
-        for future in as_completed(pending):
-            cell, result = pending[future], future.result()
-            found[cell] = result
-            if results:
-                write_record(results / f"{cell.key()}.json", result)
-            progress.console.print(_line(result), highlight=False)
-            progress.advance(task)
+        while pending:
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            # One that failed ends the grid, so those that ended with it are kept first.
+            for future in sorted(done, key=lambda one: one.exception() is not None):
+                cell, result = pending.pop(future), future.result()
+                found[cell] = result
+                if results:
+                    evidence.write_record(results / f"{cell.key()}.json", result)
+                progress.console.print(_line(result), highlight=False)
+                progress.advance(task)
     return [found[cell] for cell in cells if cell in found]
 
 
@@ -501,8 +567,8 @@ def build_parser() -> Parser:
     parser.add_argument("--data-dir", nargs="+", default=list(CORPORA), help="corpora, embedded or your own")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of every combination")
     parser.add_argument("--controller", default="pi", choices=TRACKING, help="the law")
-    parser.add_argument("--set", nargs="+", default=[], metavar="FLAG=VALUE", help="flags of the training script for "
-                        "every run, without their leading hyphens: kp=2 actuator=decoupled")  # fmt: skip
+    parser.add_argument("--set", nargs="+", default=[], metavar="FLAG[=VALUE]", help="flags of the training script for "
+                        f"every run, without their leading hyphens: {EXAMPLE}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once, one thread each")
     parser.add_argument("--results", type=Path, help="folder of finished runs: read, and added to")
     parser.add_argument("--max-runs", type=int, help="stop after so many runs that were not finished before; 0 only "
@@ -519,6 +585,8 @@ def main() -> int:
         console.width = 160
     _check(options)
     cells = _cells(options)
+    for line in [] if options.quick else left_out(sorted(set(options.target_s))):
+        console.print(line, highlight=False)
     results = run_all(cells, options.jobs, options.results, options.max_runs, console)
     if not results:
         raise UserError("--max-runs 0: no run of this grid is finished in --results; leave it out to run them")
@@ -555,7 +623,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
     """The runs asked for, each once."""
-    settings, setpoints = [f"--{setting}" for setting in options.set], sorted(options.target_s)
+    settings, setpoints = [f"--{setting}" for setting in options.set], sorted(set(options.target_s))
     if options.quick:
         cells = quick(setpoints, options.data_dir, options.controller, settings)
     else:

@@ -15,12 +15,14 @@ from granite_scu.errors import UserError
 from granite_scu.run_folder import finite, replacing
 
 VERSION = 2
-"""Counts up when the same settings come to mean another run under every law: when the training changes."""
+"""Counts up when the same settings come to mean another run under every law: when the training changes. Those of
+``benchmarks/tracking.py`` are then others too."""
 
 LAW_REVISIONS = {
     "kl": 2,  # the KL is over supervised positions alone; of 12,288 in docs-small four are not
 }
 """Counts up, from 1, when they come to mean another run under one law: its code changed, or what is measured for it.
+The runs of ``benchmarks/tracking.py`` heed it as those of the comparison do.
 
 A change that none of the stored runs would show, here or there, needs no other revision. Such were: PI's first tick
 below S* teaches the integral nothing; CPR binds a matrix once it costs a hundredth of the mean (in its runs of before,
@@ -82,18 +84,26 @@ class Spec:
     @property
     def revisions(self) -> dict[str, int]:
         """Of its controller and the one that acts within, where they are not the first."""
-        return {law: LAW_REVISIONS[law] for law in self._laws if law in LAW_REVISIONS}
+        return revisions(str(self.settings["control.controller"]))
 
     @property
     def _laws(self) -> tuple[str, ...]:
-        name = str(self.settings["control.controller"])
-        return (*INNER.get(name, ()), name)
+        return _acting(str(self.settings["control.controller"]))
 
     @property
     def file(self) -> Path:
         """Its file in the evidence folder: ``task/arm-setting-s<seed>-<key>.json``."""
         label = "-".join(part for part in (self.arm, _plain(self.setting), f"s{self.seed}", self.key) if part)
         return Path(self.task.name) / f"{label}.json"
+
+
+def revisions(controller: str) -> dict[str, int]:
+    """Of a law and the one that acts within it, where they are not the first."""
+    return {law: LAW_REVISIONS[law] for law in _acting(controller) if law in LAW_REVISIONS}
+
+
+def _acting(controller: str) -> tuple[str, ...]:
+    return (*INNER.get(controller, ()), controller)
 
 
 def _plain(setting: str) -> str:

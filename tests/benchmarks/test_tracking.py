@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from rich.console import Console
 
 from benchmarks import tracking
 from benchmarks.tracking import EVERY, STEPS, Cell, grid, measure, meets_goals, quick, summarise
-from granite_scu.control import build
-from granite_scu.errors import Diverged, UserError
+from granite_scu import guard
+from granite_scu.comparison import evidence
+from granite_scu.control import TRACKING, build
+from granite_scu.errors import Diverged, RunFailed, UserError
 
 ROOT = Path(__file__).parents[2]
 CELL = Cell(0.1, 1e-3, 16, "stdlib-docs", 0)
@@ -219,6 +222,34 @@ def test_the_grid_has_every_combination_once_and_its_first_half_is_balanced():
     assert {cell.rank for cell in few} == set(tracking.RANKS) and {cell.corpus for cell in few} == set(corpora)
 
 
+def test_a_setpoint_is_moved_only_to_where_there_can_be_one():
+    cells = grid([0.1, 0.66, 0.67, 2 / 3, 0.9, 0.95], ["stdlib-docs"], 1, "pi", [])
+    upward = {cell.setpoint for cell in cells if cell.disturbance == "S* x1.5"}
+    assert upward == {0.66}
+    for disturbance in set(tracking.DISTURBANCES) - {"S* x1.5"}:
+        assert {c.setpoint for c in cells if c.disturbance == disturbance} == {0.66, 0.67, 2 / 3, 0.9}
+    for cell in cells:  # as the run itself moves it
+        replace(build("pi", setpoint=cell.setpoint), setpoint=tracking.moved(cell.setpoint, cell.disturbance))
+    assert tracking.left_out([0.8]) == ["S* x1.5 is left out at S* = 0.8: 1.2 is no setpoint, it must be below 1"]
+    assert not tracking.left_out(list(tracking.SETPOINTS))
+
+
+@pytest.mark.parametrize(("quickly", "said"), [((), 1), (("--quick",), 0)])
+def test_what_is_left_out_of_the_grid_is_said_once(monkeypatch, capsys, quickly, said):
+    monkeypatch.setattr(tracking, "run_all", lambda cells, *_: [result(cells[0], lambda step: 1.0)])
+    monkeypatch.setattr(sys, "argv", ["tracking.py", "--target-s", "0.8", "0.8", *quickly])
+    assert tracking.main() == 0
+    assert capsys.readouterr().out.count("S* x1.5 is left out at S* = 0.8") == said
+
+
+def test_the_default_grid_is_that_of_the_stored_runs():
+    cells = tracking._cells(tracking.build_parser().parse_args([]))
+    assert len(cells) == 120
+    names = {f"{cell.key()}.json" for cell in cells}
+    stored = {path.name for path in (ROOT / "docs" / "evidence" / "tracking").glob("*.json")}
+    assert len(names & stored) >= 110
+
+
 def test_a_finished_cell_is_known_by_its_settings_and_the_laws_own():
     assert CELL.key() == replace(CELL).key()
     others = replace(CELL, seed=1), replace(CELL, controller="original"), replace(CELL, settings=("--kp=2",))
@@ -230,6 +261,24 @@ def test_finished_runs_keep_their_names():
     cell = quick(list(tracking.SETPOINTS), list(tracking.CORPORA), "original", [])[0]
     assert cell.key() == "9f0065fbce415ed6"
     assert (ROOT / "docs" / "evidence" / "tracking" / f"{cell.key()}.json").is_file()
+
+
+def test_a_run_of_a_law_s_earlier_code_is_not_reported(monkeypatch, tmp_path):
+    paths = keep_quick_runs(tmp_path)
+    report = (*QUICK, "--results", str(tmp_path))
+    assert guarded(monkeypatch, *report) == 0
+    others = replace(CELL, controller="original").key()
+    monkeypatch.setitem(evidence.LAW_REVISIONS, "pi", 2)
+    assert guarded(monkeypatch, *report) == 2  # none is finished
+    assert {path.name for path in keep_quick_runs(tmp_path)}.isdisjoint(path.name for path in paths)
+    assert guarded(monkeypatch, *report) == 0
+    assert replace(CELL, controller="original").key() == others
+
+
+def test_a_run_of_an_earlier_training_is_not_reported(monkeypatch):
+    before = [replace(CELL, controller=law).key() for law in TRACKING]
+    monkeypatch.setattr(evidence, "VERSION", evidence.VERSION + 1)
+    assert not {replace(CELL, controller=law).key() for law in TRACKING} & {*before}
 
 
 def test_an_edited_text_is_another_run(tmp_path):
@@ -318,6 +367,95 @@ def test_every_flag_of_a_run_can_be_set(monkeypatch, setting):
         tracking.train(cell)
     given = {name: value for name, value in vars(asked[0].control).items() if name != "controller"}
     assert build("original", **given) == build("original", setpoint=cell.setpoint)
+
+
+def guarded(monkeypatch, *arguments: str) -> int:
+    """The exit code of the command, in this process."""
+    monkeypatch.setattr(sys, "argv", ["tracking.py", *arguments])
+    return guard.guarded(tracking.main, False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (["kp=-1"], "--kp -1.0: must be positive and finite"),
+        (["kp=nan"], "--kp nan: must be positive and finite"),
+        (["kp=inf"], "--kp inf: must be positive and finite"),
+        (["ki=0"], "--ki 0.0: must be positive and finite"),
+        (["kp=two"], "--kp: invalid float value: 'two'"),
+        (["kp"], "--kp: expected one argument"),
+        (["nonsense=1"], "unknown flag --nonsense"),
+        (["lamda_min=1e-4"], "unknown flag --lamda-min: did you mean --lambda-min?"),
+        (["control.kpp=2"], "control.kpp"),
+        (["actuator=decoupled"], "--actuator decoupled: pi's first lambda"),
+        (["kp=2", "lambda_min=2", "lambda_max=1"], "--lambda-min 2.0: must not exceed --lambda-max 1"),
+        (["max_steps=100"], "--set: --max-steps is the grid's own; leave it out"),
+        (["control.target_s=auto"], "--set: --target-s is the grid's own; leave it out"),
+        (["output_dir=runs"], "--set: --output-dir is the grid's own; leave it out"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_before_any_run_starts(monkeypatch, capsys, setting, said):
+    def start(*arguments, **named):
+        pytest.fail("a worker was started")
+
+    monkeypatch.setattr(tracking, "ProcessPoolExecutor", start)
+    assert guarded(monkeypatch, "--quick", "--set", *setting) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1 and said in told.err
+
+
+def test_a_setting_that_a_law_refuses_itself_is_refused_in_time():
+    """The configuration lets it through: the original law's own first lambda is 1."""
+    with pytest.raises(UserError, match=r"--controller original: lambda_init 1\.0"):
+        tracking.request_of(replace(CELL, controller="original", settings=("--lambda-max=0.1",)), "unused")
+
+
+def test_the_example_in_the_help_is_one():
+    [action] = [action for action in tracking.build_parser()._actions if action.dest == "set"]
+    settings = action.help.rpartition(": ")[2].split()
+    assert "kp=2" in settings
+    request = tracking.request_of(tracking._cells(asked("--quick", "--set", *settings))[0], "unused")
+    assert request.control.kp == 2
+
+
+def asked(*arguments: str):
+    return tracking.build_parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize("setting", ["isolate_documents", "isolate-documents", "data.isolate_documents=true"])
+def test_documents_are_kept_apart_only_where_that_is_set(setting):
+    usual, apart = (tracking._cells(asked("--quick", *more))[0] for more in ((), ("--set", setting)))
+    assert not tracking.request_of(usual, "unused").data.isolate_documents
+    assert tracking.request_of(apart, "unused").data.isolate_documents
+    assert usual.key() != apart.key()
+
+
+class AtOnce(ThreadPoolExecutor):
+    """All that is submitted has ended when the first is asked for."""
+
+    def submit(self, *arguments, **named):
+        future = super().submit(*arguments, **named)
+        wait([future])
+        return future
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UserError("--data-dir text: has no words"), 2), (RunFailed("no memory"), 1)]
+)
+def test_an_error_of_a_run_is_one_line_and_the_finished_runs_are_kept(monkeypatch, capsys, tmp_path, error, code):
+    def run(cell, scratch):
+        if cell.disturbance:  # the last of the four
+            raise error
+        return result(cell, lambda step: 1.0)
+
+    monkeypatch.setattr(tracking, "ProcessPoolExecutor", lambda jobs, **_: AtOnce(jobs))
+    monkeypatch.setattr(tracking, "run_cell", run)
+    assert guarded(monkeypatch, "--quick", "--results", str(tmp_path)) == code
+    assert capsys.readouterr().err == f"error: {error}\n"
+    finished = tracking._cells(asked("--quick"))[:3]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{cell.key()}.json" for cell in finished}
+    for cell in finished:
+        tracking.read_run(tmp_path / f"{cell.key()}.json", cell)
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ BESIDE = {
 CHANGED = """{part} is not as it was when its digest was recorded. It makes the runs of {laws}.
 Would a stored run of these come out otherwise? Then count their revisions up, LAW_REVISIONS in
 granite_scu/comparison/evidence.py (for --target-s auto add to SETPOINT_RULE, for all laws count VERSION up).
+That sets aside the stored runs of benchmarks/tracking.py as well.
 When that is settled: python tests/comparison/test_revisions.py"""
 
 
