@@ -10,7 +10,7 @@ from granite_scu import statistics
 from granite_scu.comparison.foresight import foresight
 from granite_scu.comparison.overview import overview
 from granite_scu.comparison.pairs import pairs
-from granite_scu.comparison.plan import Missing, Plan, base_spec
+from granite_scu.comparison.plan import Missing, Plan
 from granite_scu.comparison.protocol import CASCADE, PI, Task
 from granite_scu.comparison.rows import LEAST_SEEDS, STOPPED_SWEEP, SWEEP, Row, best_of, best_of_each_arm, row_of
 from granite_scu.comparison.transfer import constants, transfer
@@ -83,7 +83,7 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     swept = _swept_best(plan, task)
     excess = {row.arm.name: _swept_excess(row, swept) for row in shown}
     shown = [row for row in shown if row is reference or row.is_not(reference)]
-    base = plan.evidence.get(base_spec(task))
+    base = plan.evidence.get(plan.base(task))
     base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
         "name": task.name,

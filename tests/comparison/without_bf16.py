@@ -1,0 +1,16 @@
+"""The command on a CPU without bf16: ``compare_controllers.py`` with its arguments.
+
+A script, since its workers are spawned: each of them imports this file, and finds the same CPU.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+torch.cpu.get_capabilities = dict
+
+if __name__ == "__main__":
+    from granite_scu.comparison.command import main
+
+    sys.exit(main(root=Path(__file__).parents[2]))
