@@ -108,6 +108,9 @@ def _check(options: argparse.Namespace, protocol: "Protocol") -> None:
         count = getattr(options, flag)
         if count is not None and count < 1:
             raise UserError(f"--{flag.replace('_', '-')} {count}: must be at least 1")
+    most = len(protocol.seeds)
+    if options.seeds and options.seeds > most:
+        raise UserError(f"--seeds {options.seeds}: the {protocol.name} protocol has {most}; give {most} or fewer")
     if options.write_docs and _is_part(options):
         part = "--quick, --tasks, --arms, --seeds and --steps"
         raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")

@@ -35,6 +35,8 @@ def _threads(monkeypatch):
         (["--tasks", "docs"], "--tasks docs: there is none of that name; there are docs-small"),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--jobs", "-1"], "--jobs -1: must be at least 1"),
+        (["--seeds", "10"], "--seeds 10: the full protocol has 5; give 5 or fewer"),
+        (["--quick", "--seeds", "4"], "--seeds 4: the quick protocol has 3; give 3 or fewer"),
         (["--precision", "fp16"], "--precision: invalid choice: 'fp16'"),
         (["--seeds", "many"], "invalid int value: 'many'"),
         (["--quick", "--write-docs"], "--write-docs: the page is about the whole protocol; leave out --quick,"),
