@@ -64,11 +64,12 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 
 def _show_pairs(pairs: list[dict[str, Any]], console: Console) -> None:
+    """A line each: of the tasks on which an arm is better or worse, a terminal has room for the number."""
     table = Table(title=PAIRS, title_justify="left")
     for heading in PAIR_HEADINGS:
         table.add_column(heading, overflow="fold")
     for line in pairs:
-        table.add_row(*_pair_cells(line))
+        table.add_row(*_pair_cells(line)[:-2], str(len(line["better"])), str(len(line["worse"])))
     console.print(table)
     for line in pairs:
         console.print(line["verdict"], highlight=False)
