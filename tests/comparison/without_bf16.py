@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-torch.cpu.get_capabilities = dict
+if __name__ in ("__main__", "__mp_main__"):  # the command and its workers, and not whoever looks for doctests here
+    torch.cpu.get_capabilities = dict
 
 if __name__ == "__main__":
     from granite_scu.comparison.command import main
