@@ -14,7 +14,12 @@ from granite_scu.parser import Parser
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from granite_scu.comparison.evidence import Evidence
     from granite_scu.comparison.plan import Plan
+    from granite_scu.comparison.protocol import Protocol
+
+PRECISIONS = {"auto": None, "bf16": "bf16-mixed", "fp32": "32-true"}
+"""What the flag says, and the Trainer's name for it. On a CPU, where the runs are done, there is no fp16."""
 
 
 def build_parser() -> Parser:
@@ -22,7 +27,8 @@ def build_parser() -> Parser:
         prog="compare_controllers.py",
         description="Train the embedded model under every way to set lambda, and say what difference it makes. "
         "Finished runs are kept as files and never done again: stop at will, go on later, copy them between machines. "
-        "Several commands may share a folder of them, each does what no other has under way.",
+        "Several commands may share a folder of them, each does what no other has under way. "
+        "All runs are done on the CPU, where there is a GPU too.",
     )
     parser.add_argument("--quick", action="store_true", help="a small comparison: about ten minutes on two cores")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
@@ -30,10 +36,13 @@ def build_parser() -> Parser:
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of every run instead of the protocol's")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time, a thread each (default: physical cores)")
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="auto", help="of the runs, which are "
+                        "compared with those in the same alone: bf16, as in docs/evidence, on a CPU that computes it, "
+                        "else fp32; for --list and --report-only that of the finished runs")  # fmt: skip
     parser.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
     parser.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs; "
-                        "with --quick or --steps, runs/compare/runs)")  # fmt: skip
+                        "with --quick, --steps or fp32, runs/compare/runs)")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
                         help="for table and plot (default: docs/evidence; of a part, runs/compare)")  # fmt: skip
     parser.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
@@ -62,41 +71,83 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     from rich.console import Console
 
     from granite_scu.comparison import engine
-    from granite_scu.comparison.evidence import Evidence
     from granite_scu.comparison.plan import Plan
     from granite_scu.comparison.protocol import FULL, QUICK
 
     protocol = QUICK if options.quick else FULL
+    _check(options, protocol)
+    if options.steps:
+        protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160
+    evidence = _evidence(options, root, console)
+    plan = Plan(protocol, evidence, options.tasks, options.arms, options.seeds)
+    jobs = options.jobs or engine.cores()
+    if options.list:
+        _list(plan, jobs, console)
+        return 0
+    place = root / "runs" / "compare" if _is_part(options) else _place(options, root, evidence.precision)
+    output = options.output_dir or place
+    _check_writable("--output-dir", output)  # now, and not after hours of runs
+    outcome = engine.Outcome()
+    if not options.report_only:
+        _check_writable("--evidence", evidence.folder)
+        outcome = engine.carry_out(plan, jobs, console, options.max_runs)
+    _report(plan, output, console, root / "docs" / "evidence.md" if options.write_docs else None)
+    for failure in outcome.errors:
+        print(f"error: {failure.spec.file.stem}: {failure.error}", file=sys.stderr)
+    return 1 if outcome.errors else 0
+
+
+def _check(options: argparse.Namespace, protocol: "Protocol") -> None:
+    """Refuse what the protocol does not have, before anything is read or trained."""
     _check_names("--tasks", options.tasks, [task.name for task in protocol.tasks])
     _check_names("--arms", options.arms, [arm.name for arm in protocol.arms])
     for flag in ("seeds", "steps", "jobs", "max_runs"):
         count = getattr(options, flag)
         if count is not None and count < 1:
             raise UserError(f"--{flag.replace('_', '-')} {count}: must be at least 1")
+    most = len(protocol.seeds)
+    if options.seeds and options.seeds > most:
+        raise UserError(f"--seeds {options.seeds}: the {protocol.name} protocol has {most}; give {most} or fewer")
     if options.write_docs and _is_part(options):
         part = "--quick, --tasks, --arms, --seeds and --steps"
         raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
-    if options.steps:
-        protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
-    folder = options.evidence or _place(options, root) / "runs"
-    plan = Plan(protocol, Evidence(folder), options.tasks, options.arms, options.seeds)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160
-    jobs = options.jobs or engine.cores()
-    if options.list:
-        _list(plan, jobs, console)
-        return 0
-    output = options.output_dir or (root / "runs" / "compare" if _is_part(options) else _place(options, root))
-    _check_writable("--output-dir", output)  # now, and not after hours of runs
-    outcome = engine.Outcome()
-    if not options.report_only:
-        _check_writable("--evidence", folder)
-        outcome = engine.carry_out(plan, jobs, console, options.max_runs)
-    _report(plan, output, console, root / "docs" / "evidence.md" if options.write_docs else None)
-    for failure in outcome.errors:
-        print(f"error: {failure.spec.file.stem}: {failure.error}", file=sys.stderr)
-    return 1 if outcome.errors else 0
+
+
+def _evidence(options: argparse.Namespace, root: Path, console: "Console") -> "Evidence":
+    """The finished runs, in the precision that the command is about; says so where that is not the published one.
+
+    Raises:
+        UserError: as ``Evidence`` and ``_computable`` do, or these are not the runs that the page is about.
+    """
+    from granite_scu.comparison.evidence import Evidence
+    from granite_scu.comparison.protocol import PRECISION
+
+    trains = not (options.list or options.report_only)
+    precision = _computable(options.precision) if trains else PRECISIONS[options.precision]
+    found = Evidence(options.evidence or _place(options, root, precision or PRECISION) / "runs", precision)
+    if found.precision == PRECISION:
+        return found
+    if options.write_docs:
+        raise UserError(f"--write-docs: the page is about runs in {PRECISION}, and these are in {found.precision}")
+    chosen = trains and options.precision == "auto"
+    why = ", since PyTorch finds neither AMX nor AVX512-BF16 in this CPU" if chosen else ""
+    apart = f"compared among themselves, they do not join those in docs/evidence, which are in {PRECISION}"
+    console.print(f"runs in {found.precision}{why}: {apart}", highlight=False)
+    return found
+
+
+def _computable(flag: str) -> str:
+    """The Trainer's name for the precision of new runs.
+
+    Raises:
+        UserError: this CPU does not compute what is asked for.
+    """
+    from granite_scu import hardware  # imports torch, which takes seconds: not for --list
+
+    return hardware.resolve_precision(PRECISIONS[flag], hardware.detect("cpu"))
 
 
 def _check_writable(flag: str, folder: Path) -> None:
@@ -120,9 +171,12 @@ def _report(plan: "Plan", output: Path, console: "Console", page: Path | None) -
         report.write_docs(found, page)
 
 
-def _place(options: argparse.Namespace, root: Path) -> Path:
+def _place(options: argparse.Namespace, root: Path, precision: str) -> Path:
     """Where finished runs are: those of the protocol, of however many, are the repository's evidence."""
-    return root / "runs" / "compare" if options.quick or options.steps else root / "docs" / "evidence"
+    from granite_scu.comparison.protocol import PRECISION
+
+    own = options.quick or options.steps or precision != PRECISION
+    return root / "runs" / "compare" if own else root / "docs" / "evidence"
 
 
 def _is_part(options: argparse.Namespace) -> bool:

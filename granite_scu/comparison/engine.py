@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from granite_scu.comparison.claims import Claims
 from granite_scu.comparison.evidence import Spec
-from granite_scu.comparison.plan import Plan, base_spec
+from granite_scu.comparison.plan import Plan
 from granite_scu.comparison.pool import Finished, Pool
 from granite_scu.comparison.protocol import STEPS
 
@@ -54,7 +54,7 @@ class Standing:
 
 def standing(plan: Plan) -> Standing:
     """Count a plan's runs. Cells that turn out to be one run count twice until that is known."""
-    specs = [base_spec(task) for task in plan.tasks] + [plan.spec_if_known(cell) for cell in plan.everything()]
+    specs = [plan.base(task) for task in plan.tasks] + [plan.spec_if_known(cell) for cell in plan.everything()]
     keys = {spec.key for spec in specs if spec}
     unknown = sum(spec is None for spec in specs)
     finished = [plan.evidence.records[key] for key in keys if key in plan.evidence.records]

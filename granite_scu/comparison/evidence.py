@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from granite_scu.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS, Task
+from granite_scu.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from granite_scu.control import CONTROLLERS
 from granite_scu.control.setpoint import FRACTION, LEAST, MOST
 from granite_scu.errors import UserError
@@ -49,6 +49,7 @@ class Spec:
         arm, setting: which arm it belongs to, for the file's name and the reader; not part of its identity.
         seed: of the order of the data and the initial adapter.
         settings: dotted configuration keys and their values; ``control.replay`` holds the key of a run.
+        precision: as the Trainer calls it.
     """
 
     task: Task
@@ -56,6 +57,7 @@ class Spec:
     setting: str
     seed: int
     settings: dict[str, Any]
+    precision: str = PRECISION
 
     @cached_property
     def key(self) -> str:
@@ -69,6 +71,7 @@ class Spec:
             "law": self.law,
             # Only where there is another than the first, so that the keys of all other runs stay as they are.
             **({"revisions": self.revisions} if self.revisions else {}),
+            **({"precision": self.precision} if self.precision != PRECISION else {}),
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -126,16 +129,19 @@ def lacking(record: dict[str, Any]) -> set[str]:
 
 
 class Evidence:
-    """The finished runs of a folder, by key.
+    """The finished runs of a folder in one precision, by key. Those in another one are passed over: on a CPU the
+    precision goes with the machine, and no difference between arms shall be one between machines.
 
     Args:
         folder: need not exist yet.
+        precision: as the Trainer calls it; null takes that of the runs in the folder, and the published one where they
+            are in several or there are none.
 
     Raises:
         UserError: it is no folder, or a file in it is not a record of a run.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, precision: str | None = None) -> None:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--evidence {folder}: is a file; give the folder of the finished runs")
         self.folder = folder
@@ -144,6 +150,10 @@ class Evidence:
         self.additions = 0
         for path in sorted(folder.rglob("*.json")):
             self.add(path)
+        known = {precision_of(record) for record in self}
+        self.precision = precision or (known.pop() if len(known) == 1 else PRECISION)
+        for key in [key for key, record in self.records.items() if precision_of(record) != self.precision]:
+            del self.records[key], self.paths[key]
 
     def add(self, path: Path) -> dict:
         """Read a run's file."""
@@ -190,6 +200,11 @@ class Evidence:
 
     def __iter__(self) -> Iterator[dict]:
         return iter(self.records.values())
+
+
+def precision_of(record: dict[str, Any]) -> str:
+    """What a run was done in, as the Trainer calls it."""
+    return str(record["settings"].get("trainer.precision", PRECISION))
 
 
 def write_record(path: Path, record: dict) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from granite_scu import statistics
 from granite_scu.comparison.plan import Plan
 from granite_scu.comparison.protocol import Task
-from granite_scu.comparison.rows import LEAST_SEEDS, STOPPED_SWEEP, SWEEP, Row, best_of, common_seeds, row_of
-from granite_scu.statistics import Pair, Scores
+from granite_scu.comparison.rows import STOPPED_SWEEP, SWEEP, Row, best_of, common_seeds, decides, row_of
+from granite_scu.statistics import Estimate, Pair, Scores
 
 SWEPT, SWEPT_STOPPED, ONE = "swept λ", "swept λ, stopped early", "one "
 """Rivals that are no arm: the best of a sweep on each task, and (before an arm's name) one setting for all tasks. All
@@ -40,7 +40,8 @@ def pairs(plan: Plan) -> list[dict[str, Any]]:
         ``excess_of_unseen``, that of the tasks that had no part in choosing S* or in forming a law (None for fewer than
         two, and where the law was chosen on all, as the default's share of S_free was; one setting is all the same);
         ``without_largest``, the average without the longest test document of each task; ``better`` and ``worse``, the
-        tasks whose own interval, of ``LEAST_SEEDS`` or more, lies to one side of 0.
+        tasks that decide and whose own interval lies to one side of 0; ``lost``, the tasks that are left out because
+        runs failed; ``verdict``, the average in a sentence.
     """
     every = [_line(plan, arm, rival) for arm, rivals in QUESTIONS.items() for rival in rivals]
     return [line for line in every if line]
@@ -58,28 +59,58 @@ def _line(plan: Plan, arm: str, rival: str) -> dict[str, Any] | None:
     if len(found) < 2:
         return None
     seeds_of = {name: len(pair.arm.nats) for name, pair in found.items()}
-    decided = {name: pair for name, pair in found.items() if seeds_of[name] >= LEAST_SEEDS}
+    decided = {name: pair for name, pair in found.items() if decides(seeds_of[name])}
     alone = {name: statistics.relative_excess(pair.arm, pair.reference) for name, pair in decided.items()}
     unseen = [pair for name, pair in found.items() if name in plan.protocol.unseen and arm not in CHOSEN_ON_ALL]
     trimmed = [_without_largest(pair.arm) / _without_largest(pair.reference) - 1 for pair in found.values()]
+    lost = (_lost(plan, arm, of_arm) | _lost(plan, rival, of_rival)) - chosen_on
+    excess = statistics.mean_relative_excess(list(found.values()))
+    named = rival + _setting(rival, of_rival)
     return {
         "arm": arm,
-        "rival": rival + _setting(rival, of_rival),
+        "rival": named,
         "tasks": seeds_of,
-        "excess": asdict(statistics.mean_relative_excess(list(found.values()))),
+        "excess": asdict(excess),
         "excess_of_unseen": asdict(statistics.mean_relative_excess(unseen)) if len(unseen) > 1 else None,
         "without_largest": float(np.mean(trimmed)),
         "better": [name for name, excess in alone.items() if excess.high < 0],
         "worse": [name for name, excess in alone.items() if excess.low > 0],
+        "lost": sorted(lost),
+        "verdict": _verdict(f"{arm} against {named}, over {len(found)} tasks", excess, list(seeds_of.values()), lost),
     }
+
+
+def _verdict(about: str, excess: Estimate, seeds: list[int], lost: set[str]) -> str:
+    """One sentence. An average decides nothing where a task in it does not, or where one is out of it that failed."""
+    if lost:
+        return f"{about}: runs that failed on {', '.join(sorted(lost))} leave it open ({excess.mean:+.2%})"
+    if few := sum(not decides(count) for count in seeds):
+        where = f" on {few} of them" if few < len(seeds) else ""
+        return f"{about}: two seeds{where} decide nothing ({excess.mean:+.2%})"
+    if not excess.differs:
+        return f"{about}: no difference shown ({excess.mean:+.2%}, {excess.low:+.2%} to {excess.high:+.2%})"
+    word = "worse" if excess.mean > 0 else "better"
+    least, most = sorted((abs(excess.low), abs(excess.high)))
+    return f"{about}: {word} by {abs(excess.mean):.2%} ({least:.2%} to {most:.2%})"
 
 
 def _rows(plan: Plan, name: str) -> dict[str, Row]:
     """By task, where there are runs of which none failed."""
     if name.startswith(ONE):
         return _one_for_all(plan, name.removeprefix(ONE))
-    arms = {SWEPT: SWEEP, SWEPT_STOPPED: STOPPED_SWEEP}.get(name, (name,))
-    return {task.name: row for task in plan.tasks if (row := _best(plan, task, arms))}
+    return {task.name: row for task in plan.tasks if (row := _best(plan, task, _arms(name)))}
+
+
+def _arms(name: str) -> tuple[str, ...]:
+    """Names of the protocol's arms that are meant."""
+    return {SWEPT: SWEEP, SWEPT_STOPPED: STOPPED_SWEEP}.get(name, (name.removeprefix(ONE),))
+
+
+def _lost(plan: Plan, name: str, rows: dict[str, Row]) -> set[str]:
+    """The tasks that have no row because runs failed, not because they are still to be done."""
+    arms = [arm for arm in plan.protocol.arms if arm.name in _arms(name)]
+    missing = [task for task in plan.tasks if task.name not in rows]
+    return {task.name for task in missing if any(row_of(plan, task, arm).failed for arm in arms)}
 
 
 def _best(plan: Plan, task: Task, arms: tuple[str, ...]) -> Row | None:

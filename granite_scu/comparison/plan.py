@@ -43,7 +43,8 @@ class Plan:
         tasks: names of the tasks asked for.
         arms: names of the arms asked for.
         seeds: how many of the seeds.
-        evidence: what is finished; what follows from it is worked out anew when there is more of it.
+        evidence: what is finished, in the precision that all runs of the plan are in; what follows from it is worked
+            out anew when there is more of it.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Plan:
 
     def next(self, busy: set[str]) -> Spec | None:
         """The first run that is neither finished nor under way and whose needs are finished."""
-        known = [base_spec(task) for task in self.tasks] + [self.spec_if_known(cell) for cell in self.everything()]
+        known = [self.base(task) for task in self.tasks] + [self.spec_if_known(cell) for cell in self.everything()]
         open_specs = (spec for spec in known if spec and self.evidence.get(spec) is None and spec.key not in busy)
         return next(open_specs, None)
 
@@ -136,7 +137,12 @@ class Plan:
             settings["control.lambda_init"] = mean_strength(self._source(cell))
         if arm.derive.endswith("-replay"):
             settings["control.replay"] = self._source(cell)["key"]
-        return Spec(cell.task, arm.name, arm.setting, cell.seed, settings)
+        return Spec(cell.task, arm.name, arm.setting, cell.seed, settings, self.evidence.precision)
+
+    def base(self, task: Task) -> Spec:
+        """The run that trains nothing: the base model's score on a task's texts."""
+        settings = {"control.controller": "none"}
+        return Spec(replace(task, name=BASE, steps=0), task.name, "", 0, settings, self.evidence.precision)
 
     def learning_rate(self, task: Task, arm: Arm) -> float:
         """The rate at which the family's representative had the best validation, of the adapter that counts for it."""
@@ -225,11 +231,6 @@ def mean_strength(record: dict) -> float:
 def _rounded(value: float) -> float:
     """To four digits, so that a key does not hang on the last bit of a machine's arithmetic."""
     return float(f"{value:.4g}")
-
-
-def base_spec(task: Task) -> Spec:
-    """The run that trains nothing: the base model's score on a task's texts."""
-    return Spec(replace(task, name=BASE, steps=0), task.name, "", 0, {"control.controller": "none"})
 
 
 def _validation(record: dict, which: str) -> float:

@@ -12,6 +12,18 @@ from granite_scu.run_folder import RunFolder
 
 BEGIN, END = "<!-- results: written by scripts/compare_controllers.py --write-docs -->", "<!-- end of results -->"
 
+PAIRS = "The laws against their rivals, over all tasks"
+PAIR_HEADINGS = (
+    "",
+    "against",
+    "tasks (of two seeds)",
+    "mean excess",
+    "of the unseen",
+    "without the longest document",
+    "better on",
+    "worse on",
+)
+
 
 def write(results: dict[str, Any], folder: Path) -> list[Path]:
     """``comparison.json``, ``comparison.md`` and, where there is something to draw, ``comparison.png`` and ``.svg``."""
@@ -29,7 +41,7 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """A table for each task, and the claim."""
+    """A table for each task, the one over all tasks with its verdicts, and the claim."""
     for task in results["tasks"]:
         table = Table(title=_title(task), title_justify="left")
         for heading in (
@@ -45,8 +57,22 @@ def show(results: dict[str, Any], console: Console) -> None:
         for row in task["rows"]:
             table.add_row(*_cells(row))
         console.print(table)
+    if results["pairs"]:
+        _show_pairs(results["pairs"], console)
     for line in claim_lines(results):
         console.print(line, highlight=False)
+
+
+def _show_pairs(pairs: list[dict[str, Any]], console: Console) -> None:
+    """A line each: of the tasks on which an arm is better or worse, a terminal has room for the number."""
+    table = Table(title=PAIRS, title_justify="left")
+    for heading in PAIR_HEADINGS:
+        table.add_column(heading, overflow="fold")
+    for line in pairs:
+        table.add_row(*_pair_cells(line)[:-2], str(len(line["better"])), str(len(line["worse"])))
+    console.print(table)
+    for line in pairs:
+        console.print(line["verdict"], highlight=False)
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -88,16 +114,18 @@ def _overview(results: dict[str, Any]) -> str:
 
 def _pairs(results: dict[str, Any]) -> str:
     """The laws against their rivals, over all tasks."""
-    lines = ["### The laws against their rivals, over all tasks", ""]
-    columns = "mean excess | of the unseen | without the longest document | better on | worse on"
-    lines += [f"| | against | tasks (of two seeds) | {columns} |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
-    for line in results["pairs"]:
-        cells = [line["arm"], line["rival"], _counted(line["tasks"]), _excess(line["excess"])]
-        cells += [_excess(line["excess_of_unseen"]), f"{line['without_largest']:+.2%}"]
-        cells += [", ".join(line["better"]), ", ".join(line["worse"])]
-        lines.append(f"| {' | '.join(cells)} |")
+    lines = [f"### {PAIRS}", ""]
+    lines += [f"|{'|'.join(f' {heading} ' if heading else ' ' for heading in PAIR_HEADINGS)}|"]
+    lines += ["|---" * len(PAIR_HEADINGS) + "|"]
+    lines += [f"| {' | '.join(_pair_cells(line))} |" for line in results["pairs"]]
+    lines += ["", *(f"- {line['verdict']}" for line in results["pairs"])]
     return "\n".join(lines)
+
+
+def _pair_cells(line: dict[str, Any]) -> list[str]:
+    cells = [line["arm"], line["rival"], _counted(line["tasks"]), _excess(line["excess"])]
+    cells += [_excess(line["excess_of_unseen"]), f"{line['without_largest']:+.2%}"]
+    return [*cells, ", ".join(line["better"]), ", ".join(line["worse"])]
 
 
 def _counted(seeds: dict[str, int]) -> str:

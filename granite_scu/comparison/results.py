@@ -10,9 +10,9 @@ from granite_scu import statistics
 from granite_scu.comparison.foresight import foresight
 from granite_scu.comparison.overview import overview
 from granite_scu.comparison.pairs import pairs
-from granite_scu.comparison.plan import Missing, Plan, base_spec
+from granite_scu.comparison.plan import Missing, Plan
 from granite_scu.comparison.protocol import CASCADE, PI, Task
-from granite_scu.comparison.rows import LEAST_SEEDS, STOPPED_SWEEP, SWEEP, Row, best_of, best_of_each_arm, row_of
+from granite_scu.comparison.rows import STOPPED_SWEEP, SWEEP, Row, best_of, best_of_each_arm, decides, row_of
 from granite_scu.comparison.transfer import constants, transfer
 from granite_scu.statistics import Estimate
 
@@ -83,7 +83,7 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     swept = _swept_best(plan, task)
     excess = {row.arm.name: _swept_excess(row, swept) for row in shown}
     shown = [row for row in shown if row is reference or row.is_not(reference)]
-    base = plan.evidence.get(base_spec(task))
+    base = plan.evidence.get(plan.base(task))
     base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
         "name": task.name,
@@ -142,7 +142,7 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
         "test_bpt_best_adapter": float(row.scores(seeds, "best").bits_per_token.mean()) if seeds else None,
         "difference": asdict(paired) if paired else None,
         "swept_excess": _swept_excess(row, swept),
-        "decided": len(shared) >= LEAST_SEEDS,
+        "decided": decides(len(shared)),
         "verdict": _verdict(row.name, reference.name, paired, len(shared)) if paired and reference else None,
         "s_at_end": _mean([ticks["s"][-1] for ticks in ends]),
         "lambda_at_end": _mean([ticks["lambda"][-1] for ticks in ends]),
@@ -150,7 +150,7 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
 
 
 def _verdict(arm: str, reference: str, paired: Estimate, seeds: int) -> str:
-    if seeds < LEAST_SEEDS:
+    if not decides(seeds):
         return f"two seeds decide nothing between {arm} and {reference} ({paired.mean:+.4f} bits/token)"
     return statistics.verdict(arm, reference, paired)
 
@@ -201,7 +201,7 @@ def outcome(excess: Estimate | None, seeds: int) -> Outcome:
     """Whether a task shows the claim: the whole interval within the margin, or beyond it; a failed run refutes it."""
     if excess is None:
         return "refuted"
-    if seeds < LEAST_SEEDS:
+    if not decides(seeds):
         return "open"
     return "refuted" if excess.low > MARGIN else "shown" if excess.high <= MARGIN else "open"
 

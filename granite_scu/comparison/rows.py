@@ -72,6 +72,11 @@ def best_of(rows: list[Row], seeds: list[int] | None = None) -> Row | None:
     return min(rows, key=lambda row: row.validation(seeds)) if rows and seeds else None
 
 
+def decides(seeds: int) -> bool:
+    """Whether a comparison on so many seeds may be called shown."""
+    return seeds >= LEAST_SEEDS
+
+
 def common_seeds(rows: list[Row]) -> list[int]:
     """The seeds that all have."""
     return sorted(set.intersection(*(set(row.records) for row in rows))) if rows else []

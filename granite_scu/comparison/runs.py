@@ -3,7 +3,7 @@
 import math
 import tempfile
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,9 +31,6 @@ from granite_scu.provenance import git_revision, origin
 from granite_scu.run import Run
 from granite_scu.run_folder import RunFolder
 
-PRECISION = "bf16-mixed"
-"""The product's own choice on a CPU that has it, and 1.5 times as fast as fp32 with one thread; the same everywhere."""
-
 
 def carry_out(spec: Spec, evidence: Path) -> dict:
     """Do a run and write its record into the evidence folder; returns the record.
@@ -50,7 +47,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         folder = Path(name)
         settings = dict(spec.settings)
         if "control.replay" in settings:
-            settings["control.replay"] = _write_history(evidence, settings["control.replay"], folder)
+            settings["control.replay"] = _write_history(spec, evidence, folder)
         run = ComparedRun(spec, settings, folder / "run")
         try:
             result = run.score_base() if spec.task.steps == 0 else run.fit()
@@ -62,7 +59,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         "arm": spec.arm,
         "setting": spec.setting,
         "seed": spec.seed,
-        "settings": {**TRAINING, **spec.settings, "trainer.precision": PRECISION},
+        "settings": {**TRAINING, **spec.settings, "trainer.precision": spec.precision},
         "corpora": [corpus for corpus in (spec.task.corpus, spec.task.then) if corpus],
         **result,
         **({"auto": run.found} if run.found else {}),
@@ -83,7 +80,7 @@ def command_line(spec: Spec, settings: dict[str, Any], folder: Path) -> list[str
         **TRAINING,
         **settings,
         "seed_everything": spec.seed,
-        "trainer.precision": PRECISION,
+        "trainer.precision": spec.precision,
         "data.path": task.scored_on,
         "data.isolate_documents": False,  # the protocol's: its evidence is from before documents were kept apart
         "run.output_dir": folder,
@@ -99,9 +96,9 @@ def command_line(spec: Spec, settings: dict[str, Any], folder: Path) -> list[str
     return ["fit", *(f"--{key}={value}" for key, value in given.items())]
 
 
-def _write_history(evidence: Path, key: str, folder: Path) -> str:
-    """A finished run's ticks as the history that the controller ``replay`` reads; returns its path."""
-    ticks = Evidence(evidence).records[key]["ticks"]
+def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
+    """The ticks of the finished run that is replayed, as the history that the controller reads; returns its path."""
+    ticks = Evidence(evidence, spec.precision).records[spec.settings["control.replay"]]["ticks"]
     records = [
         {"step": step, "lambda": strength} for step, strength in zip(ticks["step"], ticks["lambda"], strict=True)
     ]
@@ -142,16 +139,19 @@ class ComparedRun(Run):
         """The base model on the training and validation texts and, by document, on the test text."""
         module = self.make_module()
         module.configure_model()  # its adapters are untrained: B = 0, and they add nothing
-        context = torch.autocast("cpu", DTYPES[self.machine.precision])
-        training = score(module, self.data.whole_training_text(), model=module, context=context)
-        context = torch.autocast("cpu", DTYPES[self.machine.precision])
-        validation = score(module, self.data.val_dataloader(), model=module, context=context)
-        test = by_document(module, self.data, context)
+        training = score(module, self.data.whole_training_text(), model=module, context=self._autocast())
+        validation = score(module, self.data.val_dataloader(), model=module, context=self._autocast())
+        test = by_document(module, self.data, self._autocast())
         return {
             "training": {"final": _rounded(training.bits_per_token), "tokens": training.tokens},
             "validation": {"final": _rounded(validation.bits_per_token), "tokens": validation.tokens},
             "test": {"documents": self.data.test_documents, "tokens": test.tokens.tolist(), "final": _nats(test)},
         }
+
+    def _autocast(self) -> AbstractContextManager:
+        """What the Trainer's precision is outside of it."""
+        dtype = DTYPES[self.machine.precision]
+        return nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
 
 
 class ScoreByDocument(Finish):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from granite_scu.comparison.plan import Cell, Plan, base_spec
+from granite_scu.comparison.plan import Cell, Plan
 from granite_scu.comparison.protocol import NONE_AT_RATE, Task
 
 LAST_TICKS = 5
@@ -129,7 +129,7 @@ def _curve(plan: Plan, task: Task) -> Curve | None:
     arms = [NONE_AT_RATE, *(arm for arm in plan.protocol.arms if arm.name == "fixed")]
     records = [[plan.record(Cell(task, arm, seed)) for arm in arms] for seed in plan.seeds]
     whole = [runs for runs in records if all(run and not run["failed"] for run in runs)]
-    base = plan.evidence.get(base_spec(task))
+    base = plan.evidence.get(plan.base(task))
     if not whole or base is None:
         return None
     return [[_place(run, base) for run in runs if run] for runs in zip(*whole, strict=True)]

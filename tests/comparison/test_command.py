@@ -10,8 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from granite_scu.comparison import engine
 from granite_scu.comparison.command import main
+from granite_scu.comparison.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "compare_controllers.py"
@@ -32,6 +35,9 @@ def _threads(monkeypatch):
         (["--tasks", "docs"], "--tasks docs: there is none of that name; there are docs-small"),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--jobs", "-1"], "--jobs -1: must be at least 1"),
+        (["--seeds", "10"], "--seeds 10: the full protocol has 5; give 5 or fewer"),
+        (["--quick", "--seeds", "4"], "--seeds 4: the quick protocol has 3; give 3 or fewer"),
+        (["--precision", "fp16"], "--precision: invalid choice: 'fp16'"),
         (["--seeds", "many"], "invalid int value: 'many'"),
         (["--quick", "--write-docs"], "--write-docs: the page is about the whole protocol; leave out --quick,"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -69,8 +75,6 @@ def test_a_file_is_no_folder_of_evidence(capsys, tmp_path, asked):
 
 
 def test_where_nothing_can_be_written_is_refused_before_the_first_run(capsys, tmp_path, monkeypatch):
-    from granite_scu.comparison import engine
-
     monkeypatch.setattr(engine, "carry_out", lambda *_: pytest.fail("a run was started"))
     file = tmp_path / "out"
     file.write_text("mine")
@@ -99,11 +103,62 @@ def test_list_does_not_import_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def command(folder: Path) -> list[str]:
+@pytest.fixture
+def no_bf16(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+
+
+@pytest.fixture
+def bf16(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
+
+
+@pytest.fixture
+def begun(monkeypatch) -> list[Plan]:
+    """The plans whose runs would have been done."""
+    plans: list[Plan] = []
+    monkeypatch.setattr(engine, "carry_out", lambda plan, *_: plans.append(plan) or engine.Outcome())
+    return plans
+
+
+def test_a_cpu_with_bf16_takes_it_and_says_nothing(bf16, begun, capsys, tmp_path):
+    assert main(tmp_path, []) == 0
+    [plan] = begun
+    assert plan.next(busy=set()).precision == "bf16-mixed"
+    assert plan.evidence.folder == tmp_path / "docs" / "evidence" / "runs"
+    assert "runs in" not in capsys.readouterr().out
+
+
+def test_a_cpu_without_bf16_takes_fp32_and_keeps_it_apart(no_bf16, begun, capsys, tmp_path):
+    """Of the full protocol too: its folder in the repository is of the published precision."""
+    for arguments in ([], ["--quick"]):
+        assert main(tmp_path, arguments) == 0
+        words = (
+            "runs in 32-true, since PyTorch finds neither AMX nor AVX512-BF16 in this CPU: compared among themselves,"
+        )
+        assert words in " ".join(capsys.readouterr().out.split())
+        plan = begun.pop()
+        assert plan.evidence.precision == plan.next(busy=set()).precision == "32-true"
+        assert plan.evidence.folder == tmp_path / "runs" / "compare" / "runs"
+    assert not list((tmp_path / "docs").rglob("*"))
+
+
+def test_bf16_is_refused_where_it_would_be_emulated(no_bf16, begun, capsys, tmp_path):
+    assert main(tmp_path, ["--quick", "--precision", "bf16"]) == 2
+    error = capsys.readouterr().err
+    assert "bf16 would be emulated; use --precision fp32" in error and len(error.splitlines()) == 1 and not begun
+
+
+def test_the_page_is_about_the_published_precision(capsys, tmp_path):
+    assert main(tmp_path, ["--precision", "fp32", "--report-only", "--write-docs"]) == 2
+    assert "--write-docs: the page is about runs in bf16-mixed, and these are in 32-true" in capsys.readouterr().err
+
+
+def command(folder: Path, script: Path = SCRIPT) -> list[str]:
     wanted = ["--quick", "--steps", "4", "--seeds", "1", "--arms", "none", "pi", "--jobs", "1"]
     return [
         sys.executable,
-        str(SCRIPT),
+        str(script),
         *wanted,
         "--evidence",
         str(folder / "runs"),
@@ -137,6 +192,23 @@ def test_it_goes_on_after_being_stopped_and_ends_with_table_json_and_plot(tmp_pa
     assert "bits/token" in second.stdout
     for path in (tmp_path / "runs").rglob("*.json"):
         assert path.stat().st_size < 8_000
+
+
+def test_it_trains_on_a_cpu_without_bf16(tmp_path):
+    def run(*more: str) -> str:
+        script = Path(__file__).with_name("without_bf16.py")
+        done = subprocess.run([*command(tmp_path, script), *more], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return " ".join(done.stdout.split())
+
+    assert "runs in 32-true, since" in run("--arms", "none")
+    records = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("*.json")]
+    assert sorted(record["task"] for record in records) == ["base", "docs-quick"]
+    assert {record["settings"]["trainer.precision"] for record in records} == {"32-true"}
+    [none] = json.loads((tmp_path / "out" / "comparison.json").read_text())["tasks"][0]["rows"]
+    assert none["test_bpt"]["mean"] < 6
+    # Where nothing is trained, the runs that are there count; no others were found by a key of another precision.
+    assert "2 of 2 runs finished" in run("--arms", "none", "--list")
 
 
 def gone_within(group: int, seconds: float) -> bool:

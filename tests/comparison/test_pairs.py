@@ -1,9 +1,11 @@
 """Laws against rivals over several tasks, on evidence whose truth is known."""
 
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from granite_scu.comparison import report, results
 from granite_scu.comparison.evidence import Evidence, write_record
@@ -86,6 +88,52 @@ def test_two_seeds_are_averaged_and_decide_nothing(plan):
     found = line(pairs(two), "pi-auto", "none")
     assert found["tasks"] == {"first": 2, "second": 2} and found["better"] == found["worse"] == []
     assert "| pi-auto | none | 2 (2) | -4.76% [" in report.markdown(results.report(two))
+
+
+def verdict(found: list[dict], arm: str, rival: str) -> str:
+    return line(found, arm, rival)["verdict"]
+
+
+def test_each_pair_has_a_sentence_that_says_what_is_shown(plan):
+    found = pairs(plan)
+    better = line(found, "pi-auto", "none")["excess"]
+    words = f"better by 4.76% ({-better['high']:.2%} to {-better['low']:.2%})"
+    assert verdict(found, "pi-auto", "none") == f"pi-auto against none, over 2 tasks: {words}"
+    assert verdict(found, "pi-auto", "swept λ").startswith("pi-auto against swept λ, over 2 tasks: better by 1.2")
+    assert "cascade against none, over 2 tasks: no difference shown (+" in verdict(found, "cascade", "none")
+    shown = report.markdown(results.report(plan))
+    assert all(f"\n- {line['verdict']}\n" in shown for line in found)
+
+
+def test_a_sentence_of_two_seeds_says_that_they_decide_nothing(plan):
+    found = pairs(Plan(plan.protocol, plan.evidence, seeds=2))
+    assert verdict(found, "pi-auto", "none") == "pi-auto against none, over 2 tasks: two seeds decide nothing (-4.76%)"
+    key = next(r["key"] for r in plan.evidence if (r["arm"], r["task"], r["seed"]) == ("pi-auto", "second", 2))
+    del plan.evidence.records[key]
+    some = verdict(pairs(Plan(plan.protocol, plan.evidence)), "pi-auto", "none")
+    assert some == "pi-auto against none, over 2 tasks: two seeds on 1 of them decide nothing (-4.76%)"
+
+
+def test_a_task_that_was_lost_leaves_the_average_of_the_others_open(protocol, evidence, finish, plan):
+    """Else a law that diverges would be judged by the tasks on which it does not."""
+    tasks = (*plan.protocol.tasks, replace(plan.protocol.tasks[1], name="third", train_tokens=2048))
+    three = Plan(replace(plan.protocol, tasks=tasks), evidence)
+    while (spec := three.next(busy=set())) is not None:
+        record = finish(spec, cost(spec), (cost(spec) * TOKENS).tolist(), TOKENS.tolist())
+        if (spec.arm, spec.seed) == ("pi-auto", 1):
+            record["failed"] = "not finite"
+    found = pairs(three)
+    words = "pi-auto against none, over 2 tasks: runs that failed on third leave it open (-4.76%)"
+    assert verdict(found, "pi-auto", "none") == words
+    assert verdict(found, "cascade", "none").startswith("cascade against none, over 3 tasks: no difference shown")
+
+
+def test_the_terminal_shows_the_pairs_and_their_sentences(plan):
+    console = Console(file=StringIO(), width=200)
+    report.show(results.report(plan), console)
+    text = console.file.getvalue()
+    assert "The laws against their rivals, over all tasks" in text and "without the longest document" in text
+    assert "pi-auto against none, over 2 tasks: better by 4.76%" in text
 
 
 def test_one_task_is_no_average(plan):

@@ -3,14 +3,17 @@
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from granite_scu.comparison import evidence as evidence_module
-from granite_scu.comparison.evidence import Evidence, Spec
+from granite_scu.comparison.evidence import Evidence, Spec, precision_of, write_record
 from granite_scu.comparison.plan import Cell, Missing, Plan, mean_strength
-from granite_scu.comparison.protocol import FIXED, FULL, NONE, PI, STOPPED, TRAINING, Arm, Protocol
+from granite_scu.comparison.protocol import FIXED, FULL, NONE, PI, PRECISION, STOPPED, TRAINING, Arm, Protocol
 from granite_scu.control import CONTROLLERS
+
+ROOT = Path(__file__).parents[2]
 
 
 def called(protocol: Protocol, name: str) -> Arm:
@@ -172,6 +175,60 @@ def test_this_key_is_that_of_the_evidence_in_the_repository():
     task = FULL.tasks[0]
     assert TRAINING["lora.rank"] == 16
     assert Spec(task, "none", "", 0, settings).key == "e44a12a054e3"
+
+
+def test_every_run_in_the_repository_has_the_key_that_its_settings_give():
+    """Whatever else a key comes to hang on: these runs are not done again."""
+    evidence = Evidence(ROOT / "docs" / "evidence" / "runs")
+    plan = Plan(FULL, evidence)
+    assert len(evidence.records) > 500 and {precision_of(record) for record in evidence} == {PRECISION}
+    for record in evidence:
+        if record["task"] == "base":
+            spec = plan.base(FULL.task(record["arm"]))
+        else:
+            settings = {name: value for name, value in record["settings"].items() if name != "trainer.precision"}
+            spec = Spec(FULL.task(record["task"]), record["arm"], "", record["seed"], settings)
+        assert spec.key == record["key"]
+
+
+def test_another_precision_is_another_run():
+    spec = Spec(FULL.tasks[0], "none", "", 0, {**NONE.settings, "optimizer.learning_rate": 1e-3})
+    assert (
+        replace(spec, precision=PRECISION).key == spec.key == "e44a12a054e3" != replace(spec, precision="32-true").key
+    )
+
+
+@pytest.fixture
+def mixed(protocol, evidence, finish) -> Path:
+    """A folder with all runs in the published precision and the first three of a plan in fp32."""
+    drain(Plan(protocol, evidence), finish)
+    plan = Plan(protocol, Evidence(evidence.folder, "32-true"))
+    for _ in range(3):
+        spec = plan.next(busy=set())
+        record = finish(spec)
+        record["settings"] = {**spec.settings, "trainer.precision": spec.precision}
+        write_record(evidence.folder / spec.file, record)
+        plan.evidence.add(evidence.folder / spec.file)
+    return evidence.folder
+
+
+def test_a_comparison_is_of_one_precision(protocol, mixed):
+    published, other = Evidence(mixed), Evidence(mixed, "32-true")
+    assert (published.precision, len(other.records)) == (PRECISION, 3)
+    assert not published.records.keys() & other.records.keys()
+    assert Plan(protocol, published).next(busy=set()) is None
+    assert Plan(protocol, other).next(busy=set()).precision == "32-true"
+
+
+def test_the_precision_that_is_not_asked_for_is_that_of_the_runs_there(mixed, tmp_path):
+    for path in (Evidence(mixed, "32-true")).paths.values():
+        (tmp_path / path.name).write_text(path.read_text())
+        path.unlink()
+    assert Evidence(mixed).precision == PRECISION == Evidence(tmp_path / "none yet").precision
+    for path in mixed.rglob("*.json"):
+        path.unlink()
+    found = Evidence(tmp_path)
+    assert found.precision == "32-true" and len(found.records) == 3
 
 
 def test_a_setpoint_found_by_another_rule_is_another_run(protocol, monkeypatch):

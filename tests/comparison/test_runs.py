@@ -1,12 +1,15 @@
 """Which of the ways that a run ends in are results."""
 
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from granite_scu.comparison import runs
-from granite_scu.comparison.evidence import Spec
+from granite_scu.comparison.evidence import Spec, write_record
 from granite_scu.comparison.protocol import NONE, Task
 from granite_scu.errors import Diverged, RunFailed, UserError
 
@@ -43,6 +46,18 @@ def test_what_is_not_the_arms_doing_leaves_no_record_so_that_it_is_done_again(en
     with pytest.raises(type(error), match=str(error)):
         runs.carry_out(SPEC, tmp_path)
     assert not list(tmp_path.rglob("*"))
+
+
+def test_what_is_replayed_is_of_the_same_precision(evidence, finish, tmp_path):
+    """The folder has runs in another one, too, which would be passed over together with it."""
+    source = replace(SPEC, precision="32-true")
+    finish(SPEC)
+    record = finish(source)
+    write_record(evidence.folder / source.file, record | {"settings": {"trainer.precision": "32-true"}})
+    replay = Spec(SPEC.task, "replay", "", 1, {"control.controller": "replay", "control.replay": source.key}, "32-true")
+    history = runs._write_history(replay, evidence.folder, tmp_path)
+    assert [tick["step"] for tick in json.loads(Path(history).read_text())] == record["ticks"]["step"]
+    assert "--trainer.precision=32-true" in runs.command_line(replay, replay.settings, tmp_path)
 
 
 def test_an_adapter_that_scores_infinity_has_diverged():
