@@ -8,8 +8,10 @@ import pytest
 
 from granite_scu.agreement import MODEL_ERROR, REST, Agreement, Difference, compare
 from granite_scu.control import PI
-from granite_scu.control.identification import Fit, Fopdt, effective, simc, simulate
+from granite_scu.control.identification import Fit
+from granite_scu.control.plant import Fopdt, simulate
 from granite_scu.control.setpoint_step import SetpointStep
+from granite_scu.control.tuning import effective, simc
 
 TICKS, FACTOR, LEVEL = 40, 1.5, math.log(1.2)
 SPAN = math.log(FACTOR)
