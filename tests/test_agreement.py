@@ -22,7 +22,20 @@ LAW = PI(setpoint=0.02, kp=GAINS.kp, ki=GAINS.ki, lambda_init=math.exp(LEVEL))
 
 def fitted(noise: float) -> Fit:
     """A fit that found the plant as it is, and so much noise in ln S."""
-    return Fit(PLANT, 0.08, 0.3, 0.1, 0.03, 0.0, 0.0, 0.9, noise, 0.5, np.zeros(1), start=0)
+    return Fit(
+        model=PLANT,
+        gain_se=0.08,
+        tau_se=0.3,
+        theta_se=0.1,
+        slope_se=0.03,
+        offset=0.0,
+        drift=0.0,
+        r2=0.9,
+        noise=noise,
+        correlation=0.5,
+        fitted=np.zeros(1),
+        start=0,
+    )
 
 
 def measured(plant: Fopdt = PLANT, noise: float = 0.03, seed: int = 1) -> np.ndarray:
