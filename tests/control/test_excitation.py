@@ -34,6 +34,14 @@ def test_the_excitation_steps_on_where_nothing_is_measured_and_stays_inside_the_
     assert max(output.reg_strength for output in outputs) == 0.6
 
 
+def test_steps_of_any_size_rest_on_the_bounds():
+    controller = Excitation(PI(setpoint=0.02, lambda_min=0.1, lambda_max=0.6), settle=4, amplitude=1000.0, dwell=1)
+    _, outputs = run(controller, [seen(0.02)] * 12)
+    wanted = [0.6 if sign > 0 else 0.1 for sign in controller.signs(8)]
+    assert [output.reg_strength for output in outputs[4:]] == pytest.approx(wanted)
+    assert all(output.saturated for output in outputs[4:])
+
+
 def test_its_state_survives_a_checkpoint():
     controller = Excitation(LAW, 4, 0.5, 2)
     state, _ = run(controller, [seen(s) for s in (0.01, 0.02, 0.03, 0.02, 0.02)])
