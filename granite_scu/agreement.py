@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granite_scu import control
-from granite_scu.control.identification import Array, Fit, Fopdt, describe_step, simulate
+from granite_scu.control.identification import Fit
+from granite_scu.control.plant import Array, Fopdt, simulate
 from granite_scu.control.setpoint_step import SetpointStep
+from granite_scu.control.step_response import describe_step
 
 REST = 10
 """Ticks before the step in a simulation: as many as noise takes to have gone round the loop."""

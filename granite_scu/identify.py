@@ -17,9 +17,13 @@ from rich.text import Text
 
 from granite_scu import agreement, control
 from granite_scu.config import IdentifyConfig
-from granite_scu.control import identification as ident
 from granite_scu.control.excitation import Excitation
+from granite_scu.control.identification import Fit, fit_fopdt
+from granite_scu.control.plant import Fopdt
 from granite_scu.control.setpoint_step import SetpointStep
+from granite_scu.control.stability import margins
+from granite_scu.control.step_response import Step, describe_step, step_response
+from granite_scu.control.tuning import Gains, effective, simc
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.guard import FAILED
 from granite_scu.request import Request
@@ -60,7 +64,7 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     if fit.objection is None:
         # No filter in the loop: the law takes ParamBPT as it is and smooths DataBPT alone, which lambda hardly moves.
         seen = _in_logit(fit.model, law.setpoint)
-        gains = ident.simc(ident.effective(seen), config.tau_c)
+        gains = simc(effective(seen), config.tau_c)
         result |= _proposal(seen, gains, config)
         if config.verify:
             # Lambda is named, so that its feed-forward does not move with S*: the prediction is of the gains alone.
@@ -163,14 +167,14 @@ def _column(history: list[dict], name: str) -> np.ndarray:
     return np.array([math.log(v) if v is not None and 0 < v < math.inf else math.nan for v in values])
 
 
-def _fit(history: list[dict], settle: int) -> ident.Fit:
+def _fit(history: list[dict], settle: int) -> Fit:
     try:
-        return ident.fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=settle)
+        return fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=settle)
     except ValueError as error:
         raise RunFailed(f"the step test cannot be evaluated: {error}") from error
 
 
-def _found(history: list[dict], fit: ident.Fit) -> dict[str, Any]:
+def _found(history: list[dict], fit: Fit) -> dict[str, Any]:
     """What the step test showed, as JSON has it."""
     model = fit.model
     pairs = {"gain": fit.gain_se, "tau": fit.tau_se, "theta": fit.theta_se, "slope": fit.slope_se}
@@ -187,16 +191,16 @@ def _found(history: list[dict], fit: ident.Fit) -> dict[str, Any]:
     }
 
 
-def _in_logit(model: ident.Fopdt, setpoint: float) -> ident.Fopdt:
+def _in_logit(model: Fopdt, setpoint: float) -> Fopdt:
     """The model as the gains meet it: the law acts on the logit of S, which moves by 1 / (1 - S) for a unit of ln S."""
     return replace(model, gain=model.gain / (1 - setpoint))
 
 
-def _proposal(model: ident.Fopdt, gains: ident.Gains, config: IdentifyConfig) -> dict[str, Any]:
-    step = ident.step_response(model, gains.kp, gains.ki, band=_band(config))
+def _proposal(model: Fopdt, gains: Gains, config: IdentifyConfig) -> dict[str, Any]:
+    step = step_response(model, gains.kp, gains.ki, band=_band(config))
     return {
         "gains": {"kp": gains.kp, "ki": gains.ki, "tau_i": gains.tau_i, "tau_c": gains.tau_c},
-        "margins": asdict(ident.margins(model, gains.kp, gains.ki)),
+        "margins": asdict(margins(model, gains.kp, gains.ki)),
         "step_response": _as_json(step),
     }
 
@@ -206,12 +210,12 @@ def _band(config: IdentifyConfig) -> float:
     return 0.1 / abs(math.log(config.step))
 
 
-def _as_json(step: ident.Step) -> dict[str, Any]:
+def _as_json(step: Step) -> dict[str, Any]:
     return {**asdict(step), "response": step.response.tolist()}
 
 
 def _train_with_step(
-    request: Request, config: IdentifyConfig, law: control.PI, fit: ident.Fit, console: Console
+    request: Request, config: IdentifyConfig, law: control.PI, fit: Fit, console: Console
 ) -> list[dict]:
     """Train under the proposed gains with a step of S*; a record a tick.
 
@@ -223,7 +227,7 @@ def _train_with_step(
 
 
 def _judged(
-    config: IdentifyConfig, law: control.PI, fit: ident.Fit, history: list[dict], measured: list[dict]
+    config: IdentifyConfig, law: control.PI, fit: Fit, history: list[dict], measured: list[dict]
 ) -> dict[str, Any]:
     """The step of S* as it was measured, held against the prediction, as JSON has it.
 
@@ -241,17 +245,17 @@ def _judged(
         "log_s": _column(measured, "s").tolist(),
         "log_s_smoothed": _column(measured, "s_ema").tolist(),
         "at": config.settle,
-        "measured": _as_json(ident.describe_step(seen, _band(config))),
-        "predicted": _as_json(ident.describe_step(expected, _band(config))),
+        "measured": _as_json(describe_step(seen, _band(config))),
+        "predicted": _as_json(describe_step(expected, _band(config))),
         "agreement": found.as_json(),
         "before": float(np.sqrt(np.nanmean(before**2))),
     }
     return {"verification": verification, "as_predicted": found.as_predicted}
 
 
-def _follow(config: IdentifyConfig, law: control.PI, model: ident.Fopdt) -> int:
+def _follow(config: IdentifyConfig, law: control.PI, model: Fopdt) -> int:
     """Ticks after the step of S*: three times what the linear loop takes to settle, as far as the experiment goes."""
-    linear = ident.step_response(_in_logit(model, law.setpoint), law.kp, law.ki, ticks=200, band=_band(config))
+    linear = step_response(_in_logit(model, law.setpoint), law.kp, law.ki, ticks=200, band=_band(config))
     return min(config.ticks - config.settle, max(FOLLOW, 3 * (linear.settling or FOLLOW)))
 
 

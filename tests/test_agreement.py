@@ -8,8 +8,10 @@ import pytest
 
 from granite_scu.agreement import MODEL_ERROR, REST, Agreement, Difference, compare
 from granite_scu.control import PI
-from granite_scu.control.identification import Fit, Fopdt, effective, simc, simulate
+from granite_scu.control.identification import Fit
+from granite_scu.control.plant import Fopdt, simulate
 from granite_scu.control.setpoint_step import SetpointStep
+from granite_scu.control.tuning import effective, simc
 
 TICKS, FACTOR, LEVEL = 40, 1.5, math.log(1.2)
 SPAN = math.log(FACTOR)
@@ -20,7 +22,20 @@ LAW = PI(setpoint=0.02, kp=GAINS.kp, ki=GAINS.ki, lambda_init=math.exp(LEVEL))
 
 def fitted(noise: float) -> Fit:
     """A fit that found the plant as it is, and so much noise in ln S."""
-    return Fit(PLANT, 0.08, 0.3, 0.1, 0.03, 0.0, 0.0, 0.9, noise, 0.5, np.zeros(1), start=0)
+    return Fit(
+        model=PLANT,
+        gain_se=0.08,
+        tau_se=0.3,
+        theta_se=0.1,
+        slope_se=0.03,
+        offset=0.0,
+        drift=0.0,
+        r2=0.9,
+        noise=noise,
+        correlation=0.5,
+        fitted=np.zeros(1),
+        start=0,
+    )
 
 
 def measured(plant: Fopdt = PLANT, noise: float = 0.03, seed: int = 1) -> np.ndarray:

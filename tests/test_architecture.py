@@ -23,12 +23,15 @@ def imports_any(path: Path, *packages: str) -> set[str]:
     return {name for name in imported(path) if any(name == p or name.startswith(p + ".") for p in packages)}
 
 
+ANALYSIS = ("plant", "identification", "tuning", "stability", "step_response")
+"""Arithmetic on recordings and models, done after a run; no law needs it, and the package does not import it."""
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "granite_scu" / "control").glob("*.py")), ids=lambda p: p.name)
 def test_a_controller_imports_neither_torch_nor_lightning_nor_the_rest_of_the_product(path):
     assert not imports_any(path, "torch", "lightning", "transformers")
-    # Identification is arithmetic on recordings, done after a run; the package does not import it.
-    if path.name != "identification.py":
-        assert not imports_any(path, "numpy", "scipy", "control", "granite_scu.control.identification")
+    if path.stem not in ANALYSIS:
+        assert not imports_any(path, "numpy", "scipy", "control", *(f"granite_scu.control.{name}" for name in ANALYSIS))
     ours = imports_any(path, "granite_scu")
     assert all(name.startswith("granite_scu.control") for name in ours)
 

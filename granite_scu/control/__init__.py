@@ -5,7 +5,7 @@ A new one is a class in a file of its own and a line in ``CONTROLLERS``.
 
 import difflib
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from granite_scu.control.base import Controller, Measurement, Output
@@ -77,7 +77,8 @@ def build(name: str, **settings: Any) -> Controller[Any]:
     Fixed(setpoint=0.02, ema_alpha=0.5, lambda_init=0.1)
 
     Raises:
-        ValueError: there is no controller of that name, or a setting is out of its range.
+        ValueError: there is no controller of that name, a setting without a default is not given, or one is out of its
+            range.
     """
     if name not in CONTROLLERS:
         close = difflib.get_close_matches(name, CONTROLLERS, n=1)
@@ -86,5 +87,10 @@ def build(name: str, **settings: Any) -> Controller[Any]:
     if "target_s" in settings:
         settings["setpoint"] = settings.pop("target_s")
     constructor: Callable[..., Controller[Any]] = CONTROLLERS[name]
-    known = {field.name for field in fields(CONTROLLERS[name])}
-    return constructor(**{key: value for key, value in settings.items() if key in known and value is not None})
+    own = fields(CONTROLLERS[name])
+    given = {f.name: settings[f.name] for f in own if settings.get(f.name) is not None}
+    for field in own:
+        if field.name not in given and field.default is MISSING and field.default_factory is MISSING:
+            wanted = "target_s" if field.name == "setpoint" else field.name
+            raise ValueError(f"give {wanted}; {name} has none by default")
+    return constructor(**given)

@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from granite_scu.control.base import Measurement, Output, clip, require
+from granite_scu.control.base import Measurement, Output, bounded_exp, require
 from granite_scu.control.wrapper import Wrapper, WrapperState
 
 
@@ -77,7 +77,6 @@ class Excitation(Wrapper[ExcitationState]):
         # ln lambda is a function of the tick alone, so a tick without a measurement steps like any other.
         number = (state.tick - self.settle) // self.dwell
         wanted = state.level + self.amplitude * self.signs(number + 1)[number]
-        strength = clip(math.exp(wanted), self.law.lambda_min, self.law.lambda_max)
-        saturated = not self.law.lambda_min < strength < self.law.lambda_max
+        strength, saturated = bounded_exp(wanted, self.law.lambda_min, self.law.lambda_max)
         output = replace(output, reg_strength=strength, p_term=None, i_term=None, saturated=saturated)
         return replace(state, law=law_state, tick=tick), output

@@ -37,6 +37,13 @@ def test_a_setting_that_is_none_leaves_the_controllers_own_default():
     assert build("pi", target_s=0.02, kp=None, lambda_init=None) == build("pi", target_s=0.02)
 
 
+@pytest.mark.parametrize("settings", [{}, {"target_s": None, "kp": 1.0}])
+@pytest.mark.parametrize("name", ["pi", "p", "i", "projection"])
+def test_a_setting_without_a_default_that_is_not_given_is_asked_for(name, settings):
+    with pytest.raises(ValueError, match=f"give target_s; {name} has none by default"):
+        build(name, **settings)
+
+
 def test_importing_it_loads_only_the_standard_library():
     code = """
 import sys

@@ -18,7 +18,8 @@ from rising import steer
 
 from granite_scu.control import PI
 from granite_scu.control.base import clip
-from granite_scu.control.identification import Fopdt, margins
+from granite_scu.control.plant import Fopdt
+from granite_scu.control.stability import margins
 
 LOW, HIGH = 1e-3, 1e3
 SCHEDULED = PI(setpoint=0.02, lambda_min=LOW, lambda_max=HIGH)

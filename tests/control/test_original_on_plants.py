@@ -15,7 +15,8 @@ import pytest
 from rising import steer
 
 from granite_scu.control import Original
-from granite_scu.control.identification import Fopdt, sampled, simulate, stability_limit
+from granite_scu.control.plant import Fopdt, sampled, simulate
+from granite_scu.control.stability import stability_limit
 
 PUBLISHED = Original()
 LINEAR = replace(PUBLISHED, setpoint=0.5, deadband=0.0, lambda_min=1e-30, lambda_max=1e30)

@@ -11,7 +11,9 @@ import pytest
 from granite_scu import cli
 from granite_scu import identify as command
 from granite_scu.config import IdentifyConfig
-from granite_scu.control import PI, identification
+from granite_scu.control import PI
+from granite_scu.control.plant import Fopdt, simulate
+from granite_scu.control.tuning import effective, simc
 
 TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
@@ -81,15 +83,15 @@ def test_without_a_setpoint_the_line_asks_for_one(capfd, corpus, tmp_path):
 @pytest.mark.parametrize("setpoint", [0.02, 0.3, 0.75])
 def test_the_verification_is_as_long_as_the_law_takes_on_the_plant_that_it_meets(setpoint):
     """One plant in the logit of S, which in ln S moves by 1 - S of that."""
-    plant = identification.Fopdt(gain=-1.0, tau=20.0, theta=2.0)
-    gains = identification.simc(identification.effective(plant), tau_c=20)
+    plant = Fopdt(gain=-1.0, tau=20.0, theta=2.0)
+    gains = simc(effective(plant), tau_c=20)
     law = PI(setpoint=setpoint, kp=gains.kp, ki=gains.ki)
     in_log_s = replace(plant, gain=plant.gain * (1 - setpoint))
     config = IdentifyConfig(ticks=600, step=1.2)
     assert command._follow(config, law, in_log_s) == 3 * 15
 
 
-PLANT = identification.Fopdt(gain=-1.15, tau=3.5, theta=0.55)
+PLANT = Fopdt(gain=-1.15, tau=3.5, theta=0.55)
 REST = (math.log(0.5), math.log(0.02))
 """(ln lambda, ln S) at which the simulated plant rests: S at S*, as after a rise that is over."""
 
@@ -101,7 +103,7 @@ def simulated(*plants):
     def train(job, ticks, seed):
         job.folder.path.mkdir(parents=True)
         noise = np.random.default_rng(seed).normal(0, 0.03, ticks)
-        log_s, log_strength, outputs = identification.simulate(job.controller, next(met), ticks, REST, noise)
+        log_s, log_strength, outputs = simulate(job.controller, next(met), ticks, REST, noise)
         return [
             {"step": k + 1, "lambda": math.exp(u), "s": math.exp(y + n), "s_ema": output.smoothed}
             for k, (y, u, n, output) in enumerate(zip(log_s, log_strength, noise, outputs, strict=True))
