@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from granite_scu.control.base import Measurement, require
 from granite_scu.control.open_loop import OpenLoop
@@ -134,7 +134,7 @@ def _tick(record: Any, number: int) -> tuple[int, float]:
     return int(step), float(strength)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     # Compared, and not asked with isfinite, which a whole number of a thousand digits overflows; NaN compares false.
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
