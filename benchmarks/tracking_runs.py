@@ -1,0 +1,130 @@
+"""The runs of ``benchmarks/tracking.py``: done in worker processes, kept as a file each, and read back."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks.tracking_figures import GOALS, measure, nothing_held
+from benchmarks.tracking_grid import Cell
+from benchmarks.tracking_report import line
+from benchmarks.tracking_training import request_of, train
+from granite_scu import guard, provenance
+from granite_scu.comparison import evidence
+from granite_scu.config import ControlConfig
+from granite_scu.errors import Diverged, UserError
+
+COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
+"""What a trajectory has of each tick, after its step."""
+
+
+def run_cell(cell: Cell, scratch: Path | None = None) -> dict[str, Any]:
+    """Train the cell, in a folder that is made in ``scratch`` and removed, and measure it."""
+    provenance.git_revision()  # remembered from now on: what runs is what is imported now
+    try:
+        trajectory = trajectory_of(train(cell, scratch))
+        figures = {"failed": None, **measure(cell, course(cell, trajectory)), "trajectory": trajectory}
+    except Diverged as error:
+        figures = {"failed": str(error), **nothing_held(cell), "trajectory": []}
+    return {"cell": asdict(cell), **figures, **provenance.origin()}
+
+
+def trajectory_of(history: list[dict[str, Any]]) -> list[list[float | bool | None]]:
+    """Each tick's step and ``COURSE``, in four digits."""
+
+    def short(value: float | bool | None) -> float | bool | None:
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    return [[record["step"], *(short(record[name]) for name in COURSE)] for record in history]
+
+
+def course(cell: Cell, trajectory: list[list[float | bool | None]]) -> list[dict[str, Any]]:
+    """The records of a trajectory. In those of older files no tick is marked saturated; it is where lambda is a bound.
+
+    Raises:
+        ValueError: a tick is not whole.
+    """
+    given = dict(setting.partition("=")[::2] for setting in cell.settings)
+    given = {name.rpartition(".")[2].strip("-").replace("-", "_"): value for name, value in given.items()}
+    low, high = (float(given.get(name, getattr(ControlConfig, name))) for name in ("lambda_min", "lambda_max"))
+    with_marks = [point if len(point) > len(COURSE) else [*point, not low < point[3] < high] for point in trajectory]
+    return [dict(zip(("step", *COURSE), point, strict=True)) for point in with_marks]
+
+
+def read_run(path: Path, cell: Cell) -> dict[str, Any]:
+    """The finished run of a cell, measured from the trajectory in its file: the file may be older than a figure.
+
+    Raises:
+        UserError: the file is not whole, or of something else.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if Cell.of(result) != cell or not {*GOALS, "lambda", "trajectory"} <= result.keys():
+            raise ValueError("of another run, or without its figures")
+        if not result.setdefault("failed", None):
+            result |= measure(cell, course(cell, result["trajectory"]))
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        remedy = "move it away, and the run is done again"
+        raise UserError(f"--results: {path} is not the record of {cell}, or not all of it; {remedy}") from error
+    return result
+
+
+def run_all(
+    cells: list[Cell], jobs: int, results: Path | None, at_most: int | None, console: Console
+) -> list[dict[str, Any]]:
+    """The finished cells, in order: those read from ``results``, and ``at_most`` so many new ones, written there.
+
+    Raises:
+        UserError: a file in ``results`` is not the run's, or a cell's settings or its run are refused.
+    """
+    found: dict[Cell, dict[str, Any]] = {}
+    for cell in cells:
+        path = results / f"{cell.key()}.json" if results else None
+        if path and path.is_file():
+            found[cell] = read_run(path, cell)
+    missing = [cell for cell in cells if cell not in found][:at_most]
+    for cell in {(cell.controller, cell.settings): cell for cell in missing if cell.settings}.values():
+        request_of(cell, "unused")  # here: a wrong setting is refused before any run starts
+    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: processes with several threads each wait for one another
+    with (
+        Progress(*columns, console=console) as progress,
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(
+            min(jobs, len(missing) or 1), mp_context=get_context("spawn"), initializer=guard.hush_renamings
+        ) as pool,
+        _killed_on_error(),
+    ):
+        task = progress.add_task("runs", total=len(found) + len(missing), completed=len(found))
+        pending = {pool.submit(run_cell, cell, Path(scratch)): cell for cell in missing}
+        while pending:
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            # One that failed ends the grid, so those that ended with it are kept first.
+            for future in sorted(done, key=lambda one: one.exception() is not None):
+                cell, result = pending.pop(future), future.result()
+                found[cell] = result
+                if results:
+                    evidence.write_record(results / f"{cell.key()}.json", result)
+                progress.console.print(line(result), highlight=False)
+                progress.advance(task)
+    return [found[cell] for cell in cells if cell in found]
+
+
+@contextmanager
+def _killed_on_error() -> Iterator[None]:
+    """Kills the workers when the parent is interrupted: a run would take the signal as a wish to end in good order."""
+    try:
+        yield
+    except BaseException:
+        for worker in active_children():
+            worker.kill()
+        raise

@@ -1,0 +1,201 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from running import ROOT, run
+from tracked import CELL, QUICK, asked, guarded, history, keep_quick_runs, result
+
+from benchmarks import tracking, tracking_figures, tracking_runs
+from benchmarks.tracking_figures import meets_goals, summarise
+from benchmarks.tracking_grid import EVERY, STEPS, Cell
+from granite_scu.errors import Diverged, RunFailed, UserError
+
+
+def test_stored_runs_of_the_default_law_keep_their_figures():
+    """Those were measured by the law's own filter, which is the one that now judges all."""
+    compared = 0
+    for path in (ROOT / "docs" / "evidence" / "tracking").glob("*.json"):
+        stored = json.loads(path.read_text())
+        cell = Cell.of(stored)
+        if cell.controller == "pi":
+            found = tracking_runs.read_run(path, cell)
+            assert [found[name] for name in ("settling", "in_band", "recovery")] == [
+                stored[name] for name in ("settling", "in_band", "recovery")
+            ]
+            for name in {"overshoot", "raw", *tracking_figures.EXCURSION} & stored.keys():
+                assert found[name] == pytest.approx(stored[name], abs=1e-3)
+            compared += 1
+    assert compared > 50
+
+
+def test_a_tick_without_s_can_be_recorded(monkeypatch, tmp_path):
+    records = history(lambda step: 1.0)
+    records[0] |= {"s": None, "s_ema": None, "held": True}
+    monkeypatch.setattr(tracking_runs, "train", lambda cell, scratch: records)
+    done = tracking_runs.run_cell(CELL)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(done))
+    assert done["trajectory"][0] == [EVERY, None, None, 1.0, 0.1, False]
+    assert tracking_runs.read_run(path, CELL) == json.loads(path.read_text())
+    assert done["settling"] == 2 * EVERY / STEPS
+
+
+def test_a_run_that_diverges_is_recorded_and_misses_every_goal(monkeypatch):
+    def diverge(cell, scratch):
+        raise Diverged("step 70: loss or gradient was not finite")
+
+    monkeypatch.setattr(tracking_runs, "train", diverge)
+    done = tracking_runs.run_cell(replace(CELL, disturbance="corpus switched"))
+    assert done["failed"] == "step 70: loss or gradient was not finite"
+    assert not meets_goals(done)
+    facts = summarise([done, result(CELL, lambda step: 1.0)], 2)
+    assert facts["failed"] == facts["missed"] == [str(replace(CELL, disturbance="corpus switched"))]
+    assert facts["goal_met"] is False
+    worst = {name: facts[f"worst_{name}"] for name in tracking_figures.GOALS}
+    assert {name: worst[name] for name in ("in_band", "settling", "raw", "recovery")} == {
+        "in_band": 0.0, "settling": 1.0, "raw": 1.0, "recovery": 1.0
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_real_run_that_diverges_ends_neither_the_others_nor_the_grid(tmp_path, capfd):
+    cells = [replace(CELL, learning_rate=rate, steps=80) for rate in (1e30, 1e-3)]
+    diverged, whole = tracking_runs.run_all(cells, 2, tmp_path, None, Console(quiet=True))
+    assert "not finite" in diverged["failed"] and whole["failed"] is None
+    assert len(whole["trajectory"]) == 8
+    again = tracking_runs.run_all(cells, 2, tmp_path, 0, Console(quiet=True))
+    assert again == json.loads(json.dumps([diverged, whole]))
+    assert "FutureWarning" not in capfd.readouterr().err  # of libraries, about themselves
+
+
+class AtOnce(ThreadPoolExecutor):
+    """All that is submitted has ended when the first is asked for."""
+
+    def submit(self, *arguments, **named):
+        future = super().submit(*arguments, **named)
+        wait([future])
+        return future
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UserError("--data-dir text: has no words"), 2), (RunFailed("no memory"), 1)]
+)
+def test_an_error_of_a_run_is_one_line_and_the_finished_runs_are_kept(monkeypatch, capsys, tmp_path, error, code):
+    def run(cell, scratch):
+        if cell.disturbance:  # the last of the four
+            raise error
+        return result(cell, lambda step: 1.0)
+
+    monkeypatch.setattr(tracking_runs, "ProcessPoolExecutor", lambda jobs, **_: AtOnce(jobs))
+    monkeypatch.setattr(tracking_runs, "run_cell", run)
+    assert guarded(monkeypatch, "--quick", "--results", str(tmp_path)) == code
+    assert capsys.readouterr().err == f"error: {error}\n"
+    finished = tracking._cells(asked("--quick"))[:3]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{cell.key()}.json" for cell in finished}
+    for cell in finished:
+        tracking_runs.read_run(tmp_path / f"{cell.key()}.json", cell)
+
+
+def test_of_an_older_file_what_it_lacks_is_measured_from_its_trajectory(tmp_path):
+    paths = keep_quick_runs(tmp_path)
+    newer = json.loads(run("tracking", *QUICK, "--json", "--results", str(tmp_path)).stdout)
+    late = ("failed", "in_band_early", "rise", "iae", "travel", *tracking_figures.EXCURSION)
+    for path in paths:
+        older = {name: value for name, value in json.loads(path.read_text()).items() if name not in late}
+        path.write_text(json.dumps({**older, "trajectory": [point[:5] for point in older["trajectory"]]}))
+    before = {path: path.read_text() for path in paths}
+    found = json.loads(run("tracking", *QUICK, "--json", "--results", str(tmp_path)).stdout)
+    for ours, theirs in zip(found.pop("results"), newer.pop("results"), strict=True):
+        assert {**ours, "trajectory": theirs["trajectory"]} == theirs
+    assert found == newer
+    assert newer["worst_iae"] > 0 and newer["worst_peak"] > 0
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_in_an_older_trajectory_lambda_on_a_bound_is_saturated():
+    settings = "--lambda-min=1e-4", "--control.lambda_max=2"
+    strengths = 1e-6, 1e-4, 1.0, 2.0, 1e6
+
+    def marks(cell: Cell) -> list[bool]:
+        points = [[EVERY, 0.1, 0.1, strength, 0.1] for strength in strengths]
+        return [record["saturated"] for record in tracking_runs.course(cell, points)]
+
+    assert marks(CELL) == [True, False, False, False, True]
+    assert marks(replace(CELL, settings=settings)) == [True, True, False, True, True]
+    told = [[EVERY, 0.1, 0.1, 1.0, 0.1, True]]
+    assert tracking_runs.course(CELL, told)[0]["saturated"]
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_neither_a_process_nor_a_half_run(tmp_path):
+    command = [sys.executable, "benchmarks/tracking.py", "--jobs", "2", "--results", str(tmp_path / "results")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    restored = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a background job ignores Ctrl-C
+    pipes: dict = {"start_new_session": True, "stderr": subprocess.PIPE, "preexec_fn": restored}
+    ran = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("tmp*/tmp*/*")) and time.monotonic() < deadline:  # a run has begun
+        time.sleep(0.5)
+    assert list(tmp_path.glob("tmp*/tmp*/*"))
+    os.killpg(ran.pid, signal.SIGINT)
+    _, said = ran.communicate(timeout=60)
+    assert ran.returncode == 130 and b"Traceback" not in said
+    deadline = time.monotonic() + 30
+    while (is_there := _is_there(ran.pid)) and time.monotonic() < deadline:  # multiprocessing's tracker ends after us
+        time.sleep(0.1)
+    assert not is_there
+    assert not [*tmp_path.glob("tmp*"), *tmp_path.glob("results")]
+
+
+@pytest.mark.parametrize("content", ["", '{"cell": {"setp', "[]", "{}", "other", "part"])
+def test_a_file_that_is_not_the_run_s_is_named(tmp_path, content):
+    path, *_ = keep_quick_runs(tmp_path, but_for=("raw",) if content == "part" else ())
+    if content == "other":
+        path.write_text(json.dumps(result(CELL, lambda step: 1.0)))
+    elif content != "part":
+        path.write_text(content)
+    ran = run("tracking", *QUICK, "--results", str(tmp_path))
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1 and f"--results: {path} is not" in ran.stderr and "move it away" in ran.stderr
+    assert "Traceback" in run("tracking", *QUICK, "--results", str(tmp_path), "--debug").stderr
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from rich.console import Console
+from benchmarks import tracking_figures, tracking_grid, tracking_runs
+from granite_scu import run_folder
+
+def run(cell, scratch):
+    return {"cell": vars(cell), "failed": None, **tracking_figures.nothing_held(cell), "text": "x" * 1_000_000}
+
+run_folder.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)  # written, and not yet on the disk
+tracking_runs.ProcessPoolExecutor = lambda jobs, **_: ThreadPoolExecutor(jobs)
+tracking_runs.run_cell = run
+cell = tracking_grid.Cell(0.1, 1e-3, 16, "stdlib-docs", 0)
+tracking_runs.run_all([cell], 1, Path(sys.argv[1]), None, Console(quiet=True))
+"""
+
+
+def test_a_kill_while_a_run_is_written_leaves_no_half_of_it(tmp_path):
+    command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(tmp_path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    assert not list(tmp_path.glob("*.json"))
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
