@@ -178,7 +178,7 @@ def _foresight(results: dict[str, Any]) -> str:
     """How well a probe would have foreseen S_free."""
     found = results["foresight"]
     inside = sum(row["inside"] for row in found["tasks"])
-    shares = ", ".join(f"{each['inside']} ({each['share']:.0%})" for each in found["shares"])
+    shares = ", ".join(f"{_inside(each, found['runs'])} ({each['share']:.0%})" for each in found["shares"])
     lines = ["### What a probe foresees of S_free", ""]
     lines += [f"The first steps of every run without λ, continued: {inside} of {found['runs']} ended in the interval."]
     lines += [f"Were the probe a share of the run: {shares}.", ""]
@@ -187,6 +187,11 @@ def _foresight(results: dict[str, Any]) -> str:
         foreseen = f"{row['foreseen']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
         lines.append(f"| {row['task']} | {row['runs']} | {row['inside']} | {foreseen} | {row['came']:.4f} |")
     return "\n".join(lines)
+
+
+def _inside(share: dict[str, Any], runs: int) -> str:
+    """How many were in the interval, and of how many where a probe of this length foresaw more runs or fewer."""
+    return str(share["inside"]) if share["runs"] == runs else f"{share['inside']} of {share['runs']}"
 
 
 def _listed(values: dict[str, float]) -> str:
