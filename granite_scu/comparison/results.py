@@ -1,6 +1,5 @@
 """What the finished runs say: a row for each arm of each task, and the headline claim."""
 
-import math
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -20,7 +19,9 @@ from granite_scu.comparison.rows import (
     best_of_each_arm,
     best_of_sweep,
     decides,
+    mean_of_known,
     row_of,
+    scores_of,
 )
 from granite_scu.comparison.transfer import constants, transfer
 from granite_scu.statistics import Estimate
@@ -93,13 +94,12 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     excess = {row.arm.name: _swept_excess(row, swept) for row in shown}
     shown = [row for row in shown if row is reference or row.is_not(reference)]
     base = plan.evidence.get(plan.base(task))
-    base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
         "name": task.name,
         "corpora": [corpus for corpus in (task.corpus, task.then) if corpus],
         "test_documents": len(base["test"]["tokens"]) if base else None,
         "test_tokens": sum(base["test"]["tokens"]) if base else None,
-        "base_bpt": base_bpt,
+        "base_bpt": scores_of([base]).bits_per_token.item() if base else None,
         "reference": reference.name if reference else None,
         "swept_excess": excess,
         "rows": [_as_json(row, reference, swept) for row in shown],
@@ -148,8 +148,8 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
         "swept_excess": _swept_excess(row, swept),
         "decided": decides(len(shared)),
         "verdict": _verdict(row.name, reference.name, paired, len(shared)) if paired and reference else None,
-        "s_at_end": _mean([ticks["s"][-1] for ticks in ends]),
-        "lambda_at_end": _mean([ticks["lambda"][-1] for ticks in ends]),
+        "s_at_end": mean_of_known([ticks["s"][-1] for ticks in ends]),
+        "lambda_at_end": mean_of_known([ticks["lambda"][-1] for ticks in ends]),
     }
 
 
@@ -157,11 +157,6 @@ def _verdict(arm: str, reference: str, paired: Estimate, seeds: int) -> str:
     if not decides(seeds):
         return f"two seeds decide nothing between {arm} and {reference} ({paired.mean:+.4f} bits/token)"
     return statistics.verdict(arm, reference, paired)
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:

@@ -58,8 +58,13 @@ class Row:
 
     def scores(self, seeds: list[int], adapter: Adapter | None = None) -> Scores:
         """Test scores of these seeds, of the adapter that counts or another one."""
-        test = [self.records[seed]["test"] for seed in seeds]
-        return Scores(np.array([run[adapter or self.arm.adapter] for run in test]), np.array(test[0]["tokens"]))
+        return scores_of([self.records[seed] for seed in seeds], adapter or self.arm.adapter)
+
+
+def scores_of(records: list[dict], adapter: Adapter = "final") -> Scores:
+    """Test scores of runs on one task."""
+    test = [record["test"] for record in records]
+    return Scores(np.array([run[adapter] for run in test]), np.array(test[0]["tokens"]))
 
 
 def row_of(plan: Plan, task: Task, arm: Arm, name: str | None = None) -> Row:
@@ -88,6 +93,12 @@ def best_of_sweep(plan: Plan, task: Task, names: tuple[str, ...]) -> Row | None:
     """Of all settings of these arms the one that validation prefers; None until each is begun: any may be the best."""
     rows = [row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in names]
     return best_of(rows) if all(row.begun for row in rows) else None
+
+
+def mean_of_known(values: list[float | None]) -> float | None:
+    """The mean of what ticks hold; a tick without a measurement holds None. None where all do."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def decides(seeds: int) -> bool:
