@@ -154,6 +154,16 @@ def test_the_page_is_about_the_published_precision(capsys, tmp_path):
     assert "--write-docs: the page is about runs in bf16-mixed, and these are in 32-true" in capsys.readouterr().err
 
 
+def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(capsys, tmp_path):
+    elsewhere = ["--report-only", "--evidence", str(tmp_path / "elsewhere")]
+    assert main(tmp_path, elsewhere) == 0
+    assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "docs").exists()
+    assert main(tmp_path, [*elsewhere, "--write-docs"]) == 2
+    assert "--write-docs: the page is about the runs in docs/evidence/runs; leave out" in capsys.readouterr().err
+    assert main(tmp_path, ["--report-only", "--evidence", str(tmp_path / "docs" / "evidence" / "runs")]) == 0
+    assert (tmp_path / "docs" / "evidence" / "comparison.md").is_file()
+
+
 def command(folder: Path, script: Path = SCRIPT) -> list[str]:
     wanted = ["--quick", "--steps", "4", "--seeds", "1", "--arms", "none", "pi", "--jobs", "1"]
     return [
