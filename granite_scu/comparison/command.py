@@ -44,7 +44,8 @@ def build_parser() -> Parser:
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs; "
                         "with --quick, --steps or fp32, runs/compare/runs)")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
-                        help="for table and plot (default: docs/evidence; of a part, runs/compare)")  # fmt: skip
+                        help="for table and plot (default: docs/evidence; of a part, and of runs from "
+                        "elsewhere, runs/compare)")  # fmt: skip
     parser.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/evidence.md, too")
     parser.add_debug()
@@ -75,7 +76,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     from granite_scu.comparison.protocol import FULL, QUICK
 
     protocol = QUICK if options.quick else FULL
-    _check(options, protocol)
+    _check(options, protocol, root)
     if options.steps:
         protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
     console = Console()
@@ -87,8 +88,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     if options.list:
         _list(plan, jobs, console)
         return 0
-    place = root / "runs" / "compare" if _is_part(options) else _place(options, root, evidence.precision)
-    output = options.output_dir or place
+    output = options.output_dir or _output(options, root, evidence)
     _check_writable("--output-dir", output)  # now, and not after hours of runs
     outcome = engine.Outcome()
     if not options.report_only:
@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     return 1 if outcome.errors else 0
 
 
-def _check(options: argparse.Namespace, protocol: "Protocol") -> None:
+def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> None:
     """Refuse what the protocol does not have, before anything is read or trained."""
     _check_names("--tasks", options.tasks, [task.name for task in protocol.tasks])
     _check_names("--arms", options.arms, [arm.name for arm in protocol.arms])
@@ -114,6 +114,8 @@ def _check(options: argparse.Namespace, protocol: "Protocol") -> None:
     if options.write_docs and _is_part(options):
         part = "--quick, --tasks, --arms, --seeds and --steps"
         raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
+    if options.write_docs and options.evidence and not _is_at(options.evidence, root / "docs" / "evidence" / "runs"):
+        raise UserError("--write-docs: the page is about the runs in docs/evidence/runs; leave out --evidence")
 
 
 def _evidence(options: argparse.Namespace, root: Path, console: "Console") -> "Evidence":
@@ -177,6 +179,17 @@ def _place(options: argparse.Namespace, root: Path, precision: str) -> Path:
 
     own = options.quick or options.steps or precision != PRECISION
     return root / "runs" / "compare" if own else root / "docs" / "evidence"
+
+
+def _output(options: argparse.Namespace, root: Path, evidence: "Evidence") -> Path:
+    """Where table and plot go: into the repository's evidence those of all its own runs alone."""
+    usual = _place(options, root, evidence.precision)
+    whole = _is_at(evidence.folder, usual / "runs") and not _is_part(options)
+    return usual if whole else root / "runs" / "compare"
+
+
+def _is_at(folder: Path, place: Path) -> bool:
+    return folder.resolve() == place.resolve()
 
 
 def _is_part(options: argparse.Namespace) -> bool:

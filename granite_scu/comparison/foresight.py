@@ -45,24 +45,27 @@ def foresight(plan: Plan) -> dict[str, Any]:
     Runs no longer than a probe have nothing to foresee, and of those with too little to go by nothing is foreseen.
 
     Returns:
-        ``runs``; ``shares``: for each ``share`` of the run as the probe, how many are ``inside``; ``tasks``: at the
-        length of the product's probe, for each ``task`` its ``runs``, how many are ``inside``, and of the one that was
-        missed by most, in odds, ``foreseen``, ``low``, ``high`` and ``came``, ratios.
+        ``runs``, foreseen by the product's probe; ``shares``: for each ``share`` of the run as the probe, the ``runs``
+        foreseen and how many are ``inside``; ``tasks``: at the length of the product's probe, for each ``task`` its
+        ``runs``, how many are ``inside``, and of the one that was missed by most, in odds, ``foreseen``, ``low``,
+        ``high`` and ``came``, ratios.
     """
-    runs = [r for r in plan.evidence if r["arm"] in UNREGULARISED and not r["failed"]]
+    names = [task.name for task in plan.protocol.tasks]  # a shared folder has runs of other protocols
+    runs = [r for r in plan.evidence if r["task"] in names and r["arm"] in UNREGULARISED and not r["failed"]]
     runs = [record for record in runs if probe_steps(record["steps"]) < record["steps"]]
     ours = _forecasts(runs, probe_steps)
-    shares = [
-        {"share": x, "inside": sum(f.holds for f in _forecasts(runs, lambda n, x=x: round(x * n)))} for x in SHARES
-    ]
-    of_tasks = {
-        task.name: [forecast for forecast in ours if forecast.task == task.name] for task in plan.protocol.tasks
-    }
+    of_tasks = {name: [forecast for forecast in ours if forecast.task == name] for name in names}
     return {
         "runs": len(ours),
-        "shares": shares,
+        "shares": [_share(share, runs) for share in SHARES],
         "tasks": [_row(name, forecasts) for name, forecasts in of_tasks.items() if forecasts],
     }
+
+
+def _share(share: float, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of probes that are this share of their run."""
+    forecasts = _forecasts(records, lambda steps: round(share * steps))
+    return {"share": share, "runs": len(forecasts), "inside": sum(forecast.holds for forecast in forecasts)}
 
 
 def _row(name: str, forecasts: list[Forecast]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import numpy as np
 
 from granite_scu import statistics
 from granite_scu.comparison.plan import Plan
-from granite_scu.comparison.protocol import Task
-from granite_scu.comparison.rows import STOPPED_SWEEP, SWEEP, Row, best_of, common_seeds, decides, row_of
+from granite_scu.comparison.rows import STOPPED_SWEEP, SWEEP, Row, best_of_sweep, common_seeds, decides, row_of
 from granite_scu.statistics import Estimate, Pair, Scores
 
 SWEPT, SWEPT_STOPPED, ONE = "swept λ", "swept λ, stopped early", "one "
@@ -98,7 +97,7 @@ def _rows(plan: Plan, name: str) -> dict[str, Row]:
     """By task, where there are runs of which none failed."""
     if name.startswith(ONE):
         return _one_for_all(plan, name.removeprefix(ONE))
-    return {task.name: row for task in plan.tasks if (row := _best(plan, task, _arms(name)))}
+    return {task.name: row for task in plan.tasks if (row := best_of_sweep(plan, task, _arms(name)))}
 
 
 def _arms(name: str) -> tuple[str, ...]:
@@ -109,13 +108,12 @@ def _arms(name: str) -> tuple[str, ...]:
 def _lost(plan: Plan, name: str, rows: dict[str, Row]) -> set[str]:
     """The tasks that have no row because runs failed, not because they are still to be done."""
     arms = [arm for arm in plan.protocol.arms if arm.name in _arms(name)]
-    missing = [task for task in plan.tasks if task.name not in rows]
-    return {task.name for task in missing if any(row_of(plan, task, arm).failed for arm in arms)}
-
-
-def _best(plan: Plan, task: Task, arms: tuple[str, ...]) -> Row | None:
-    """Of all settings of these arms the one that validation prefers."""
-    return best_of([row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in arms])
+    missing = {task.name: [row_of(plan, task, arm) for arm in arms] for task in plan.tasks if task.name not in rows}
+    return {
+        name
+        for name, of_task in missing.items()
+        if any(row.failed for row in of_task) and all(row.begun for row in of_task)
+    }
 
 
 def _one_for_all(plan: Plan, name: str) -> dict[str, Row]:

@@ -235,5 +235,4 @@ def _rounded(value: float) -> float:
 
 def _validation(record: dict, which: str) -> float:
     """A run's validation; infinite for a run that failed, so that it is never chosen."""
-    value = None if record["failed"] else record["validation"][which]
-    return float("inf") if value is None else value
+    return float("inf") if record["failed"] else record["validation"][which]

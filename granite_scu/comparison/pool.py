@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.comparison.evidence import Spec
+from granite_scu.errors import Stopped
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,9 @@ def _work(connection: Connection, evidence: Path) -> None:
             try:
                 carry_out(spec, evidence)
                 connection.send(None)
+            except (Stopped, KeyboardInterrupt):
+                # A run that trains has its own handlers, and Lightning turns what _leave raises into an interrupt.
+                _leave()
             except Exception as error:
                 # The boundary of a run: the others go on, and the parent reports it at the end.
                 connection.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")

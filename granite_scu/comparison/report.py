@@ -12,6 +12,15 @@ from granite_scu.run_folder import RunFolder
 
 BEGIN, END = "<!-- results: written by scripts/compare_controllers.py --write-docs -->", "<!-- end of results -->"
 
+HEADINGS = (
+    "arm",
+    "seeds",
+    "validation",
+    "test bits/token",
+    "its best adapter",
+    "difference to the reference",
+    "",
+)
 PAIRS = "The laws against their rivals, over all tasks"
 PAIR_HEADINGS = (
     "",
@@ -44,15 +53,7 @@ def show(results: dict[str, Any], console: Console) -> None:
     """A table for each task, the one over all tasks with its verdicts, and the claim."""
     for task in results["tasks"]:
         table = Table(title=_title(task), title_justify="left")
-        for heading in (
-            "arm",
-            "seeds",
-            "validation",
-            "test bits/token",
-            "its best adapter",
-            "difference to the reference",
-            "",
-        ):
+        for heading in HEADINGS:
             table.add_column(heading, overflow="fold")
         for row in task["rows"]:
             table.add_row(*_cells(row))
@@ -79,9 +80,7 @@ def markdown(results: dict[str, Any]) -> str:
     """The same tables in Markdown."""
     parts = []
     for task in results["tasks"]:
-        lines = [f"### {_title(task)}", ""]
-        lines += ["| arm | seeds | validation | test bits/token | its best adapter | difference to the reference | |"]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines = [f"### {_title(task)}", "", *_heads(HEADINGS)]
         lines += ["| " + " | ".join(_cells(row)) + " |" for row in task["rows"]]
         lines += ["", *(f"- {row['verdict']}" for row in task["rows"] if row["verdict"])]
         parts.append("\n".join(lines))
@@ -115,11 +114,15 @@ def _overview(results: dict[str, Any]) -> str:
 def _pairs(results: dict[str, Any]) -> str:
     """The laws against their rivals, over all tasks."""
     lines = [f"### {PAIRS}", ""]
-    lines += [f"|{'|'.join(f' {heading} ' if heading else ' ' for heading in PAIR_HEADINGS)}|"]
-    lines += ["|---" * len(PAIR_HEADINGS) + "|"]
+    lines += _heads(PAIR_HEADINGS)
     lines += [f"| {' | '.join(_pair_cells(line))} |" for line in results["pairs"]]
     lines += ["", *(f"- {line['verdict']}" for line in results["pairs"])]
     return "\n".join(lines)
+
+
+def _heads(headings: tuple[str, ...]) -> list[str]:
+    """The first two lines of a table."""
+    return [f"|{'|'.join(f' {heading} ' if heading else ' ' for heading in headings)}|", "|---" * len(headings) + "|"]
 
 
 def _pair_cells(line: dict[str, Any]) -> list[str]:
@@ -178,7 +181,7 @@ def _foresight(results: dict[str, Any]) -> str:
     """How well a probe would have foreseen S_free."""
     found = results["foresight"]
     inside = sum(row["inside"] for row in found["tasks"])
-    shares = ", ".join(f"{each['inside']} ({each['share']:.0%})" for each in found["shares"])
+    shares = ", ".join(f"{_inside(each, found['runs'])} ({each['share']:.0%})" for each in found["shares"])
     lines = ["### What a probe foresees of S_free", ""]
     lines += [f"The first steps of every run without λ, continued: {inside} of {found['runs']} ended in the interval."]
     lines += [f"Were the probe a share of the run: {shares}.", ""]
@@ -187,6 +190,11 @@ def _foresight(results: dict[str, Any]) -> str:
         foreseen = f"{row['foreseen']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
         lines.append(f"| {row['task']} | {row['runs']} | {row['inside']} | {foreseen} | {row['came']:.4f} |")
     return "\n".join(lines)
+
+
+def _inside(share: dict[str, Any], runs: int) -> str:
+    """How many were in the interval, and of how many where a probe of this length foresaw more runs or fewer."""
+    return str(share["inside"]) if share["runs"] == runs else f"{share['inside']} of {share['runs']}"
 
 
 def _listed(values: dict[str, float]) -> str:

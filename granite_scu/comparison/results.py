@@ -1,6 +1,5 @@
 """What the finished runs say: a row for each arm of each task, and the headline claim."""
 
-import math
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -12,7 +11,18 @@ from granite_scu.comparison.overview import overview
 from granite_scu.comparison.pairs import pairs
 from granite_scu.comparison.plan import Missing, Plan
 from granite_scu.comparison.protocol import CASCADE, PI, Task
-from granite_scu.comparison.rows import STOPPED_SWEEP, SWEEP, Row, best_of, best_of_each_arm, decides, row_of
+from granite_scu.comparison.rows import (
+    STOPPED_SWEEP,
+    SWEEP,
+    Row,
+    best_of,
+    best_of_each_arm,
+    best_of_sweep,
+    decides,
+    mean_of_known,
+    row_of,
+    scores_of,
+)
 from granite_scu.comparison.transfer import constants, transfer
 from granite_scu.statistics import Estimate
 
@@ -75,22 +85,21 @@ def _setpoint(plan: Plan) -> tuple[float | None, bool]:
 
 def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | None:
     every = [row_of(plan, task, arm) for arm in plan.arms]
-    every = [row for row in every if row.records or row.failed]
+    every = [row for row in every if row.begun]
     if not every:
         return None
     shown = [replace(row, name=f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in best_of_each_arm(every)]
     reference = _reference(shown)
-    swept = _swept_best(plan, task)
+    swept = best_of_sweep(plan, task, SWEEP)  # over the seeds that the whole sweep has
     excess = {row.arm.name: _swept_excess(row, swept) for row in shown}
     shown = [row for row in shown if row is reference or row.is_not(reference)]
     base = plan.evidence.get(plan.base(task))
-    base_bpt = sum(base["test"]["final"]) / sum(base["test"]["tokens"]) / math.log(2) if base else None
     return {
         "name": task.name,
         "corpora": [corpus for corpus in (task.corpus, task.then) if corpus],
         "test_documents": len(base["test"]["tokens"]) if base else None,
         "test_tokens": sum(base["test"]["tokens"]) if base else None,
-        "base_bpt": base_bpt,
+        "base_bpt": scores_of([base]).bits_per_token.item() if base else None,
         "reference": reference.name if reference else None,
         "swept_excess": excess,
         "rows": [_as_json(row, reference, swept) for row in shown],
@@ -103,11 +112,6 @@ def _reference(shown: list[Row]) -> Row | None:
     """What the other rows are compared with: PI, or where it has no score the first arm that has one."""
     scored = [row for row in shown if row.records]
     return next((row for row in scored if row.arm is PI), scored[0] if scored else None)
-
-
-def _swept_best(plan: Plan, task: Task) -> Row | None:
-    """The swept best lambda, over the seeds that its whole sweep has."""
-    return best_of([row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in SWEEP])
 
 
 def _swept_excess(row: Row, swept: Row | None) -> float | None:
@@ -144,8 +148,8 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
         "swept_excess": _swept_excess(row, swept),
         "decided": decides(len(shared)),
         "verdict": _verdict(row.name, reference.name, paired, len(shared)) if paired and reference else None,
-        "s_at_end": _mean([ticks["s"][-1] for ticks in ends]),
-        "lambda_at_end": _mean([ticks["lambda"][-1] for ticks in ends]),
+        "s_at_end": mean_of_known([ticks["s"][-1] for ticks in ends]),
+        "lambda_at_end": mean_of_known([ticks["lambda"][-1] for ticks in ends]),
     }
 
 
@@ -153,11 +157,6 @@ def _verdict(arm: str, reference: str, paired: Estimate, seeds: int) -> str:
     if not decides(seeds):
         return f"two seeds decide nothing between {arm} and {reference} ({paired.mean:+.4f} bits/token)"
     return statistics.verdict(arm, reference, paired)
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
 
 
 def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
@@ -220,7 +219,7 @@ def _statement(task: str, arm: str, excess: Estimate | None, found: Outcome, bes
 def _carried_lambda(plan: Plan, sweep: list[Row]) -> Row | None:
     """This task's row of the lambda that is best on the selection task; None if it lost a seed here."""
     task = plan.protocol.task(plan.protocol.selection_task)
-    best = best_of([row_of(plan, task, row.arm, row.name) for row in sweep])
+    best = best_of_sweep(plan, task, SWEEP)
     return next((row for row in sweep if best and row.arm is best.arm and not row.failed), None)
 
 

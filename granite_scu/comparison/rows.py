@@ -35,6 +35,11 @@ class Row:
     records: dict[int, dict]
     failed: list[int]
 
+    @property
+    def begun(self) -> bool:
+        """Whether any of its runs is finished, be it as a failed one."""
+        return bool(self.records or self.failed)
+
     def has_finished(self, seed: int) -> bool:
         return seed in self.records or seed in self.failed
 
@@ -53,8 +58,13 @@ class Row:
 
     def scores(self, seeds: list[int], adapter: Adapter | None = None) -> Scores:
         """Test scores of these seeds, of the adapter that counts or another one."""
-        test = [self.records[seed]["test"] for seed in seeds]
-        return Scores(np.array([run[adapter or self.arm.adapter] for run in test]), np.array(test[0]["tokens"]))
+        return scores_of([self.records[seed] for seed in seeds], adapter or self.arm.adapter)
+
+
+def scores_of(records: list[dict], adapter: Adapter = "final") -> Scores:
+    """Test scores of runs on one task."""
+    test = [record["test"] for record in records]
+    return Scores(np.array([run[adapter] for run in test]), np.array(test[0]["tokens"]))
 
 
 def row_of(plan: Plan, task: Task, arm: Arm, name: str | None = None) -> Row:
@@ -66,10 +76,29 @@ def row_of(plan: Plan, task: Task, arm: Arm, name: str | None = None) -> Row:
 
 
 def best_of(rows: list[Row], seeds: list[int] | None = None) -> Row | None:
-    """The row with the best validation over these seeds, or those that all have; rows with a failed seed are none."""
-    rows = [row for row in rows if row.records and not row.failed]
-    seeds = common_seeds(rows) if seeds is None else seeds
-    return min(rows, key=lambda row: row.validation(seeds)) if rows and seeds else None
+    """The row with the best validation over these seeds; rows with a failed seed are none.
+
+    Without ``seeds``, of the rows that have any those that all have. With them, None where a row lacks one: it might be
+    the best.
+    """
+    rows = [row for row in rows if not row.failed]
+    if seeds is None:
+        rows = [row for row in rows if row.records]
+        seeds = common_seeds(rows)
+    whole = all(seed in row.records for row in rows for seed in seeds)
+    return min(rows, key=lambda row: row.validation(seeds)) if rows and seeds and whole else None
+
+
+def best_of_sweep(plan: Plan, task: Task, names: tuple[str, ...]) -> Row | None:
+    """Of all settings of these arms the one that validation prefers; None until each is begun: any may be the best."""
+    rows = [row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in names]
+    return best_of(rows) if all(row.begun for row in rows) else None
+
+
+def mean_of_known(values: list[float | None]) -> float | None:
+    """The mean of what ticks hold; a tick without a measurement holds None. None where all do."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def decides(seeds: int) -> bool:

@@ -9,7 +9,6 @@ One task's choice may be a lucky or an unlucky one. So the value is chosen a sec
 corpus, and looked up on these; each corpus takes its turn. That is what a default can be expected to cost on new text.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +17,7 @@ import numpy as np
 
 from granite_scu.comparison.plan import Cell, Plan
 from granite_scu.comparison.protocol import NONE_AT_RATE, Task
+from granite_scu.comparison.rows import mean_of_known, scores_of
 
 LAST_TICKS = 5
 """Ticks at the end that a run's quantities are averaged over."""
@@ -125,26 +125,35 @@ Curve = list[list[Place]]
 
 
 def _curve(plan: Plan, task: Task) -> Curve | None:
-    """The sweep, every lambda at the rate of the fixed ones, 0 too: a curve in lambda and nothing else."""
+    """The sweep, every lambda at the rate of the fixed ones, 0 too: a curve in lambda and nothing else.
+
+    Of the seeds whose runs all have a place on it; None without any.
+    """
     arms = [NONE_AT_RATE, *(arm for arm in plan.protocol.arms if arm.name == "fixed")]
-    records = [[plan.record(Cell(task, arm, seed)) for arm in arms] for seed in plan.seeds]
-    whole = [runs for runs in records if all(run and not run["failed"] for run in runs)]
     base = plan.evidence.get(plan.base(task))
-    if not whole or base is None:
+    if base is None:
         return None
-    return [[_place(run, base) for run in runs if run] for runs in zip(*whole, strict=True)]
+    of_seeds = [[_place(plan.record(Cell(task, arm, seed)), base) for arm in arms] for seed in plan.seeds]
+    whole = [[place for place in places if place] for places in of_seeds if all(places)]
+    return [list(places) for places in zip(*whole, strict=True)] or None
 
 
-def _place(record: dict[str, Any], base: dict[str, Any]) -> Place:
-    ticks, test = record["ticks"], record["test"]
+def _place(record: dict[str, Any] | None, base: dict[str, Any]) -> Place | None:
+    """Of a finished run; None of one that failed, or had nothing to measure S by at its end."""
+    if record is None or record["failed"]:
+        return None
+    ticks = record["ticks"]
+    s, train = (mean_of_known(ticks[name][-LAST_TICKS:]) for name in ("s", "data_bpt"))
+    if s is None or train is None or not 0 < s < 1:
+        return None
     return Place(
         strength=record["settings"].get("control.lambda_init", 0.0),
-        s=float(np.mean(ticks["s"][-LAST_TICKS:])),
-        train=float(np.mean(ticks["data_bpt"][-LAST_TICKS:])),
+        s=s,
+        train=train,
         validation=record["validation"]["final"],
         base_train=base["training"]["final"],
         base_validation=base["validation"]["final"],
-        test=sum(test["final"]) / sum(test["tokens"]) / math.log(2),
+        test=scores_of([record]).bits_per_token.item(),
         n_tokens=record["n_tokens"],
     )
 

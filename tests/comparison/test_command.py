@@ -154,6 +154,16 @@ def test_the_page_is_about_the_published_precision(capsys, tmp_path):
     assert "--write-docs: the page is about runs in bf16-mixed, and these are in 32-true" in capsys.readouterr().err
 
 
+def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(capsys, tmp_path):
+    elsewhere = ["--report-only", "--evidence", str(tmp_path / "elsewhere")]
+    assert main(tmp_path, elsewhere) == 0
+    assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "docs").exists()
+    assert main(tmp_path, [*elsewhere, "--write-docs"]) == 2
+    assert "--write-docs: the page is about the runs in docs/evidence/runs; leave out" in capsys.readouterr().err
+    assert main(tmp_path, ["--report-only", "--evidence", str(tmp_path / "docs" / "evidence" / "runs")]) == 0
+    assert (tmp_path / "docs" / "evidence" / "comparison.md").is_file()
+
+
 def command(folder: Path, script: Path = SCRIPT) -> list[str]:
     wanted = ["--quick", "--steps", "4", "--seeds", "1", "--arms", "none", "pi", "--jobs", "1"]
     return [
@@ -230,22 +240,26 @@ def _group(pid: int) -> int | None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="process groups")
-def test_ctrl_c_leaves_neither_processes_nor_torn_files(tmp_path):
+def test_ctrl_c_leaves_neither_processes_nor_files(tmp_path):
     process = subprocess.Popen(
         [*command(tmp_path), "--steps", "4000"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores Ctrl-C
     )
     try:
-        time.sleep(8)
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("granite-scu-run-*/run/scu_history.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert list(tmp_path.glob("granite-scu-run-*/run/scu_history.jsonl"))  # it trains, and a step has been measured
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
-    assert errors.strip().splitlines()[-1].startswith("error: interrupted")
+    assert errors.strip().splitlines()[-1].startswith("error: interrupted") and "Traceback" not in errors
     assert gone_within(process.pid, seconds=60)  # multiprocessing's own helper takes a moment to see that we left
-    assert not list(tmp_path.rglob("*.tmp"))
+    assert not [*tmp_path.rglob("*.tmp"), *tmp_path.glob("granite-scu-run-*")]

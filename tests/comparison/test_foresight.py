@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from granite_scu.comparison import report, results
 from granite_scu.comparison.evidence import write_record
 from granite_scu.comparison.foresight import LAST_TICKS, foresight
 from granite_scu.comparison.plan import Plan
@@ -88,6 +89,29 @@ def test_the_foresight_is_tried_at_several_lengths(finished):
     inside = {each["share"]: each["inside"] for each in found["shares"]}
     assert inside[0.3] == first["runs"]  # the product's probe, of 60 of 200 steps
     assert inside[0.8] == found["runs"]  # by then the new growth has shown
+
+
+def test_a_probe_that_foresees_fewer_runs_says_of_how_many(finished, evidence):
+    """At most of its first ticks one run has nothing to measure, so that the shortest probe has too few to go by."""
+    plan = finished(power_on_second=2.0)
+    record = next(record for record in evidence if record["task"] == "first")
+    record["ticks"]["s"][:8] = [None] * 8
+    found = foresight(plan)
+    runs = found["runs"]
+    shares = {each["share"]: each for each in found["shares"]}
+    assert shares[0.2] == {"share": 0.2, "runs": runs - 1, "inside": runs - 1} and shares[0.4]["runs"] == runs
+    shown = report.markdown(results.report(plan))
+    assert f"Were the probe a share of the run: {runs - 1} of {runs - 1} (20%), {runs} (30%)" in shown
+
+
+def test_runs_of_another_protocol_are_not_counted(finished, evidence):
+    plan = finished(power_on_second=2.0)
+    before = foresight(plan)
+    source = next(record for record in evidence if record["task"] == "first")
+    path = evidence.folder / "docs-quick" / "none.json"
+    write_record(path, source | {"key": "elsewhere", "task": "docs-quick"})
+    evidence.add(path)
+    assert foresight(plan) == before
 
 
 @pytest.mark.parametrize("spoilt", [None, 1.0])

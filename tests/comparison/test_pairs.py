@@ -128,6 +128,25 @@ def test_a_task_that_was_lost_leaves_the_average_of_the_others_open(protocol, ev
     assert verdict(found, "cascade", "none").startswith("cascade against none, over 3 tasks: no difference shown")
 
 
+def test_a_sweep_that_is_not_finished_is_no_rival_yet(evidence, finish, plan):
+    """Nor is a task of it lost on which a run failed."""
+    assert line(pairs(plan), "cascade", "swept λ")
+    wider = Plan(replace(plan.protocol, arms=(*plan.protocol.arms, FIXED[3])), evidence)
+    assert not [found for found in pairs(wider) if found["rival"] == "swept λ"]
+    tasks = (*plan.protocol.tasks, replace(plan.protocol.tasks[1], name="third", train_tokens=2048))
+    three = Plan(replace(wider.protocol, tasks=tasks), evidence)
+    open_keys: set[str] = set()
+    while (spec := three.next(busy=open_keys)) is not None:
+        if spec.task.name == "third" and spec.setting == FIXED[3].setting:
+            open_keys.add(spec.key)
+            continue
+        record = finish(spec, cost(spec) if spec.setting != FIXED[3].setting else 5.0, TOKENS.tolist(), TOKENS.tolist())
+        if spec.task.name == "third" and spec.setting == FIXED[1].setting:
+            record["failed"] = "not finite"
+    found = line(pairs(three), "cascade", "swept λ")
+    assert list(found["tasks"]) == ["first", "second"] and found["lost"] == []
+
+
 def test_the_terminal_shows_the_pairs_and_their_sentences(plan):
     console = Console(file=StringIO(), width=200)
     report.show(results.report(plan), console)

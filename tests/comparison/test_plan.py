@@ -120,8 +120,13 @@ def test_the_headline_comes_first_and_the_tasks_in_turn(protocol, evidence):
 def test_a_failed_run_is_finished_and_never_the_best(protocol, evidence, finish):
     plan = Plan(protocol, evidence)
     task = protocol.tasks[0]
-    for rate, validation in ((1e-3, None), (2e-3, 5.9)):
-        finish(plan.spec(Cell(task, NONE, 0, rate)), validation, nats=[1.0, 1.0, 1.0])
+    diverged, good = (plan.spec(Cell(task, NONE, 0, rate)) for rate in protocol.rates)
+    scores = ("validation", "test", "law", "ticks", "n_tokens")
+    lost = {name: value for name, value in finish(diverged).items() if name not in scores}
+    write_record(evidence.folder / diverged.file, {**lost, "failed": "not finite"})
+    evidence.add(evidence.folder / diverged.file)
+    finish(good, validation=5.9)
+    assert plan.next(busy=set()).key not in (diverged.key, good.key)
     assert plan.learning_rate(task, NONE) == 2e-3
 
 

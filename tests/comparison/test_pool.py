@@ -49,6 +49,27 @@ def test_a_worker_that_died_idle_is_given_nothing(pool):
     assert pool.busy == [SPEC] and dead.spec is None
 
 
+INTERRUPTED = """
+import multiprocessing
+from pathlib import Path
+from granite_scu.comparison import pool, runs
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+runs.carry_out, pool._leave_with_parent = interrupted, int
+ours, theirs = multiprocessing.Pipe()
+ours.send("a run")
+pool._work(theirs, Path())
+"""
+"""A worker whose run is stopped while it probes: Lightning makes an interrupt of what ``_leave`` raises there."""
+
+
+def test_a_worker_whose_run_is_interrupted_leaves_without_a_word():
+    left = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (left.returncode, left.stderr) == (143, "")
+
+
 def test_a_worker_leaves_its_run_when_its_parent_is_killed(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from granite_scu.comparison.evidence import Spec;"

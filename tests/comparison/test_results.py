@@ -1,6 +1,7 @@
 """What is said about evidence whose truth is known."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from granite_scu.comparison import report, results
 from granite_scu.comparison.evidence import Evidence, write_record
 from granite_scu.comparison.plan import Plan
+from granite_scu.comparison.protocol import FIXED
 from granite_scu.comparison.results import outcome
 from granite_scu.errors import UserError
 from granite_scu.statistics import Estimate
@@ -129,6 +131,19 @@ def test_the_claimants_are_held_against_the_sweep_with_early_stopping_too(finish
     assert "with early stopping the swept best is early-stopping" in " ".join(report.claim_lines(found))
 
 
+def test_early_stopping_that_lacks_a_seed_has_no_best(finished, evidence):
+    """It takes another rate than lambda = 0 does, and at that one only the run that tunes it is finished."""
+    plan = finished(cost)
+    for record in evidence:
+        if record["settings"]["control.controller"] == "none" and record["task"] != "base":
+            record["validation"]["best"] -= record["settings"]["optimizer.learning_rate"]
+    found = results.report(Plan(plan.protocol, evidence))
+    assert row(found, 1, "early-stopping")["seeds"] == [0]
+    claim = found["tasks"][1]["claims"]["pi"]
+    assert claim["outcome"] == "shown" and claim["seeds"] == [0, 1, 2]
+    assert claim["stopped_best"] is None and claim["stopped_excess"] is None
+
+
 def test_tasks_that_are_not_run_leave_the_claim_open(finished):
     plan = finished(cost)
     found = results.report(Plan(plan.protocol, plan.evidence, tasks=["first"]))
@@ -192,13 +207,18 @@ def test_failed_runs_are_counted_and_not_averaged(finished, evidence):
 
 
 def test_half_of_the_evidence_makes_a_report_that_says_so(protocol, evidence, finish):
+    """S* is chosen on two seeds; the setpoints were tried on one."""
     plan = Plan(protocol, evidence)
     assert results.report(plan)["tasks"] == []
-    for _ in range(9):
-        finish(plan.next(busy=set()))
+    still_open: set[str] = set()
+    while (spec := plan.next(busy=still_open)) is not None:
+        if spec.arm == "pi-swept" and spec.seed:
+            still_open.add(spec.key)
+        else:
+            finish(spec, cost(spec))
     found = results.report(plan)
-    assert found["setpoint_is_provisional"]
-    assert "provisional" in report.markdown(found) or found["setpoint"] is None
+    assert found["setpoint"] == 0.2 and found["setpoint_is_provisional"]
+    assert "S* = 0.2, chosen by validation on first (provisional: some of the runs" in report.markdown(found)
 
 
 def test_it_leaves_table_json_and_plot(finished, tmp_path):
@@ -243,6 +263,17 @@ def test_the_overview_sets_every_arm_against_the_swept_best(finished):
     assert lines["pi"]["mean"] == pytest.approx(4 / 4.002 - 1, abs=1e-4) == lines["pi"]["worst"]
     assert lines["fixed"]["worst"] == 0
     assert "| none | +24.94 | +24.94 | +24.94 | +24.94 |" in report.markdown(found)
+
+
+def test_a_sweep_that_lacks_a_setting_has_no_best(finished, evidence, finish):
+    plan = finished(cost)
+    more = Plan(replace(plan.protocol, arms=(*plan.protocol.arms, FIXED[1])), evidence)
+    found = results.report(more)
+    assert found["overview"] == [] and set(found["tasks"][1]["swept_excess"].values()) == {None}
+    while (spec := more.next(busy=set())) is not None:
+        finish(spec, tokens=[100] * 12)["failed"] = "not finite"
+    found = results.report(more)  # with one that lost its runs it is complete
+    assert found["tasks"][1]["swept_excess"]["none"] == pytest.approx(5 / 4.002 - 1, abs=1e-4)
 
 
 def altered(evidence, **changed) -> None:

@@ -76,6 +76,21 @@ def test_values_between_the_settings_are_interpolated_and_beyond_them_the_end_co
     assert found["S"]["excess"]["second"] == pytest.approx((4 + 0.4**2) / 4 - 1, rel=1e-3)  # lambda = 0, S = 0.9
 
 
+def test_ticks_without_s_are_left_out_and_seeds_that_had_no_other(swept, protocol):
+    before = transfer(swept)
+    first = [swept.record(Cell(protocol.tasks[0], FIXED[0], seed)) for seed in swept.seeds]
+    for record in first:
+        record["ticks"] |= {"s": [*record["ticks"]["s"], None], "data_bpt": [*record["ticks"]["data_bpt"], None]}
+    assert transfer(swept) == before
+    for record in first[1:]:
+        record["ticks"]["s"] = [None] * 3
+    after = [row["mean_excess"] for row in transfer(swept)]  # of the seed that is left, whose runs are as the others'
+    assert after == pytest.approx([row["mean_excess"] for row in before])
+    first[0]["ticks"]["s"] = [1.0] * 3  # what rounds to it says nothing of ParamBPT
+    assert transfer(swept) == []
+    assert {task for row in constants(swept) for task in row["excess"]} == {"second"}
+
+
 def test_a_task_without_a_whole_sweep_is_left_out(protocol, evidence):
     assert transfer(Plan(protocol, evidence)) == []
     assert constants(Plan(protocol, evidence)) == []
