@@ -60,6 +60,7 @@ def test_a_step_test_too_noisy_proposes_nothing_or_something_and_says_which(iden
         (["--step_test.step=60"], "--step_test.step 60.0: takes S* 0.02 beyond 1"),
         (["--control.target_s=auto"], "--control.target_s: identify works at one operating point; give a ratio"),
         (["--control.controller=fixed"], "--control.controller fixed: identify finds gains of pi"),
+        (["--control.kp=-1"], "--kp -1.0: must be positive and finite"),
         (
             ["--control.controller=pid"],
             "--controller pid: no controller is called 'pid'; there are none, fixed, linear",
