@@ -21,6 +21,9 @@ from granite_scu.control.filter import Ema
 MARGINAL_SAVING = 0.08
 """Lambda at which a free setpoint of odds 1 (S* = 50 %) was held on the embedded model; docs/log.md."""
 
+WARMING = 1.05
+"""Ratio of what a tick moves the adapter by to what the tick before did, beyond which the learning rate warms up."""
+
 TINY = 1e-12
 """Travel below which the learning rate counts as gone; keeps the lag finite."""
 
@@ -36,6 +39,7 @@ class PIState:
         slope: its smoothed change per tick.
         growth: ParamBPT at the first valid tick over the square of the travel until then.
         travel: at the last valid tick.
+        pace: by how much that had grown since the valid tick before it.
         integral: the integral term that the next tick starts from, in ln lambda.
         bias: what is left of the bumpless start, in ln lambda.
         output: the last output that was not held; a tick without a valid measurement repeats it.
@@ -47,6 +51,7 @@ class PIState:
     slope: float
     growth: float
     travel: float
+    pace: float
     integral: float
     bias: float
     output: Output
@@ -82,9 +87,11 @@ class PI:
       a function of S*, so a change of S* moves lambda at once.
     - Bumpless start: a bias -Kp e_0, quartered each tick, leaves lambda at the first valid tick where it was.
     - Conditional integration: at a bound, I keeps still while Ki e_k points outward, and so cannot wind up. It keeps
-      still too while S rises from 0, which is the plant's doing, and lambda should learn nothing from it: where the
-      first tick finds S below S*, and while S is more than e_max below S* and on its way up, e_max or more within tau.
-      (Of the measure ``factors``, which begins above 0, the first costs it a tick.)
+      still too while S rises from 0, which is the plant's doing, and lambda should learn nothing from it: while S is
+      below S* at the first tick and at those of a warm-up, where travel grows by 5 % more than in the tick before; and
+      while S is more than e_max below S* and on its way up, e_max or more within tau. In a warm-up S falls behind what
+      tau says of it, and an integral that answers has to be unlearned: an overshoot. (Of a long one the first 20 ticks
+      count. Of the measure ``factors``, which begins above 0, the first tick costs it a tick.)
     - Deadband: a small error leaves I alone; the proportional term still acts.
     - Hold: without a valid measurement nothing moves, neither filter nor integral nor output.
 
@@ -155,7 +162,7 @@ class PI:
         return clip(self.feed_forward, self.lambda_min, self.lambda_max)
 
     def init(self) -> PIState:
-        return PIState(Ema(), Ema(), None, 0.0, 0.0, 0.0, 0.0, 0.0, Output(self.initial_strength))
+        return PIState(Ema(), Ema(), None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, Output(self.initial_strength))
 
     def restore(self, mapping: Mapping[str, Any]) -> PIState:
         nested = {
@@ -163,14 +170,14 @@ class PI:
             "data": Ema(**mapping["data"]),
             "output": Output.restore(mapping["output"]),
         }
-        return PIState(**{**mapping, **nested})
+        return PIState(**{"pace": 0.0, **mapping, **nested})  # a checkpoint from before it was kept has none
 
     def update(self, state: PIState, measurement: Measurement) -> tuple[PIState, Output]:
         log_s = measurement.log_s
         usable = 0 < measurement.data_bpt < math.inf and 0 < measurement.param_bpt < math.inf
         if log_s is None or not usable:
             return state, replace(state.output, held=True)
-        first = state.position is None
+        first, pace = state.position is None, state.pace
         state, lag = self._observe(state, measurement, log_s)
 
         # Error.
@@ -187,8 +194,9 @@ class PI:
         i_term = math.log(self.initial_strength) + state.integral + bias
         wanted = i_term + p_term
         in_deadband = abs(state.ema.mean - math.log(self.setpoint)) < self.deadband
-        rising = offset < 0 if first else offset <= -self.error_limit and state.slope * lag > self.error_limit
-        change = 0.0 if in_deadband or rising else ki * error
+        warming = first or state.pace > WARMING * pace
+        rising = offset <= -self.error_limit and state.slope * lag > self.error_limit
+        change = 0.0 if in_deadband or rising or (warming and offset < 0) else ki * error
 
         # Bound.
         low, high = math.log(self.lambda_min), math.log(self.lambda_max)
@@ -215,7 +223,8 @@ class PI:
         change = 0.0 if state.position is None else position - state.position
         growth = state.growth or param_bpt / max(measurement.travel, TINY) ** 2
         sought = data_bpt * self.setpoint / (1 - self.setpoint)
-        lag = math.sqrt(sought / growth) / max(measurement.travel - state.travel, TINY)
+        pace = measurement.travel - state.travel
+        lag = math.sqrt(sought / growth) / max(pace, TINY)
         observed = replace(
             state,
             ema=state.ema.update(log_s, self.ema_alpha),
@@ -224,5 +233,6 @@ class PI:
             slope=state.slope + (change - state.slope) / 2,
             growth=growth,
             travel=measurement.travel,
+            pace=pace,
         )
         return observed, lag

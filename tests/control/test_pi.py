@@ -208,6 +208,26 @@ def test_where_one_tick_carries_s_to_its_setpoint_the_first_teaches_nothing():
     assert run(law, [below, below])[0][-1].integral < 0
 
 
+def test_while_the_learning_rate_warms_up_an_s_below_its_setpoint_teaches_the_integral_nothing():
+    law = PI(setpoint=0.1)
+
+    def integral_after(s, travels):
+        state, _ = law.update(law.init(), seen(0.06, travel=travels[0]))
+        for travel in travels[1:]:
+            state, _ = law.update(state, seen(s, travel=travel))
+        return state.integral
+
+    warming, constant, falling = (1.0, 4.0, 9.0, 16.0), (5.0, 10.0, 15.0, 20.0), (5.0, 9.9, 14.7, 19.4)
+    assert integral_after(0.06, warming) == 0.0
+    assert integral_after(0.06, constant) < 0
+    assert integral_after(0.06, falling) < 0
+    assert integral_after(0.06, (*warming, 23.0, 30.0)) < 0  # when it is over
+    assert integral_after(0.2, warming) > 0  # an S above it rises all the more
+    long = tuple(0.5 * tick**2 for tick in range(1, 23))  # a long one counts for 20 ticks
+    assert integral_after(0.06, long[:20]) == 0.0
+    assert integral_after(0.06, long) < 0
+
+
 @given(st.integers(0, 2**32), st.floats(0.01, 100))
 def test_bits_and_nats_or_tokens_and_bytes_make_no_difference(seed, factor):
     law = PI(setpoint=0.1, lambda_min=0.1, lambda_max=10.0)
