@@ -91,7 +91,8 @@ class PI:
       below S* at the first tick and at those of a warm-up, where travel grows by 5 % more than in the tick before; and
       while S is more than e_max below S* and on its way up, e_max or more within tau. In a warm-up S falls behind what
       tau says of it, and an integral that answers has to be unlearned: an overshoot. (Of a long one the first 20 ticks
-      count. Of the measure ``factors``, which begins above 0, the first tick costs it a tick.)
+      count. Travel also grows by more over a held tick, so that the one after it is passed over too. Of the measure
+      ``factors``, which begins above 0, the first tick costs it a tick.)
     - Deadband: a small error leaves I alone; the proportional term still acts.
     - Hold: without a valid measurement nothing moves, neither filter nor integral nor output.
 

@@ -26,7 +26,7 @@ def test_the_default_grid_is_that_of_the_stored_runs():
     assert len(cells) == 120
     names = {f"{cell.key()}.json" for cell in cells}
     stored = {path.name for path in (ROOT / "docs" / "evidence" / "tracking").glob("*.json")}
-    assert len(names & stored) >= 110
+    assert len(names & stored) >= 47  # those whose name a change of the law did not alter; more as they are run again
 
 
 def test_a_run_of_a_law_s_earlier_code_is_not_reported(monkeypatch, tmp_path):
@@ -34,7 +34,7 @@ def test_a_run_of_a_law_s_earlier_code_is_not_reported(monkeypatch, tmp_path):
     report = (*QUICK, "--results", str(tmp_path))
     assert guarded(monkeypatch, *report) == 0
     others = replace(CELL, controller="original").key()
-    monkeypatch.setitem(evidence.LAW_REVISIONS, "pi", 2)
+    monkeypatch.setitem(evidence.LAW_REVISIONS, "pi", 99)
     assert guarded(monkeypatch, *report) == 2  # none is finished
     assert {path.name for path in keep_quick_runs(tmp_path)}.isdisjoint(path.name for path in paths)
     assert guarded(monkeypatch, *report) == 0
