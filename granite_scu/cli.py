@@ -321,7 +321,7 @@ def _about_setpoint(summary: dict) -> dict[str, str]:
 
 
 def _about_held_ticks(count: int) -> dict[str, str]:
-    return {"held ticks": f"{count}, without a usable measurement of S"} if count else {}
+    return {"held ticks": f"{count}, without a usable measurement"} if count else {}
 
 
 def _reachability(summary: dict) -> str:

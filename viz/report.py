@@ -214,7 +214,7 @@ def _warnings(run: Run) -> str:
         found.append(f"{skipped:,} optimizer steps were skipped: loss or gradient was not finite.")
     held = int((run.column("held") == 1).sum())
     if held:
-        found.append(f"{held:,} of {len(run.history):,} ticks had no usable measurement of S.")
+        found.append(f"{held:,} of {len(run.history):,} ticks had no usable measurement.")
     bound = float((run.column("saturated") == 1).mean())
     if bound >= 0.05:
         found.append(f"λ stood at a bound at {_percent(bound)} of the ticks, where it cannot steer.")
