@@ -92,6 +92,7 @@ def markdown(results: dict[str, Any]) -> str:
         parts.append(_transfer(results))
     if results["constants"]:
         parts.append(_constants(results))
+        parts.append(_priors(results))
     if results["foresight"]["runs"]:
         parts.append(_foresight(results))
     parts.append(_origin(results))
@@ -174,6 +175,19 @@ def _constants(results: dict[str, Any]) -> str:
         worst = max(row["excess"], key=row["excess"].get)
         excess = f"{row['mean_excess']:+.2%} | {row['worst_excess']:+.2%}"
         lines.append(f"| {row['quantity']} | {row['value']:g} | {excess} | {worst} |")
+    return "\n".join(lines)
+
+
+def _priors(results: dict[str, Any]) -> str:
+    """What one value would cost under another sigma."""
+    rows = results["priors"]
+    factors = sorted({row["times"] for row in rows})
+    lines = ["### What another prior would make of one value: mean excess, and the worst", ""]
+    lines += _heads(("quantity", "held at", *(f"{factor:g} sigma" for factor in factors)))
+    for name, value in dict.fromkeys((row["quantity"], row["value"]) for row in rows):
+        found = {row["times"]: row for row in rows if (row["quantity"], row["value"]) == (name, value)}
+        cells = [f"{found[factor]['mean_excess']:+.2%}, {found[factor]['worst_excess']:+.1%}" for factor in factors]
+        lines.append(f"| {' | '.join([name, f'{value:g}', *cells])} |")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from granite_scu.comparison.rows import (
     row_of,
     scores_of,
 )
-from granite_scu.comparison.transfer import constants, transfer
+from granite_scu.comparison.transfer import constants, priors, transfer
 from granite_scu.statistics import Estimate
 
 MARGIN = 0.002
@@ -55,6 +55,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "pairs": pairs(plan),
         "transfer": transfer(plan),
         "constants": constants(plan),
+        "priors": priors(plan),
         "foresight": foresight(plan),
         "runs": len(plan.evidence.records),
         "machines": sorted(machines),

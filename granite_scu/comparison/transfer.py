@@ -10,7 +10,7 @@ corpus, and looked up on these; each corpus takes its turn. That is what a defau
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from granite_scu.comparison.plan import Cell, Plan
 from granite_scu.comparison.protocol import NONE_AT_RATE, Task
 from granite_scu.comparison.rows import mean_of_known, scores_of
+from granite_scu.control.setpoint import FRACTION
 
 LAST_TICKS = 5
 """Ticks at the end that a run's quantities are averaged over."""
@@ -76,6 +77,7 @@ QUANTITIES: dict[str, Callable[[Place, Ends], float]] = {
     "S / S at λ = 0": lambda place, ends: place.s / ends.free.s,
     "ParamBPT": lambda place, _: place.param,
     "ParamBPT · N (norm of the update)": lambda place, _: place.param * place.n_tokens,
+    "ParamBPT / that at λ = 0": lambda place, ends: place.param / ends.free.param,
     "ParamBPT per bit saved": lambda place, _: place.param / place.saved,
     "validation minus training": lambda place, _: place.validation - place.train,
     "carry-over": lambda place, _: place.carry_over,
@@ -95,11 +97,33 @@ CONSTANTS: dict[str, tuple[float, ...]] = {
 }
 """What a default could be: one value for all that anyone may bring."""
 
+PRIORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Factors on sigma."""
+
+CARRIED = (("S / S at λ = 0", FRACTION), ("λ", 0.03), ("S", 0.45))
+"""What is carried to another sigma: the default's share, the one lambda that is best here, the S* chosen here."""
+
 
 def constants(plan: Plan) -> list[dict[str, Any]]:
     """What each value of ``CONSTANTS`` would cost, held on every task whose sweep is there. Empty without any."""
-    curves = {task.name: curve for task in plan.protocol.tasks if (curve := _curve(plan, task))}
+    curves = _curves(plan)
     return [_judge(name, value, curves) for name, values in CONSTANTS.items() for value in values if curves]
+
+
+def priors(plan: Plan) -> list[dict[str, Any]]:
+    """What the values of ``CARRIED`` would cost where sigma is another, ``times`` that of the runs.
+
+    No run is needed for it. Lambda acts as lambda / (sigma^2 N), so a run is one with k^2 times its lambda where sigma
+    is k times as large, and there it ends at the same weights, at 1 / k^2 of its ParamBPT: the sweep is a sweep there
+    too, of other lambdas. The same holds of an N that is k^2 times as large.
+    """
+    curves = _curves(plan)
+    return [
+        _judge(name, value, {task: _under(factor, curve) for task, curve in curves.items()}) | {"times": factor}
+        for name, value in CARRIED
+        for factor in PRIORS
+        if curves
+    ]
 
 
 def transfer(plan: Plan) -> list[dict[str, Any]]:
@@ -109,7 +133,7 @@ def transfer(plan: Plan) -> list[dict[str, Any]]:
     Empty until the sweep of the selection task and of another task is there for a common seed.
     """
     tasks = {task.name: task for task in plan.protocol.tasks}
-    curves = {name: curve for name, task in tasks.items() if (curve := _curve(plan, task))}
+    curves = _curves(plan)
     others = {name: curve for name, curve in curves.items() if name != plan.protocol.selection_task}
     selection = curves.get(plan.protocol.selection_task)
     if selection is None or not others:
@@ -122,6 +146,11 @@ def transfer(plan: Plan) -> list[dict[str, Any]]:
 
 Curve = list[list[Place]]
 """Settings in the order of lambda, 0 first; of each its runs, a seed each."""
+
+
+def _curves(plan: Plan) -> dict[str, Curve]:
+    """By task, where there is one."""
+    return {task.name: curve for task in plan.protocol.tasks if (curve := _curve(plan, task))}
 
 
 def _curve(plan: Plan, task: Task) -> Curve | None:
@@ -156,6 +185,17 @@ def _place(record: dict[str, Any] | None, base: dict[str, Any]) -> Place | None:
         test=scores_of([record]).bits_per_token.item(),
         n_tokens=record["n_tokens"],
     )
+
+
+def _under(factor: float, curve: Curve) -> Curve:
+    """The same runs where sigma is ``factor`` times as large."""
+    return [[_place_under(factor**2, place) for place in runs] for runs in curve]
+
+
+def _place_under(factor: float, place: Place) -> Place:
+    """A run where sigma^2 is ``factor`` times as large."""
+    param = place.param / factor
+    return replace(place, strength=place.strength * factor, s=param / (place.train + param))
 
 
 def _judge(name: str, value: float, curves: dict[str, Curve]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from granite_scu.comparison.evidence import write_record
 from granite_scu.comparison.plan import Cell, Plan
 from granite_scu.comparison.protocol import FIXED, NONE, NONE_AT_RATE
-from granite_scu.comparison.transfer import CONSTANTS, QUANTITIES, THEORY, constants, transfer
+from granite_scu.comparison.transfer import CARRIED, CONSTANTS, PRIORS, QUANTITIES, THEORY, constants, priors, transfer
 
 REACH = {"first": 10.0, "second": 100.0}
 """How strongly lambda acts on each task: what is best at 0.1 on the first is best at 0.01 on the second."""
@@ -57,6 +57,22 @@ def test_one_value_for_everything_has_its_cost_on_every_task(swept):
     assert found["λ", 0.1]["excess"]["first"] == pytest.approx(0, abs=1e-6)
 
 
+def test_another_sigma_moves_lambda_by_its_square_and_what_s_comes_to(swept):
+    found = {(row["quantity"], row["times"]): row for row in priors(swept)}
+    assert set(found) == {(name, factor) for name, _ in CARRIED for factor in PRIORS}
+    ours = {row["quantity"]: row for row in constants(swept) if (row["quantity"], row["value"]) in CARRIED}
+    assert all(found[name, 1.0]["mean_excess"] == pytest.approx(row["mean_excess"]) for name, row in ours.items())
+    # With half of sigma lambda = 0.03 does what 0.12 did, which lies a tenth of the way from 0.1 to 0.3.
+    s = [0.9 / (1 + 8 * strength) for strength in (0.1, 0.3, 1.0)]
+    cost = [(4 + (value - 0.5) ** 2) / 4 - 1 for value in s]
+    assert found["λ", 0.5]["excess"]["first"] == pytest.approx(0.9 * cost[0] + 0.1 * cost[1], rel=1e-3)
+    # ParamBPT counts four times there, so that an S of 0.45 lies between the runs that ended at 0.26 and 0.1.
+    there = [4 * value / (1 + 3 * value) for value in s]
+    share = (there[1] - 0.45) / (there[1] - there[2])
+    expected = (1 - share) * cost[1] + share * cost[2]
+    assert 0 < share < 1 and found["S", 0.5]["excess"]["first"] == pytest.approx(expected, rel=1e-3)
+
+
 def test_one_corpus_leaves_nothing_to_carry_over(swept):
     tasks = swept.protocol.tasks
     alike = replace(swept.protocol, tasks=(tasks[0], replace(tasks[1], corpus=tasks[0].corpus)))
@@ -94,3 +110,4 @@ def test_ticks_without_s_are_left_out_and_seeds_that_had_no_other(swept, protoco
 def test_a_task_without_a_whole_sweep_is_left_out(protocol, evidence):
     assert transfer(Plan(protocol, evidence)) == []
     assert constants(Plan(protocol, evidence)) == []
+    assert priors(Plan(protocol, evidence)) == []
