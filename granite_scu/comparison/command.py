@@ -71,7 +71,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     from rich.console import Console
 
-    from granite_scu.comparison import engine
+    from granite_scu.comparison import engine, report
     from granite_scu.comparison.plan import Plan
     from granite_scu.comparison.protocol import FULL, QUICK
 
@@ -89,12 +89,15 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         _list(plan, jobs, console)
         return 0
     output = options.output_dir or _output(options, root, evidence)
+    page = root / "docs" / "evidence.md" if options.write_docs else None
     _check_writable("--output-dir", output)  # now, and not after hours of runs
+    if page:
+        report.around_the_tables(page)
     outcome = engine.Outcome()
     if not options.report_only:
         _check_writable("--evidence", evidence.folder)
         outcome = engine.carry_out(plan, jobs, console, options.max_runs)
-    _report(plan, output, console, root / "docs" / "evidence.md" if options.write_docs else None)
+    _report(plan, output, console, page)
     for failure in outcome.errors:
         print(f"error: {failure.spec.file.stem}: {failure.error}", file=sys.stderr)
     return 1 if outcome.errors else 0

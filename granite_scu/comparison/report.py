@@ -221,12 +221,21 @@ def write_docs(results: dict[str, Any], page: Path) -> None:
     Raises:
         UserError: the page has no such marks.
     """
+    before, after = around_the_tables(page)
+    place = RunFolder(page.parent)
+    place.write_text(page.name, f"{before}{BEGIN}\n\n{markdown(results)}\n{END}{after}")
+
+
+def around_the_tables(page: Path) -> tuple[str, str]:
+    """What stands before and after the marks of a page.
+
+    Raises:
+        UserError: the page has no such marks.
+    """
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     if BEGIN not in text or END not in text:
         raise UserError(f"--write-docs: {page} lacks the lines {BEGIN} and {END}")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    place = RunFolder(page.parent)
-    place.write_text(page.name, f"{before}{BEGIN}\n\n{markdown(results)}\n{END}{after}")
+    return text.split(BEGIN)[0], text.split(END)[1]
 
 
 def claim_lines(results: dict[str, Any]) -> list[str]:

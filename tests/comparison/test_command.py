@@ -87,6 +87,13 @@ def test_where_nothing_can_be_written_is_refused_before_the_first_run(capsys, tm
     assert "--evidence" in capsys.readouterr().err
 
 
+def test_a_page_without_marks_is_refused_before_the_first_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "carry_out", lambda *_: pytest.fail("a run was started"))
+    assert main(tmp_path, ["--write-docs"]) == 2
+    error = capsys.readouterr().err
+    assert "--write-docs: " in error and "evidence.md lacks the lines" in error and len(error.splitlines()) == 1
+
+
 def test_list_counts_and_trains_nothing(capsys, tmp_path):
     assert main(tmp_path, ["--quick", "--list"]) == 0
     printed = capsys.readouterr().out
