@@ -30,7 +30,10 @@ def build_parser() -> Parser:
         "Several commands may share a folder of them, each does what no other has under way. "
         "All runs are done on the CPU, where there is a GPU too.",
     )
-    parser.add_argument("--quick", action="store_true", help="a small comparison: about ten minutes on two cores")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help="a small comparison: about ten minutes on two cores")
+    which.add_argument("--varied", action="store_true", help="the default, cascade and three lambdas at another rank, "
+                       "learning rate and sigma: an hour and a half on two cores")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms (and the runs that they hang on)")
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
@@ -41,11 +44,12 @@ def build_parser() -> Parser:
                         "else fp32; for --list and --report-only that of the finished runs")  # fmt: skip
     parser.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
     parser.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
-    parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs; "
-                        "with --quick, --steps or fp32, runs/compare/runs)")  # fmt: skip
+    parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs, "
+                        "with --varied docs/evidence/varied/runs; with --quick, --steps or fp32, "
+                        "runs/compare/runs)")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
-                        help="for table and plot (default: docs/evidence; of a part, and of runs from "
-                        "elsewhere, runs/compare)")  # fmt: skip
+                        help="for table and plot (default: docs/evidence, with --varied "
+                        "docs/evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
     parser.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/evidence.md, too")
     parser.add_debug()
@@ -73,9 +77,9 @@ def _run(options: argparse.Namespace, root: Path) -> int:
 
     from granite_scu.comparison import engine, report
     from granite_scu.comparison.plan import Plan
-    from granite_scu.comparison.protocol import FULL, QUICK
+    from granite_scu.comparison.protocol import FULL, QUICK, VARIED
 
-    protocol = QUICK if options.quick else FULL
+    protocol = QUICK if options.quick else VARIED if options.varied else FULL
     _check(options, protocol, root)
     if options.steps:
         protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
@@ -114,8 +118,8 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
     most = len(protocol.seeds)
     if options.seeds and options.seeds > most:
         raise UserError(f"--seeds {options.seeds}: the {protocol.name} protocol has {most}; give {most} or fewer")
-    if options.write_docs and _is_part(options):
-        part = "--quick, --tasks, --arms, --seeds and --steps"
+    if options.write_docs and (options.varied or _is_part(options)):
+        part = "--quick, --varied, --tasks, --arms, --seeds and --steps"
         raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
     if options.write_docs and options.evidence and not _is_at(options.evidence, root / "docs" / "evidence" / "runs"):
         raise UserError("--write-docs: the page is about the runs in docs/evidence/runs; leave out --evidence")
@@ -177,11 +181,13 @@ def _report(plan: "Plan", output: Path, console: "Console", page: Path | None) -
 
 
 def _place(options: argparse.Namespace, root: Path, precision: str) -> Path:
-    """Where finished runs are: those of the protocol, of however many, are the repository's evidence."""
+    """Where finished runs are: those of the long protocols, of however many, are the repository's evidence."""
     from granite_scu.comparison.protocol import PRECISION
 
     own = options.quick or options.steps or precision != PRECISION
-    return root / "runs" / "compare" if own else root / "docs" / "evidence"
+    if own:
+        return root / "runs" / "compare"
+    return root / "docs" / "evidence" / "varied" if options.varied else root / "docs" / "evidence"
 
 
 def _output(options: argparse.Namespace, root: Path, evidence: "Evidence") -> Path:

@@ -49,7 +49,8 @@ class Spec:
         task: what it learns from.
         arm, setting: which arm it belongs to, for the file's name and the reader; not part of its identity.
         seed: of the order of the data and the initial adapter.
-        settings: dotted configuration keys and their values; ``control.replay`` holds the key of a run.
+        settings: dotted configuration keys and their values, the task's among them; ``control.replay`` holds the key of
+            a run.
         precision: as the Trainer calls it.
     """
 
@@ -65,7 +66,7 @@ class Spec:
         """Twelve hex digits that stand for what is trained: equal for equal runs, on every machine."""
         identity = {
             "version": VERSION,
-            "task": {name: value for name, value in asdict(self.task).items() if name != "name"},
+            "task": {name: value for name, value in asdict(self.task).items() if name not in ("name", "settings")},
             "seed": self.seed,
             "settings": {**TRAINING, **self.settings},
             "validation": [EVAL_STEPS, VALIDATION_TOKENS],

@@ -137,11 +137,12 @@ class Plan:
             settings["control.lambda_init"] = mean_strength(self._source(cell))
         if arm.derive.endswith("-replay"):
             settings["control.replay"] = self._source(cell)["key"]
+        settings |= cell.task.settings
         return Spec(cell.task, arm.name, arm.setting, cell.seed, settings, self.evidence.precision)
 
     def base(self, task: Task) -> Spec:
         """The run that trains nothing: the base model's score on a task's texts."""
-        settings = {"control.controller": "none"}
+        settings = {"control.controller": "none", **task.settings}
         return Spec(replace(task, name=BASE, steps=0), task.name, "", 0, settings, self.evidence.precision)
 
     def learning_rate(self, task: Task, arm: Arm) -> float:
@@ -188,6 +189,7 @@ class Plan:
         return [Cell(task, representative, self.protocol.seeds[0], rate) for rate in self.protocol.rates]
 
     def _selection(self) -> list[Cell]:
+        assert self.protocol.selection_task is not None, "an arm takes a setpoint, and nowhere is one chosen"
         task = self.protocol.task(self.protocol.selection_task)
         seeds = self.protocol.seeds[: self.protocol.first_seeds]
         return [Cell(task, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]

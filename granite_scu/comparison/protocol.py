@@ -4,7 +4,7 @@ A cell is one place in the protocol: a task, an arm, a seed. What its run is set
 runs (a tuned learning rate, lambda's average under PI), so it is worked out by ``plan`` when those are there.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Derivation = Literal["", "pi-start", "pi-mean", "pi-replay", "cascade-mean", "cascade-replay"]
@@ -22,6 +22,8 @@ class Task:
         steps: optimizer steps of 1024 tokens; None is one pass over the training text.
         then: the corpus that replaces it half-way, the same amount of it. Validation and test are on that one: a shift
             stands for text whose character changes while a model learns from it, and what counts is what comes.
+        settings: dotted configuration keys in which its runs differ from ``TRAINING`` or from the family's learning
+            rate.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Task:
     train_tokens: int | None
     steps: int | None
     then: str | None = None
+    settings: dict[str, float] = field(default_factory=dict)
 
     @property
     def scored_on(self) -> str:
@@ -77,7 +80,7 @@ class Protocol:
         swept_pi: PI at the setpoints that S* is chosen from.
         first_seeds: seeds that are done for all arms before the others begin. S* is chosen on these alone, so that it
             does not change when more seeds arrive.
-        selection_task: where S* is chosen, by validation.
+        selection_task: where S* is chosen, by validation; None where no arm takes a chosen one, and nothing is claimed.
         unseen: names of the tasks that had no part in choosing S* or in forming a law.
     """
 
@@ -90,7 +93,7 @@ class Protocol:
     headline: tuple[str, ...]
     swept_pi: tuple[Arm, ...]
     first_seeds: int
-    selection_task: str
+    selection_task: str | None
     unseen: tuple[str, ...] = ()
 
     def task(self, name: str) -> Task:
@@ -236,6 +239,36 @@ FULL = Protocol(
     selection_task="docs-small",
     unseen=("source-small", "docs-medium", "package-medium", "source-once"),
 )
+
+VARIATIONS: dict[str, dict[str, float]] = {
+    "rank 2": {"lora.rank": 2, "lora.alpha": 4.0},
+    "rank 64": {"lora.rank": 64, "lora.alpha": 128.0},
+    "rate 1e-3": {"optimizer.learning_rate": 1e-3},
+    "sigma 0.08": {"prior.sigma": 0.08},
+}
+"""What a user's run may have otherwise: the rank at the same scaling, a rate a quarter of the tuned one, the prior."""
+
+
+def _varied(name: str, variation: str) -> Task:
+    """A task of the full protocol under other settings."""
+    task = FULL.task(name)
+    return replace(task, name=f"{name}-{variation.replace(' ', '-')}", settings=VARIATIONS[variation])
+
+
+VARIED = Protocol(
+    name="varied",
+    tasks=tuple(_varied(name, variation) for variation in VARIATIONS for name in ("docs-medium", "package-medium")),
+    arms=(*FIXED[:3], AUTO, CASCADE),
+    seeds=(0, 1, 2),
+    rates=(4e-3,),
+    tuned={},
+    headline=(),
+    swept_pi=(),
+    first_seeds=3,
+    selection_task=None,
+)
+"""Whether what needs no sweep, the default, the cascade or one lambda, does as well where other things are otherwise.
+The two texts that are worth the most regularising, and at the rate that the full protocol tuned for both."""
 
 QUICK_TASK = Task("docs-quick", "stdlib-docs", SMALL, 100)
 QUICK = Protocol(

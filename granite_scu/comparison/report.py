@@ -96,7 +96,8 @@ def markdown(results: dict[str, Any]) -> str:
     if results["foresight"]["runs"]:
         parts.append(_foresight(results))
     parts.append(_origin(results))
-    parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim_lines(results))]))
+    if claim := claim_lines(results):
+        parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim)]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -239,7 +240,9 @@ def around_the_tables(page: Path) -> tuple[str, str]:
 
 
 def claim_lines(results: dict[str, Any]) -> list[str]:
-    """The claim, in sentences: of PI, and of the law that needs no setpoint."""
+    """The claim, in sentences: of PI, and of the law that needs no setpoint. Empty where nothing is claimed."""
+    if not results["claims"]:
+        return []
     if results["setpoint"] is None:
         return ["no PI run is finished on the task that S* is chosen on"]
     since = " (provisional: some of the runs that choose it are missing)" if results["setpoint_is_provisional"] else ""

@@ -10,7 +10,7 @@ from granite_scu.comparison.foresight import foresight
 from granite_scu.comparison.overview import overview
 from granite_scu.comparison.pairs import pairs
 from granite_scu.comparison.plan import Missing, Plan
-from granite_scu.comparison.protocol import CASCADE, PI, Task
+from granite_scu.comparison.protocol import CASCADE, PI, Arm, Task
 from granite_scu.comparison.rows import (
     STOPPED_SWEEP,
     SWEEP,
@@ -49,7 +49,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "draws": statistics.DRAWS,
         "level": statistics.LEVEL,
         "tasks": tasks,
-        "claims": {name: _overall(plan, name, tasks) for name in CLAIMANTS},
+        "claims": {name: _overall(plan, name, tasks) for name in _claimants(plan)},
         "cost": _cost(plan),
         "overview": overview(tasks),
         "pairs": pairs(plan),
@@ -64,6 +64,11 @@ def report(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _claimants(plan: Plan) -> dict[str, Arm]:
+    """None where the protocol claims nothing."""
+    return CLAIMANTS if plan.protocol.selection_task else {}
+
+
 def _versions(plan: Plan) -> dict[str, list[str]]:
     """Of each library the versions that runs were done with; those that a record does not name are left out."""
     found: dict[str, set[str]] = {}
@@ -74,7 +79,9 @@ def _versions(plan: Plan) -> dict[str, list[str]]:
 
 
 def _setpoint(plan: Plan) -> tuple[float | None, bool]:
-    """S*, and whether it was chosen before all runs that choose it are there."""
+    """S*, and whether it was chosen before all runs that choose it are there; None where none is."""
+    if plan.protocol.selection_task is None:
+        return None, False
     try:
         return plan.setpoint(), False
     except Missing:
@@ -105,7 +112,9 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
         "swept_excess": excess,
         "rows": [_as_json(row, reference, swept) for row in shown],
         "settings": [_as_json(row, reference, swept) for row in every],
-        "claims": {name: _claim(plan, task, row) for name, arm in CLAIMANTS.items() for row in shown if row.arm is arm},
+        "claims": {
+            name: _claim(plan, task, row) for name, arm in _claimants(plan).items() for row in shown if row.arm is arm
+        },
     }
 
 
@@ -219,6 +228,7 @@ def _statement(task: str, arm: str, excess: Estimate | None, found: Outcome, bes
 
 def _carried_lambda(plan: Plan, sweep: list[Row]) -> Row | None:
     """This task's row of the lambda that is best on the selection task; None if it lost a seed here."""
+    assert plan.protocol.selection_task is not None
     task = plan.protocol.task(plan.protocol.selection_task)
     best = best_of_sweep(plan, task, SWEEP)
     return next((row for row in sweep if best and row.arm is best.arm and not row.failed), None)

@@ -135,7 +135,7 @@ def transfer(plan: Plan) -> list[dict[str, Any]]:
     tasks = {task.name: task for task in plan.protocol.tasks}
     curves = _curves(plan)
     others = {name: curve for name, curve in curves.items() if name != plan.protocol.selection_task}
-    selection = curves.get(plan.protocol.selection_task)
+    selection = curves.get(plan.protocol.selection_task or "")
     if selection is None or not others:
         return []
     corpora = {name: tasks[name].scored_on for name in curves}

@@ -40,6 +40,12 @@ def _threads(monkeypatch):
         (["--precision", "fp16"], "--precision: invalid choice: 'fp16'"),
         (["--seeds", "many"], "invalid int value: 'many'"),
         (["--quick", "--write-docs"], "--write-docs: the page is about the whole protocol; leave out --quick,"),
+        (
+            ["--varied", "--write-docs"],
+            "--write-docs: the page is about the whole protocol; leave out --quick, --varied,",
+        ),
+        (["--varied", "--quick"], "--quick: not allowed with argument --varied"),
+        (["--varied", "--tasks", "docs-small"], "there is none of that name; there are docs-medium-rank-2,"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )
@@ -100,6 +106,15 @@ def test_list_counts_and_trains_nothing(capsys, tmp_path):
     # Of three seeds none, two lambdas, cascade and PI, of which two on the first seed, and the base model.
     assert "0 of 18 runs finished" in printed
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_the_varied_protocol_has_a_place_of_its_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "carry_out", lambda *_: engine.Outcome())
+    assert main(tmp_path, ["--varied", "--list"]) == 0
+    # Of eight tasks three lambdas, the default and the cascade on three seeds, and the base model.
+    assert "0 of 128 runs finished" in capsys.readouterr().out
+    assert main(tmp_path, ["--varied"]) == 0
+    assert "claim" not in (tmp_path / "docs" / "evidence" / "varied" / "comparison.md").read_text()
 
 
 def test_list_does_not_import_torch(tmp_path):

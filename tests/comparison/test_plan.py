@@ -10,7 +10,19 @@ import pytest
 from granite_scu.comparison import evidence as evidence_module
 from granite_scu.comparison.evidence import Evidence, Spec, precision_of, write_record
 from granite_scu.comparison.plan import Cell, Missing, Plan, mean_strength
-from granite_scu.comparison.protocol import FIXED, FULL, NONE, PI, PRECISION, STOPPED, TRAINING, Arm, Protocol
+from granite_scu.comparison.protocol import (
+    FIXED,
+    FULL,
+    NONE,
+    PI,
+    PRECISION,
+    STOPPED,
+    TRAINING,
+    VARIED,
+    Arm,
+    Protocol,
+)
+from granite_scu.comparison.runs import command_line
 from granite_scu.control import CONTROLLERS
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +67,28 @@ def test_a_rate_is_tuned_for_the_adapter_that_counts(protocol, evidence, finish)
         record["validation"]["best"] = best
     assert plan.learning_rate(protocol.tasks[0], NONE) == 1e-3
     assert plan.learning_rate(protocol.tasks[0], STOPPED) == 2e-3
+
+
+def test_what_a_task_sets_otherwise_is_in_its_runs_and_makes_them_others(protocol, evidence):
+    plain, one = protocol.tasks[0], replace(protocol, rates=(1e-3,))
+    settings = {"lora.rank": 2, "optimizer.learning_rate": 5e-4}
+    varied = replace(plain, name="varied", settings=settings)
+    plan = Plan(replace(one, tasks=(plain, varied)), evidence)
+    as_usual, otherwise = (plan.spec(Cell(task, FIXED[2], 0)) for task in (plain, varied))
+    assert otherwise.settings == as_usual.settings | settings and otherwise.key != as_usual.key
+    assert plan.base(varied).settings.items() >= settings.items()
+    assert plan.spec(Cell(replace(plain, settings={}), FIXED[2], 0)).key == as_usual.key
+
+
+def test_the_varied_tasks_differ_from_those_of_the_full_protocol_in_one_thing_each(evidence):
+    plan = Plan(VARIED, evidence)
+    for task in VARIED.tasks:
+        original = FULL.task("-".join(task.name.split("-")[:2]))
+        assert replace(task, name=original.name, settings={}) == original
+        spec = plan.spec(Cell(task, FIXED[0], 0))
+        arguments = command_line(spec, spec.settings, Path("run"))
+        assert all(f"--{key}={value}" in arguments for key, value in task.settings.items())
+        assert f"--control.lambda_init={FIXED[0].settings['control.lambda_init']}" in arguments
 
 
 def test_a_cell_names_the_runs_it_waits_for(protocol, evidence):

@@ -9,7 +9,7 @@ import pytest
 from granite_scu.comparison import report, results
 from granite_scu.comparison.evidence import Evidence, write_record
 from granite_scu.comparison.plan import Plan
-from granite_scu.comparison.protocol import FIXED
+from granite_scu.comparison.protocol import AUTO, CASCADE, FIXED
 from granite_scu.comparison.results import outcome
 from granite_scu.errors import UserError
 from granite_scu.statistics import Estimate
@@ -48,6 +48,21 @@ def test_each_arm_is_compared_with_pi_at_the_chosen_setpoint(finished):
     assert none["verdict"].startswith("none is worse than pi (S* = 0.2) by 1.4427 bits/token")
     assert none["difference"]["mean"] == pytest.approx(1 / np.log(2), abs=1e-6)
     assert row(found, 1, "pi (")["verdict"] is None
+
+
+def test_where_no_setpoint_is_chosen_nothing_is_claimed_and_the_arms_are_compared(protocol, evidence, finish):
+    arms = (*FIXED[:2], AUTO, CASCADE)
+    free = replace(protocol, arms=arms, rates=(1e-3,), swept_pi=(), selection_task=None)
+    plan, costs = Plan(free, evidence), {"fixed": 5.0, "pi-auto": 4.0, "cascade": 4.5}
+    while (spec := plan.next(busy=set())) is not None:
+        finish(spec, validation=costs.get(spec.arm, 6.0))
+    found = results.report(plan)
+    assert found["claims"] == {} and found["setpoint"] is None and "claim" not in report.markdown(found)
+    lines = {(line["arm"], line["rival"]): line for line in found["pairs"]}
+    assert lines["pi-auto", "one fixed (λ=0.01)"]["verdict"].startswith(
+        "pi-auto against one fixed (λ=0.01), over 2 tasks: better by 20"
+    )
+    assert lines["cascade", "pi-auto"]["excess"]["mean"] == pytest.approx(4.5 / 4 - 1)
 
 
 def test_without_pi_the_first_arm_is_what_the_others_are_compared_with(finished, evidence):
