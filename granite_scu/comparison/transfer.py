@@ -115,8 +115,8 @@ def priors(plan: Plan) -> list[dict[str, Any]]:
 
     No run is needed for it. Lambda acts as lambda / (sigma^2 N), so a run is one with k^2 times its lambda where sigma
     is k times as large, and there it ends at the same weights, at 1 / k^2 of its ParamBPT: the sweep is a sweep there
-    too, of other lambdas. The same holds of an N that is k^2 times as large on the same text. Between lambda = 0 and the
-    smallest of the sweep the lookup is a straight line, and the cap of the default by the turn of validation is left out.
+    too, of other lambdas. The same holds of an N that is k^2 times as large on the same text. Between lambda = 0 and
+    the smallest of the sweep the lookup is a straight line; the default's cap by the turn of validation is left out.
     """
     curves = _curves(plan)
     return [
