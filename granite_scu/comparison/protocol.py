@@ -170,6 +170,16 @@ CPR = tuple(
     Arm("cpr", f"warm-up {ticks}", {"control.controller": "cpr", "control.cpr_warmup": ticks}, "cpr")
     for ticks in (2, 3, 6, 12, 25)
 )
+FACTORS = tuple(
+    Arm(
+        "fixed-on-factors",
+        f"λ={value:g}",
+        {"control.controller": "fixed", "control.lambda_init": value, "control.measure": "factors"},
+        "factors",
+    )
+    for value in (0.003, 0.01, 0.03, 0.1, 0.3)
+)
+"""A constant lambda that acts on A and B, as the first Shannon Control Unit's was meant to, and not on the update."""
 KL = tuple(
     Arm("kl", f"KL*={value:g}", {"control.controller": "kl", "control.target_kl": value}, FAMILY)
     for value in (0.25, 0.5, 1.0)
@@ -228,11 +238,12 @@ FULL = Protocol(
         *SCHEDULES,
         *DECAY,
         *CPR,
+        *FACTORS,
         *KL,
     ),
     seeds=(0, 1, 2, 3, 4),
     rates=(1e-3, 2e-3, 4e-3),
-    tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2], "decay": DECAY[3], "cpr": CPR[2]},
+    tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2], "decay": DECAY[3], "cpr": CPR[2], "factors": FACTORS[2]},
     headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi", "pi-auto", "cascade"),
     swept_pi=PI_SWEPT,
     first_seeds=3,
