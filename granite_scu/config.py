@@ -242,7 +242,8 @@ class ControlConfig:
         every: optimizer steps between ticks.
         kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S, others in ln S.
         ki: integral gain, per tick.
-        ema_alpha: weight of the newest measurement in the smoothed ln S; 1 does not smooth.
+        ema_alpha: weight of the newest measurement in the smoothed ln S; 1 does not smooth. Of pi what is logged, what
+            the deadband looks at and what judges the run (reachability, equilibrium): the law has a filter of its own.
         deadband: errors |ln(S / S*)| below this leave the integral alone.
         lambda_init: lambda at the start.
         lambda_min: lower bound of lambda.
@@ -291,6 +292,9 @@ class ControlConfig:
         if self.controller == "cascade":
             for flag, value, only in (("--measure", self.measure, "delta"), ("--actuator", self.actuator, "loss")):
                 _check(value == only, flag, value, f"cascade works with {only} alone")
+        if self.controller == "cpr":
+            steps = "cpr works with loss alone: its lambda grows in steps that are made for that"
+            _check(self.actuator == "loss", "--actuator", self.actuator, steps)
         if self.controller in FROM_LAMBDA_INIT:
             remedy = f"{self.controller}'s first lambda is one for the loss, here thousands of times too weak"
             given = self.actuator == "loss" or self.lambda_init is not None

@@ -174,8 +174,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
              "original per S, of kl per ln KL", default=_of_law("kp")),
         Flag("--ki", "control.ki", float, "integral gain, the same per tick", default=_of_law("ki")),
         Flag("--control-every", "control.every", int, "optimizer steps between ticks"),
-        Flag("--ema-alpha", "control.ema_alpha", float, "weight of the newest measurement in the smoothed S",
-             default=_of_law("ema_alpha")),
+        Flag("--ema-alpha", "control.ema_alpha", float, "weight of the newest measurement in the smoothed S; of pi "
+             "for the log, the deadband and the stops alone", default=_of_law("ema_alpha")),
         Flag("--deadband", "control.deadband", float, "errors |ln(S/S*)| below this leave the integral "
              "alone; of original, |S - S*| up to this leaves lambda alone", default=_of_law("deadband")),
         Flag("--lambda-init", "control.lambda_init", float, "lambda at the start", default=_of_law("lambda_init")),

@@ -117,7 +117,8 @@ class GraniteModule(L.LightningModule):
         self.model: torch.nn.Module | None = None
         self.origins = torch.nn.ParameterList()
         self.register_buffer("_finite", torch.ones((), dtype=torch.bool), persistent=False)
-        for name, size in (("_micro", 2), ("_since_read", 5), ("_norms", 3), ("_validated", 2)):
+        sizes = {"_micro": 2, "_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_validated": 2}
+        for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64), persistent=False)
 
     # Model
@@ -296,6 +297,7 @@ class GraniteModule(L.LightningModule):
         applied = torch.stack([nats, tokens, one, zero, learning_rate * one])
         skipped = torch.stack([zero, zero, zero, one, zero])
         self._since_read += torch.where(finite, applied, skipped)
+        self._skipped_in_a_row.add_(1).mul_(~finite)
         self._micro.zero_()
 
     @property
@@ -304,9 +306,10 @@ class GraniteModule(L.LightningModule):
         return bool(self._finite)
 
     def counts(self) -> tuple[int, int]:
-        """Optimizer steps (applied, skipped) since the last reading. Synchronises with the device."""
-        applied, skipped = self._since_read[2:4].tolist()
-        return int(applied), int(skipped)
+        """Optimizer steps applied since the last reading, and the newest ones that were skipped, in a row up to now.
+        Synchronises with the device."""
+        applied, in_a_row = torch.cat([self._since_read[2:3], self._skipped_in_a_row]).tolist()
+        return int(applied), int(in_a_row)
 
     def read_window(self) -> Window:
         """Read and reset what was counted since the last reading. Synchronises with the device."""
@@ -341,13 +344,20 @@ class GraniteModule(L.LightningModule):
         that: a forward pass more, no second model. NaN where no token is supervised. Synchronises with the device.
         """
         began = self.at_start if self.start else self.model.disable_adapter
-        batch = self.latest_batch
+        batch = self._newest_batch()
         ids, labels, documents = batch["input_ids"], batch["labels"], batch.get("documents")
         context = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), context, evaluation_mode(self.model):
             nats = divergence.summed_kl(self.language_model, ids, labels, began, documents)
         nats, tokens = self.reduced(torch.stack([nats.double(), _supervised(batch)])).tolist()
         return bits(nats / tokens) if tokens else math.nan
+
+    def _newest_batch(self) -> dict[str, Tensor]:
+        """The newest micro-batch; read anew where a run goes on from its last step, for none has passed by here."""
+        if self.latest_batch is None:
+            [batch] = self.trainer.datamodule.upcoming(self.micro_batches - 1, 1)
+            self.latest_batch = self.trainer.strategy.batch_to_device(batch)
+        return self.latest_batch
 
     def configure_optimizers(self) -> dict:
         config = self.optimizer_config

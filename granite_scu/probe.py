@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -141,10 +142,15 @@ def find_setpoint(run: "Run") -> Found:
         free = extrapolate(listener.points, moved[-1])
     except ValueError as error:
         raise Diverged(f"--target-s auto: {error}; give a setpoint as a number") from error
-    turned = turn(listener.validations)
-    at_turn = None if turned is None else min(listener.points, key=lambda point: abs(point.step - turned)).s
+    at_turn = _s_at(turn(listener.validations), listener.points)
     proposal = propose_setpoint(free, run.plan.steps, at_turn)
     return Found(steps, listener.seconds, free, tuple(listener.validations), proposal)
+
+
+def _s_at(step: int | None, points: Sequence[Point]) -> float | None:
+    """S at the tick nearest to that step, of those that measured it."""
+    measured = [point for point in points if math.isfinite(point.s)]
+    return None if step is None else min(measured, key=lambda point: abs(point.step - step)).s
 
 
 def _require_time_left(max_time: Any, steps: int, spent: float) -> None:

@@ -8,6 +8,7 @@ import math
 import traceback
 from dataclasses import dataclass
 from itertools import cycle
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -405,6 +406,25 @@ def test_the_kl_from_the_base_model_is_zero_at_first_and_then_what_the_logits_sa
     assert distance.found == pytest.approx(distance.expected, rel=1e-4, abs=1e-6)
 
 
+def test_a_run_that_goes_on_from_its_last_step_reads_the_batch_of_that_anew(
+    make_module, fit, make_batches, monkeypatch
+):
+    """Its last tick comes before any step, and a law that heeds the KL is owed the one of an uninterrupted run."""
+    module, batches, found = make_module(optimizer={"learning_rate": 1e-2}), make_batches(3), []
+
+    class End(L.Callback):
+        def on_train_end(self, trainer, module):
+            found.append(module.kl_from_start())
+            module.latest_batch = None
+            with monkeypatch.context() as patch:
+                upcoming = SimpleNamespace(upcoming=lambda start, count: batches[start : start + count])
+                patch.setattr(trainer, "datamodule", upcoming, raising=False)
+                found.append(module.kl_from_start())
+
+    fit(module, batches, callbacks=[End()])
+    assert found[0] == found[1] > 0
+
+
 def test_what_is_not_supervised_counts_nowhere_in_the_kl(make_module, fit, make_batches):
     """A block that is half padding, and one without: the same tokens and the same KL."""
 
@@ -659,7 +679,7 @@ def test_nothing_waits_for_the_device_between_ticks(make_module, fit, make_batch
         batches = [batch | {"documents": torch.tensor([[0] * 5 + [1] * 7, [0] * 12])} for batch in batches]
     fit(module, [poison(module, batches[0]), *batches[1:]], accumulate_grad_batches=2, callbacks=[Watch()])
     assert waits.seen == []
-    assert module.counts() == (1, 1)
+    assert module.counts() == (1, 0)
     with waits:
         module.latest_step_was_finite  # noqa: B018
     assert waits.seen, "this one waits, so that it is seen above"

@@ -76,8 +76,8 @@ def test_out_of_memory(monkeypatch):
 
 def test_steps_that_are_not_finite():
     control = ShannonControl(Fixed(0.1), 10, None)
-    control._step = 130
-    assert quoted(f"error: {refusal(control._stop_if_failing, 0, SKIPPED_IN_A_ROW)}")
+    control._step, control._failing = 130, SKIPPED_IN_A_ROW
+    assert quoted(f"error: {refusal(control._stop_if_failing)}")
 
 
 def test_a_step_below_what_is_expected():

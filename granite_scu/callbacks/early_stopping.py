@@ -1,6 +1,7 @@
 """Early stopping that heeds the patience it was given, and not that of a checkpoint."""
 
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 
 class OwnPatience(EarlyStopping):
@@ -8,3 +9,6 @@ class OwnPatience(EarlyStopping):
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})
+
+    def on_train_batch_start(self, *_) -> None:
+        self.stopping_reason = EarlyStoppingReason.NOT_STOPPED  # a run that takes another step goes on

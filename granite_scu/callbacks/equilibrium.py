@@ -34,6 +34,9 @@ class EquilibriumStop(AfterTick):
         self.rise: float | None = None  # the summed learning rates with which S first came up to its band
         self.effect = Effect()  # of lambda on the adapter, since then
 
+    def on_train_batch_start(self, *_) -> None:
+        self.stopped_at = None  # a run that takes another step goes on from where one had stopped
+
     def on_tick(self, trainer: L.Trainer, module: GraniteModule, record: dict) -> None:
         self.ticks = self.rule.remember(self.ticks, self._tick(module, record))
         if trainer.should_stop or trainer.global_step >= trainer.max_steps:

@@ -20,7 +20,8 @@ class ReachabilityMonitor(AfterTick):
         control: the callback that ticks.
         law: the judgement.
         bounds: of lambda, lower and upper.
-        moved: sum of the learning rates after 0, 1, ... steps, to the end of the run.
+        planned: sum of the learning rates after 0, 1, ... steps, to the end of the run. Where the run goes on from one
+            with another schedule it holds of the steps to come.
         in_gradient: whether lambda acts through the gradient, so that the norms tell how much.
     """
 
@@ -29,11 +30,11 @@ class ReachabilityMonitor(AfterTick):
         control: ShannonControl,
         law: Reachability,
         bounds: tuple[float, float],
-        moved: Sequence[float],
+        planned: Sequence[float],
         in_gradient: bool = True,
     ) -> None:
         super().__init__(control)
-        self.law, self.moved, self.in_gradient = law, moved, in_gradient
+        self.law, self.planned, self.in_gradient = law, planned, in_gradient
         self.low, self.high = bounds
         self.state = law.init()
 
@@ -47,10 +48,11 @@ class ReachabilityMonitor(AfterTick):
             log.info("step %d: S* = %.3g is in reach again", record["step"], self.law.setpoint)
 
     def _sight(self, record: dict) -> Sight | None:
-        values = (record["s_ema"], record["data_bpt"], record["param_bpt"])
+        moved = self.control.travel
+        values = (record["s_ema"], record["data_bpt"], record["param_bpt"], moved)
         if record["held"] or any(value is None or not 0 < value < math.inf for value in values):
             return None
-        step = min(record["step"], len(self.moved) - 1)
+        step = min(record["step"], len(self.planned) - 1)
         saturated = record["saturated"]
         return Sight(
             step=record["step"],
@@ -60,8 +62,8 @@ class ReachabilityMonitor(AfterTick):
             at_low=saturated and record["lambda"] <= self.low * (1 + 1e-9),
             at_high=saturated and record["lambda"] >= self.high * (1 - 1e-9),
             penalty_share=penalty_share(record) if self.in_gradient else None,
-            moved=self.moved[step],
-            moved_at_end=self.moved[-1],
+            moved=moved,
+            moved_at_end=moved + self.planned[-1] - self.planned[step],
         )
 
     def summary(self) -> dict:

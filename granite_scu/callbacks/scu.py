@@ -30,7 +30,7 @@ class ShannonControl(L.Callback):
     """Every ``every`` applied optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
 
     Which steps were applied and which skipped, only the device knows. It is asked when a tick would be due if all
-    were applied; what was skipped is made up for before the tick.
+    were applied, and when the run would be at its end if none was; what was skipped is made up for before the tick.
 
     Args:
         controller: the law.
@@ -58,8 +58,9 @@ class ShannonControl(L.Callback):
         self.latest: dict = {}
         self.saved: Saved | None = None
         self.tokens = self.skipped = self.ticks = 0
-        self._step = self._pending = 0
-        self._progress = (0, 0)  # steps applied since the last tick, and those skipped before the newest of them
+        self._step = 0
+        self._pending = 0  # steps since the last tick, those among them left out that are known to be skipped
+        self._failing = 0  # steps skipped in a row up to now, if those that nobody asked about were
         self._learning_rate: float | None = None
         self.travel = 0.0
 
@@ -75,10 +76,10 @@ class ShannonControl(L.Callback):
         if trainer.global_step == self._step:  # a micro-batch inside an accumulation window
             return
         self._step = trainer.global_step
-        self._pending += 1
-        if self._pending >= self.every:
-            self._pending, skipped = module.counts()
-            self._stop_if_failing(self._pending, skipped)
+        self._pending, self._failing = self._pending + 1, self._failing + 1
+        if self._pending >= self.every or self._failing >= SKIPPED_IN_A_ROW:
+            self._pending, self._failing = module.counts()
+            self._stop_if_failing()
         if self._pending >= self.every:
             self.tick(trainer, module)
 
@@ -93,7 +94,7 @@ class ShannonControl(L.Callback):
     def tick(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Measure, update, act and log."""
         window = module.read_window()
-        self._pending, self._progress = 0, (0, 0)
+        self._pending = 0
         self.tokens += window.tokens
         self.skipped += window.skipped
         self.travel += window.travel
@@ -126,13 +127,10 @@ class ShannonControl(L.Callback):
     def _act(self, module: GraniteModule) -> None:
         module.reg_strength, module.layer_strengths, module.param_bound = self.action
 
-    def _stop_if_failing(self, applied: int, skipped: int) -> None:
-        if applied > self._progress[0]:
-            self._progress = (applied, skipped)
-        in_a_row = skipped - self._progress[1]
-        if in_a_row >= SKIPPED_IN_A_ROW:
+    def _stop_if_failing(self) -> None:
+        if self._failing >= SKIPPED_IN_A_ROW:
             raise Diverged(
-                f"step {self._step}: loss or gradient was not finite in {in_a_row} optimizer steps in a row; "
+                f"step {self._step}: loss or gradient was not finite in {self._failing} optimizer steps in a row; "
                 "lower --learning-rate, or use --precision fp32 to find the cause"
             )
 
@@ -172,7 +170,6 @@ class ShannonControl(L.Callback):
             "controller": asdict(self.state),
             "action": self.action._asdict(),
             "counts": [self.tokens, self.skipped, self._pending],
-            "progress": list(self._progress),
             "travel": self.travel,
             "latest": self.latest,
             "ticks": self.ticks,
@@ -185,7 +182,6 @@ class ShannonControl(L.Callback):
         action = state["action"]
         self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
         self.tokens, self.skipped, self._pending = state["counts"]
-        self._progress = tuple(state["progress"])
         self.travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
         self.saved = state["saved"] and Saved(*state["saved"])
         self._learning_rate = state["learning_rate"]

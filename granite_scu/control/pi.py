@@ -81,7 +81,8 @@ class PI:
       the travel (the summed learning rates), P = g travel^2, so the first tick tells g, and
       tau_k = sqrt(P* / g) / (travel_k - travel_{k-1}) with P* = D S*/(1 - S*), in ticks; it grows as the learning rate
       decays. Kp = min(stiffness tau, kp_limit), Ki = Kp / min(tau, integral_time): Skogestad's SIMC rules for a gain
-      near -1. A gain that is given is taken as it is, at every tick.
+      near -1. A gain that is given is taken as it is, at every tick; a Kp that is given alone has Ki = Kp / min(tau,
+      integral_time) still.
     - Feed-forward: F = ln lambda_init, by default of 0.08 (S*/(1 - S*))^(-2/3), which is where the benchmark's cells
       come to rest within a factor of three: what an adapter saves grows about as the cube root of what it costs. It is
       a function of S*, so a change of S* moves lambda at once.
@@ -187,9 +188,8 @@ class PI:
         error = clip(offset, -self.error_limit, self.error_limit)
 
         # Proportional and integral.
-        scheduled = min(self.stiffness * lag, self.kp_limit)
-        kp = scheduled if self.kp is None else self.kp
-        ki = scheduled / min(lag, self.integral_time) if self.ki is None else self.ki
+        kp = min(self.stiffness * lag, self.kp_limit) if self.kp is None else self.kp
+        ki = kp / min(lag, self.integral_time) if self.ki is None else self.ki
         p_term = kp * error
         bias = -p_term if first else state.bias
         i_term = math.log(self.initial_strength) + state.integral + bias

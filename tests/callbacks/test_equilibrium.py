@@ -86,7 +86,9 @@ def test_a_run_that_does_not_settle_goes_to_its_end(make_module, make_batches, f
     assert {tick.authority for tick in stop.ticks} == {0.0}
 
 
-@pytest.mark.parametrize(("actuator", "strength", "acts"), [("loss", 1.0, True), ("decoupled", 1.0, True)])
+@pytest.mark.parametrize(
+    ("actuator", "strength", "acts"), [("loss", 1.0, True), ("loss", 1e-6, False), ("decoupled", 1.0, True)]
+)
 def test_what_lambda_does_is_measured_for_either_actuator(make_module, make_batches, fit, actuator, strength, acts):
     stop, callbacks = attached(Equilibrium(0.02, 8), control.build("fixed", lambda_init=strength, target_s=0.02))
     module = make_module(sigma=0.02, n_tokens=1000, optimizer={"learning_rate": 1e-2})
@@ -95,6 +97,14 @@ def test_what_lambda_does_is_measured_for_either_actuator(make_module, make_batc
     assert (stop.ticks[-1].authority > 0.01) == acts
     module.actuator = "decoupled"
     assert stop._authority(module, {"lambda": 0.0, "lr": 1e-3}) == 0.0
+
+
+def test_a_run_that_goes_on_from_a_stop_does_not_call_it_its_own(make_module, make_batches, fit):
+    stop, callbacks = attached(Equilibrium(1e-6, 8))
+    stop.load_state_dict(stop.state_dict() | {"stopped_at": 100})
+    assert stop.stopped_at == 100, "so that a run of which only the end was missing still says why it ended"
+    trainer = fit(make_module(), make_batches(40), max_steps=40, callbacks=[*callbacks, StopAt(3)])
+    assert stop_reason(trainer) == "other"
 
 
 def test_its_window_survives_a_round_trip(make_module, make_batches, fit):

@@ -28,8 +28,8 @@ def _logs(caplog, monkeypatch):
 def watched(target: float, steps: int, **settings):
     law = control.build("pi", target_s=target, lambda_init=1e-4, lambda_min=1e-4, **settings)
     scu = ShannonControl(law, 2, Stopwatch())
-    moved = [1e-3 * step for step in range(steps + 1)]
-    monitor = ReachabilityMonitor(scu, Reachability(target), (1e-4, 1e6), moved)
+    planned = [1e-3 * step for step in range(steps + 1)]
+    monitor = ReachabilityMonitor(scu, Reachability(target), (1e-4, 1e6), planned)
     return monitor, [scu.stopwatch, scu, monitor]
 
 
@@ -54,8 +54,8 @@ def test_a_setpoint_that_is_crossed_makes_no_sound(make_module, make_batches, fi
     assert monitor.summary()["verdict"] == "reached"
 
 
-def make(record=RECORD, **settings) -> tuple[ReachabilityMonitor, list]:
-    scu = SimpleNamespace(latest=record)
+def make(record=RECORD, travel=4e-3, **settings) -> ReachabilityMonitor:
+    scu = SimpleNamespace(latest=record, travel=travel)
     return ReachabilityMonitor(scu, Reachability(0.5), BOUNDS, [0.0, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3], **settings)
 
 
@@ -72,7 +72,14 @@ def make(record=RECORD, **settings) -> tuple[ReachabilityMonitor, list]:
     ],
 )
 def test_a_record_is_read_for_what_it_says(changed, name, value):
-    assert getattr(make()._sight(RECORD | changed), name) == value
+    assert getattr(make()._sight(RECORD | changed), name) == pytest.approx(value)
+
+
+def test_how_far_the_run_has_moved_is_what_its_steps_did_whatever_is_planned_now():
+    """As after a resumption at a tenth of the learning rate: what was moved at the old one stays moved."""
+    sight = make(travel=40e-3)._sight(RECORD)
+    assert (sight.moved, sight.moved_at_end) == pytest.approx((40e-3, 41e-3))
+    assert make(travel=0.0)._sight(RECORD) is None
 
 
 @pytest.mark.parametrize("changed", [{"held": True}, {"s_ema": None}, {"data_bpt": float("nan")}, {"param_bpt": 0.0}])

@@ -26,9 +26,18 @@ RECORDED = Path(__file__).with_name("law_code.json")
 BESIDE = {
     "kl": ("granite_scu/model/divergence.py", "granite_scu/module.py:kl_from_start"),
     "cascade": ("granite_scu/callbacks/savings.py",),
-    "--target-s auto": ("granite_scu/control/setpoint.py",),
+    "projection": ("granite_scu/module.py:_shrink", "granite_scu/module.py:_scale_factors"),
+    "--target-s auto": ("granite_scu/control/setpoint.py", "granite_scu/probe.py"),
 }
-"""What is measured for one law alone, and the rule that gives it a setpoint. A colon comes before a function's name."""
+"""What is measured for one law alone, how it acts, and the rule that gives it a setpoint. A colon comes before a
+function's name."""
+
+LOOP = (
+    "granite_scu/information.py",
+    *(f"granite_scu/module.py:{name}" for name in ("prepare_gradient", "_penalty", "_count", "read_window")),
+    *(f"granite_scu/callbacks/scu.py:{name}" for name in ("on_train_batch_end", "tick", "_measure", "_act")),
+)
+"""The rest of the loop, which every law is measured by and acts through."""
 
 CHANGED = """{part} is not as it was when its digest was recorded. It makes the runs of {laws}.
 Would a stored run of these come out otherwise? Then count their revisions up, LAW_REVISIONS in
@@ -50,6 +59,7 @@ def parts() -> dict[str, list[str]]:
     for law, more in BESIDE.items():
         known = [imported(part) if part.startswith("granite_scu/control/") else {part} for part in more]
         needed[law] = needed.get(law, set()).union(*known)
+    needed = {law: found.union(LOOP) for law, found in needed.items()}
     return {part: [law for law in needed if part in needed[law]] for part in sorted(set().union(*needed.values()))}
 
 
@@ -93,6 +103,8 @@ def test_every_law_is_watched_with_what_it_acts_through_and_is_measured_by():
     assert "cascade" in watched["granite_scu/control/pi.py"] and "p" in watched["granite_scu/control/feedback.py"]
     assert watched["granite_scu/control/base.py"] == [*CONTROLLERS, "--target-s auto"]
     assert watched["granite_scu/module.py:kl_from_start"] == ["kl"]
+    assert watched["granite_scu/module.py:_shrink"] == ["projection"]
+    assert watched["granite_scu/module.py:prepare_gradient"] == [*CONTROLLERS, "--target-s auto"]
 
 
 def test_what_is_said_about_code_is_not_code():

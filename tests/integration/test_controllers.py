@@ -225,6 +225,7 @@ def test_a_configuration_runs(train, name, recorded):
             "--controller cascade: moves its setpoint at validations and takes 10 at least, and 30 steps hold 2",
         ),
         (("--controller", "cascade", "--actuator", "decoupled"), "--actuator decoupled: cascade works with loss alone"),
+        (("--controller", "cpr", "--actuator", "decoupled"), "--actuator decoupled: cpr works with loss alone: its"),
         *(
             (("--controller", law, "--actuator", "decoupled"), f"decoupled: {law}'s first lambda is one for the loss")
             for law in FROM_LAMBDA_INIT

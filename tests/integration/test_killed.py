@@ -94,13 +94,16 @@ def test_a_run_killed_at_random_ends_as_if_it_had_not_been(whole, cut, flags, ki
     assert same(whole(flags), cut.finish(flags))
 
 
-def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut):
-    """The training is over, and only the last tick, the scoring, the summary or the model card is missing."""
-    assert cut.run(FLAGS, at_call("on_test_epoch_start", 10**9)) == 0
+@pytest.mark.parametrize("law", [(), pytest.param(("--controller", "kl"), marks=pytest.mark.slow, id="kl")])
+def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, law):
+    """The training is over, and only the last tick, the scoring, the summary or the model card is missing. That tick
+    measures the KL on the newest batch, which is read again."""
+    flags = (*FLAGS, *law)
+    assert cut.run(flags, at_call("on_test_epoch_start", 10**9)) == 0
     for missing in ("README.md", "scu_metrics.json"):
         (cut.folder / missing).unlink()
-        outcome = cut.finish(FLAGS)
-        assert same(whole(FLAGS), outcome)
+        outcome = cut.finish(flags)
+        assert same(whole(flags), outcome)
         assert (cut.folder / "README.md").is_file()
 
 
