@@ -53,10 +53,13 @@ from benchmarks.tracking_grid import CORPORA, SETPOINTS, Cell, digest, grid, lef
 from benchmarks.tracking_report import origins, print_table, spoken
 from benchmarks.tracking_runs import course, run_all
 from granite_scu import guard
+from granite_scu.comparison.protocol import PRECISION
 from granite_scu.control import TRACKING
 from granite_scu.errors import UserError
 from granite_scu.parser import Parser
+from granite_scu.run_folder import require_writable
 
+SEEDS = 3
 EXAMPLE = "kp=2 ki=0.3 isolate_documents"
 
 
@@ -68,7 +71,7 @@ def build_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout; progress goes to stderr")
     parser.add_argument("--target-s", type=float, nargs="+", default=list(SETPOINTS), help="setpoints, ratios")
     parser.add_argument("--data-dir", nargs="+", default=list(CORPORA), help="corpora, embedded or your own")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of every combination")
+    parser.add_argument("--seeds", type=int, help=f"seeds of every combination ({SEEDS}); --quick has its own")
     parser.add_argument("--controller", default="pi", choices=TRACKING, help="the law")
     parser.add_argument("--set", nargs="+", default=[], metavar="FLAG[=VALUE]", help="flags of the training script for "
                         f"every run, without their leading hyphens: {EXAMPLE}")  # fmt: skip
@@ -87,7 +90,7 @@ def main() -> int:
     if not console.is_terminal:
         console.width = 160
     _check(options)
-    cells = _cells(options)
+    cells = _in_precision(_cells(options), options)
     for line in [] if options.quick else left_out(sorted(set(options.target_s))):
         console.print(line, highlight=False)
     results = run_all(cells, options.jobs, options.results, options.max_runs, console)
@@ -99,6 +102,9 @@ def main() -> int:
     console.print(", ".join(f"{name} {value:.3g}" for name, value in worst.items()))
     missing = "" if facts["complete"] else f"; {facts['of'] - facts['cells']} missing"
     console.print(f"{facts['cells']} of {facts['of']} runs{missing}", highlight=False)
+    if cells[0].precision:
+        note = "they are kept apart from those in bf16, as which the published ones were done"
+        console.print(f"runs in {cells[0].precision}: {note}", highlight=False)
     where = origins(results)
     for origin in where:
         console.print(spoken(origin), highlight=False)
@@ -120,8 +126,16 @@ def _check(options: argparse.Namespace) -> None:
     for name, least in (("seeds", 1), ("jobs", 1), ("max_runs", 0)):
         if getattr(options, name) is not None and getattr(options, name) < least:
             raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least {least}")
+    if options.quick and options.seeds is not None:
+        raise UserError("--seeds: the four runs of --quick have seeds of their own; leave one of the two out")
     if options.results and options.results.exists() and not options.results.is_dir():
         raise UserError(f"--results {options.results}: is a file; name a folder")
+    if options.max_runs == 0 and options.results is None:
+        raise UserError("--max-runs 0: no run of this grid is finished, without --results; leave it out to run them")
+    if options.results and options.max_runs != 0:
+        require_writable("--results", options.results)
+    if options.plot:
+        require_writable("--plot", options.plot.parent)
 
 
 def _cells(options: argparse.Namespace) -> list[Cell]:
@@ -130,9 +144,22 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
     if options.quick:
         cells = quick(setpoints, options.data_dir, options.controller, settings)
     else:
-        cells = grid(setpoints, options.data_dir, options.seeds, options.controller, settings)
+        cells = grid(setpoints, options.data_dir, options.seeds or SEEDS, options.controller, settings)
     contents = {corpus: digest(corpus) for corpus in options.data_dir}
     return list(dict.fromkeys(replace(cell, content=contents[cell.corpus]) for cell in cells))
+
+
+def _in_precision(cells: list[Cell], options: argparse.Namespace) -> list[Cell]:
+    """The cells in what this machine computes in; those that are only to be reported in what they were done in.
+
+    On a CPU the precision goes with the machine, and no difference between runs shall be one between machines.
+    """
+    if options.max_runs == 0 and any((options.results / f"{cell.key()}.json").is_file() for cell in cells):
+        return cells
+    from granite_scu import hardware  # imports torch, which takes seconds
+
+    found = hardware.resolve_precision(None, hardware.detect())
+    return cells if found == PRECISION else [replace(cell, precision=found) for cell in cells]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ FIRST_VERSION = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid; ``content`` is the ``digest`` of a text of the user's own."""
+    """One run of the grid; ``content`` is the ``digest`` of a text of the user's own, ``precision`` that of a CPU which
+    does not compute in bf16, as the published runs are."""
 
     setpoint: float
     learning_rate: float
@@ -37,6 +38,7 @@ class Cell:
     settings: tuple[str, ...] = ()
     steps: int = STEPS
     content: str = ""
+    precision: str = ""
 
     @classmethod
     def of(cls, result: dict[str, Any]) -> "Cell":
@@ -47,8 +49,8 @@ class Cell:
         """Names the finished run; it changes with the law's defaults and code, and with a text of the user's own."""
         law = {field.name: field.default for field in fields(CONTROLLERS[self.controller])}
         law = {name: str(default) for name, default in law.items() if default is not MISSING}
-        # Without a content that is "", as those runs are named that were finished before it was part of the name.
-        own = {name: value for name, value in asdict(self).items() if name != "content" or value}
+        # Without what is "", as those runs are named that were finished before it was part of the name.
+        own = {name: value for name, value in asdict(self).items() if name not in ("content", "precision") or value}
         code = evidence.revisions(self.controller)
         if evidence.VERSION != FIRST_VERSION:
             code["every law"] = evidence.VERSION

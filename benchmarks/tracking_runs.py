@@ -1,6 +1,7 @@
 """The runs of ``benchmarks/tracking.py``: done in worker processes, kept as a file each, and read back."""
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from benchmarks.tracking_figures import GOALS, measure, nothing_held
 from benchmarks.tracking_grid import Cell
-from benchmarks.tracking_report import line
+from benchmarks.tracking_report import line, origins, spoken
 from benchmarks.tracking_training import request_of, train
 from granite_scu import guard, provenance
 from granite_scu.comparison import evidence
@@ -70,12 +71,31 @@ def read_run(path: Path, cell: Cell) -> dict[str, Any]:
         result = json.loads(path.read_text(encoding="utf-8"))
         if Cell.of(result) != cell or not {*GOALS, "lambda", "trajectory"} <= result.keys():
             raise ValueError("of another run, or without its figures")
-        if not result.setdefault("failed", None):
-            result |= measure(cell, course(cell, result["trajectory"]))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        spoken(*origins([result]))
+        if result.setdefault("failed", None):
+            result |= nothing_held(cell)
+        else:
+            records = course(cell, result["trajectory"])
+            _require_whole(cell, records)
+            result |= measure(cell, records)
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         remedy = "move it away, and the run is done again"
         raise UserError(f"--results: {path} is not the record of {cell}, or not all of it; {remedy}") from error
     return result
+
+
+def _require_whole(cell: Cell, records: list[dict[str, Any]]) -> None:
+    """Refuse a trajectory that does not lead to the run's end, or has what no run has.
+
+    Raises:
+        ValueError: it is such a one.
+    """
+    steps = [record["step"] for record in records]
+    if steps != sorted(set(steps)) or steps[-1:] != [cell.steps]:
+        raise ValueError("its steps do not lead to the end of the run")
+    shares = [record[name] for record in records for name in ("s", "s_target") if record[name] is not None]
+    if not all(0 <= share <= 1 for share in shares) or not all(0 <= r["lambda"] < math.inf for r in records):
+        raise ValueError("S or lambda are what they cannot be")
 
 
 def run_all(

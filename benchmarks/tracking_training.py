@@ -13,6 +13,9 @@ from granite_scu.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 
+NO_TRAINING = ("help", "h", "print_config", "dry_run", "check_requirements", "json", "debug")
+"""Flags of the training script that ask for something else than a run."""
+
 
 def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
     """The run's history. The run is a user's, but for the callback that disturbs it."""
@@ -41,6 +44,7 @@ def request_of(cell: Cell, folder: str) -> Any:
     """
     from granite_scu import flags
 
+    _check_names([setting.partition("=")[0].strip("-").replace("-", "_") for setting in cell.settings])
     arguments, _ = flags.translate(
         [
             "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
@@ -59,6 +63,10 @@ def request_of(cell: Cell, folder: str) -> Any:
         "--output-dir": (request.run.output_dir, folder),
         "--data-dir": (request.data.path, cell.corpus),
         "--max-steps": (request.trainer["max_steps"], cell.steps),
+        "--max-time": (request.trainer["max_time"], None),
+        "--num-epochs": (request.data.num_epochs, None),
+        "--early-stopping": (request.run.early_stopping, None),
+        "--stop-at-equilibrium": (request.run.stop_at_equilibrium, None),
         "--control-every": (request.control.every, EVERY),
         "--learning-rate": (request.optimizer.learning_rate, cell.learning_rate),
         "--lora-r": (request.lora.rank, cell.rank),
@@ -71,6 +79,14 @@ def request_of(cell: Cell, folder: str) -> Any:
             raise UserError(f"--set: {flag} is the grid's own; leave it out")
     steering.build_controller(request.control)  # for the law's own refusals
     return request
+
+
+def _check_names(settings: list[str]) -> None:
+    for name in settings:
+        if name in NO_TRAINING:
+            raise UserError(f"--set: {name} is no setting of a run; leave it out")
+        if settings.count(name) > 1:
+            raise UserError(f"--set: {name} is given twice; leave one out")
 
 
 def _disturbance(cell: Cell, request: Any) -> Any:

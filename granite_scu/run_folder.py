@@ -221,6 +221,20 @@ def _is_trace(entry: Path) -> bool:
     return entry.name == LOCK or (entry.name.startswith(".") and entry.suffix == ".tmp")
 
 
+def require_writable(flag: str, folder: Path) -> None:
+    """Make the folder that a flag names, and for a moment a file in it: now, and not after hours of runs.
+
+    Raises:
+        UserError: it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}); name another folder") from error
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk, where the file system knows what that means."""
     if path.is_dir() and os.name == "nt":

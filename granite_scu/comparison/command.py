@@ -3,13 +3,13 @@
 import argparse
 import os
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from granite_scu.errors import UserError
 from granite_scu.parser import Parser
+from granite_scu.run_folder import require_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,15 +42,16 @@ def build_parser() -> Parser:
     parser.add_argument("--precision", choices=list(PRECISIONS), default="auto", help="of the runs, which are "
                         "compared with those in the same alone: bf16, as in docs/evidence, on a CPU that computes it, "
                         "else fp32; for --list and --report-only that of the finished runs")  # fmt: skip
-    parser.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
-    parser.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
+    much = parser.add_mutually_exclusive_group()
+    much.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
+    much.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
+    much.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs, "
                         "with --varied docs/evidence/varied/runs; with --quick, --steps or fp32, "
                         "runs/compare/runs)")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
                         help="for table and plot (default: docs/evidence, with --varied "
                         "docs/evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
-    parser.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/evidence.md, too")
     parser.add_debug()
     return parser
@@ -92,14 +93,16 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     if options.list:
         _list(plan, jobs, console)
         return 0
+    if options.report_only and not any(map(plan.record, plan.cells())):
+        raise UserError(f"--evidence {evidence.folder}: holds no finished run of what was asked for; see --list")
     output = options.output_dir or _output(options, root, evidence)
     page = root / "docs" / "evidence.md" if options.write_docs else None
-    _check_writable("--output-dir", output)  # now, and not after hours of runs
+    require_writable("--output-dir", output)
     if page:
         report.around_the_tables(page)
     outcome = engine.Outcome()
     if not options.report_only:
-        _check_writable("--evidence", evidence.folder)
+        require_writable("--evidence", evidence.folder)
         outcome = engine.carry_out(plan, jobs, console, options.max_runs)
     _report(plan, output, console, page)
     for failure in outcome.errors:
@@ -118,6 +121,10 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
     most = len(protocol.seeds)
     if options.seeds and options.seeds > most:
         raise UserError(f"--seeds {options.seeds}: the {protocol.name} protocol has {most}; give {most} or fewer")
+    if options.list and (options.write_docs or options.output_dir):
+        raise UserError("--list: writes nothing; leave out --write-docs and --output-dir")
+    if options.report_only and options.evidence and not options.evidence.is_dir():
+        raise UserError(f"--evidence {options.evidence}: there is no such folder; name that of the finished runs")
     if options.write_docs and (options.varied or _is_part(options)):
         part = "--quick, --varied, --tasks, --arms, --seeds and --steps"
         raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
@@ -157,16 +164,6 @@ def _computable(flag: str) -> str:
     from granite_scu import hardware  # imports torch, which takes seconds: not for --list
 
     return hardware.resolve_precision(PRECISIONS[flag], hardware.detect("cpu"))
-
-
-def _check_writable(flag: str, folder: Path) -> None:
-    """Make the folder and a file in it, as the runs and the report will."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}); name another folder") from error
 
 
 def _report(plan: "Plan", output: Path, console: "Console", page: Path | None) -> None:

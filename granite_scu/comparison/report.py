@@ -50,7 +50,7 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """A table for each task, the one over all tasks with its verdicts, and the claim."""
+    """A table for each task and the one over all tasks, each with its verdicts, and the claim."""
     for task in results["tasks"]:
         table = Table(title=_title(task), title_justify="left")
         for heading in HEADINGS:
@@ -58,6 +58,9 @@ def show(results: dict[str, Any], console: Console) -> None:
         for row in task["rows"]:
             table.add_row(*_cells(row))
         console.print(table)
+        for row in task["rows"]:
+            if row["verdict"]:
+                console.print(row["verdict"], highlight=False)
     if results["pairs"]:
         _show_pairs(results["pairs"], console)
     for line in claim_lines(results):

@@ -9,6 +9,7 @@ from tracked import CELL, QUICK, asked, guarded, keep_quick_runs, result
 
 from benchmarks import tracking, tracking_figures, tracking_grid, tracking_runs, tracking_training
 from benchmarks.tracking_grid import EVERY, STEPS, Cell
+from granite_scu import hardware
 from granite_scu.comparison import evidence
 from granite_scu.errors import UserError
 
@@ -39,6 +40,29 @@ def test_a_run_of_a_law_s_earlier_code_is_not_reported(monkeypatch, tmp_path):
     assert {path.name for path in keep_quick_runs(tmp_path)}.isdisjoint(path.name for path in paths)
     assert guarded(monkeypatch, *report) == 0
     assert replace(CELL, controller="original").key() == others
+
+
+def test_runs_of_a_machine_that_computes_in_another_precision_are_others(monkeypatch, capsys, tmp_path):
+    """None is taken for one of another machine's, and those that are finished are reported there all the same."""
+    options = asked("--quick")
+    here = {cell.key() for cell in tracking._cells(options)}
+    monkeypatch.setattr(hardware, "resolve_precision", lambda *_: "32-true")
+    assert here.isdisjoint(cell.key() for cell in tracking._in_precision(tracking._cells(options), options))
+    monkeypatch.setattr(hardware, "resolve_precision", lambda *_: "bf16-mixed")
+    assert here == {cell.key() for cell in tracking._in_precision(tracking._cells(options), options)}
+
+    keep_quick_runs(tmp_path)
+    monkeypatch.setattr(hardware, "resolve_precision", lambda *_: "32-true")
+    assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 0
+    for path in tmp_path.iterdir():
+        record = json.loads(path.read_text())
+        path.rename(tmp_path / f"{Cell.of({'cell': record['cell'] | {'precision': '32-true'}}).key()}.json")
+    assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 2, "they are of another cell"
+    for path in tmp_path.iterdir():
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"cell": record["cell"] | {"precision": "32-true"}}))
+    assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 0
+    assert "runs in 32-true: they are kept apart" in capsys.readouterr().out
 
 
 def test_an_edited_text_is_another_run(tmp_path):
@@ -74,6 +98,13 @@ def test_an_edited_text_is_another_run(tmp_path):
         (["max_steps=100"], "--set: --max-steps is the grid's own; leave it out"),
         (["control.target_s=auto"], "--set: --target-s is the grid's own; leave it out"),
         (["output_dir=runs"], "--set: --output-dir is the grid's own; leave it out"),
+        (["num_epochs=0.1", "max_steps=700"], "--set: --num-epochs is the grid's own; leave it out"),
+        (["max_time=00:00:01:00"], "--set: --max-time is the grid's own; leave it out"),
+        (["early_stopping=3"], "--set: --early-stopping is the grid's own; leave it out"),
+        (["stop_at_equilibrium=20"], "--set: --stop-at-equilibrium is the grid's own; leave it out"),
+        (["print-config"], "--set: print_config is no setting of a run; leave it out"),
+        (["help"], "--set: help is no setting of a run; leave it out"),
+        (["kp=2", "kp=3"], "--set: kp is given twice; leave one out"),
     ],
 )
 def test_a_wrong_setting_is_one_line_before_any_run_starts(monkeypatch, capsys, setting, said):
@@ -108,6 +139,9 @@ def test_the_example_in_the_help_is_one():
         (["--nonsense"], "--nonsense"),
         (["--data-dir", "nowhere/at/all"], "--data-dir nowhere/at/all: no such file"),
         (["--results", "README.md"], "--results README.md: is a file"),
+        (["--results", "README.md/in"], "--results README.md/in: cannot be written to (Not a directory)"),
+        (["--plot", "README.md/in/it"], "--plot README.md/in: cannot be written to"),
+        (["--quick", "--seeds", "5"], "--seeds: the four runs of --quick have seeds of their own"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, said):

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 import subprocess
@@ -119,6 +120,59 @@ def test_of_an_older_file_what_it_lacks_is_measured_from_its_trajectory(tmp_path
     assert {path: path.read_text() for path in tmp_path.iterdir()} == before
 
 
+def _point(index: int, value: float):
+    """Changes one entry of the tick in the middle."""
+
+    def change(record: dict) -> None:
+        record["trajectory"][len(record["trajectory"]) // 2][index] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.update(machine="x"),
+        lambda record: record.update(machine={}, versions={}, git_revision=None),
+        lambda record: record.update(trajectory=record["trajectory"][: len(record["trajectory"]) // 2]),
+        lambda record: record.update(trajectory=[]),
+        lambda record: record.update(trajectory=[[]]),
+        _point(0, 10_000),
+        _point(1, math.nan),
+        _point(1, -0.1),
+        _point(1, 1.1),
+        _point(3, -1.0),
+        _point(3, math.inf),
+        _point(4, 0.0),
+        _point(4, None),
+    ],
+)
+def test_a_record_that_no_run_left_is_named_and_nothing_is_reported(monkeypatch, capsys, tmp_path, change):
+    path = keep_quick_runs(tmp_path)[0]
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+    assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"error: --results: {path} is not the record of") and told.err.count("\n") == 1
+    assert told.out == ""
+
+
+def test_a_record_nested_beyond_all_measure_is_none(monkeypatch, capsys, tmp_path):
+    path = keep_quick_runs(tmp_path)[0]
+    path.write_text("[" * 100_000)
+    assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_a_run_that_failed_is_read_without_its_figures(monkeypatch, tmp_path):
+    path = keep_quick_runs(tmp_path)[0]
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**{name: record[name] for name in ("cell", *tracking_figures.GOALS, "lambda")},
+                                "failed": "it diverged", "trajectory": []}))  # fmt: skip
+    assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 1
+
+
 def test_in_an_older_trajectory_lambda_on_a_bound_is_saturated():
     settings = "--lambda-min=1e-4", "--control.lambda_max=2"
     strengths = 1e-6, 1e-4, 1.0, 2.0, 1e6
@@ -151,7 +205,7 @@ def test_an_interrupt_leaves_neither_a_process_nor_a_half_run(tmp_path):
     while (is_there := _is_there(ran.pid)) and time.monotonic() < deadline:  # multiprocessing's tracker ends after us
         time.sleep(0.1)
     assert not is_there
-    assert not [*tmp_path.glob("tmp*"), *tmp_path.glob("results")]
+    assert not [*tmp_path.glob("tmp*"), *tmp_path.glob("results/*")]
 
 
 @pytest.mark.parametrize("content", ["", '{"cell": {"setp', "[]", "{}", "other", "part"])

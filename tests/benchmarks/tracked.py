@@ -16,17 +16,17 @@ QUICK = ("--quick", "--target-s", "0.1", "--max-runs", "0", "--data-dir", "stdli
 """Asks for what ``keep_quick_runs`` keeps, and trains nothing."""
 
 
-def history(ratio, target: float = 0.1) -> list[dict]:
+def history(ratio, target: float = 0.1, steps: int = STEPS) -> list[dict]:
     """A run whose raw S is ``ratio(step)`` times the setpoint. The law's own filter shows nothing of it."""
     return [
         {"step": step, "s": target * ratio(step), "s_ema": target, "s_target": target,
          "lambda": 1.0, "saturated": False, "held": False}
-        for step in range(EVERY, STEPS + 1, EVERY)
+        for step in range(EVERY, steps + 1, EVERY)
     ]  # fmt: skip
 
 
 def result(cell: Cell, ratio) -> dict:
-    records = history(ratio)
+    records = history(ratio, steps=cell.steps)
     figures = measure(cell, records)
     return {"cell": vars(cell), "failed": None, **figures, "trajectory": trajectory_of(records)}
 
@@ -35,7 +35,7 @@ def keep_quick_runs(folder: Path, but_for: tuple[str, ...] = ()) -> list[Path]:
     """The runs of ``QUICK`` as files, without some of their entries."""
     paths = []
     for cell in dict.fromkeys(quick([0.1], ["stdlib-docs"], "pi", [])):
-        done = result(cell, lambda step: 1.0 if step != STEPS - EVERY else 1.2)
+        done = result(cell, lambda step: 1.0 if step != STEPS // 2 - EVERY else 1.2)
         kept = {name: value for name, value in done.items() if name not in but_for}
         paths.append(folder / f"{cell.key()}.json")
         paths[-1].write_text(json.dumps(kept))
