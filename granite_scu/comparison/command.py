@@ -42,10 +42,10 @@ def build_parser() -> Parser:
     parser.add_argument("--precision", choices=list(PRECISIONS), default="auto", help="of the runs, which are "
                         "compared with those in the same alone: bf16, as in docs/evidence, on a CPU that computes it, "
                         "else fp32; for --list and --report-only that of the finished runs")  # fmt: skip
-    much = parser.add_mutually_exclusive_group()
-    much.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
-    much.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
-    much.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
+    parser.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
+    instead.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
     parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs, "
                         "with --varied docs/evidence/varied/runs; with --quick, --steps or fp32, "
                         "runs/compare/runs)")  # fmt: skip
@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     if options.list:
         _list(plan, jobs, console)
         return 0
-    if options.report_only and not any(map(plan.record, plan.cells())):
+    if options.report_only and not any(map(plan.record, plan.everything())):
         raise UserError(f"--evidence {evidence.folder}: holds no finished run of what was asked for; see --list")
     output = options.output_dir or _output(options, root, evidence)
     page = root / "docs" / "evidence.md" if options.write_docs else None
@@ -121,9 +121,9 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
     most = len(protocol.seeds)
     if options.seeds and options.seeds > most:
         raise UserError(f"--seeds {options.seeds}: the {protocol.name} protocol has {most}; give {most} or fewer")
-    if options.list and (options.write_docs or options.output_dir):
-        raise UserError("--list: writes nothing; leave out --write-docs and --output-dir")
-    if options.report_only and options.evidence and not options.evidence.is_dir():
+    if options.report_only and options.max_runs:
+        raise UserError("--report-only: trains nothing; leave out --max-runs")
+    if options.report_only and options.evidence and not options.evidence.exists():
         raise UserError(f"--evidence {options.evidence}: there is no such folder; name that of the finished runs")
     if options.write_docs and (options.varied or _is_part(options)):
         part = "--quick, --varied, --tasks, --arms, --seeds and --steps"

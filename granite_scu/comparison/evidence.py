@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
+from granite_scu.comparison.record import BASE, fault, outcome
 from granite_scu.control import CONTROLLERS
 from granite_scu.control.setpoint import FRACTION, LEAST, MOST
 from granite_scu.errors import UserError
@@ -33,9 +34,6 @@ longer bounds ``--target-s auto``.
 
 SETPOINT_RULE = {"share_of_s_free": FRACTION, "least": LEAST, "most": MOST}
 """How ``--target-s auto`` chooses. With another rule it is another run."""
-
-BASE = "base"
-"""The task of the runs that train nothing, and score the base model."""
 
 INNER = {"cascade": ("pi",)}
 """Laws that act through another."""
@@ -115,21 +113,6 @@ def _plain(setting: str) -> str:
     return setting.replace("λ=", "").replace("S*=", "").replace("KL*=", "").replace(" ", "")
 
 
-ALWAYS = {"key", "task", "arm", "seed", "settings", "wall_time_s"}
-SCORED = {"validation", "test"}
-RUN = SCORED | {"law", "ticks", "n_tokens"}
-"""What the record of any run has; that of a base model besides; that of a training run that has not failed."""
-
-
-def lacking(record: dict[str, Any]) -> set[str]:
-    """What a record of its kind would have and this has not."""
-    if record.get("task") == BASE:
-        needed = SCORED | {"training"}
-    else:
-        needed = {"failed"} if record.get("failed") else {"failed"} | RUN
-    return (ALWAYS | needed) - record.keys()
-
-
 class Evidence:
     """The finished runs of a folder in one precision, by key. Those in another one are passed over: on a CPU the
     precision goes with the machine, and no difference between arms shall be one between machines.
@@ -158,15 +141,21 @@ class Evidence:
             del self.records[key], self.paths[key]
 
     def add(self, path: Path) -> dict:
-        """Read a run's file."""
+        """Read a run's file.
+
+        Raises:
+            UserError: it is none, or another one of a run that is known, of which something else came.
+        """
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"--evidence: {path} is not the record of a run; move it away") from error
-        missing = lacking(record) if isinstance(record, dict) else ALWAYS
-        if missing:
-            what = ", ".join(sorted(missing))
-            raise UserError(f"--evidence: {path} is not the record of a run, for it lacks {what}; move it away")
+        if found := fault(record):
+            raise UserError(f"--evidence: {path} is not the record of a run, for {found}; move it away")
+        known = self.records.get(record["key"], record)
+        if outcome(known) != outcome(record):
+            other = self.paths[record["key"]]
+            raise UserError(f"--evidence: {path} and {other} are of one run and differ; move one of them away")
         self.records[record["key"]] = record
         self.paths[record["key"]] = path
         self.additions += 1

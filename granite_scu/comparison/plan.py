@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from granite_scu.comparison.evidence import BASE, Evidence, Spec
+from granite_scu.comparison.evidence import Evidence, Spec
 from granite_scu.comparison.protocol import CASCADE, PI, Arm, Protocol, Task
+from granite_scu.comparison.record import BASE
 from granite_scu.control import CONTROLLERS
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import torch
 
 from granite_scu.comparison import engine
 from granite_scu.comparison.command import main
-from granite_scu.comparison.plan import Plan
+from granite_scu.comparison.plan import Cell, Plan
+from granite_scu.comparison.protocol import FULL, NONE
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "compare_controllers.py"
@@ -44,6 +46,8 @@ def _threads(monkeypatch):
             ["--varied", "--write-docs"],
             "--write-docs: the page is about the whole protocol; leave out --quick, --varied,",
         ),
+        (["--list", "--report-only"], "--report-only: not allowed with argument --list"),
+        (["--report-only", "--max-runs", "3"], "--report-only: trains nothing; leave out --max-runs"),
         (["--varied", "--quick"], "--quick: not allowed with argument --varied"),
         (["--varied", "--tasks", "docs-small"], "there is none of that name; there are docs-medium-rank-2,"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -63,7 +67,7 @@ def test_a_file_that_is_no_record_is_named(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "lacks"), [("[]", "arm, key, seed,"), ('{"key": "a", "seed": 0}', "arm, failed, law, n_tokens,")]
+    ("text", "lacks"), [("{}", "arm, failed, key, law,"), ('{"key": "a", "seed": 0}', "arm, failed, law, n_tokens,")]
 )
 def test_a_record_that_lacks_something_is_named_with_it(capsys, tmp_path, text, lacks):
     (tmp_path / "torn.json").write_text(text)
@@ -176,13 +180,22 @@ def test_the_page_is_about_the_published_precision(capsys, tmp_path):
     assert "--write-docs: the page is about runs in bf16-mixed, and these are in 32-true" in capsys.readouterr().err
 
 
-def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(capsys, tmp_path):
-    elsewhere = ["--report-only", "--evidence", str(tmp_path / "elsewhere")]
+def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(capsys, tmp_path, evidence, finish):
+    places = tmp_path / "elsewhere", tmp_path / "docs" / "evidence" / "runs"
+    elsewhere = ["--report-only", "--evidence", str(places[0])]
+    assert main(tmp_path, elsewhere) == 2
+    assert f"--evidence {places[0]}: there is no such folder" in capsys.readouterr().err
+    places[0].mkdir()
+    assert main(tmp_path, elsewhere) == 2
+    assert f"--evidence {places[0]}: holds no finished run" in capsys.readouterr().err
+    finish(Plan(FULL, evidence).spec(Cell(FULL.tasks[0], NONE, 0, FULL.rates[0])))
+    shutil.copytree(evidence.folder, places[0], dirs_exist_ok=True)
     assert main(tmp_path, elsewhere) == 0
     assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "docs").exists()
     assert main(tmp_path, [*elsewhere, "--write-docs"]) == 2
     assert "--write-docs: the page is about the runs in docs/evidence/runs; leave out" in capsys.readouterr().err
-    assert main(tmp_path, ["--report-only", "--evidence", str(tmp_path / "docs" / "evidence" / "runs")]) == 0
+    shutil.copytree(places[0], places[1])
+    assert main(tmp_path, ["--report-only", "--evidence", str(places[1])]) == 0
     assert (tmp_path / "docs" / "evidence" / "comparison.md").is_file()
 
 

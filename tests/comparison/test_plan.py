@@ -158,6 +158,7 @@ def test_a_failed_run_is_finished_and_never_the_best(protocol, evidence, finish)
     scores = ("validation", "test", "law", "ticks", "n_tokens")
     lost = {name: value for name, value in finish(diverged).items() if name not in scores}
     write_record(evidence.folder / diverged.file, {**lost, "failed": "not finite"})
+    del evidence.records[diverged.key]
     evidence.add(evidence.folder / diverged.file)
     finish(good, validation=5.9)
     assert plan.next(busy=set()).key not in (diverged.key, good.key)

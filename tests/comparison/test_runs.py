@@ -53,7 +53,9 @@ def test_what_is_replayed_is_of_the_same_precision(evidence, finish, tmp_path):
     source = replace(SPEC, precision="32-true")
     finish(SPEC)
     record = finish(source)
-    write_record(evidence.folder / source.file, record | {"settings": {"trainer.precision": "32-true"}})
+    write_record(
+        evidence.folder / source.file, record | {"settings": {**record["settings"], "trainer.precision": "32-true"}}
+    )
     replay = Spec(SPEC.task, "replay", "", 1, {"control.controller": "replay", "control.replay": source.key}, "32-true")
     history = runs._write_history(replay, evidence.folder, tmp_path)
     assert [tick["step"] for tick in json.loads(Path(history).read_text())] == record["ticks"]["step"]
