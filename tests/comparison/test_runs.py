@@ -13,7 +13,7 @@ from granite_scu.comparison.evidence import Spec, write_record
 from granite_scu.comparison.protocol import NONE, Task
 from granite_scu.errors import Diverged, RunFailed, UserError
 
-SPEC = Spec(Task("first", "stdlib-docs", 1024, 4), "none", "", 0, NONE.settings)
+SPEC = Spec(Task("first", "stdlib-docs", 1024, 4), "none", "", 0, NONE.settings | {"optimizer.learning_rate": 1e-3})
 
 
 @pytest.fixture
