@@ -327,7 +327,8 @@ class IdentifyConfig:
     """The step test of ``identify``; its time is counted in ticks of ``control.every`` optimizer steps.
 
     Attributes:
-        ticks: length of the step test, settling included; trainer.max_steps and data.num_epochs are passed over.
+        ticks: length of the step test, settling included; trainer.max_steps, data.num_epochs, run.early_stopping and
+            run.stop_at_equilibrium are passed over.
         settle: ticks in closed loop before lambda is stepped, and before S* is in the verification.
         amplitude: of the steps around the mean that lambda settled at, in ln lambda.
         dwell: ticks between possible steps; about half of the time constant tells most.
@@ -358,8 +359,8 @@ class IdentifyConfig:
         _check(self.ticks >= least, "--step_test.ticks", self.ticks, remedy)
         tau_c = self.tau_c
         _check(tau_c is None or 0 < tau_c < math.inf, "--step_test.tau_c", tau_c, "must be positive and finite")
-        apart = 0 < self.step < math.inf and abs(math.log(self.step)) >= 0.1
-        _check(apart, "--step_test.step", self.step, "must be a positive factor, at least a tenth away from 1")
+        apart = 0 < self.step < math.inf and 0.1 <= abs(math.log(self.step)) <= math.log(10)
+        _check(apart, "--step_test.step", self.step, "must be a factor of 0.1 to 10, at least a tenth away from 1")
 
 
 @dataclass(frozen=True)

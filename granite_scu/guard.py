@@ -77,6 +77,11 @@ def _line_and_code(error: BaseException, go_on: str) -> tuple[str, int]:
             return str(error), FAILED
         case KeyboardInterrupt():
             return f"interrupted; {go_on}", INTERRUPTED
+        case RuntimeError() if "determine home directory" in str(error):  # by pathlib, for ~name/file
+            return (
+                "a path begins with ~ and no user of this machine is called what follows; write it out",
+                WRONG_REQUEST,
+            )
         case OSError(errno=int()):
             return _about_file(error, go_on), FAILED
     # The boundary of the program: whatever got here is a defect of ours or of the machine.

@@ -97,6 +97,12 @@ def _law(request: Request, config: IdentifyConfig) -> control.PI:
         raise UserError("--control.target_s: identify works at one operating point; give a ratio, for example 0.02")
     if not asked.target_s * config.step < 1:
         raise UserError(f"--step_test.step {config.step}: takes S* {asked.target_s} beyond 1; choose a smaller one")
+    low, high = asked.lambda_min, asked.lambda_max
+    if not math.log(high / low) >= 2 * config.amplitude:
+        raise UserError(
+            f"--control.lambda_min {low:g}, --control.lambda_max {high:g}: leave no room for steps of "
+            f"--step_test.amplitude {config.amplitude:g} up and down, a factor of {math.exp(2 * config.amplitude):.3g}"
+        )
     if request.run.resume:
         raise UserError(f"--run.resume {request.run.resume}: a step test cannot go on; leave it out")
     return build_controller(asked)

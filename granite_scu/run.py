@@ -40,13 +40,10 @@ from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.request import Plan, Request
 from granite_scu.resuming import Resume, go_on, open_checkpoint, rewind
 from granite_scu.run_folder import DOCUMENTS, LOCK, MARK, RunFolder
-from granite_scu.steering import build_controller, check_equilibrium_stop, setpoint_of_auto
+from granite_scu.steering import build_controller, check_equilibrium_stop, check_length, setpoint_of_auto
 from granite_scu.trainer import check_trainer, children
 
 log = logging.getLogger(__name__)
-
-LEAST_VALIDATIONS = 10
-"""Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
 
 
 class Run:
@@ -90,7 +87,7 @@ class Run:
         self.data.prepare(self.tokenizer)
         self.data.check_processes(self.machine.world_size)
         self.plan = self._plan()
-        self._check_validations()
+        check_length(request, self.plan.steps)
         if self.seeks_setpoint:
             probe.check_length(self.plan.steps)
         self.controller = controller or build_controller(probe.provisional(request.control), self.plan.steps)
@@ -110,21 +107,6 @@ class Run:
         width = getattr(loading.load_model_config(name), "mamba_d_conv", 0)
         if size < width:
             raise UserError(f"--block-size {size}: shorter than the {width} tokens that a convolution of {name} spans")
-
-    def _check_validations(self) -> None:
-        control, steps = self.request.control, self.plan.steps
-        every = max(self.request.run.eval_steps, control.every)  # what a tick finds is the newest validation
-        heeded = (steps - 1) // every
-        if control.controller == "cascade" and self.request.data.stream:
-            raise UserError(
-                "--controller cascade: looks ahead in the training text, which --stream cannot; take another"
-            )
-        if control.controller == "cascade" and heeded < LEAST_VALIDATIONS:
-            raise UserError(
-                f"--controller cascade: moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and "
-                f"{steps} steps hold {heeded}; set --eval-steps and --control-every to at most "
-                f"{(steps - 1) // LEAST_VALIDATIONS}, or train for longer"
-            )
 
     def take_request(self, request: Request) -> None:
         """Go on with a request that differs in the size of the micro-batches alone."""

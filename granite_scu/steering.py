@@ -1,6 +1,7 @@
 """The controller that a configuration names, and the setpoint that it is to hold."""
 
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,12 @@ from granite_scu.control.equilibrium import Equilibrium
 from granite_scu.errors import UserError
 
 if TYPE_CHECKING:
+    from granite_scu.request import Request
     from granite_scu.resuming import Resume
     from granite_scu.run import Run
+
+LEAST_VALIDATIONS = 10
+"""Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
 
 
 def build_controller(config: ControlConfig, total_steps: int | None = None) -> control.Controller:
@@ -77,6 +82,46 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         whose = f", {config.controller}'s own" if config.deadband is None else ""
         reason = "S that is held lies inside, where the law does not answer to it, and no run would stop"
         raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
+
+
+def check_length(request: "Request", steps: int) -> None:
+    """Refuse what could do nothing in a run of so many optimizer steps.
+
+    Raises:
+        UserError: cascade without the validations that it moves by, or in a stream; CPR whose warm-up, or an
+            equilibrium whose window, is as long as the run.
+    """
+    law, every = request.control.controller, request.control.every
+    ticks = math.ceil(steps / every)
+    if law == "cascade":
+        _check_validations(request, steps)
+    warmup = request.control.cpr_warmup or control.CPR.cpr_warmup
+    if law == "cpr" and request.control.cpr_bound is None and warmup >= ticks:
+        shorter = f"--control-every, or a --cpr-warmup below {ticks}" if ticks > 1 else "--control-every"
+        raise UserError(
+            f"--controller cpr: takes its bounds after {warmup} ticks of {every} steps and would do nothing in {steps} "
+            f"steps; give --cpr-bound, set a smaller {shorter}, or train for longer"
+        )
+    window = request.run.stop_at_equilibrium
+    if window and window >= ticks:
+        raise UserError(
+            f"--stop-at-equilibrium {window}: {steps} steps have {ticks} ticks, so that it could never stop the run; "
+            "set fewer, a smaller --control-every, or leave it out"
+        )
+
+
+def _check_validations(request: "Request", steps: int) -> None:
+    if request.data.stream:
+        raise UserError("--controller cascade: looks ahead in the training text, which --stream cannot; take another")
+    every = max(request.run.eval_steps, request.control.every)  # what a tick finds is the newest validation
+    heeded = (steps - 1) // every
+    if heeded < LEAST_VALIDATIONS:
+        most = (steps - 1) // LEAST_VALIDATIONS
+        denser = f"set --eval-steps and --control-every to at most {most}, or " if most else ""
+        raise UserError(
+            f"--controller cascade: moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and "
+            f"{steps} steps hold {heeded}; {denser}train for longer"
+        )
 
 
 def setpoint_of_auto(run: "Run", resume: "Resume | None") -> tuple[float, dict[str, Any], float]:

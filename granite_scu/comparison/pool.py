@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.comparison.evidence import Spec
-from granite_scu.errors import Stopped
+from granite_scu.errors import RunFailed, Stopped, UserError
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ def _work(connection: Connection, evidence: Path) -> None:
             except (Stopped, KeyboardInterrupt):
                 # A run that trains has its own handlers, and Lightning turns what _leave raises into an interrupt.
                 _leave()
+            except (UserError, RunFailed) as error:
+                connection.send(str(error))
             except Exception as error:
                 # The boundary of a run: the others go on, and the parent reports it at the end.
                 connection.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")

@@ -127,7 +127,7 @@ def _tick(record: Any, number: int) -> tuple[int, float]:
     require(known, f"record {number} has no step or no lambda; give the {HISTORY} of a run of this program")
     step, strength = record["step"], record["lambda"]
     whole = _is_number(step) and step == int(step)
-    require(whole, f"record {number}: its step {step!r} is no whole number up to {LARGEST:g}")
+    require(whole and step >= 0, f"record {number}: its step {step!r} is no whole number from 0 to {LARGEST:g}")
     # The comparison also refuses NaN, which json reads though JSON has none.
     valid = _is_number(strength) and strength >= 0
     require(valid, f"record {number}: its lambda {strength!r} is no number from 0 to {LARGEST:g}; give another run's")
@@ -148,4 +148,8 @@ def _settings(config: Path) -> Mapping[str, Any]:
 def _initial(settings: Mapping[str, Any], first: float) -> float:
     """Lambda before the first tick, as the run's configuration has it; without one, that of the first tick."""
     found = settings.get("initial_strength", settings.get("lambda_init"))
-    return float(found) if _is_number(found) and found >= 0 else first
+    if found is None:
+        return first
+    valid = _is_number(found) and found >= 0
+    require(valid, f"its lambda before the first tick, {found!r} in {CONFIG}, is no number from 0 to {LARGEST:g}")
+    return float(found)

@@ -76,6 +76,15 @@ def test_before_the_first_tick_acts_what_the_run_started_with(folder):
     assert read_recording(folder)["initial"] == 0.0
 
 
+@pytest.mark.parametrize("given", ["NaN", "-3", '"0.5"', "[]", "1e31"])
+def test_a_start_that_no_run_has_is_refused(folder, given):
+    (folder / "scu_config.json").write_text(f'{{"initial_strength": {given}}}')
+    with pytest.raises(
+        ValueError, match=r"its lambda before the first tick, .* in scu_config\.json, is no number from"
+    ):
+        read_recording(folder)
+
+
 RUN = {"actuator": "loss", "measure": "delta"}
 
 
@@ -139,7 +148,8 @@ def test_a_short_recording_is_refused(folder):
         ('[{"step": 1, "lambda": NaN}]', "record 1: its lambda nan is no number from 0 to 1e"),
         ('[{"step": 1, "lambda": -1}]', "record 1: its lambda -1 is no number from 0 to 1e"),
         ('[{"step": 1, "lambda": 1e31}]', r"record 1: its lambda 1e\+31 is no number from 0 to 1e\+30; give another"),
-        ('[{"step": 1e31, "lambda": 1}]', r"record 1: its step 1e\+31 is no whole number up to 1e\+30"),
+        ('[{"step": 1e31, "lambda": 1}]', r"record 1: its step 1e\+31 is no whole number from 0 to 1e\+30"),
+        ('[{"step": -1, "lambda": 1}]', "record 1: its step -1 is no whole number from 0"),
         ('[{"step": "x", "lambda": 1}]', "record 1: its step 'x' is no whole number"),
         ('[{"step": 1.5, "lambda": 1}]', r"record 1: its step 1\.5 is no whole number"),
         ('[{"step": 2, "lambda": 1}, {"step": 1, "lambda": 1}]', "record 2 is of step 1, after one of step 2"),

@@ -144,7 +144,7 @@ def test_what_a_law_sets_acts(train, flags_of):
 @pytest.mark.parametrize("name", ["none", "fixed", "linear", "cosine", "cpr"])
 def test_a_law_that_heeds_no_setpoint_shows_none(launch, corpus, tmp_path, name):
     flags = ("--test-run", *SHORT, "--max-steps", 2, "--control-every", 1, "--data-dir", corpus, "--controller", name)
-    code, out, err = launch(*flags, "--output-dir", tmp_path / "run")
+    code, out, err = launch(*flags, *MORE.get(name, ()), "--output-dir", tmp_path / "run")
     assert (code, err) == (0, "")
     assert "S*" not in out + (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert {record["s_target"] for record in history(tmp_path / "run")} == {None}
@@ -223,6 +223,14 @@ def test_a_configuration_runs(train, name, recorded):
         (
             ("--controller", "cascade", "--max-steps", "30", "--eval-steps", "10"),
             "--controller cascade: moves its setpoint at validations and takes 10 at least, and 30 steps hold 2",
+        ),
+        (
+            ("--controller", "cascade", "--max-steps", "6", "--eval-steps", "1", "--control-every", "1"),
+            "cascade: moves its setpoint at validations and takes 10 at least, and 6 steps hold 5; train for longer",
+        ),
+        (
+            ("--controller", "cpr", "--max-steps", "6", "--control-every", "1"),
+            "--controller cpr: takes its bounds after 10 ticks of 1 steps and would do nothing in 6 steps; give --cpr",
         ),
         (("--controller", "cascade", "--actuator", "decoupled"), "--actuator decoupled: cascade works with loss alone"),
         (("--controller", "cpr", "--actuator", "decoupled"), "--actuator decoupled: cpr works with loss alone: its"),

@@ -68,6 +68,11 @@ def test_missing_data(refusal):
     assert "--data-dir no/such/folder: no such file or folder; give a" in line
 
 
+def test_a_user_that_there_is_not(launch):
+    code, _, err = launch("--test-run", "--data-dir", "~nosuchuser/texts")
+    assert (code, err.count("\n")) == (2, 1) and "no user of this machine" in err
+
+
 def test_an_empty_file(refusal, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n\n")

@@ -223,6 +223,10 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
         (["--stop-at-equilibrium", "--target-s", "0.95"], "--target-s 0.95: its band of 10% reaches to 1"),
         (["--stop-at-equilibrium", "7"], "--stop-at-equilibrium 7: must be at least 8 ticks"),
         (
+            ["--stop-at-equilibrium", "30", "--max-steps", "80", "--control-every", "4", "--target-s", "0.02"],
+            "--stop-at-equilibrium 30: 80 steps have 20 ticks, so that it could never stop the run; set fewer, a",
+        ),
+        (
             ["--stop-at-equilibrium", "--deadband", "0.01"],
             "--stop-at-equilibrium: --deadband 0.01: S that is held lies inside, where the law does not answer to it, "
             "and no run would stop; set --deadband 0",
