@@ -144,7 +144,8 @@ def test_what_a_law_sets_acts(train, flags_of):
 @pytest.mark.parametrize("name", ["none", "fixed", "linear", "cosine", "cpr"])
 def test_a_law_that_heeds_no_setpoint_shows_none(launch, corpus, tmp_path, name):
     flags = ("--test-run", *SHORT, "--max-steps", 2, "--control-every", 1, "--data-dir", corpus, "--controller", name)
-    code, out, err = launch(*flags, *MORE.get(name, ()), "--output-dir", tmp_path / "run")
+    flags += MORE.get(name, ())
+    code, out, err = launch(*flags, "--output-dir", tmp_path / "run")
     assert (code, err) == (0, "")
     assert "S*" not in out + (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert {record["s_target"] for record in history(tmp_path / "run")} == {None}
