@@ -8,6 +8,7 @@ writes ``comparison.png`` and ``comparison.svg`` beside the file, or into DIR.
 import argparse
 import itertools
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,20 +63,26 @@ def read_comparison(file: Path) -> dict[str, Any]:
 
 
 def plot_comparison(results: dict[str, Any]) -> Figure:
-    """A panel for each task: a line for each arm, its test score, and the interval of its distance to the reference."""
+    """A panel for each task: a line for each arm, its test score, and the interval of its distance to the reference.
+
+    Two panels side by side share their lines: those of the arms that either has.
+    """
     tasks = results["tasks"]
-    arms = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"]))
-    figure, panels = _panels(len(tasks), 2, 1.1, 0.75 + 0.27 * len(arms), sharey=True)
-    for axes, task in zip(panels, tasks, strict=True):
-        _plot_task(axes, task, arms)
+    order = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"]))
+    pairs = [tasks[i : i + 2] for i in range(0, len(tasks), 2)]
+    there = [{_arm(row) for task in pair for row in _scored(task)} for pair in pairs]
+    arms = [[arm for arm in order if arm in some] for some in there]
+    figure, panels = _panels(len(tasks), 2, 1.1, [0.75 + 0.27 * len(some) for some in arms], sharey="row")
+    for number, (axes, task) in enumerate(zip(panels, tasks, strict=True)):
+        _plot_task(axes, task, arms[number // 2])
     figure.supxlabel("bits per token on held-out documents", fontsize=style.LABEL, color=style.INK)
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    order = [word for word in _WORDS.values() if word in handles]
+    words = [word for word in _WORDS.values() if word in handles]
     figure.legend(
-        [handles[word] for word in order],
-        order,
+        [handles[word] for word in words],
+        words,
         loc="outside upper right",
         ncols=4,
         frameon=False,
@@ -87,13 +94,13 @@ def plot_comparison(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def _panels(count: int, columns: int, margin: float, height: float, **shared: bool) -> tuple[Figure, list[Axes]]:
-    """A figure of at most so many columns, and its panels; sizes in inches."""
+def _panels(count: int, columns: int, margin: float, heights: list[float], **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of at most so many columns, and its panels; the heights of the lines in inches."""
     columns = max(1, min(columns, count))
-    lines = max(1, -(-count // columns))
-    figure = Figure(figsize=(8, margin + lines * height), layout="constrained")
+    figure = Figure(figsize=(8, margin + sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = list(figure.subplots(lines, columns, squeeze=False, **shared).flatten())
+    grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights, **shared)
+    panels = list(grid.flatten())
     for axes in panels[count:]:
         axes.set_visible(False)
     return figure, panels[:count]
@@ -104,7 +111,7 @@ def plot_operating_points(results: dict[str, Any]) -> Figure:
     tasks = [task for task in results["tasks"] if any(_operates(row) for row in task["rows"])]
     arms = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"] if _operates(row)))
     looks = dict(zip(arms, itertools.cycle(itertools.product(_POINTS, _FILLS)), strict=False))
-    figure, panels = _panels(len(tasks), 3, 1.6, 2.6, sharex=True)
+    figure, panels = _panels(len(tasks), 3, 1.6, [2.6] * max(1, math.ceil(len(tasks) / 3)), sharex=True)
     for axes, task in zip(panels, tasks, strict=True):
         _plot_operation(axes, task, looks)
     figure.supxlabel("S at the end (ratio of bits)", fontsize=style.LABEL, color=style.INK)
@@ -133,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _plot_task(axes: Axes, task: dict[str, Any], arms: list[str]) -> None:
-    rows = [row for row in task["rows"] if row["test_bpt"]]
+    rows = _scored(task)
     low, high = _limits(rows)
     for row in rows:
         y, x, paired = arms.index(_arm(row)), row["test_bpt"]["mean"], row["difference"]
@@ -194,18 +201,31 @@ def _without_far(means: list[float]) -> list[float]:
 
 
 def _limits(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Left and right of a panel: all points but those far to the right, which would squeeze the others."""
+    """Left and right of a panel: the reference, and all points but those far to the right, which would squeeze the
+    others. What the intervals of these make room for is not far."""
     means = sorted(row["test_bpt"]["mean"] for row in rows)
-    shown = _without_far(means)
-    ends = [
-        row["test_bpt"]["mean"] - row["difference"]["mean"] + row["difference"][side]
-        for row in rows
-        if row["difference"] and row["test_bpt"]["mean"] in shown
-        for side in ("low", "high")
-    ]
-    low, high = min(shown + ends), max(shown + ends)
+    references = [row["test_bpt"]["mean"] for row in rows if row["is_reference"]]
+    _, right = _spread(rows, max(_without_far(means) + references))
+    low, high = _spread(rows, right)
     margin = 0.06 * (high - low) or 0.01
     return low - margin, high + margin
+
+
+def _spread(rows: list[dict[str, Any]], right: float) -> tuple[float, float]:
+    """From where to where the points up to ``right`` reach with their intervals."""
+    shown = [row for row in rows if row["test_bpt"]["mean"] <= right]
+    means = [row["test_bpt"]["mean"] for row in shown]
+    ends = [
+        mean - row["difference"]["mean"] + row["difference"][side]
+        for mean, row in zip(means, shown, strict=True)
+        if row["difference"]
+        for side in ("low", "high")
+    ]
+    return min(means + ends), max(means + ends)
+
+
+def _scored(task: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in task["rows"] if row["test_bpt"]]
 
 
 def _operates(row: dict[str, Any]) -> bool:

@@ -47,6 +47,28 @@ def test_a_point_far_to_the_right_is_written_at_the_edge_and_squeezes_none(resul
     assert [text.get_text() for text in axes.texts] == ["7.500"]
 
 
+def test_the_reference_is_in_the_panel_though_all_others_lie_far_to_its_left(results):
+    results["tasks"][0]["rows"] = [row("pi", 5.0)] + [row(f"arm {i}", 4.0 + i / 1000, -1.1, -0.9) for i in range(5)]
+    axes = plot_comparison(results).axes[0]
+    assert axes.get_xlim()[0] < 4.0 < 5.0 < axes.get_xlim()[1]
+    assert not axes.texts
+
+
+def test_an_interval_that_makes_room_for_a_far_point_has_it_drawn_whole(results):
+    wide, far = row("fixed, swept (λ=0.1)", 5.01, -0.5, 0.5), row("none", 5.48, 0.3, 0.7)
+    results["tasks"][0]["rows"] = [row("pi", 5.0), row("replay", 4.99, -0.02, -0.01), wide, far]
+    axes = plot_comparison(results).axes[0]
+    assert not axes.texts and axes.get_xlim()[1] > 5.7
+
+
+def test_only_the_arms_that_one_of_two_neighbours_has_take_a_line(results):
+    few = [row("pi", 5.0), row("replay", 4.98, -0.03, -0.01)]
+    results["tasks"] += [{"name": name, "reference": "pi", "rows": few} for name in ("second", "third", "fourth")]
+    labels = [[text.get_text() for text in axes.get_yticklabels()] for axes in plot_comparison(results).axes]
+    assert labels[0] == ["pi", "fixed, swept", "replay", "none"]
+    assert labels[2] == ["pi", "replay"]
+
+
 def test_the_command_draws_both_kinds(results, tmp_path, capsys):
     (tmp_path / "comparison.json").write_text(json.dumps(results))
     assert main([str(tmp_path / "comparison.json")]) == 0
