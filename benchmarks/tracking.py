@@ -71,7 +71,8 @@ def build_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout; progress goes to stderr")
     parser.add_argument("--target-s", type=float, nargs="+", default=list(SETPOINTS), help="setpoints, ratios")
     parser.add_argument("--data-dir", nargs="+", default=list(CORPORA), help="corpora, embedded or your own")
-    parser.add_argument("--seeds", type=int, help=f"seeds of every combination ({SEEDS}); --quick has its own")
+    parser.add_argument("--seeds", type=int, help=f"seeds of every combination, {SEEDS} where none are given; --quick "
+                        "has its own")  # fmt: skip
     parser.add_argument("--controller", default="pi", choices=TRACKING, help="the law")
     parser.add_argument("--set", nargs="+", default=[], metavar="FLAG[=VALUE]", help="flags of the training script for "
                         f"every run, without their leading hyphens: {EXAMPLE}")  # fmt: skip
@@ -103,7 +104,7 @@ def main() -> int:
     missing = "" if facts["complete"] else f"; {facts['of'] - facts['cells']} missing"
     console.print(f"{facts['cells']} of {facts['of']} runs{missing}", highlight=False)
     if cells[0].precision:
-        note = "they are kept apart from those in bf16, as which the published ones were done"
+        note = "the published runs are in bf16, and these are kept apart from them"
         console.print(f"runs in {cells[0].precision}: {note}", highlight=False)
     where = origins(results)
     for origin in where:
@@ -150,7 +151,7 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def _in_precision(cells: list[Cell], options: argparse.Namespace) -> list[Cell]:
-    """The cells in what this machine computes in; those that are only to be reported in what they were done in.
+    """The cells in what this machine's CPU computes in; those that are only to be reported in what they were done in.
 
     On a CPU the precision goes with the machine, and no difference between runs shall be one between machines.
     """
@@ -158,7 +159,7 @@ def _in_precision(cells: list[Cell], options: argparse.Namespace) -> list[Cell]:
         return cells
     from granite_scu import hardware  # imports torch, which takes seconds
 
-    found = hardware.resolve_precision(None, hardware.detect())
+    found = hardware.resolve_precision(None, hardware.detect("cpu"))
     return cells if found == PRECISION else [replace(cell, precision=found) for cell in cells]
 
 

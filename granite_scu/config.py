@@ -226,7 +226,8 @@ class DataConfig:
 
 
 FROM_LAMBDA_INIT = ("pi", "p", "i", "original", "kl", "fixed", "linear", "cosine")
-"""The laws whose first lambda is lambda_init. The others have none, or that of a recording, or start from 0."""
+"""The laws whose first lambda is lambda_init. The others have none, or that of a recording, or start from 0; cascade
+starts from the one that pi expects to hold S* = 20 %."""
 
 
 @dataclass(frozen=True)
@@ -240,11 +241,12 @@ class ControlConfig:
         target_s: the setpoint S*, a ratio in (0, 1), or auto for one that a short probe finds. No ratio serves all data
             and models (docs/evidence.md), so none is the default. A law that heeds no setpoint passes it over.
         every: optimizer steps between ticks.
-        kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S, others in ln S.
-        ki: integral gain, per tick.
+        kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S and p in ln S;
+            of original in S, and of kl in KL/KL* - 1, both per tick.
+        ki: integral gain, per tick; of i in ln S.
         ema_alpha: weight of the newest measurement in the smoothed ln S; 1 does not smooth. Of pi what is logged, what
             the deadband looks at and what judges the run (reachability, equilibrium): the law has a filter of its own.
-        deadband: errors |ln(S / S*)| below this leave the integral alone.
+        deadband: errors |ln(S / S*)| below this leave the integral alone; of original |S - S*|, and lambda.
         lambda_init: lambda at the start.
         lambda_min: lower bound of lambda.
         lambda_max: upper bound of lambda.
@@ -327,8 +329,9 @@ class IdentifyConfig:
     """The step test of ``identify``; its time is counted in ticks of ``control.every`` optimizer steps.
 
     Attributes:
-        ticks: length of the step test, settling included; trainer.max_steps, data.num_epochs, run.early_stopping and
-            run.stop_at_equilibrium are passed over.
+        ticks: length of the step test, settling included; trainer.max_steps, data.num_epochs, run.early_stopping,
+            run.stop_at_equilibrium, run.eval_steps and run.save_steps are passed over, and the learning rate keeps its
+            peak after the warm-up, whatever optimizer.schedule is.
         settle: ticks in closed loop before lambda is stepped, and before S* is in the verification.
         amplitude: of the steps around the mean that lambda settled at, in ln lambda.
         dwell: ticks between possible steps; about half of the time constant tells most.

@@ -63,7 +63,7 @@ NUMBER_OF_ITS_OWN = {"--early-stopping": 3, "--stop-at-equilibrium": 30}
 
 WORKED_OUT = {
     "kp": "scheduled by how fast the adapter gets to S*",
-    "ki": "scheduled, as --kp",
+    "ki": "Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
     "lambda_init": f"{MARGINAL_SAVING:g} (S*/(1 - S*))^(-2/3)",
 }
 """Settings that the default law works out where they are not given, and how."""
@@ -170,9 +170,10 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         Flag("--controller", "control.controller", str, f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
         Flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto: a "
              f"probe without lambda comes first, a tenth of the run; S* is {FRACTION} of what S would come to alone"),
-        Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per logit of S; of p and i per ln S, of "
-             "original per S, of kl per ln KL", default=_of_law("kp")),
-        Flag("--ki", "control.ki", float, "integral gain, the same per tick", default=_of_law("ki")),
+        Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per logit of S; of p per ln S, of "
+             "original per S and tick, of kl per KL/KL* and tick", default=_of_law("kp")),
+        Flag("--ki", "control.ki", float, "integral gain, the same per tick; of i per ln S and tick",
+             default=_of_law("ki")),
         Flag("--control-every", "control.every", int, "optimizer steps between ticks"),
         Flag("--ema-alpha", "control.ema_alpha", float, "weight of the newest measurement in the smoothed S; of pi "
              "for the log, the deadband and the stops alone", default=_of_law("ema_alpha")),

@@ -341,7 +341,7 @@ class GraniteModule(L.LightningModule):
         """KL(adapted || as training began) over the newest micro-batch on all ranks, in bits per supervised token.
 
         The reference is the same model with its adapters switched off, or where training started from an adapter, with
-        that: a forward pass more, no second model. NaN where no token is supervised. Synchronises with the device.
+        that: two forward passes more, no second model. NaN where no token is supervised. Synchronises with the device.
         """
         began = self.at_start if self.start else self.model.disable_adapter
         batch = self._newest_batch()

@@ -89,15 +89,16 @@ def check_length(request: "Request", steps: int) -> None:
 
     Raises:
         UserError: cascade without the validations that it moves by, or in a stream; CPR whose warm-up, or an
-            equilibrium whose window, is as long as the run.
+            equilibrium whose window, is as long as the run or nearly.
     """
     law, every = request.control.controller, request.control.every
     ticks = math.ceil(steps / every)
     if law == "cascade":
         _check_validations(request, steps)
     warmup = request.control.cpr_warmup or control.CPR.cpr_warmup
-    if law == "cpr" and request.control.cpr_bound is None and warmup >= ticks:
-        shorter = f"--control-every, or a --cpr-warmup below {ticks}" if ticks > 1 else "--control-every"
+    # At the tick that takes the bounds none is exceeded yet, and after the last tick no step is left to act on.
+    if law == "cpr" and request.control.cpr_bound is None and warmup > ticks - 2:
+        shorter = f"--control-every, or a --cpr-warmup of at most {ticks - 2}" if ticks > 2 else "--control-every"
         raise UserError(
             f"--controller cpr: takes its bounds after {warmup} ticks of {every} steps and would do nothing in {steps} "
             f"steps; give --cpr-bound, set a smaller {shorter}, or train for longer"

@@ -30,7 +30,7 @@ class ShannonControl(L.Callback):
     """Every ``every`` applied optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
 
     Which steps were applied and which skipped, only the device knows. It is asked when a tick would be due if all
-    were applied, and when the run would be at its end if none was; what was skipped is made up for before the tick.
+    were applied, and when 50 might have been skipped in a row; what was skipped is made up for before the tick.
 
     Args:
         controller: the law.
@@ -59,8 +59,8 @@ class ShannonControl(L.Callback):
         self.saved: Saved | None = None
         self.tokens = self.skipped = self.ticks = 0
         self._step = 0
-        self._pending = 0  # steps since the last tick, those among them left out that are known to be skipped
-        self._failing = 0  # steps skipped in a row up to now, if those that nobody asked about were
+        self._pending = 0  # steps since the last tick, without those that are known to have been skipped
+        self._failing = 0  # the most steps that may have been skipped in a row up to now; exact after asking
         self._learning_rate: float | None = None
         self.travel = 0.0
 

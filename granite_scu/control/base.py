@@ -105,7 +105,8 @@ class Controller(Protocol[StateT]):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     needs_kl: ClassVar[bool]
-    """Whether a measurement must hold the KL from the model as training began: a forward pass a tick."""
+    """Whether a measurement must hold the KL from the model as training began: two forward passes of a
+    micro-batch a tick."""
 
     @property
     def setpoint(self) -> float | None:

@@ -46,7 +46,7 @@ class CPR:
     (arXiv 2311.09058), algorithm 1. Departures: the constraint is on the update of a matrix, in bits per token, and
     not on the weights, which are never near zero; the violation is relative to the bound, so that one mu serves
     matrices of any size; the multipliers move once a tick and not once a step; lambda has an upper bound; and lambda
-    acts by way of the run's actuator, where the paper's acts after the step, apart from Adam.
+    acts in the loss, where the paper's acts after the step, apart from Adam.
 
     It does not track S, so it has no setpoint; ln S is smoothed for the log.
 

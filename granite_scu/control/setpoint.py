@@ -45,7 +45,7 @@ class Point:
 class Free:
     """How far S grows without lambda by the end of the run: an estimate and what it may be off by.
 
-    How many runs end between ``low`` and ``high`` is in docs/evidence.md; DOUBT was set by the same runs.
+    How many runs end between ``low`` and ``high`` is in docs/evidence.md; DOUBT was set by 55 of them.
 
     Attributes:
         s: S_free.

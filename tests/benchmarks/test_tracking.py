@@ -62,7 +62,7 @@ def test_runs_of_a_machine_that_computes_in_another_precision_are_others(monkeyp
         record = json.loads(path.read_text())
         path.write_text(json.dumps(record | {"cell": record["cell"] | {"precision": "32-true"}}))
     assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 0
-    assert "runs in 32-true: they are kept apart" in capsys.readouterr().out
+    assert "runs in 32-true: the published runs are in bf16" in capsys.readouterr().out
 
 
 def test_an_edited_text_is_another_run(tmp_path):

@@ -143,7 +143,7 @@ def test_what_a_law_sets_acts(train, flags_of):
 
 @pytest.mark.parametrize("name", ["none", "fixed", "linear", "cosine", "cpr"])
 def test_a_law_that_heeds_no_setpoint_shows_none(launch, corpus, tmp_path, name):
-    flags = ("--test-run", *SHORT, "--max-steps", 2, "--control-every", 1, "--data-dir", corpus, "--controller", name)
+    flags = ("--test-run", *SHORT, "--max-steps", 3, "--control-every", 1, "--data-dir", corpus, "--controller", name)
     flags += MORE.get(name, ())
     code, out, err = launch(*flags, "--output-dir", tmp_path / "run")
     assert (code, err) == (0, "")
