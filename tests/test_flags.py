@@ -143,7 +143,7 @@ PROMISED = {
 # What is shown of settings that each law has its own default of: pi's, or the first one's that has the setting.
 OF_A_LAW = {
     "--kp": "pi's: scheduled by how fast the adapter gets to S*",
-    "--ki": "pi's: Kp / min(tau, 10)",
+    "--ki": "pi's: Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
     "--ema-alpha": f"pi's: {PI.ema_alpha}",
     "--deadband": f"pi's: {PI.deadband}",
     "--lambda-init": "pi's: 0.08 (S*/(1 - S*))^(-2/3)",
