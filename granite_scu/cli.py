@@ -65,7 +65,7 @@ class GraniteCLI(LightningCLI):
 
     def __init__(self, arguments: list[str]) -> None:
         arguments, self.preset = layers.take_preset(arguments)
-        strict = {"exit_on_error": False}
+        strict = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
             trainer_class=Commands,
             save_config_callback=None,

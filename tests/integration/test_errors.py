@@ -154,6 +154,7 @@ def test_text_shorter_than_a_block(refusal, tmp_path):
         (["--trainer.gradient_clip_val", "2"], "--trainer.gradient_clip_val 2: follows from other settings; use"),
         (["--trainer.max_epochs", "2"], "--trainer.max_epochs 2: follows from other settings; use --num-epochs"),
         (["--trainer.barebones", "true"], "barebones"),
+        (["--control.lambda_i", "5"], "unrecognized arguments: --control.lambda_i"),
         (["--config", "no/such.yaml"], "no/such.yaml"),
     ],
 )
