@@ -82,7 +82,7 @@ class PI:
       tau_k = sqrt(P* / g) / (travel_k - travel_{k-1}) with P* = D S*/(1 - S*), in ticks; it grows as the learning rate
       decays. Kp = min(stiffness tau, kp_limit), Ki = Kp / min(tau, integral_time): Skogestad's SIMC rules for a gain
       near -1. A gain that is given is taken as it is, at every tick; a Kp that is given alone has Ki = Kp / min(tau,
-      integral_time) still.
+      integral_time) still, with a tau of one tick at least: nothing is learnt in less.
     - Feed-forward: F = ln lambda_init, by default of 0.08 (S*/(1 - S*))^(-2/3), which is where the benchmark's cells
       come to rest within a factor of three: what an adapter saves grows about as the cube root of what it costs. It is
       a function of S*, so a change of S* moves lambda at once.
@@ -188,8 +188,7 @@ class PI:
         error = clip(offset, -self.error_limit, self.error_limit)
 
         # Proportional and integral.
-        kp = min(self.stiffness * lag, self.kp_limit) if self.kp is None else self.kp
-        ki = kp / min(lag, self.integral_time) if self.ki is None else self.ki
+        kp, ki = self._gains(lag)
         p_term = kp * error
         bias = -p_term if first else state.bias
         i_term = math.log(self.initial_strength) + state.integral + bias
@@ -215,6 +214,14 @@ class PI:
             in_deadband=in_deadband,
         )
         return replace(state, integral=state.integral + change, bias=bias / 4, output=output), output
+
+    def _gains(self, lag: float) -> tuple[float, float]:
+        """Kp and Ki for a plant with this lag, in ticks."""
+        kp = min(self.stiffness * lag, self.kp_limit) if self.kp is None else self.kp
+        if self.ki is not None:
+            return kp, self.ki
+        # A scheduled Kp vanishes with the lag, so their ratio stays finite; a given Kp over a lag near 0 does not.
+        return kp, kp / min(lag if self.kp is None else max(lag, 1.0), self.integral_time)
 
     def _observe(self, state: PIState, measurement: Measurement, log_s: float) -> tuple[PIState, float]:
         """The state with the measurement in its filters, and the plant's lag in ticks."""

@@ -93,6 +93,14 @@ def test_a_kp_that_is_given_alone_brings_its_own_ki():
     assert states[-1].integral - states[0].integral == pytest.approx(3.0 / 1 * 0.4, rel=1e-6)
 
 
+@pytest.mark.parametrize("ticks", [1e-6, 0.1, 1.0])
+def test_a_kp_that_is_given_alone_meets_no_lag_below_a_tick(ticks):
+    law = PI(setpoint=0.1, kp=3.0, error_limit=1.0, lambda_init=1.0)
+    state, _ = law.update(law.init(), seen(0.1, travel=5.0))
+    after, _ = law.update(state, seen(at(0.4), travel=5.0 + 5.0 / ticks))
+    assert after.integral - state.integral == pytest.approx(3.0 * 0.4)
+
+
 def test_the_gains_grow_as_the_learning_rate_decays_up_to_their_limits():
     law = PI(setpoint=0.1)
     state, _ = law.update(law.init(), seen(0.1, travel=5.0))
@@ -145,7 +153,8 @@ def test_s_above_the_setpoint_raises_lambda_and_s_below_lowers_it():
 def test_lambda_stays_in_its_bounds_and_the_integral_near_them(law, values):
     states, outputs = run(law, values)
     kp = law.kp_limit if law.kp is None else law.kp
-    ki = max(law.kp_limit / law.integral_time, law.stiffness) if law.ki is None else law.ki
+    scheduled = max(law.kp_limit / law.integral_time, law.stiffness) if law.kp is None else law.kp
+    ki = scheduled if law.ki is None else law.ki
     margin = (2 * kp + ki) * law.error_limit + 1e-9  # twice: the bias of the bumpless start is a p-term too
     start = math.log(law.initial_strength)
     for state, output in zip(states, outputs, strict=True):
