@@ -54,7 +54,7 @@ class Standing:
 
 def standing(plan: Plan) -> Standing:
     """Count a plan's runs. Cells that turn out to be one run count twice until that is known."""
-    specs = [plan.base(task) for task in plan.tasks] + [plan.spec_if_known(cell) for cell in plan.everything()]
+    specs = plan.specs()
     keys = {spec.key for spec in specs if spec}
     unknown = sum(spec is None for spec in specs)
     finished = [plan.evidence.records[key] for key in keys if key in plan.evidence.records]

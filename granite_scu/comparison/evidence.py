@@ -27,9 +27,9 @@ LAW_REVISIONS = {
 The runs of ``benchmarks/tracking.py`` heed it as those of the comparison do.
 
 A change that none of the stored runs would show, here or there, needs no other revision. Such were: PI's first tick
-below S* teaches the integral nothing; CPR binds a matrix once it costs a hundredth of the mean (in its runs of before,
-which are docs-small at 4e-3, the least has 2.7 % of it at the tick where it is bound); the least that S_free may be no
-longer bounds ``--target-s auto``.
+below S* teaches the integral nothing; a Kp given without Ki brings its own, of a lag of a tick at least; CPR binds a
+matrix once it costs a hundredth of the mean (in its runs of before, which are docs-small at 4e-3, the least has 2.7 %
+of it at the tick where it is bound); the least that S_free may be no longer bounds ``--target-s auto``.
 """
 
 SETPOINT_RULE = {"share_of_s_free": FRACTION, "least": LEAST, "most": MOST}

@@ -22,9 +22,11 @@ RIVALS = (SWEPT, SWEPT_STOPPED, f"{ONE}fixed", f"{ONE}fixed-stopped", "none", "e
 QUESTIONS = {
     "pi": (*RIVALS, "fixed-at-mean", "replay"),
     "pi-auto": (*RIVALS, "pi"),
+    "early-stopping": (SWEPT, f"{ONE}fixed", "none"),
+    f"{ONE}fixed-stopped": (SWEPT, "early-stopping"),
     "cascade": (*RIVALS, "pi-auto", "cosine", f"{ONE}cosine", "fixed-at-cascade-mean", "replay-of-cascade"),
 }
-"""What is asked of each law: is it better than these?"""
+"""What is asked of each law, and of what needs none: is it better than these?"""
 
 CHOSEN_ON_ALL = ("pi-auto",)
 """Laws that no task is unseen by."""
@@ -65,8 +67,9 @@ def _line(plan: Plan, arm: str, rival: str) -> dict[str, Any] | None:
     lost = (_lost(plan, arm, of_arm) | _lost(plan, rival, of_rival)) - chosen_on
     excess = statistics.mean_relative_excess(list(found.values()))
     named = rival + _setting(rival, of_rival)
+    asked = arm + _setting(arm, of_arm)
     return {
-        "arm": arm,
+        "arm": asked,
         "rival": named,
         "tasks": seeds_of,
         "excess": asdict(excess),
@@ -75,7 +78,7 @@ def _line(plan: Plan, arm: str, rival: str) -> dict[str, Any] | None:
         "better": [name for name, excess in alone.items() if excess.high < 0],
         "worse": [name for name, excess in alone.items() if excess.low > 0],
         "lost": sorted(lost),
-        "verdict": _verdict(f"{arm} against {named}, over {len(found)} tasks", excess, list(seeds_of.values()), lost),
+        "verdict": _verdict(f"{asked} against {named}, over {len(found)} tasks", excess, list(seeds_of.values()), lost),
     }
 
 
@@ -131,9 +134,9 @@ def _one_for_all(plan: Plan, name: str) -> dict[str, Row]:
     return {task: of_task[one] for task, of_task in rows.items()}
 
 
-def _setting(rival: str, rows: dict[str, Row]) -> str:
+def _setting(name: str, rows: dict[str, Row]) -> str:
     """Which setting is the one for all."""
-    return f" ({next(iter(rows.values())).arm.setting})" if rival.startswith(ONE) else ""
+    return f" ({next(iter(rows.values())).arm.setting})" if name.startswith(ONE) else ""
 
 
 def _without_largest(scores: Scores) -> float:

@@ -117,6 +117,10 @@ class Plan:
         spec = self.spec_if_known(cell)
         return self.evidence.get(spec) if spec else None
 
+    def specs(self) -> list[Spec | None]:
+        """Every run, tuning and base model included; None for those that hang on runs that are not finished."""
+        return [self.base(task) for task in self.tasks] + [self.spec_if_known(cell) for cell in self.everything()]
+
     def spec(self, cell: Cell) -> Spec:
         """The run of a cell.
 

@@ -167,7 +167,9 @@ def _origin(results: dict[str, Any]) -> str:
     machines = " and ".join(results["machines"])
     return (
         f"### Where this comes from\n\n{results['runs']} runs on {machines or 'unknown machines'}, a thread each, at "
-        f"{results['revisions']} revisions of the code; {versions or 'unknown versions'}."
+        f"{results['revisions']} revisions of the code; {versions or 'unknown versions'}. "
+        f"{results['runs_of_the_protocol']} of them are runs that the protocol asks for as it stands; others, as of a "
+        "law before it changed, are kept beside them and in no comparison between arms."
     )
 
 

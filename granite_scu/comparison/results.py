@@ -58,6 +58,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "priors": priors(plan),
         "foresight": foresight(plan),
         "runs": len(plan.evidence.records),
+        "runs_of_the_protocol": len({spec.key for spec in plan.specs() if spec} & set(plan.evidence.records)),
         "machines": sorted(machines),
         "versions": _versions(plan),
         "revisions": len({record.get("git_revision") for record in plan.evidence}),

@@ -188,7 +188,7 @@ class PI:
         error = clip(offset, -self.error_limit, self.error_limit)
 
         # Proportional and integral.
-        kp, ki = self._gains(lag)
+        kp, ki = self.gains(lag)
         p_term = kp * error
         bias = -p_term if first else state.bias
         i_term = math.log(self.initial_strength) + state.integral + bias
@@ -215,7 +215,7 @@ class PI:
         )
         return replace(state, integral=state.integral + change, bias=bias / 4, output=output), output
 
-    def _gains(self, lag: float) -> tuple[float, float]:
+    def gains(self, lag: float) -> tuple[float, float]:
         """Kp and Ki for a plant with this lag, in ticks."""
         kp = min(self.stiffness * lag, self.kp_limit) if self.kp is None else self.kp
         if self.ki is not None:

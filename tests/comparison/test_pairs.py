@@ -61,6 +61,14 @@ def test_rivals_that_are_no_arm_are_chosen_by_validation(plan):
     assert line(found, "pi-auto", "one fixed (λ=0.1)")["excess"]["mean"] == pytest.approx(one, abs=1e-4)
 
 
+def test_one_setting_may_be_asked_about_too(plan, monkeypatch):
+    monkeypatch.setattr("granite_scu.comparison.pairs.QUESTIONS", {"one fixed": ("none",)})
+    (found,) = pairs(plan)
+    assert (found["arm"], found["rival"]) == ("one fixed (λ=0.1)", "none")
+    assert found["verdict"].startswith("one fixed (λ=0.1) against none, over 2 tasks: better by")
+    assert found["excess"]["mean"] == pytest.approx(4.1 / 4.2 - 1, abs=1e-4)
+
+
 def test_what_hangs_on_one_document_shows(plan):
     found = line(pairs(plan), "cascade", "none")
     assert found["without_largest"] == pytest.approx(3.9 / 4.2 - 1, abs=1e-3)

@@ -97,7 +97,7 @@ def test_two_seeds_decide_nothing(finished, evidence):
     none = row(found, 1, "none")
     assert none["difference"]["low"] > 0
     assert none["verdict"] == "two seeds decide nothing between none and pi (S* = 0.2) (+1.4427 bits/token)"
-    assert "| two seeds |" in report.markdown(found) and "worse" not in report.markdown(found)
+    assert "| two seeds |" in report.markdown(found) and "worse by" not in report.markdown(found)
 
 
 def test_early_stopping_is_the_same_runs_at_their_best_adapter(finished, evidence):
