@@ -321,4 +321,9 @@ def test_the_report_says_where_the_runs_were_done(finished, evidence):
         record |= {"machine": {"cpu": "a CPU"}, "versions": {"numpy": f"2.{number % 2}"}, "git_revision": number % 3}
     page = report.markdown(results.report(plan))
     runs = len(evidence.records)
-    assert f"{runs} runs on a CPU, a thread each, at 3 revisions of the code; numpy 2.0 and 2.1." in page
+    assert (
+        f"{runs} runs on a CPU, a thread each, at 3 revisions of the code; numpy 2.0 and 2.1. {runs} of them are"
+        in page
+    )
+    fewer = results.report(Plan(plan.protocol, evidence, seeds=2))
+    assert 0 < fewer["runs_of_the_protocol"] < fewer["runs"] == runs
