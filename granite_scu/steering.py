@@ -89,7 +89,7 @@ def check_length(request: "Request", steps: int) -> None:
 
     Raises:
         UserError: cascade without the validations that it moves by, or in a stream; CPR whose warm-up, or an
-            equilibrium whose window, is as long as the run or nearly.
+            equilibrium whose window, is as long as the run or nearly; early stopping more patient than the run is long.
     """
     law, every = request.control.controller, request.control.every
     ticks = math.ceil(steps / every)
@@ -108,6 +108,18 @@ def check_length(request: "Request", steps: int) -> None:
         raise UserError(
             f"--stop-at-equilibrium {window}: {steps} steps have {ticks} ticks, so that it could never stop the run; "
             "set fewer, a smaller --control-every, or leave it out"
+        )
+    _check_patience(request, steps)
+
+
+def _check_patience(request: "Request", steps: int) -> None:
+    patience, heeded = request.run.early_stopping, (steps - 1) // request.run.eval_steps
+    if patience and heeded <= patience:  # the first validation has none to fall behind
+        most = (steps - 1) // (patience + 1)
+        denser = f"an --eval-steps of at most {most}, " if most else ""
+        raise UserError(
+            f"--early-stopping {patience}: {steps} steps hold {heeded} validations before the last, so that it could "
+            f"never stop the run; set {denser}fewer, or leave it out: the best adapter is kept anyway"
         )
 
 

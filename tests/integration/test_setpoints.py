@@ -227,6 +227,11 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
             "--stop-at-equilibrium 30: 80 steps have 20 ticks, so that it could never stop the run; set fewer, a",
         ),
         (
+            ["--early-stopping", "3", "--max-steps", "80", "--eval-steps", "20"],
+            "--early-stopping 3: 80 steps hold 3 validations before the last, so that it could never stop the run; set "
+            "an --eval-steps of at most 19, fewer, or leave it out: the best adapter is kept anyway",
+        ),
+        (
             ["--stop-at-equilibrium", "--deadband", "0.01"],
             "--stop-at-equilibrium: --deadband 0.01: S that is held lies inside, where the law does not answer to it, "
             "and no run would stop; set --deadband 0",
@@ -237,7 +242,7 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
         ),
     ],
 )
-def test_what_cannot_be_found_or_never_settles_is_refused(launch, argv, words):
+def test_what_cannot_be_found_never_settles_or_never_stops_is_refused(launch, argv, words):
     code, _, err = launch("--test-run", "--output-dir", "never", *argv)
     assert code == 2
     assert words in err
