@@ -32,6 +32,8 @@ from granite_scu.run_folder import RunFolder, finite
 from granite_scu.steering import build_controller
 
 RESULT = "identification.json"
+OFF_SETPOINT = 0.25
+"""How far S may lie from S*, in ln S, when lambda is first stepped: gain and time constant are those of that S."""
 FOLLOW = 30
 """Ticks, at the least, that the verification goes on for after the step."""
 
@@ -60,7 +62,7 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     result["as_predicted"] = None  # not tried, or too noisy to tell
     history = _train(test, config.ticks, request.seed)
     fit = _fit(history, config.settle)
-    result |= _found(history, fit)
+    result |= _found(history, fit) | {"cautions": _cautions(history, fit, law, config.settle)}
     if fit.objection is None:
         # No filter in the loop: the law takes ParamBPT as it is and smooths DataBPT alone, which lambda hardly moves.
         seen = _in_logit(fit.model, law.setpoint)
@@ -75,6 +77,8 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     folder.write_json(RESULT, result)
     _illustrate(folder.path)
     print(json.dumps(finite(result), indent=2)) if as_json else _print(result, folder.path, console)
+    for caution in result["cautions"]:
+        console.print(f"warning: {caution}", highlight=False, soft_wrap=True)
     if fit.objection is not None:
         console.print(f"no gains are proposed: {fit.objection}", highlight=False, soft_wrap=True)
         return FAILED
@@ -178,6 +182,18 @@ def _fit(history: list[dict], settle: int) -> Fit:
         return fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=settle)
     except ValueError as error:
         raise RunFailed(f"the step test cannot be evaluated: {error}") from error
+
+
+def _cautions(history: list[dict], fit: Fit, law: control.PI, settle: int) -> list[str]:
+    """What makes the model worth less at S* than its standard errors say."""
+    off = float(np.nanmean(_column(history, "s_ema")[settle // 2 : settle])) - math.log(law.setpoint)
+    found = [fit.caution] if fit.caution else []
+    if abs(off) > OFF_SETPOINT:
+        found.append(
+            f"S was {math.exp(off):.2g} times S* when lambda was stepped, and the model is of the S where it was "
+            "measured; let it settle for longer (--step_test.settle, --step_test.ticks)"
+        )
+    return found
 
 
 def _found(history: list[dict], fit: Fit) -> dict[str, Any]:
@@ -330,7 +346,8 @@ def _in_words(step: dict[str, Any]) -> str:
     def ticks(value: int | None) -> str:
         return "never" if value is None else f"{value} ticks"
 
-    return f"rise {ticks(step['rise'])}, overshoot {step['overshoot']:.0%}, settled {ticks(step['settling'])}"
+    rise, settling = ticks(step["rise"]), ticks(step["settling"])
+    return f"rise {rise}, overshoot {step['overshoot']:.0%}, within 10% of S* after {settling}"
 
 
 def _illustrate(folder: Path) -> None:

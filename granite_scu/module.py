@@ -421,17 +421,25 @@ class GraniteModule(L.LightningModule):
                 "--resume-from-checkpoint: the checkpoint's adapters do not fit this model; "
                 "resume with the same --model, --adapter, --lora-r and targets"
             )
-        for name, then in checkpoint["frozen"].items():
-            now = self._frozen_settings().get(name)
-            if now != then:
-                raise UserError(
-                    f"--resume-from-checkpoint: {name} was {then} and is now {now}; S or the place in the data would "
-                    "mean something else, so resume with the same"
-                )
+        self.require_same_settings(checkpoint)
         self.micro_batches = checkpoint["micro_batches"]
         self._set_own_settings(checkpoint)
         self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
         self._norms.copy_(torch.tensor(checkpoint["norms"], dtype=torch.float64))
+
+    def require_same_settings(self, checkpoint: dict) -> None:
+        """Refuse a checkpoint that measured or read by other settings; needs no model.
+
+        Raises:
+            UserError: one of them differs.
+        """
+        now = self._frozen_settings()
+        for name, then in checkpoint["frozen"].items():
+            if now.get(name) != then:
+                raise UserError(
+                    f"--resume-from-checkpoint: {name} was {then} and is now {now.get(name)}; S or the place in the "
+                    "data would mean something else, so resume with the same"
+                )
 
     def _set_own_settings(self, checkpoint: dict) -> None:
         """Put this run's rate and AdamW's settings into the checkpoint: its own would be restored in their place."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from granite_scu import checkpoint, flags, manifest
 from granite_scu.callbacks.checkpoints import has_ended
+from granite_scu.control import CONTROLLERS
 from granite_scu.errors import UserError
 from granite_scu.module import GraniteModule
 from granite_scu.run_folder import RunFolder, step_of
@@ -90,14 +91,14 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bool | None) else str(value)
 
 
-def go_on(run: "Run", module: GraniteModule, resume: Resume) -> None:
-    """Put the module and the data loader where the checkpoint is, and name what will not be as it would have been.
+def check(run: "Run", module: GraniteModule, resume: Resume) -> None:
+    """Refuse what needs no model to be seen, before one is loaded, and name what will not be as it would have been.
 
     Raises:
-        UserError: the checkpoint is of another model, controller or text, of a run that is finished, or not the newest
-            of the run folder that it lies in.
+        UserError: the checkpoint is of another controller or text, of a run that is finished, or not the newest of the
+            run folder that it lies in.
     """
-    module.on_load_checkpoint(resume.state)
+    module.require_same_settings(resume.state)
     _require_same_controller(run, resume)
     finished = RunFolder(resume.path.parent).finished and run.continues(resume)
     if resume.step > run.plan.steps or (resume.step == run.plan.steps and finished):
@@ -113,6 +114,15 @@ def go_on(run: "Run", module: GraniteModule, resume: Resume) -> None:
     if run.continues(resume) and not run.request.run.overwrite:
         _require_newest(resume)
     _name_changes(resume.state["settings"], settings(run))
+
+
+def go_on(run: "Run", module: GraniteModule, resume: Resume) -> None:
+    """Put the loaded module and the data loader where the checkpoint is.
+
+    Raises:
+        UserError: the checkpoint is of another model.
+    """
+    module.on_load_checkpoint(resume.state)
     run.data.start_batch = resume.state["micro_batches"]
 
 
@@ -132,10 +142,11 @@ def _later(resume: Resume) -> list[Path]:
 
 
 def _require_same_controller(run: "Run", resume: Resume) -> None:
-    controller = resume.state["callbacks"]["ShannonControl"]["name"]
-    if controller != type(run.controller).__name__:
+    then, now = resume.state["callbacks"]["ShannonControl"]["name"], type(run.controller).__name__
+    if then != now:
+        flag = next((name for name, law in CONTROLLERS.items() if law.__name__ == then), then)
         raise UserError(
-            f"--resume-from-checkpoint {resume.path}: its controller is {controller}; resume with the same --controller"
+            f"--resume-from-checkpoint {resume.path}: its controller is {flag}; resume with --controller {flag}"
         )
 
 

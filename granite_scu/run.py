@@ -38,7 +38,7 @@ from granite_scu.hardware import presets
 from granite_scu.model import loading
 from granite_scu.module import DTYPES, GraniteModule
 from granite_scu.request import Plan, Request
-from granite_scu.resuming import Resume, go_on, open_checkpoint, rewind
+from granite_scu.resuming import Resume, check, go_on, open_checkpoint, rewind
 from granite_scu.run_folder import DOCUMENTS, LOCK, MARK, RunFolder
 from granite_scu.steering import build_controller, check_equilibrium_stop, check_length, setpoint_of_auto
 from granite_scu.trainer import check_trainer, children
@@ -154,6 +154,8 @@ class Run:
         if self.seeks_setpoint:
             self._find_setpoint(resume)
         module = self.make_module()
+        if resume:
+            check(self, module, resume)
         self.console.print(f"loading {request.base.name}", highlight=False)
         module.configure_model()
         finish, trainer = assemble(self, module, resume)

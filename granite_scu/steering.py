@@ -31,6 +31,11 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
         settings["target_s"] = None  # the configuration has one or auto; a law that heeds none is not judged by it
     if config.controller == "replay":
         settings |= _recording(config, total_steps)
+    elif config.replay is not None:
+        raise UserError(
+            f"--replay {config.replay}: --controller {config.controller} repeats no recording; give --controller "
+            "replay, or leave --replay out"
+        )
     try:
         return control.build(config.controller, **settings)
     except ValueError as error:

@@ -47,6 +47,22 @@ def small_granite(tmp_path_factory) -> str:
 
 
 @pytest.fixture
+def bf16(monkeypatch):
+    """A CPU that computes in bf16, as far as it is asked; what the test does must not hang on whether it is true."""
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
+
+
+@pytest.fixture
+def no_bf16(monkeypatch):
+    """A CPU that does not."""
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+
+
+@pytest.fixture
 def make_module(small_granite):
     """Builds a module, model and adapters in place; equal arguments give equal weights."""
     import torch

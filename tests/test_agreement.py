@@ -35,6 +35,7 @@ def fitted(noise: float) -> Fit:
         correlation=0.5,
         fitted=np.zeros(1),
         start=0,
+        max_theta=12.0,
     )
 
 

@@ -151,7 +151,7 @@ def _evidence(options: argparse.Namespace, root: Path, console: "Console") -> "E
     chosen = trains and options.precision == "auto"
     why = ", since PyTorch finds neither AMX nor AVX512-BF16 in this CPU" if chosen else ""
     apart = f"compared among themselves, they do not join those in docs/evidence, which are in {PRECISION}"
-    console.print(f"runs in {found.precision}{why}: {apart}", highlight=False)
+    console.print(f"runs in {found.precision}{why}: {apart}", highlight=False, soft_wrap=True)
     return found
 
 

@@ -269,7 +269,7 @@ def _varied(name: str, variation: str) -> Task:
 VARIED = Protocol(
     name="varied",
     tasks=tuple(_varied(name, variation) for variation in VARIATIONS for name in ("docs-medium", "package-medium")),
-    arms=(*FIXED[:3], AUTO, CASCADE),
+    arms=(*FIXED[:3], *FIXED_STOPPED[:3], AUTO, CASCADE),
     seeds=(0, 1, 2),
     rates=(4e-3,),
     tuned={},

@@ -32,6 +32,7 @@ class Fit:
         correlation: of one residual with the next.
         fitted: (n,) the model's output at each tick, nuisance included; the ticks before ``start`` too.
         start: first tick that counted.
+        max_theta: the largest dead time that was looked for, in ticks.
     """
 
     model: Fopdt
@@ -46,6 +47,7 @@ class Fit:
     correlation: float
     fitted: Array
     start: int
+    max_theta: float
 
     @property
     def objection(self) -> str | None:
@@ -58,6 +60,16 @@ class Fit:
         if not self.r2 >= EXPLAINED:
             return f"lambda explains only {max(self.r2, 0):.0%} of what S did (R^2; at least {EXPLAINED:.0%} is wanted)"
         return None
+
+    @property
+    def caution(self) -> str | None:
+        """What makes it worth less than its standard errors say; None where nothing does."""
+        if self.model.theta < self.max_theta - 1e-3:
+            return None
+        return (
+            f"the dead time is the largest that was looked for, {self.max_theta:.3g} ticks, and its standard error "
+            "means nothing there; a longer test would tell"
+        )
 
 
 def fit_fopdt(u: ArrayLike, y: ArrayLike, start: int = 0, max_theta: float = 12.0) -> Fit:
@@ -100,6 +112,7 @@ def fit_fopdt(u: ArrayLike, y: ArrayLike, start: int = 0, max_theta: float = 12.
         correlation=found.rho,
         fitted=found.fitted,
         start=start,
+        max_theta=max_theta,
     )
 
 

@@ -88,7 +88,7 @@ class AtOnce(ThreadPoolExecutor):
 @pytest.mark.parametrize(
     ("error", "code"), [(UserError("--data-dir text: has no words"), 2), (RunFailed("no memory"), 1)]
 )
-def test_an_error_of_a_run_is_one_line_and_the_finished_runs_are_kept(monkeypatch, capsys, tmp_path, error, code):
+def test_an_error_of_a_run_is_one_line_and_the_finished_runs_are_kept(bf16, monkeypatch, capsys, tmp_path, error, code):
     def run(cell, scratch):
         if cell.disturbance:  # the last of the four
             raise error

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from granite_scu.comparison import engine
 from granite_scu.comparison.command import main
@@ -97,7 +96,7 @@ def test_where_nothing_can_be_written_is_refused_before_the_first_run(capsys, tm
     assert "--evidence" in capsys.readouterr().err
 
 
-def test_a_page_without_marks_is_refused_before_the_first_run(capsys, tmp_path, monkeypatch):
+def test_a_page_without_marks_is_refused_before_the_first_run(bf16, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "carry_out", lambda *_: pytest.fail("a run was started"))
     assert main(tmp_path, ["--write-docs"]) == 2
     error = capsys.readouterr().err
@@ -112,7 +111,7 @@ def test_list_counts_and_trains_nothing(capsys, tmp_path):
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_the_varied_protocol_has_a_place_of_its_own(capsys, tmp_path, monkeypatch):
+def test_the_varied_protocol_has_a_place_of_its_own(bf16, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "carry_out", lambda *_: engine.Outcome())
     assert main(tmp_path, ["--varied", "--list"]) == 0
     # Of eight tasks three lambdas, the default and the cascade on three seeds, and the base model.
@@ -127,16 +126,6 @@ def test_list_does_not_import_torch(tmp_path):
         f"main(Path({str(tmp_path)!r}), ['--list']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def no_bf16(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
-
-
-@pytest.fixture
-def bf16(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
 
 
 @pytest.fixture

@@ -5,14 +5,15 @@ import math
 import pytest
 
 from granite_scu.comparison.evidence import Evidence
-from granite_scu.comparison.protocol import FULL
+from granite_scu.comparison.protocol import FULL, VARIED
 from granite_scu.config import OptimizerConfig
 from granite_scu.control import Measurement, build
 from granite_scu.control.base import Saved
 from granite_scu.module import schedule
 from tests.comparison.test_revisions import ROOT
 
-EVIDENCE = ROOT / "docs" / "evidence" / "runs"
+EVIDENCE = ROOT / "docs" / "evidence"
+RUNS = {FULL: EVIDENCE / "runs", VARIED: EVIDENCE / "varied" / "runs"}
 FEED_FORWARD = ("pi", "cascade")
 """The laws whose first lambda follows from their setpoint. That of the others was given."""
 # S is stored with five digits, and scheduled gains are up to eight. What the adapter saves on a text is stored with
@@ -59,8 +60,11 @@ def deviation(record):
     return worst
 
 
-@pytest.mark.parametrize("task", [task.name for task in FULL.tasks])
-def test_todays_law_sets_the_lambda_that_the_run_had(task):
-    records = [r for r in Evidence(EVIDENCE) if r["task"] == task and not r["failed"] and controller(r) in TOLERANCES]
+@pytest.mark.parametrize(
+    ("folder", "task"),
+    [pytest.param(folder, task.name, id=task.name) for protocol, folder in RUNS.items() for task in protocol.tasks],
+)
+def test_todays_law_sets_the_lambda_that_the_run_had(folder, task):
+    records = [r for r in Evidence(folder) if r["task"] == task and not r["failed"] and controller(r) in TOLERANCES]
     assert records
     assert {r["key"]: deviation(r) for r in records if deviation(r) > TOLERANCES[controller(r)]} == {}

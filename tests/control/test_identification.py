@@ -72,6 +72,13 @@ def test_a_lambda_without_the_right_effect_is_objected_to(gain):
     assert "no significant effect" in fit.objection
 
 
+def test_a_dead_time_on_its_bound_is_cautioned_of():
+    u = excitation(150)
+    inside, beyond = (fit_fopdt(u, respond(Fopdt(-1.1, 6.5, theta), u) - 4, max_theta=4) for theta in (3.0, 8.0))
+    assert inside.caution is None
+    assert "the largest that was looked for, 4 ticks" in beyond.caution
+
+
 def test_a_poor_fit_is_objected_to():
     u, noise = excitation(400), np.random.default_rng(0).normal(0, 0.8, 400)
     fit = fit_fopdt(u, respond(Fopdt(-1.0, 4, 1), u) - 4 + noise)

@@ -220,6 +220,7 @@ def test_a_configuration_runs(train, name, recorded):
         (("--controller", "kl", "--target-kl", "-1"), "--target-kl -1.0: must be positive and finite"),
         (("--controller", "linear", "--lambda-end", "0"), "--lambda-end 0.0: must lie in"),
         (("--controller", "replay"), "--replay: --controller replay needs it; give the run folder"),
+        (("--replay", "runs/one"), "--replay runs/one: --controller pi repeats no recording; give --controller replay"),
         (("--controller", "replay", "--replay", "nowhere"), "--replay nowhere: no such file or folder; give a run"),
         (
             ("--controller", "cascade", "--max-steps", "30", "--eval-steps", "10"),

@@ -31,18 +31,19 @@ def run(script, short, tmp_path_factory):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--controller", "fixed"), "its controller is PI"),
+        (("--controller", "fixed"), "its controller is pi; resume with --controller pi"),
         (("--prior-sigma", "0.01"), "--prior-sigma was 0.02 and is now 0.01"),
         (("--n-tokens", "5"), "--n-tokens was"),
         (("--batch-size", "1"), "--batch-size was 2 and is now 1"),
-        (("--lora-r", "4"), "adapters do not fit"),
+        (("--lora-r", "4", "--overwrite"), "adapters do not fit"),
     ],
 )
 def test_a_resume_that_would_mean_something_else_is_refused(run, short, launch, flags, words):
     before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    code, _, err = launch(*short, "--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *flags)
+    code, out, err = launch(*short, "--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *flags)
     assert code == 2
     assert words in err
+    assert ("loading " in out) == ("--lora-r" in flags)  # the shapes alone need the model
     assert err.count("\n") == 1
     assert before == {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
 

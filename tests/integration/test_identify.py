@@ -133,6 +133,15 @@ def test_a_loop_that_behaves_as_predicted_is_said_to(identify, monkeypatch):
     assert len(result["verification"]["predicted"]["response"]) == len(result["verification"]["log_s"]) - 24
 
 
+def test_a_model_measured_far_from_the_setpoint_is_cautioned_of(identify, monkeypatch):
+    monkeypatch.setattr(command, "_train", simulated(PLANT))
+    asked = ("--control.target_s=0.01", "--control.lambda_max=0.5", "--control.lambda_min=0.1")  # S rests at 0.02
+    code, out, _, folder = identify(*SIMULATED, *asked, "--step_test.verify=false")
+    result = json.loads((folder / "identification.json").read_text())
+    assert any(caution.startswith("S was 2") for caution in result["cautions"])
+    assert code == 0 and "warning: S was 2" in out
+
+
 def test_a_loop_that_oscillates_is_a_warning_and_no_failure(identify, monkeypatch):
     """Between the two runs the plant becomes six times as responsive, so that the gains are too large for it."""
     monkeypatch.setattr(command, "_train", simulated(PLANT, replace(PLANT, gain=6 * PLANT.gain)))
