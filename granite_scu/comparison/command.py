@@ -32,8 +32,8 @@ def build_parser() -> Parser:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--quick", action="store_true", help="a small comparison: about ten minutes on two cores")
-    which.add_argument("--varied", action="store_true", help="the default, cascade and three lambdas at another rank, "
-                       "learning rate and sigma: more than an hour on two cores")  # fmt: skip
+    which.add_argument("--varied", action="store_true", help="the default, cascade, early stopping and five lambdas "
+                       "at another rank, learning rate and sigma: two hours on two cores")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms (and the runs that they hang on)")
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")

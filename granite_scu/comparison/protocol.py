@@ -259,6 +259,9 @@ VARIATIONS: dict[str, dict[str, float]] = {
 }
 """What a user's run may have otherwise: the rank at the same scaling, a rate a quarter of the tuned one, the prior."""
 
+VARIED_LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3)
+"""The full protocol's, moved down by one: a small adapter or a low rate wants less than either of its own ends."""
+
 
 def _varied(name: str, variation: str) -> Task:
     """A task of the full protocol under other settings."""
@@ -269,7 +272,14 @@ def _varied(name: str, variation: str) -> Task:
 VARIED = Protocol(
     name="varied",
     tasks=tuple(_varied(name, variation) for variation in VARIATIONS for name in ("docs-medium", "package-medium")),
-    arms=(*FIXED[:3], *FIXED_STOPPED[:3], AUTO, CASCADE),
+    arms=(
+        NONE,
+        STOPPED,
+        *(_constant(value) for value in VARIED_LAMBDAS),
+        *(_constant(value, "fixed-stopped", "best") for value in VARIED_LAMBDAS),
+        AUTO,
+        CASCADE,
+    ),
     seeds=(0, 1, 2),
     rates=(4e-3,),
     tuned={},
@@ -278,8 +288,9 @@ VARIED = Protocol(
     first_seeds=3,
     selection_task=None,
 )
-"""Whether what needs no sweep, the default, the cascade or one lambda, does as well where other things are otherwise.
-The two texts that are worth the most regularising, and at the rate that the full protocol tuned for both."""
+"""Whether what needs no sweep, the default, the cascade, early stopping or one lambda, does as well where other things
+are otherwise. The two texts are those that are worth the most regularising, at the rate that the full protocol tuned
+for both."""
 
 QUICK_TASK = Task("docs-quick", "stdlib-docs", SMALL, 100)
 QUICK = Protocol(

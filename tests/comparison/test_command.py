@@ -115,7 +115,7 @@ def test_the_varied_protocol_has_a_place_of_its_own(bf16, capsys, tmp_path, monk
     monkeypatch.setattr(engine, "carry_out", lambda *_: engine.Outcome())
     assert main(tmp_path, ["--varied", "--list"]) == 0
     # Of eight tasks three lambdas, the default and the cascade on three seeds, and the base model.
-    assert "0 of 128 runs finished" in capsys.readouterr().out
+    assert "0 of 200 runs finished" in capsys.readouterr().out
     assert main(tmp_path, ["--varied"]) == 0
     assert "claim" not in (tmp_path / "docs" / "evidence" / "varied" / "comparison.md").read_text()
 
