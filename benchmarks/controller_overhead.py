@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
-from granite_scu import guard
-from granite_scu.config import ControlConfig
+from granite_scu.cli import guard
+from granite_scu.config.settings import ControlConfig
 
 GOAL = 0.01
 

@@ -31,10 +31,10 @@ sys.path[:0] = [str(ROOT)]
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu import guard
-from granite_scu.config import TINY_MODEL, DataConfig, LoraConfig, OptimizerConfig
+from granite_scu.cli import guard
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.settings import TINY_MODEL, DataConfig, LoraConfig, OptimizerConfig
 from granite_scu.errors import UserError
-from granite_scu.parser import Parser
 
 MEGABYTE = 1_000_000
 SIZES = (10, 100, 1000)
@@ -46,7 +46,7 @@ BLOCK, BATCH = 128, 8
 
 def texts(megabytes: float) -> Iterator[str]:
     """Documents of the embedded documentation, each told from all others by its number."""
-    from granite_scu.data.corpora import stdlib_docs
+    from granite_scu.data.sources.corpora import stdlib_docs
 
     topics = [document.text for document in stdlib_docs()]
     written = number = 0
@@ -68,9 +68,9 @@ def write(path: Path, megabytes: float, chats: bool = False) -> None:
 
 def tokenisation(path: Path, megabytes: float, repeats: int) -> dict[str, Any]:
     """Seconds of all three, turn by turn, and the medians of their ratios."""
-    from granite_scu.data.corpus import prepare
-    from granite_scu.data.documents import Document
-    from granite_scu.data.encoding import GROUP, encode
+    from granite_scu.data.sources.documents import Document
+    from granite_scu.data.tokens.corpus import prepare
+    from granite_scu.data.tokens.encoding import GROUP, encode
     from granite_scu.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(TINY_MODEL)
@@ -123,7 +123,7 @@ def memory(path: Path, megabytes: float) -> dict[str, Any]:
 
 def peak_of(path: str, cache: str) -> float:
     """Megabytes of anonymous memory that ``prepare`` takes at most, sampled every few milliseconds."""
-    from granite_scu.data.module import TextDataModule
+    from granite_scu.data.datamodule import TextDataModule
     from granite_scu.model.loading import load_tokenizer
 
     tokenizer = load_tokenizer(TINY_MODEL)
@@ -160,10 +160,10 @@ def loader(path: Path, repeats: int) -> dict[str, Any]:
     """Seconds of a batch and of a step, and their ratio."""
     import torch
 
-    from granite_scu.config import BaseConfig
-    from granite_scu.data.module import TextDataModule
+    from granite_scu.config.settings import BaseConfig
+    from granite_scu.data.datamodule import TextDataModule
     from granite_scu.model.loading import load_tokenizer
-    from granite_scu.module import GraniteModule
+    from granite_scu.training.module import GraniteModule
 
     with tempfile.TemporaryDirectory(dir=path.parent) as cache:
         data = TextDataModule(DataConfig(str(path), cache_dir=cache, block_size=BLOCK, batch_size=BATCH), seed=0)

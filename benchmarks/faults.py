@@ -30,10 +30,11 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import killing
-from granite_scu import checkpoint, guard
+from granite_scu.cli import guard
+from granite_scu.cli.argument_parser import Parser
 from granite_scu.errors import UserError
-from granite_scu.parser import Parser
-from granite_scu.run_folder import RunFolder
+from granite_scu.storage import checkpoint
+from granite_scu.storage.run_folder import RunFolder
 
 SAVE_STEPS = 5
 FLAGS = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from granite_scu import guard
+from granite_scu.cli import guard
 from granite_scu.errors import RunFailed
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 

@@ -33,7 +33,7 @@ def fork(arguments: list, log: Path, prepare: Callable[[], None] = lambda: None)
         log: what the child prints is added to it.
         prepare: called in the child before anything else.
     """
-    from granite_scu import cli, flags  # noqa: F401  (imported once, here, and not in every child)
+    from granite_scu.config import flags
 
     miniature = Path(__file__).parents[1] / "configs" / "tiny.yaml"
     sys.stdout.flush()
@@ -126,7 +126,7 @@ def at_call(name: str, count: int, strike: Callable[[], None] = die) -> Callable
     """Strike before the ``count``-th call of a method of the module, such as ``validation_step``."""
 
     def prepare() -> None:
-        from granite_scu.module import GraniteModule
+        from granite_scu.training.module import GraniteModule
 
         original, calls = getattr(GraniteModule, name), 0
 
@@ -193,7 +193,7 @@ def unclocked(record: dict) -> dict:
 
 def texts(folder: Path) -> Path:
     """Write documents of very different lengths, of which the last block of an epoch is mostly padding."""
-    from granite_scu.data.corpora import stdlib_docs
+    from granite_scu.data.sources.corpora import stdlib_docs
 
     folder.mkdir(parents=True)
     for number, document in enumerate(stdlib_docs()[:20]):

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from benchmarks.gate import Outcome
 from granite_scu import hardware
+from granite_scu.cli.argument_parser import Parser
 from granite_scu.errors import UserError
-from granite_scu.parser import Parser
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import GIB, Gate, race
 from benchmarks.training import Case
-from granite_scu import guard
+from granite_scu.cli import guard
 from granite_scu.errors import RunFailed
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 
@@ -88,7 +88,8 @@ def run_case(flagged: Flagged, device: str, advance: Callable[[], None]) -> dict
 
 def predict(flagged: Flagged, device: str) -> float:
     """What the run is predicted to take, GiB."""
-    from granite_scu import budget, machine
+    from granite_scu.hardware import machine
+    from granite_scu.training import memory_budget as budget
 
     with tempfile.TemporaryDirectory() as folder:
         request = training.make_request(device, flagged.case, STEPS, flagged.flags, folder)
@@ -101,7 +102,7 @@ def take_steps(gate: Gate, flagged: Flagged) -> None:
     import lightning as L
 
     console = training.quiet_console()
-    from granite_scu.run import Run
+    from granite_scu.training.recipe import Run
 
     def fit(case: Case, callback: L.Callback) -> None:
         with tempfile.TemporaryDirectory() as folder:

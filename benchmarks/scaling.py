@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import measure
-from granite_scu import guard
+from granite_scu.cli import guard
 from granite_scu.errors import RunFailed, UserError
 
 SCRIPT = ROOT / "scripts" / "train_granite_cuda.py"

@@ -5,8 +5,8 @@
     python benchmarks/scan.py --json > out.json      2 x 256 to 2 x 8192 tokens
     python benchmarks/scan.py --device cuda --lengths 4096 --repeats 50
 
-Compared are ``granite_scu.model.ssd.ssd_scan`` and the function that transformers' Granite-4.0-H layers call without
-mamba-ssm, in the dimensions of Granite-4.0-H-1B (48 heads of 64, state 128, one group, the library's chunk of 256),
+Compared are ``granite_scu.model.mamba2.ssd.ssd_scan`` and the function that transformers' Granite-4.0-H layers call
+without mamba-ssm, in the dimensions of Granite-4.0-H-1B (48 heads of 64, state 128, one group, the library's chunk of 256),
 with gradients for x, dt, B and C. In fp32, and in bf16 as a layer sees it: under autocast, with x, B and C in bf16 and
 dt in fp32. On CUDA the compiled scans that are installed are further sides, ``mamba_ssm_*`` and ``fla_core_*``.
 
@@ -33,7 +33,7 @@ import psutil
 from benchmarks import measure
 from benchmarks.gate import GIB, Gate, Outcome, Side, race
 from benchmarks.measure import ratio, shown
-from granite_scu import guard
+from granite_scu.cli import guard
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 HEADS, HEAD_DIM, STATE, GROUPS, CHUNK = 48, 64, 128, 1, 256
@@ -92,7 +92,7 @@ def inputs(case: Case, device: str) -> dict[str, Any]:
 
 
 def ours() -> Callable:
-    from granite_scu.model.ssd import ssd_scan
+    from granite_scu.model.mamba2.ssd import ssd_scan
 
     return ssd_scan
 
@@ -109,14 +109,14 @@ def theirs() -> Callable:
 
 def compiled(package: str) -> Callable:
     """The scan of a distribution of compiled kernels, as the layers of a run call it."""
-    from granite_scu.model import kernels
+    from granite_scu.model.mamba2 import kernels
 
     return kernels.CANDIDATES[package]().scan
 
 
 def compiled_packages(device: str) -> dict[str, str]:
     """Distributions of compiled kernels that can run here, by the names of their sides."""
-    from granite_scu.model import kernels
+    from granite_scu.model.mamba2 import kernels
 
     return {name.replace("-", "_"): name for name in kernels.installed()} if device == "cuda" else {}
 

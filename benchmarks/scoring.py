@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import Gate, race
 from benchmarks.measure import ratio
-from granite_scu import guard
+from granite_scu.cli import guard
 
 GOAL = 0.9
 ADAPTERS = 2
@@ -71,14 +71,14 @@ def load(case: Case, device: str) -> Ready:
     import torch
     from transformers.utils import logging
 
-    from granite_scu import machine
-    from granite_scu.config import BaseConfig, LoraConfig, RunConfig
-    from granite_scu.data.packing import encode
-    from granite_scu.data.sources import load as read
+    from granite_scu.config.settings import BaseConfig, LoraConfig, RunConfig
+    from granite_scu.data.blocks.packing import encode
+    from granite_scu.data.sources.read import load as read
+    from granite_scu.evaluation.bpt import models
+    from granite_scu.evaluation.bpt.subjects import identify
+    from granite_scu.evaluation.bpt.windows import as_corpus, cut
+    from granite_scu.hardware import machine
     from granite_scu.model import adapters, loading
-    from granite_scu.scoring import models
-    from granite_scu.scoring.subjects import identify
-    from granite_scu.scoring.windows import as_corpus, cut
 
     logging.disable_progress_bar()
     trained = case.trained
@@ -109,7 +109,7 @@ def load(case: Case, device: str) -> Ready:
 
 def ours(gate: Gate, case: Case) -> None:
     """The product's pass, again and again."""
-    from granite_scu.scoring.passes import score_windows
+    from granite_scu.evaluation.bpt.passes import score_windows
 
     ready = load(case, gate.device)
     found: list[float] = []
@@ -136,8 +136,8 @@ def theirs(gate: Gate, case: Case) -> None:
     import torch
     from torch.nn import functional as F
 
+    from granite_scu.evaluation.bpt.passes import batches
     from granite_scu.model.loss import IGNORED
-    from granite_scu.scoring.passes import batches
 
     ready = load(case, gate.device)
     model = ready.loaded.model

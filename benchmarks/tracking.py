@@ -24,7 +24,7 @@ peak, dip   largest and smallest smoothed S over the setpoint in force, minus 1;
             what lies beyond the new one: before it is the way that S has to go
 
 In band and raw are then the worse of before and after, settling and overshoot those before. Without a goal are peak and
-dip, and what a run reports of itself (``granite_scu.control.metrics``):
+dip, and what a run reports of itself (``granite_scu.control.diagnostics.metrics``):
 
 early       in band, over the first 80 % of the run's steps: later the learning rate, and with it S, hardly moves
 rise        share of the run until the smoothed S has first reached 90 % of S*
@@ -52,12 +52,12 @@ from benchmarks.tracking_figures import BAND, points_of, smoothed, summarise
 from benchmarks.tracking_grid import CORPORA, SETPOINTS, Cell, digest, grid, left_out, quick
 from benchmarks.tracking_report import origins, print_table, spoken
 from benchmarks.tracking_runs import course, run_all
-from granite_scu import guard
-from granite_scu.comparison.protocol import PRECISION
+from granite_scu.cli import guard
+from granite_scu.cli.argument_parser import Parser
 from granite_scu.control import TRACKING
 from granite_scu.errors import UserError
-from granite_scu.parser import Parser
-from granite_scu.run_folder import require_writable
+from granite_scu.experiments.comparison.protocol import PRECISION
+from granite_scu.storage.run_folder import require_writable
 
 SEEDS = 3
 EXAMPLE = "kp=2 ki=0.3 isolate_documents"

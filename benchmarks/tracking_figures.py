@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.tracking_grid import EVERY, Cell
-from granite_scu.control import PI, metrics
-from granite_scu.control.filter import smooth
+from granite_scu.control import PI
+from granite_scu.control.diagnostics import metrics
+from granite_scu.control.laws.filter import smooth
 
 BAND = 0.1
 """How far S may be from S*, as a share of S*."""

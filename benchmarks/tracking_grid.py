@@ -7,10 +7,11 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import product
 from typing import Any
 
-from granite_scu.comparison import evidence
 from granite_scu.control import CONTROLLERS
-from granite_scu.data import files, hub, sources
-from granite_scu.data.corpora import EMBEDDED
+from granite_scu.data.sources import files, hub
+from granite_scu.data.sources import read as sources
+from granite_scu.data.sources.corpora import EMBEDDED
+from granite_scu.experiments.comparison import evidence
 
 STEPS, EVERY, TOKENS = 1400, 10, 24_576
 """Of a run: its optimizer steps, those from tick to tick, and N."""

@@ -19,10 +19,11 @@ from benchmarks.tracking_figures import GOALS, measure, nothing_held
 from benchmarks.tracking_grid import Cell
 from benchmarks.tracking_report import line, origins, spoken
 from benchmarks.tracking_training import request_of, train
-from granite_scu import guard, provenance
-from granite_scu.comparison import evidence
-from granite_scu.config import ControlConfig
+from granite_scu.cli import guard
+from granite_scu.config.settings import ControlConfig
 from granite_scu.errors import Diverged, UserError
+from granite_scu.experiments.comparison import evidence
+from granite_scu.storage import provenance
 
 COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
 """What a trajectory has of each tick, after its step."""

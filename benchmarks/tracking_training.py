@@ -21,8 +21,8 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
     """The run's history. The run is a user's, but for the callback that disturbs it."""
     import torch
 
-    from granite_scu import cli
-    from granite_scu.run import Run
+    from granite_scu.cli import request_parser as cli
+    from granite_scu.training.recipe import Run
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -42,7 +42,7 @@ def request_of(cell: Cell, folder: str) -> Any:
     Raises:
         UserError: no run can be made of the cell's settings, or they change what the grid varies or counts on.
     """
-    from granite_scu import flags
+    from granite_scu.config import flags
 
     _check_names([setting.partition("=")[0].strip("-").replace("-", "_") for setting in cell.settings])
     arguments, _ = flags.translate(
@@ -56,7 +56,8 @@ def request_of(cell: Cell, folder: str) -> Any:
         ],
         ROOT / "configs" / "tiny.yaml",
     )  # fmt: skip
-    from granite_scu import cli, steering  # late: a wrong flag is refused before torch is imported
+    from granite_scu.cli import request_parser as cli
+    from granite_scu.training import controller as steering  # late: a wrong flag is refused before torch is imported
 
     request = cli.parse(arguments).request
     settled = {
@@ -93,9 +94,9 @@ def _disturbance(cell: Cell, request: Any) -> Any:
     """A callback that disturbs the run once, at its middle."""
     import lightning as L
 
-    from granite_scu.callbacks.scu import ShannonControl
-    from granite_scu.data.module import TextDataModule
+    from granite_scu.data.datamodule import TextDataModule
     from granite_scu.model import loading
+    from granite_scu.training.callbacks.shannon_control import ShannonControl
 
     class Disturbance(L.Callback):
         others = None

@@ -33,7 +33,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
 from benchmarks.measure import ratio, shown
-from granite_scu import guard, hardware
+from granite_scu import hardware
+from granite_scu.cli import guard
 from granite_scu.errors import UserError
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from benchmarks.gate import Gate
 from benchmarks.measure import require_positive, usable
-from granite_scu.config import TINY_MODEL, DataConfig
-from granite_scu.parser import Parser
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.settings import TINY_MODEL, DataConfig
 
 MODELS = ("embedded", "cut", "whole")
 """The embedded model; ten blocks of Granite-4.0-H-1B, and all forty, of random weights."""
@@ -160,7 +160,7 @@ def run_ours(gate: Gate, case: Case, steps: int, flags: tuple[str, ...], plain: 
         plain: train without the callback that measures and steers S.
     """
     console = quiet_console()
-    from granite_scu.run import Run
+    from granite_scu.training.recipe import Run
 
     with tempfile.TemporaryDirectory() as folder:
         request = make_request(gate.device, case, steps, flags, folder)
@@ -173,7 +173,7 @@ def quiet_console() -> Any:
     from rich.console import Console
     from transformers.utils import logging
 
-    from granite_scu import cli
+    from granite_scu.cli import request_parser as cli
 
     console = Console(quiet=True)
     cli.quiet(console)
@@ -182,8 +182,8 @@ def quiet_console() -> Any:
 
 
 def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], folder: str) -> Any:
-    from granite_scu import cli
-    from granite_scu.flags import translate
+    from granite_scu.cli import request_parser as cli
+    from granite_scu.config.flags import translate
 
     given = {
         "model": case.name, "data-dir": CORPUS, "output-dir": folder, "accelerator": device,
@@ -199,9 +199,9 @@ def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], fo
 def _gated_callback(gate: Gate, case: Case, plain: bool) -> Any:
     import lightning as L
 
-    from granite_scu.callbacks.scu import ShannonControl
     from granite_scu.model.loss import IGNORED
-    from granite_scu.module import LOSS_UNIT
+    from granite_scu.training.callbacks.shannon_control import ShannonControl
+    from granite_scu.training.module import LOSS_UNIT
 
     losses = Losses()
 
@@ -277,7 +277,7 @@ def _adapted(case: Case) -> torch.nn.Module:
     """The library's model with adapters on every linear layer, as ours has them."""
     from transformers import AutoModelForCausalLM
 
-    from granite_scu.config import LoraConfig
+    from granite_scu.config.settings import LoraConfig
     from granite_scu.model import adapters, loading
 
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
@@ -289,7 +289,7 @@ def _adapted(case: Case) -> torch.nn.Module:
 
 def _rows(case: Case, steps: int) -> list[dict[str, Tensor]]:
     """The blocks that a run of ours trains on, one by one in its order. Labels are shifted already, as ours are."""
-    from granite_scu.data.module import TextDataModule
+    from granite_scu.data.datamodule import TextDataModule
     from granite_scu.model import loading
 
     data = TextDataModule(DataConfig(CORPUS, block_size=case.length, batch_size=case.batch), SEED)

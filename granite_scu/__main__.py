@@ -1,6 +1,6 @@
 """``python -m granite_scu``."""
 
-from granite_scu.commands import entry_point
+from granite_scu.cli.main import entry_point
 
 if __name__ == "__main__":
     entry_point()

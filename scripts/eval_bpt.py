@@ -4,7 +4,7 @@
 import sys
 
 try:
-    from granite_scu.scoring.command import main
+    from granite_scu.cli.eval_bpt import main
 except ModuleNotFoundError:
     sys.exit("error: granite_scu is not installed for this Python; run `make setup`, then use .venv/bin/python")
 

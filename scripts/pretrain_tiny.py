@@ -5,7 +5,7 @@
 
 Trains a byte-level BPE tokenizer and a GraniteMoeHybridForCausalLM with Granite-4.0-H's block
 structure (Mamba-2 and attention, no experts, tied embeddings, no positional encoding, all four
-multipliers different from one) on ``granite_scu.data.corpora.pretraining_source``; a fifth of the
+multipliers different from one) on ``granite_scu.data.sources.corpora.pretraining_source``; a fifth of the
 packages is held out and only scored. The defaults take about 45 minutes on two CPU cores.
 """
 
@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, PreTrainedTokenizerFast
 
-from granite_scu.data.corpora import load_embedded, pretraining_source
-from granite_scu.data.documents import Document
-from granite_scu.model import mamba
+from granite_scu.data.sources.corpora import load_embedded, pretraining_source
+from granite_scu.data.sources.documents import Document
+from granite_scu.model.mamba2 import mamba
 
 VOCABULARY = 4096
 SPECIAL_TOKENS = (

@@ -21,7 +21,7 @@ def small_granite(tmp_path_factory) -> str:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from granite_scu.config import TINY_MODEL
+    from granite_scu.config.settings import TINY_MODEL
     from granite_scu.model.loading import load_model_config
 
     config = load_model_config(TINY_MODEL)
@@ -67,8 +67,8 @@ def make_module(small_granite):
     """Builds a module, model and adapters in place; equal arguments give equal weights."""
     import torch
 
-    from granite_scu.config import BaseConfig, LoraConfig, OptimizerConfig
-    from granite_scu.module import GraniteModule
+    from granite_scu.config.settings import BaseConfig, LoraConfig, OptimizerConfig
+    from granite_scu.training.module import GraniteModule
 
     def make(
         cls=GraniteModule,

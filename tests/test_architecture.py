@@ -1,11 +1,29 @@
-"""The import rules of docs/design.md, read from the source."""
+"""The layers of docs/develop/architecture.md, read from the imports of every module."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "granite_scu"
+
+LAYERS = (
+    ("errors", "control"),
+    ("config", "storage"),
+    ("hardware", "model", "data"),
+    ("evaluation",),
+    ("training", "export"),
+    ("experiments",),
+    ("cli",),
+)
+"""From the bottom up. A package imports itself and what lies on lower layers; ``assets`` holds no code."""
+
+FLOOR = {name: floor for floor, names in enumerate(LAYERS) for name in names}
+
+HEAVY = ("torch", "lightning", "transformers", "peft")
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported(path: Path) -> set[str]:
@@ -23,53 +41,100 @@ def imports_any(path: Path, *packages: str) -> set[str]:
     return {name for name in imported(path) if any(name == p or name.startswith(p + ".") for p in packages)}
 
 
-ANALYSIS = ("plant", "identification", "tuning", "stability", "step_response")
-"""Arithmetic on recordings and models, done after a run; no law needs it, and the package does not import it."""
+def parts(path: Path) -> tuple[str, ...]:
+    """``granite_scu/model/loss.py`` as ``("model", "loss")``; a package's ``__init__.py`` is the package."""
+    names = path.relative_to(PACKAGE).with_suffix("").parts
+    return names[:-1] if names[-1] == "__init__" else names
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "granite_scu" / "control").glob("*.py")), ids=lambda p: p.name)
-def test_a_controller_imports_neither_torch_nor_lightning_nor_the_rest_of_the_product(path):
-    assert not imports_any(path, "torch", "lightning", "transformers")
-    if path.stem not in ANALYSIS:
-        assert not imports_any(path, "numpy", "scipy", "control", *(f"granite_scu.control.{name}" for name in ANALYSIS))
-    ours = imports_any(path, "granite_scu")
-    assert all(name.startswith("granite_scu.control") for name in ours)
+def upward(path: Path) -> Iterator[str]:
+    """The imports of a module that are neither of its own package nor of a lower layer."""
+    here, *_ = parts(path)
+    for name in sorted(imports_any(path, "granite_scu")):
+        there = [*name.split("."), ""][1]
+        if there in FLOOR and there != here and FLOOR[there] >= FLOOR[here]:
+            yield name
 
 
-def test_information_imports_nothing_of_ours():
-    assert not imports_any(ROOT / "granite_scu" / "information.py", "granite_scu", "lightning", "transformers", "peft")
+def modules_imported(path: Path) -> set[Path]:
+    """The modules of the package that a module imports as it is loaded itself, late and guarded imports included."""
+    found = set()
+    for name in imports_any(path, "granite_scu"):
+        target = PACKAGE.joinpath(*name.split(".")[1:])
+        found |= {p for p in (target.with_suffix(".py"), target / "__init__.py") if p.is_file() and p != path}
+    return found
+
+
+TO_CUT = {
+    "config/flags.py",
+    "evaluation/bpt/models.py",
+    "evaluation/generate.py",
+    "evaluation/split_score.py",
+    "experiments/comparison/pool.py",
+    "experiments/comparison/runs.py",
+    "experiments/identification/step_test.py",
+    "export/merge.py",
+    "hardware/advice.py",
+    "hardware/machine.py",
+    "model/mamba2/kernels.py",
+    "storage/provenance.py",
+    "training/callbacks/signals.py",
+    "training/preflight.py",
+    "training/recipe.py",
+}
+"""Modules that still import upwards. Goes when the last of them is cut."""
+
+
+def test_the_root_holds_the_layers_and_the_way_in():
+    entries = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
+    assert entries == {*FLOOR, "__init__", "__main__"}
+
+
+def test_every_module_imports_its_own_package_and_lower_layers():
+    packaged = [path for path in MODULES if path.parent != PACKAGE or path.stem in FLOOR]
+    offenders = {str(path.relative_to(PACKAGE)): found for path in packaged if (found := list(upward(path)))}
+    assert offenders.keys() == TO_CUT, {name: found for name, found in offenders.items() if name not in TO_CUT}
+
+
+@pytest.mark.xfail(reason="of the modules that are still to be cut", strict=True)
+def test_no_circle_of_imports():
+    """Also within a package: leaves are taken off until nothing is left."""
+    graph = {path: modules_imported(path) - {PACKAGE / "__init__.py"} for path in MODULES}
+    while leaves := {path for path, needs in graph.items() if not needs & graph.keys()}:
+        graph = {path: needs for path, needs in graph.items() if path not in leaves}
+    assert not graph, sorted(str(path.relative_to(PACKAGE)) for path in graph)
+
+
+def test_control_needs_the_standard_library_alone():
+    assert not {
+        path.name
+        for path in (PACKAGE / "control").rglob("*.py")
+        if imports_any(path, *HEAVY, "numpy", "scipy", "control")
+    }
+
+
+def test_description_length_imports_nothing_of_ours():
+    assert not imports_any(
+        PACKAGE / "model" / "description_length.py", "granite_scu", "lightning", "transformers", "peft"
+    )
 
 
 def test_the_module_knows_no_controller():
-    assert not imports_any(ROOT / "granite_scu" / "module.py", "granite_scu.control", "granite_scu.callbacks")
+    assert not imports_any(PACKAGE / "training" / "module.py", "granite_scu.control", "granite_scu.training.callbacks")
 
 
-def test_one_callback_alone_joins_module_and_controller():
-    both = [
-        path.name
-        for path in (ROOT / "granite_scu" / "callbacks").glob("*.py")
-        if imports_any(path, "granite_scu.module") and imports_any(path, "granite_scu.control.base")
+def test_viz_reads_files_and_imports_no_training_code():
+    assert not {
+        path.name for path in (ROOT / "viz").glob("*.py") if imports_any(path, "granite_scu", "torch", "lightning")
+    }
+
+
+def test_what_answers_at_once_imports_nothing_heavy():
+    light = [
+        *(PACKAGE / "config").glob("*.py"),
+        *(PACKAGE / "export" / "publish").glob("*.py"),
+        *(PACKAGE / "cli" / f"{name}.py" for name in ("guard", "argument_parser", "push_to_hf")),
+        PACKAGE / "errors.py",
+        *(ROOT / "tools").glob("*.py"),
     ]
-    assert both == ["scu.py"]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "viz").glob("*.py")), ids=lambda p: p.name)
-def test_viz_reads_files_and_imports_no_training_code(path):
-    assert not imports_any(path, "granite_scu", "torch", "lightning")
-
-
-PUBLISHING = sorted([*(ROOT / "tools").glob("*.py"), *(ROOT / "granite_scu" / "publishing").glob("*.py")])
-
-
-@pytest.mark.parametrize("path", [*PUBLISHING, ROOT / "granite_scu" / "model_card.py"], ids=lambda p: p.name)
-def test_publishing_reads_files_and_imports_no_training_code(path):
-    assert not imports_any(path, "torch", "lightning", "transformers", "peft", "viz")
-    names = ("config", "errors", "guard", "model_card", "parser", "publishing", "run_folder")
-    light = {f"granite_scu.{name}" for name in names}
-    ours = imports_any(path, "granite_scu") - {"granite_scu"}
-    assert all(name in light or ".".join(name.split(".")[:2]) in light for name in ours), ours
-
-
-def test_the_configuration_and_the_flags_import_nothing_heavy():
-    for name in ("config.py", "flags.py", "errors.py", "guard.py"):
-        assert not imports_any(ROOT / "granite_scu" / name, "torch", "lightning", "transformers", "peft", "numpy")
+    assert not {path.name for path in light if imports_any(path, *HEAVY)}

@@ -6,15 +6,15 @@ import pytest
 import torch
 from devices import RTX_3060, T4
 
-from granite_scu import budget, machine
-from granite_scu.callbacks.scu import SKIPPED_IN_A_ROW, ShannonControl
-from granite_scu.callbacks.utilisation import advice
-from granite_scu.config import BaseConfig, RunConfig
+from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.control import Fixed
-from granite_scu.hardware import presets, resolve_precision
+from granite_scu.hardware import machine, presets, resolve_precision
+from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.nvml import why_no_cuda
-from granite_scu.machine import Machine
 from granite_scu.model import loading
+from granite_scu.training import memory_budget as budget
+from granite_scu.training.callbacks.shannon_control import SKIPPED_IN_A_ROW, ShannonControl
+from granite_scu.training.callbacks.utilisation import advice
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
 

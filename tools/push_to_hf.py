@@ -4,7 +4,7 @@
 import sys
 
 try:
-    from granite_scu.publishing.command import main
+    from granite_scu.cli.push_to_hf import main
 except ModuleNotFoundError:
     sys.exit("error: granite_scu is not installed for this Python; run `make setup`, then use .venv/bin/python")
 

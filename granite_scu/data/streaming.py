@@ -23,19 +23,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.config import DataConfig
-from granite_scu.data import hub
-from granite_scu.data.chat import Renderer
-from granite_scu.data.corpora import EMBEDDED
-from granite_scu.data.corpus import check_column, full_names
-from granite_scu.data.division import SPLITS, Division, as_record
-from granite_scu.data.documents import Conversation, Document, TextFile
-from granite_scu.data.encoding import Part, Piece, encode, groups_of, joined, parts_of, pieces_of
-from granite_scu.data.fitting import BECOMES, fit, unused
-from granite_scu.data.module import Layout, TextDataModule
-from granite_scu.data.packing import Block, Blocks, best_fit, in_a_row, padding_of
-from granite_scu.data.sources import drop_empty, published, read, read_files, readable_files
-from granite_scu.data.splits import MIN_DOCUMENTS, Split, by_document
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.blocks.division import SPLITS, Division, as_record
+from granite_scu.data.blocks.filtering import BECOMES, fit, unused
+from granite_scu.data.blocks.packing import Block, Blocks, best_fit, in_a_row, padding_of
+from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Split, by_document
+from granite_scu.data.datamodule import Layout, TextDataModule
+from granite_scu.data.sources import hub
+from granite_scu.data.sources.corpora import EMBEDDED
+from granite_scu.data.sources.documents import Conversation, Document, TextFile
+from granite_scu.data.sources.read import drop_empty, published, read, read_files, readable_files
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.corpus import check_column, full_names
+from granite_scu.data.tokens.encoding import Part, Piece, encode, groups_of, joined, parts_of, pieces_of
 from granite_scu.errors import UserError
 
 BEGINNING = 4_000_000

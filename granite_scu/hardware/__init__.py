@@ -4,7 +4,7 @@ from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config,
 from granite_scu.hardware.detection import GIB, MARGIN, Device, detect, dotted
 from granite_scu.hardware.measuring import MemoryTracker, benchmark_dataloader, matmul_tflops
 from granite_scu.hardware.peaks import Peak, peak_flops
-from granite_scu.hardware.requests import resolve_accelerator, resolve_precision
+from granite_scu.hardware.precision import resolve_accelerator, resolve_precision
 from granite_scu.hardware.tuning import (
     compile_model,
     enable_memory_efficient_mode,

@@ -7,11 +7,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.config import TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
+from granite_scu.config.settings import TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect, dotted
 from granite_scu.hardware.nvml import driver, why_no_cuda
-from granite_scu.hardware.requests import resolve_precision
+from granite_scu.hardware.precision import resolve_precision
 
 SCRIPT = "python scripts/train_granite_cuda.py"
 

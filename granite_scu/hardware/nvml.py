@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pynvml
 import torch
 
-from granite_scu.torch_build import install_command
+from granite_scu.hardware.torch_build import install_command
 
 ON_THE_CPU = "or add --accelerator cpu to train on the CPU"
 

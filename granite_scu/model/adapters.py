@@ -8,9 +8,9 @@ import peft
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
-from granite_scu.config import LoraConfig
+from granite_scu.config.settings import LoraConfig
 from granite_scu.errors import UserError
-from granite_scu.information import LowRankUpdate
+from granite_scu.model.description_length import LowRankUpdate
 
 ADAPTER = "default"
 

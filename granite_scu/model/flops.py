@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from granite_scu.config import LoraConfig
+from granite_scu.config.settings import LoraConfig
 from granite_scu.model import adapters, loading
 
 

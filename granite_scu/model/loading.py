@@ -18,9 +18,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from granite_scu.config import TINY_MODEL, BaseConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.errors import UserError
-from granite_scu.model import kernels, mamba
+from granite_scu.model.mamba2 import kernels, mamba
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from granite_scu.model.documents import isolating
+from granite_scu.model.document_mask import isolating
 
 IGNORED = -100
 

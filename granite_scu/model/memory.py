@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from granite_scu.config import BaseConfig, LoraConfig
-from granite_scu.model import adapters, loss, mamba
-from granite_scu.model.mamba import HYBRID
-from granite_scu.model.tiling import describing
+from granite_scu.config.settings import BaseConfig, LoraConfig
+from granite_scu.model import adapters, loss
+from granite_scu.model.mamba2 import mamba
+from granite_scu.model.mamba2.mamba import HYBRID
+from granite_scu.model.mamba2.tiling import describing
 
 FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in nf4 with double quantisation: a byte of scale for 64 of them, and an fp32 for 256 scales

@@ -10,8 +10,8 @@ from tracked import CELL, QUICK, asked, guarded, keep_quick_runs, result
 from benchmarks import tracking, tracking_figures, tracking_grid, tracking_runs, tracking_training
 from benchmarks.tracking_grid import EVERY, STEPS, Cell
 from granite_scu import hardware
-from granite_scu.comparison import evidence
 from granite_scu.errors import UserError
+from granite_scu.experiments.comparison import evidence
 
 
 @pytest.mark.parametrize(("quickly", "said"), [((), 1), (("--quick",), 0)])

@@ -6,8 +6,8 @@ from tracked import CELL
 
 from benchmarks import tracking_grid
 from benchmarks.tracking_grid import grid, quick
-from granite_scu.comparison import evidence
 from granite_scu.control import TRACKING, build
+from granite_scu.experiments.comparison import evidence
 
 
 def test_the_grid_has_every_combination_once_and_its_first_half_is_balanced():

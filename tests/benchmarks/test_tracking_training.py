@@ -18,7 +18,7 @@ def test_every_flag_of_a_run_can_be_set(monkeypatch, setting):
         raise InterruptedError
 
     # Not the class itself: a module that is first imported meanwhile would keep what stands in for it.
-    monkeypatch.setattr("granite_scu.run.Run.__init__", refuse)
+    monkeypatch.setattr("granite_scu.training.recipe.Run.__init__", refuse)
     options = ["--quick", "--controller", "original", "--set", setting, "lambda_max=2", "lambda_init=1"]
     cell = tracking._cells(asked(*options))[0]
     with pytest.raises(InterruptedError):

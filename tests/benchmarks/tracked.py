@@ -9,7 +9,7 @@ from benchmarks import tracking
 from benchmarks.tracking_figures import measure
 from benchmarks.tracking_grid import EVERY, STEPS, Cell, quick
 from benchmarks.tracking_runs import trajectory_of
-from granite_scu import guard
+from granite_scu.cli import guard
 
 CELL = Cell(0.1, 1e-3, 16, "stdlib-docs", 0)
 QUICK = ("--quick", "--target-s", "0.1", "--max-runs", "0", "--data-dir", "stdlib-docs")

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granite_scu.control import Controller, Measurement, Output
-from granite_scu.control.plant import Array, Fopdt
+from granite_scu.experiments.identification.fopdt import Array, Fopdt
 
 DATA_BPT = 2.0
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from granite_scu.config import DataConfig
-from granite_scu.data.module import TextDataModule
-from granite_scu.data.packing import IGNORED
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.blocks.packing import IGNORED
+from granite_scu.data.datamodule import TextDataModule
 from granite_scu.errors import UserError
 
 WORDS = "the quick brown fox jumps over the lazy dog\n"
@@ -87,7 +87,7 @@ def test_many_lines_are_divided_by_document(tokenizer, many_lines):
 
 def test_wikitext_keeps_the_splits_it_was_published_with(tokenizer, monkeypatch):
     rows = {name: [{"text": f" = {name} = \n"}, {"text": WORDS}] for name in ("train", "validation", "test")}
-    monkeypatch.setattr("granite_scu.data.hub._load", lambda source, streamed: rows)
+    monkeypatch.setattr("granite_scu.data.sources.hub._load", lambda source, streamed: rows)
     data = prepared(tokenizer, None)
     assert data.config.path is None and data.summary()["split_by"] == "published"
     for name in ("train", "validation", "test"):

@@ -26,7 +26,7 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
     """Documents of very different lengths."""
-    from granite_scu.data.corpora import stdlib_docs
+    from granite_scu.data.sources.corpora import stdlib_docs
 
     folder = tmp_path_factory.mktemp("corpus")
     for number, document in enumerate(stdlib_docs()[:30]):

@@ -9,7 +9,7 @@ import killing
 import pytest
 import torch
 
-from granite_scu.run_folder import RunFolder
+from granite_scu.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.distributed
 
@@ -71,8 +71,8 @@ def test_a_process_that_is_killed_takes_the_others_along(start, tmp_path, lost):
 
 @pytest.mark.slow
 def test_a_process_that_falls_silent_is_taken_for_lost(start, tmp_path):
-    from granite_scu import trainer
-    from granite_scu.callbacks import graceful_stop
+    from granite_scu.training import trainer
+    from granite_scu.training.callbacks import signals as graceful_stop
 
     def soon(rank):
         trainer.LOST_AFTER = graceful_stop.LOST_AFTER = timedelta(seconds=3)
@@ -91,7 +91,7 @@ def test_a_process_that_falls_silent_is_taken_for_lost(start, tmp_path):
 @pytest.mark.slow
 def test_processes_that_read_other_texts_are_refused(start, tmp_path):
     def another_text(rank):
-        from granite_scu.data.module import TextDataModule
+        from granite_scu.data.datamodule import TextDataModule
 
         TextDataModule.checksum = property(lambda data: f"text {rank}")
 
@@ -104,8 +104,8 @@ def note(where, name):
     """Has each rank write down the gradients of the first step, before Adam makes much of little, and every tick."""
 
     def prepare(rank):
-        from granite_scu.callbacks.scu import ShannonControl
-        from granite_scu.module import GraniteModule
+        from granite_scu.training.callbacks.shannon_control import ShannonControl
+        from granite_scu.training.module import GraniteModule
 
         gradient, tick, records = GraniteModule.prepare_gradient, ShannonControl.tick, []
 

@@ -18,7 +18,7 @@ def count_at_the_end(where):
     def prepare(rank):
         from torch.distributed.tensor import DTensor
 
-        from granite_scu.callbacks.finish import Finish
+        from granite_scu.training.callbacks.final_score import Finish
 
         ended = Finish.on_train_end
 

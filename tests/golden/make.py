@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.control import CONTROLLERS, Controller, Measurement, Output, build
-from granite_scu.control.base import Saved
-from granite_scu.control.cascade import PROBED_SCALE
+from granite_scu.control.laws.base import Saved
+from granite_scu.control.laws.cascade import PROBED_SCALE
 
 FOLDER = Path(__file__).parent
 TICKS = 48

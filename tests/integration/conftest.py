@@ -45,7 +45,7 @@ def script(command):
 @pytest.fixture
 def launch(capfd):
     """Runs the script's ``main`` in this process; returns exit code, stdout and stderr."""
-    from granite_scu import flags
+    from granite_scu.config import flags
 
     def run(*argv) -> tuple[int, str, str]:
         capfd.readouterr()
@@ -59,7 +59,7 @@ def launch(capfd):
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
     """A short text file of prose about Python, a few thousand tokens."""
-    from granite_scu.data.corpora import stdlib_docs
+    from granite_scu.data.sources.corpora import stdlib_docs
 
     text = "\n\n".join(document.text for document in stdlib_docs())
     path = tmp_path_factory.mktemp("corpus") / "text.txt"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from granite_scu import commands, flags, saved
+from granite_scu.cli import main as commands
+from granite_scu.config import flags
+from granite_scu.model import saved_adapter as saved
 
 TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 

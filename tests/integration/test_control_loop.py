@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from granite_scu.control.metrics import in_band
+from granite_scu.control.diagnostics.metrics import in_band
 
 
 @pytest.fixture

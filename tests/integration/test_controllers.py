@@ -11,10 +11,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from granite_scu import control
-from granite_scu.config import FROM_LAMBDA_INIT, DataConfig
+from granite_scu.config.settings import FROM_LAMBDA_INIT, DataConfig
 from granite_scu.control import CONTROLLERS
-from granite_scu.control.cascade import PROBED_SCALE
-from granite_scu.data.module import TextDataModule
+from granite_scu.control.laws.cascade import PROBED_SCALE
+from granite_scu.data.datamodule import TextDataModule
 from granite_scu.model.loading import load_tokenizer, resolve
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "controller"
@@ -174,7 +174,8 @@ def test_there_is_a_configuration_for_each_controller():
 
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_configuration_says_what_it_is_and_chooses_its_controller(name):
-    from granite_scu import cli, flags
+    from granite_scu.cli import request_parser as cli
+    from granite_scu.config import flags
 
     path = CONFIGS / f"{name}.yaml"
     header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
@@ -185,8 +186,9 @@ def test_a_configuration_says_what_it_is_and_chooses_its_controller(name):
 
 @pytest.mark.parametrize("name", [name for name in CONTROLLERS if name != "replay"])
 def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
-    from granite_scu import cli, probe
-    from granite_scu.steering import build_controller
+    from granite_scu.cli import request_parser as cli
+    from granite_scu.training import setpoint_probe as probe
+    from granite_scu.training.controller import build_controller
 
     def built(*arguments: str):
         return build_controller(probe.provisional(cli.parse(["fit", *arguments]).request.control))

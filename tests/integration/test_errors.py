@@ -10,8 +10,7 @@ import pytest
 import torch
 from devices import CPU
 
-from granite_scu import machine
-from granite_scu.hardware import detection
+from granite_scu.hardware import detection, machine
 from granite_scu.model import loading
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_granite_cuda.py"

@@ -16,7 +16,7 @@ FEW = ("--test-run", "--control-every", "1", "--precision", "fp32", "--block-siz
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Path:
     """Thirty topics of the documentation, a line each, all of them short."""
-    from granite_scu.data.corpora import stdlib_docs
+    from granite_scu.data.sources.corpora import stdlib_docs
 
     short = [document.text[:900] for document in stdlib_docs()][:30]
     path = tmp_path_factory.mktemp("texts") / "topics.jsonl"
@@ -27,7 +27,7 @@ def texts(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run(texts, tmp_path_factory) -> Path:
     """A run divided by document, with a checkpoint and a best adapter."""
-    from granite_scu import flags
+    from granite_scu.config import flags
 
     folder = tmp_path_factory.mktemp("run") / "topics"
     steps = ("--max-steps", "12", "--learning-rate", "5e-3", "--save-steps", "6", "--eval-steps", "6")
@@ -39,7 +39,7 @@ def run(texts, tmp_path_factory) -> Path:
 @pytest.fixture
 def score(capfd):
     """Runs the command in this process; returns exit code, stdout and stderr."""
-    from granite_scu.scoring import command
+    from granite_scu.cli import eval_bpt as command
 
     def score(*argv) -> tuple[int, str, str]:
         capfd.readouterr()
@@ -97,8 +97,8 @@ def test_it_is_transformers_own_loss(run, scored):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from granite_scu.config import TINY_MODEL
-    from granite_scu.data.sources import load
+    from granite_scu.config.settings import TINY_MODEL
+    from granite_scu.data.sources.read import load
     from granite_scu.model.loading import resolve
 
     found = scored(run, "--max-length", "2000")
@@ -125,8 +125,8 @@ def test_it_is_the_bits_per_byte_of_lm_evaluation_harness(run, scored, tmp_path)
     reason = "needs lm-evaluation-harness: pip install 'lm_eval[hf]'"
     lm_eval = pytest.importorskip("lm_eval", reason=reason)
     huggingface = pytest.importorskip("lm_eval.models.huggingface", reason=reason)
-    from granite_scu.config import TINY_MODEL
-    from granite_scu.data.corpora import stdlib_docs
+    from granite_scu.config.settings import TINY_MODEL
+    from granite_scu.data.sources.corpora import stdlib_docs
     from granite_scu.model.loading import resolve
 
     unseen = tmp_path / "unseen.jsonl"
@@ -196,7 +196,7 @@ def test_a_whole_model_is_scored_beside_the_adapter_that_it_was_merged_from(run,
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from granite_scu.config import TINY_MODEL
+    from granite_scu.config.settings import TINY_MODEL
     from granite_scu.model.loading import resolve
 
     base = AutoModelForCausalLM.from_pretrained(resolve(TINY_MODEL), dtype=torch.float32)
@@ -294,7 +294,7 @@ def test_text_with_nothing_to_score(score, run, texts, tmp_path):
     assert "holds no text" in refused(score, run, "--data-dir", empty)
     assert f"--forgetting {empty}: holds no text" in refused(score, run, "--forgetting", empty)
     wanted = set(records(run)["train"])
-    from granite_scu.data.sources import load
+    from granite_scu.data.sources.read import load
 
     seen = tmp_path / "seen.jsonl"
     lines = [json.dumps({"text": d.text}) for d in load(str(texts), "text") if d.digest in wanted]

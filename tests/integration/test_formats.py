@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from backports import zstd
 
-from granite_scu.data.corpora import stdlib_docs
+from granite_scu.data.sources.corpora import stdlib_docs
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from granite_scu import cli
-from granite_scu import identify as command
-from granite_scu.config import IdentifyConfig
+from granite_scu.cli import request_parser as cli
+from granite_scu.config.settings import IdentifyConfig
 from granite_scu.control import PI
-from granite_scu.control.plant import Fopdt, simulate
-from granite_scu.control.tuning import effective, simc
+from granite_scu.experiments.identification import step_test as command
+from granite_scu.experiments.identification.fopdt import Fopdt, simulate
+from granite_scu.experiments.identification.simc import effective, simc
 
 TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 

@@ -9,8 +9,8 @@ import killing
 import pytest
 from killing import at_call, at_change
 
-from granite_scu import checkpoint, manifest
-from granite_scu.run_folder import RunFolder
+from granite_scu.storage import checkpoint, manifest
+from granite_scu.storage.run_folder import RunFolder
 
 FLAGS = (
     *("--test-run", "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 4),

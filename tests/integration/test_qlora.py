@@ -24,7 +24,7 @@ SHORT = (
 @pytest.fixture(scope="module")
 def qlora(corpus, tmp_path_factory):
     """Trains with more flags; returns the run folder."""
-    from granite_scu import flags
+    from granite_scu.config import flags
 
     def run(name: str, *argv) -> Path:
         folder = tmp_path_factory.mktemp(name) / "run"
@@ -74,7 +74,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(qlora, run):
 
 
 def test_it_is_scored_on_the_base_that_it_learned_on(run, capsys):
-    from granite_scu.scoring import command
+    from granite_scu.cli import eval_bpt as command
 
     def scored(*argv) -> list[float]:
         assert command.main(["--json", "--precision", "fp32", str(run), *argv]) == 0

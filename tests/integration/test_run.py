@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from granite_scu import cli
-from granite_scu.config import DataConfig
-from granite_scu.data.module import TextDataModule
+from granite_scu.cli import request_parser as cli
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.datamodule import TextDataModule
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED = str(files("granite_scu") / "assets" / "tiny-granite-h")
@@ -586,7 +586,7 @@ def test_mfu_is_in_the_log_the_history_and_the_summary(run):
 
 def test_flash_attention_is_refused_where_documents_are_to_be_kept_apart(launch, monkeypatch):
     """It is only found where the machine has it, which is why the machine is put there."""
-    from granite_scu import run
+    from granite_scu.training import recipe as run
 
     found = run.machine.resolve
 

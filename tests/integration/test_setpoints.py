@@ -8,8 +8,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from granite_scu import cli, control
-from granite_scu.run import Run
+from granite_scu import control
+from granite_scu.cli import request_parser as cli
+from granite_scu.training.recipe import Run
 
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
 SMALL += ("--warmup-steps", 2, "--control-every", 2)

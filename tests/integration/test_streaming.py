@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from granite_scu.data.corpora import stdlib_docs
+from granite_scu.data.sources.corpora import stdlib_docs
 
 SIZE = ("--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
 STREAM = ("--test-run", "--stream", *SIZE)

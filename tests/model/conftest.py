@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from granite_scu.config import TINY_MODEL, BaseConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.model import loading
 
 

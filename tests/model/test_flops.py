@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from granite_scu.config import TINY_MODEL, LoraConfig
+from granite_scu.config.settings import TINY_MODEL, LoraConfig
 from granite_scu.model import adapters, flops, loading
 
 BLOCK = 64

@@ -7,10 +7,11 @@ import torch
 from huggingface_hub import constants
 from torch.nn import functional as F
 
-from granite_scu.config import TINY_MODEL, BaseConfig, LoraConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.errors import UserError
-from granite_scu.model import adapters, loading, mamba
+from granite_scu.model import adapters, loading
 from granite_scu.model.loss import summed_nats
+from granite_scu.model.mamba2 import mamba
 
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from granite_scu.config import TINY_MODEL, BaseConfig, LoraConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.model import loading, memory
 
 SETTING = memory.Setting(BaseConfig(TINY_MODEL), LoraConfig(), torch.float32, batch_size=4, block_size=64, device="cpu")
@@ -39,8 +39,8 @@ def counted(setting: memory.Setting) -> int:
 
 
 def real_module(setting: memory.Setting):
-    from granite_scu.config import OptimizerConfig
-    from granite_scu.module import GraniteModule
+    from granite_scu.config.settings import OptimizerConfig
+    from granite_scu.training.module import GraniteModule
 
     module = GraniteModule(setting.base, setting.lora, OptimizerConfig(), 0.02, 1000, 10, setting.dtype)
     module.configure_model()

@@ -1,0 +1,231 @@
+"""The command ``scripts/compare_controllers.py``."""
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import require_writable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from granite_scu.experiments.comparison.evidence import Evidence
+    from granite_scu.experiments.comparison.plan import Plan
+    from granite_scu.experiments.comparison.protocol import Protocol
+
+PRECISIONS = {"auto": None, "bf16": "bf16-mixed", "fp32": "32-true"}
+"""What the flag says, and the Trainer's name for it. On a CPU, where the runs are done, there is no fp16."""
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="compare_controllers.py",
+        description="Train the embedded model under every way to set lambda, and say what difference it makes. "
+        "Finished runs are kept as files and never done again: stop at will, go on later, copy them between machines. "
+        "Several commands may share a folder of them, each does what no other has under way. "
+        "All runs are done on the CPU, where there is a GPU too.",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help="a small comparison: about ten minutes on two cores")
+    which.add_argument("--varied", action="store_true", help="the default, cascade, early stopping and five lambdas "
+                       "at another rank, learning rate and sigma: two hours on two cores")  # fmt: skip
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms (and the runs that they hang on)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of every run instead of the protocol's")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time, a thread each (default: physical cores)")
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="auto", help="of the runs, which are "
+                        "compared with those in the same alone: bf16, as in docs/evidence, on a CPU that computes it, "
+                        "else fp32; for --list and --report-only that of the finished runs")  # fmt: skip
+    parser.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
+    instead.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
+    parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs, "
+                        "with --varied docs/evidence/varied/runs; with --quick, --steps or fp32, "
+                        "runs/compare/runs)")  # fmt: skip
+    parser.add_argument("--output-dir", type=Path, metavar="DIR",
+                        help="for table and plot (default: docs/evidence, with --varied "
+                        "docs/evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/evidence.md, too")
+    parser.add_debug()
+    return parser
+
+
+def main(root: Path, argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code.
+
+    Args:
+        root: of the checkout.
+        argv: the arguments; None takes the command line's.
+    """
+    from granite_scu.cli import guard
+
+    argv = sys.argv[1:] if argv is None else argv
+    go_on = "the runs under way are lost, those finished are kept; the same command goes on"
+    return guard.guarded(lambda: _run(build_parser().parse_args(argv), root), "--debug" in argv, go_on)
+
+
+def _run(options: argparse.Namespace, root: Path) -> int:
+    # Before torch is imported, here or in a worker: a worker is one thread.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from rich.console import Console
+
+    from granite_scu.experiments.comparison import engine, report
+    from granite_scu.experiments.comparison.plan import Plan
+    from granite_scu.experiments.comparison.protocol import FULL, QUICK, VARIED
+
+    protocol = QUICK if options.quick else VARIED if options.varied else FULL
+    _check(options, protocol, root)
+    if options.steps:
+        protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160
+    evidence = _evidence(options, root, console)
+    plan = Plan(protocol, evidence, options.tasks, options.arms, options.seeds)
+    jobs = options.jobs or engine.cores()
+    if options.list:
+        _list(plan, jobs, console)
+        return 0
+    if options.report_only and not any(map(plan.record, plan.everything())):
+        raise UserError(f"--evidence {evidence.folder}: holds no finished run of what was asked for; see --list")
+    output = options.output_dir or _output(options, root, evidence)
+    page = root / "docs" / "evidence.md" if options.write_docs else None
+    require_writable("--output-dir", output)
+    if page:
+        report.around_the_tables(page)
+    outcome = engine.Outcome()
+    if not options.report_only:
+        require_writable("--evidence", evidence.folder)
+        outcome = engine.carry_out(plan, jobs, console, options.max_runs)
+    _report(plan, output, console, page)
+    for failure in outcome.errors:
+        print(f"error: {failure.spec.file.stem}: {failure.error}", file=sys.stderr)
+    return 1 if outcome.errors else 0
+
+
+def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> None:
+    """Refuse what the protocol does not have, before anything is read or trained."""
+    _check_names("--tasks", options.tasks, [task.name for task in protocol.tasks])
+    _check_names("--arms", options.arms, [arm.name for arm in protocol.arms])
+    for flag in ("seeds", "steps", "jobs", "max_runs"):
+        count = getattr(options, flag)
+        if count is not None and count < 1:
+            raise UserError(f"--{flag.replace('_', '-')} {count}: must be at least 1")
+    most = len(protocol.seeds)
+    if options.seeds and options.seeds > most:
+        raise UserError(f"--seeds {options.seeds}: the {protocol.name} protocol has {most}; give {most} or fewer")
+    if options.report_only and options.max_runs:
+        raise UserError("--report-only: trains nothing; leave out --max-runs")
+    if options.report_only and options.evidence and not options.evidence.exists():
+        raise UserError(f"--evidence {options.evidence}: there is no such folder; name that of the finished runs")
+    if options.write_docs and (options.varied or _is_part(options)):
+        part = "--quick, --varied, --tasks, --arms, --seeds and --steps"
+        raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
+    if options.write_docs and options.evidence and not _is_at(options.evidence, root / "docs" / "evidence" / "runs"):
+        raise UserError("--write-docs: the page is about the runs in docs/evidence/runs; leave out --evidence")
+
+
+def _evidence(options: argparse.Namespace, root: Path, console: "Console") -> "Evidence":
+    """The finished runs, in the precision that the command is about; says so where that is not the published one.
+
+    Raises:
+        UserError: as ``Evidence`` and ``_computable`` do, or these are not the runs that the page is about.
+    """
+    from granite_scu.experiments.comparison.evidence import Evidence
+    from granite_scu.experiments.comparison.protocol import PRECISION
+
+    trains = not (options.list or options.report_only)
+    precision = _computable(options.precision) if trains else PRECISIONS[options.precision]
+    found = Evidence(options.evidence or _place(options, root, precision or PRECISION) / "runs", precision)
+    if found.precision == PRECISION:
+        return found
+    if options.write_docs:
+        raise UserError(f"--write-docs: the page is about runs in {PRECISION}, and these are in {found.precision}")
+    chosen = trains and options.precision == "auto"
+    why = ", since PyTorch finds neither AMX nor AVX512-BF16 in this CPU" if chosen else ""
+    apart = f"compared among themselves, they do not join those in docs/evidence, which are in {PRECISION}"
+    console.print(f"runs in {found.precision}{why}: {apart}", highlight=False, soft_wrap=True)
+    return found
+
+
+def _computable(flag: str) -> str:
+    """The Trainer's name for the precision of new runs.
+
+    Raises:
+        UserError: this CPU does not compute what is asked for.
+    """
+    from granite_scu import hardware  # imports torch, which takes seconds: not for --list
+
+    return hardware.resolve_precision(PRECISIONS[flag], hardware.detect("cpu"))
+
+
+def _report(plan: "Plan", output: Path, console: "Console", page: Path | None) -> None:
+    from granite_scu.experiments.comparison import report, results
+
+    found = results.report(plan)
+    report.show(found, console)
+    for path in report.write(found, output):
+        console.print(str(path), highlight=False)
+    if page:
+        report.write_docs(found, page)
+
+
+def _place(options: argparse.Namespace, root: Path, precision: str) -> Path:
+    """Where finished runs are: those of the long protocols, of however many, are the repository's evidence."""
+    from granite_scu.experiments.comparison.protocol import PRECISION
+
+    own = options.quick or options.steps or precision != PRECISION
+    if own:
+        return root / "runs" / "compare"
+    return root / "docs" / "evidence" / "varied" if options.varied else root / "docs" / "evidence"
+
+
+def _output(options: argparse.Namespace, root: Path, evidence: "Evidence") -> Path:
+    """Where table and plot go: into the repository's evidence those of all its own runs alone."""
+    usual = _place(options, root, evidence.precision)
+    whole = _is_at(evidence.folder, usual / "runs") and not _is_part(options)
+    return usual if whole else root / "runs" / "compare"
+
+
+def _is_at(folder: Path, place: Path) -> bool:
+    return folder.resolve() == place.resolve()
+
+
+def _is_part(options: argparse.Namespace) -> bool:
+    """Whether the tables are about less than the protocol."""
+    return any((options.quick, options.tasks, options.arms, options.seeds, options.steps))
+
+
+def _check_names(flag: str, given: list[str] | None, known: list[str]) -> None:
+    unknown = [name for name in given or [] if name not in known]
+    if unknown:
+        raise UserError(f"{flag} {unknown[0]}: there is none of that name; there are {', '.join(dict.fromkeys(known))}")
+
+
+def _list(plan: "Plan", jobs: int, console: "Console") -> None:
+    from rich.table import Table
+
+    from granite_scu.experiments.comparison import engine
+
+    table = Table("task", "arm", "seeds finished", "seeds waiting", title="the runs asked for", title_justify="left")
+    for task in plan.tasks:
+        for arm in plan.arms:
+            cells = [cell for cell in plan.cells() if cell.task is task and cell.arm is arm]
+            finished = [cell.seed for cell in cells if plan.record(cell)]
+            waiting = [cell.seed for cell in cells if cell.seed not in finished]
+            table.add_row(task.name, arm.label, *(" ".join(map(str, seeds)) for seeds in (finished, waiting)))
+    console.print(table)
+    now = engine.standing(plan)
+    left = engine.spoken(now.remaining(jobs)) if now.total > now.finished else "no time"
+    console.print(
+        f"{now.finished} of {now.total} runs finished, tuning and base model included; {left} left with {jobs} workers "
+        f"at {now.seconds_each:.0f} s a run",
+        highlight=False,
+    )

@@ -1,0 +1,240 @@
+"""The layers of a command line, lowest first: the preset of ``--hardware``, YAML files, flags; and which won where.
+
+jsonargparse lays them over each other and forgets which was which; this looks at the same arguments in the same order.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from granite_scu import hardware
+from granite_scu.config import flags
+from granite_scu.errors import UserError
+from granite_scu.hardware import presets
+
+FLAG = "--hardware"
+A_FLAG = "a flag"
+"""Where a value is from that is in no file."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The reader that jsonargparse takes, whose YAML is a little wider than that of the one in Python."""
+
+
+def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
+    """The arguments without ``--hardware``, with the preset's file in its place; and the preset's name.
+
+    ``auto`` stands for the preset of this machine's GPU, or for that of its CPU where the other arguments say that the
+    CPU is meant.
+
+    Raises:
+        UserError: no name, several of them, no such preset, or ``auto`` without a GPU.
+    """
+    asked = asked_preset(arguments)
+    if asked is None:
+        return arguments, None
+    chosen = _suitable(without_preset(arguments)) if asked == presets.AUTO else asked
+    file = ("--config", str(presets.path(chosen)))
+    return _joined([file if pair[0] == FLAG else pair for pair in _split(arguments)]), chosen
+
+
+def asked_preset(arguments: list[str]) -> str | None:
+    """What ``--hardware`` names, whether it exists or not; None where the flag is not there."""
+    asked = [value for name, value in _split(arguments) if name == FLAG]
+    if len(asked) > 1:
+        raise UserError(f"{FLAG}: given {len(asked)} times; one preset fills a layer")
+    if asked and not asked[0]:
+        raise UserError(f"{FLAG}: expected a name; choose {presets.AUTO}, {', '.join(presets.PRESETS)}")
+    return asked[0] if asked else None
+
+
+def without_preset(arguments: list[str]) -> list[str]:
+    """The arguments without ``--hardware``."""
+    return _joined([pair for pair in _split(arguments) if pair[0] != FLAG])
+
+
+def _suitable(arguments: list[str]) -> str:
+    """The preset of this machine."""
+    accelerator = dict(origins_and_values(arguments)).get("trainer.accelerator", ("", "auto"))[1]
+    return presets.choose(hardware.detect(hardware.resolve_accelerator(str(accelerator), cpu_is_meant=False)))
+
+
+def put_first(arguments: list[str]) -> list[str]:
+    """The arguments of the CLI with the preset below all files, wherever its flag stands."""
+    pairs = list(_split(arguments[1:]))
+    return arguments[:1] + _joined([p for p in pairs if p[0] == FLAG] + [p for p in pairs if p[0] != FLAG])
+
+
+def origins_and_values(arguments: list[str]) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """(dotted key, (where from, value)) for all that the arguments set; of a key that comes twice the last counts."""
+    for name, value in _split(arguments):
+        if name == "--config" and value is not None:
+            yield from ((key, (_called(value), found)) for key, found in _leaves(_load(value)))
+        elif name and name.startswith("--") and value is not None:
+            key = name.removeprefix("--").removesuffix("+")
+            inner = _load(value) if "." not in key else None
+            nested = [(f"{key}.{rest}", found) for rest, found in _leaves(inner)] if isinstance(inner, dict) else []
+            yield from ((found, (A_FLAG, given)) for found, given in nested or [(key, value)])
+
+
+def check_files(arguments: list[str]) -> None:
+    """Refuse a ``--config`` file that jsonargparse would refuse without its name, or read half of.
+
+    What stands there is no file (settings on the command line, a pipe, nothing at all) is left to jsonargparse.
+
+    Raises:
+        UserError: it is no YAML, has a key twice in a mapping, or holds no settings.
+    """
+    for name, value in _split(arguments):
+        if name == "--config" and value is not None and _is_file(value):
+            _check_file(value)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):  # no path at all: too long for one, a stranger's home, a null
+        return False
+
+
+def _check_file(path: str) -> None:
+    try:
+        root = yaml.compose(Path(path).expanduser().read_text(encoding="utf-8"), Loader=_LOADER)
+    except yaml.MarkedYAMLError as error:
+        what = "; ".join(" ".join(words.split()) for words in (error.context, error.problem) if words)
+        raise UserError(f"--config {path}: is no YAML{_place(error.problem_mark)}: {what}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from error
+    if not isinstance(root, yaml.MappingNode):
+        what = "is empty" if root is None else "holds no mapping"
+        raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
+    for key in _repeated(root):
+        place = _place(key.start_mark)
+        raise UserError(f"--config {path}: {key.value} comes twice{place}, and what stands under the first is lost")
+
+
+def _place(mark: yaml.Mark | None) -> str:
+    return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def _repeated(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
+    """Keys that their mapping has had before: of these YAML's loaders keep the last in silence. ``<<`` may repeat."""
+    open_nodes, seen = [root], set()
+    while open_nodes:
+        node = open_nodes.pop()
+        if id(node) in seen:  # an alias, perhaps of what it stands in
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            open_nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
+            names = [(key.tag, key.value) for key in keys]
+            yield from (key for place, key in enumerate(keys) if names[place] in names[:place])
+            open_nodes += [value for _, value in node.value]
+
+
+@contextmanager
+def naming_files(arguments: list[str]) -> Iterator[None]:
+    """Say of a refused setting which file it is in, where it is in one: of several layers any could be meant.
+
+    Raises:
+        UserError: in place of the one that was raised.
+    """
+    try:
+        yield
+    except UserError as error:
+        line = with_file(str(error), arguments)
+        if line == str(error):
+            raise
+        raise UserError(line) from error
+
+
+def with_file(line: str, arguments: list[str]) -> str:
+    """The line of an error, with the file of the setting that it begins with: ``--kp -1.0 (in FILE): must be ...``.
+
+    The defaults of ``--test-run`` are in a file too, which its user never named, and neither is it named here.
+    """
+    keys = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
+    subject = re.split(r": |; ", line, maxsplit=1)[0]
+    words = re.findall(r"[\w.-]+", subject)
+    origins = {key: origin for key, (origin, _) in origins_and_values(arguments)}
+    named = (keys.get(word, word.removeprefix("--")) for word in words)
+    origin = next((origins[key] for key in named if key in origins), A_FLAG)
+    unnamed = origin == A_FLAG or Path(origin).resolve() == (presets.folder().parent / "tiny.yaml").resolve()
+    return line if unnamed else f"{subject} (in {origin}){line.removeprefix(subject)}"
+
+
+def annotated(resolved: str, arguments: list[str]) -> str:
+    """A resolved configuration as YAML, each value that is no default with a comment that says where it is from.
+
+    Args:
+        resolved: the configuration, groups of settings, as YAML.
+        arguments: of the command line it comes from, the preset's file in the place of its flag.
+    """
+    origins = {key: origin for key, (origin, _) in origins_and_values(arguments)}
+    lines = ["# What has no comment is a default."]
+    for group, content in yaml.safe_load(resolved).items():
+        if not isinstance(content, dict):
+            lines += _commented({group: content}, origins.get(group))
+            continue
+        lines.append(f"{group}:")
+        for name, value in content.items():
+            inside = [origin for key, origin in origins.items() if f"{key}.".startswith(f"{group}.{name}.")]
+            lines += [f"  {line}" for line in _commented({name: value}, inside[-1] if inside else None)]
+    return "\n".join(lines) + "\n"
+
+
+def _commented(setting: dict[str, Any], origin: str | None) -> list[str]:
+    first, *rest = yaml.safe_dump(setting, sort_keys=False, allow_unicode=True, width=1000).splitlines()
+    return [first + (f"  # {origin}" if origin else ""), *rest]
+
+
+def _called(path: str) -> str:
+    is_preset = Path(path).parent == presets.folder() and Path(path).stem in presets.PRESETS
+    return f"{FLAG} {Path(path).stem}" if is_preset else path
+
+
+def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(content, dict) and prefix.count(".") < 2:  # deeper mappings are values: arguments of a class
+        for name, value in content.items():
+            yield from _leaves(value, f"{prefix}{name}.")
+    else:
+        yield prefix.removesuffix("."), content
+
+
+def _load(text: str) -> Any:
+    """A file's content, or that of an argument; nothing where either is malformed, which jsonargparse then reports."""
+    try:
+        file = Path(text).expanduser()
+        return yaml.safe_load(file.read_text(encoding="utf-8") if file.is_file() else text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+
+
+def _split(arguments: list[str]) -> Iterator[tuple[str | None, str | None]]:
+    """(name, value) of each flag; (None, word) of a word that belongs to none, (name, None) of a flag without value."""
+    place = 0
+    while place < len(arguments):
+        word, following = arguments[place], arguments[place + 1 : place + 2]
+        name, equals, value = word.partition("=")
+        place += 1
+        if not word.startswith("--"):
+            yield None, word
+        elif equals:
+            yield name, value
+        elif following and not following[0].startswith("--"):
+            place += 1
+            yield name, following[0]
+        else:
+            yield name, None
+
+
+def _joined(pairs: Iterable[tuple[str | None, str | None]]) -> list[str]:
+    """The arguments that ``_split`` took apart."""
+    return [str(value if name is None else name if value is None else f"{name}={value}") for name, value in pairs]

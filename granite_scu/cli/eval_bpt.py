@@ -1,0 +1,110 @@
+"""The command ``scripts/eval_bpt.py``."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.flags import PRECISIONS, hyphenated
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import EVALUATION
+
+if TYPE_CHECKING:
+    from granite_scu.evaluation.bpt.subjects import Subject
+
+GO_ON = "nothing was written"
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="eval_bpt.py",
+        description="Score a base model and adapters on the same held-out text: bits per token, bits per byte and "
+        "perplexity, each difference with its interval and a verdict.",
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="run folder, checkpoint, PEFT adapter, or whole "
+                        "(merged) model: a folder or hub id")  # fmt: skip
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", metavar="BASE", help="base model: hub id, local folder or tiny-granite-h (default: "
+                      "that of the adapters)")  # fmt: skip
+    what.add_argument("--data-dir", metavar="PATH", help="text to score: file or folder, or an embedded corpus "
+                      "(default: what the first run held out for testing)")  # fmt: skip
+    what.add_argument("--forgetting", metavar="PATH", help="a second text, to see what an adapter has unlearned")
+    what.add_argument("--text-column", default="text", help="field of a jsonl line that holds the text (default: text)")
+    how = parser.add_argument_group("how")
+    how.add_argument("--max-length", type=int, metavar="INT", help="tokens that a model sees at once (default: the "
+                     "runs' --block-size; without a run 1024)")  # fmt: skip
+    how.add_argument("--stride", type=int, metavar="INT", help="tokens by which a window moves on in a longer text; "
+                     "fewer give each token more context and take longer (default: half of --max-length)")  # fmt: skip
+    how.add_argument("--batch-size", type=int, default=8, metavar="INT", help="windows at a time (default: 8)")
+    how.add_argument("--precision", choices=PRECISIONS, default="auto",
+                     help="of the products (default: auto, what the device does best)")  # fmt: skip
+    how.add_argument("--4bit-quantization", dest="quantize_4bit", action=argparse.BooleanOptionalAction,
+                     help="hold the frozen layers in 4 bits (default: the base as the runs did, whole models "
+                     "not)")  # fmt: skip
+    how.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto",
+                     help="device (default: auto, a GPU where there is one)")  # fmt: skip
+    how.add_argument("--attn", choices=("sdpa", "eager", "flash_attention_2", "auto"), default="sdpa",
+                     help="attention kernel (default: sdpa)")  # fmt: skip
+    how.add_argument("--kernels", choices=("auto", "torch", "cuda"), default="auto",
+                     help="of the Mamba-2 layers (default: auto, compiled ones where proven right)")  # fmt: skip
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    output.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there, too (default: eval_bpt.json "
+                        "in the run folder, when that alone is named)")  # fmt: skip
+    output.add_argument("--csv", type=Path, metavar="FILE", help="write the scores of each document there")
+    parser.add_debug(output)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    from granite_scu.cli import guard
+
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = [hyphenated(argument) for argument in argv]
+    return guard.guarded(lambda: _run(arguments), "--debug" in arguments, GO_ON)
+
+
+def _run(argv: list[str]) -> int:
+    options = build_parser().parse_intermixed_args(argv)
+    _check(options)
+    # Late: what is wrong with a flag is said before torch is imported.
+    from granite_scu.cli.request_parser import make_console, quiet
+    from granite_scu.evaluation.bpt import report, results
+    from granite_scu.evaluation.bpt.evaluate import evaluate
+    from granite_scu.evaluation.bpt.subjects import identify
+
+    aside = make_console(stderr=True)
+    quiet(aside)
+    subjects = identify(options.models)
+    output = options.output or _in_the_run(subjects)
+    report.check_writable("--output", output)
+    report.check_writable("--csv", options.csv)
+    found, scored = evaluate(subjects, options, aside)
+    console = aside if options.json else make_console()
+    if options.json:
+        print(report.as_json(found), end="")
+    else:
+        report.show(found, console)
+    if output:
+        report.write_text(report.as_json(found), output)
+    if options.csv:
+        report.write_csv([row for scores in scored for row in results.by_document(scores)], options.csv)
+    for path in filter(None, (output, options.csv)):
+        console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for flag, least in (("max_length", 2), ("stride", 1), ("batch_size", 1)):
+        value = getattr(options, flag)
+        if value is not None and value < least:
+            raise UserError(f"--{flag.replace('_', '-')} {value}: must be at least {least}")
+
+
+def _in_the_run(subjects: "list[Subject]") -> Path | None:
+    """Where the report of a single run goes: into its folder."""
+    if len(subjects) == 1 and subjects[0].run is not None and subjects[0].run.resolve() == subjects[0].path.resolve():
+        return subjects[0].path / EVALUATION
+    return None

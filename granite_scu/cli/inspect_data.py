@@ -1,0 +1,112 @@
+"""``granite-scu data inspect``: what a run would train on, before it does."""
+
+import argparse
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from granite_scu.config import flags
+from granite_scu.config.settings import TINY_MODEL, DataConfig
+from granite_scu.errors import UserError
+
+SHARES = (0, 10, 50, 90, 99, 100)
+"""Percentiles of the documents' lengths that are shown."""
+
+SHOWN = 600
+"""Characters of a sample that are printed."""
+
+DEFAULT_MODEL = TINY_MODEL
+
+SETTINGS = [
+    "--data-dir", "--data-weights", "--text-column", "--encoding", "--split-seed", "--cache-dir",
+    "--block-size", "--loss-on", "--packing", "--on-long",
+]  # fmt: skip
+"""Flags of training that say how text is read and cut."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of training that concern the text, and what is shown of it."""
+    parser.add_argument("what", choices=("inspect",), help="counts, lengths and samples of a text")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help=f"whose tokenizer and template (default: {DEFAULT_MODEL})"
+    )
+    known = {flag.name: flag for section in flags.SECTIONS.values() for flag in section}
+    for name in SETTINGS:
+        flag = known[name]
+        parser.add_argument(
+            name,
+            dest=flag.key.removeprefix("data."),
+            type=flag.kind,
+            choices=flag.choices or None,
+            nargs="+" if flag.many else None,
+            metavar="|".join(flag.choices) or flag.kind.__name__.upper(),
+            help=flag.help.replace("%", "%%"),
+            default=argparse.SUPPRESS,
+        )
+    parser.add_argument("--samples", type=int, default=3, metavar="INT", help="blocks to show (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON, no samples")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out the command; returns the exit code."""
+    from granite_scu.cli.request_parser import make_console, quiet
+    from granite_scu.data.datamodule import TextDataModule
+    from granite_scu.model import loading
+
+    if options.samples < 0:
+        raise UserError(f"--samples {options.samples}: must not be negative")
+    quiet(make_console(stderr=True))
+    names = {field for field in DataConfig.__dataclass_fields__ if hasattr(options, field)}
+    data = TextDataModule(DataConfig(**{name: getattr(options, name) for name in names}), seed=0)
+    tokenizer = loading.load_tokenizer(options.model)
+    data.prepare(tokenizer)
+    facts = {"model": options.model, **data.summary(), "document_tokens": lengths(data)}
+    if options.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    console = make_console()
+    _show(facts, console)
+    for index in range(min(options.samples, len(data.train))):
+        _show_block(data, index, tokenizer, console)
+    return 0
+
+
+def lengths(data: Any) -> dict[str, int]:
+    """Percentiles of the tokens of a document, over all of them."""
+    bounds = data.train.stream.bounds
+    found = np.percentile(bounds[:, 1] - bounds[:, 0], SHARES, method="nearest").astype(int)
+    return {f"p{share}": int(value) for share, value in zip(SHARES, found, strict=True)}
+
+
+def _show(facts: dict[str, Any], console: Console) -> None:
+    table = Table(title="text", title_justify="left", show_header=False)
+    for name, value in facts.items():
+        shown = ", ".join(f"{key} {entry}" for key, entry in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(name.replace("_", " "), Text(shown))  # a path is no markup
+    console.print(table)
+    console.print("samples of the training blocks: [bold green]learned[/], [dim]not learned[/], | between documents")
+
+
+def _show_block(data: Any, index: int, tokenizer: Any, console: Console) -> None:
+    """A block as text, with what is learned in bold, and in quotes where the output is no terminal."""
+    blocks, shown = data.train, Text()
+    stream = blocks.stream
+    for number, (start, stop) in enumerate(blocks.spans_of(index).tolist()):
+        stop = min(stop, int(stream.ends[np.searchsorted(stream.ends, start)])) + 1  # the last label
+        learned = np.append(False, stream.targets[start + 1 : stop])  # no position of the block predicts its first
+        shown.append(" | " if number else "", style="bold red")
+        changes = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), len(learned)]
+        for begin, end in pairwise(changes):
+            text = tokenizer.decode(stream.tokens[start + begin : start + end].tolist())
+            if learned[begin]:
+                shown.append(text if console.is_terminal else f"«{text}»", style="bold green")
+            else:
+                shown.append(text, style="dim")
+        if len(shown) > SHOWN:
+            break
+    console.print(Text.assemble((f"block {index}: ", "bold"), shown[:SHOWN], "..." if len(shown) > SHOWN else ""))

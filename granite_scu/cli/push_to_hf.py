@@ -1,0 +1,152 @@
+"""The command ``tools/push_to_hf.py``: from flags to a published run."""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from rich.console import Console
+from rich.table import Table
+
+from granite_scu.cli import guard
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.errors import UserError
+from granite_scu.export.publish import hub, selection
+from granite_scu.export.publish.leaks import redact
+
+HEAD_ENDS = "## Control"
+"""The heading at which a dry run stops showing the card: metadata and results are above it."""
+
+_DESCRIPTION = """\
+Publish the adapter of a finished run on the Hugging Face hub, in one commit, with a model card of what was measured.
+
+The token is that of HF_TOKEN or of `hf auth login`; it is never asked for, printed or stored. Only adapter,
+adapter_config.json, tokenizer, card, control.png and .svg and the scu_*.json are uploaded; --dry-run lists them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code: 2 for what must be changed first, 1 for what a second run may complete."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    token: list[str] = []  # once it is known, so that nothing that is printed holds it
+    return guard.guarded(
+        lambda: _run(given, token),
+        debug="--debug" in given,
+        go_on=hub.AGAIN,
+        redact=lambda text: redact(text, token[0] if token else None),
+    )
+
+
+def _run(arguments: Sequence[str], token: list[str]) -> int:
+    options = _parse(arguments)
+    console = Console()
+    publication = selection.prepare(
+        options.run, options.repo_id, options.revision, options.base_model_id, options.license
+    )
+    _print_plan(options, publication, console)
+    if options.dry_run:
+        _print_head(publication, console)
+        return 0
+    if not (options.yes or options.private or sys.stdin.isatty()):
+        raise UserError("--yes: needed to publish for everybody where nobody can be asked; or make it --private")
+    token.append(hub.find_token())
+    destination = hub.Destination(options.repo_id, options.revision, options.private)
+    uploaded = hub.publish(
+        publication.files,
+        destination,
+        publication.base,
+        token[0],
+        lambda question: options.yes or _ask(question),
+        console,
+    )
+    _print_uploaded(uploaded, console)
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    if any(argument.split("=")[0] in ("--token", "--hf-token", "--api-key") for argument in arguments):
+        raise UserError(
+            "--token: there is none, since others see a command line and the shell keeps it; "
+            "log in with `hf auth login`, or set HF_TOKEN"
+        )
+    parser = Parser(
+        prog="push_to_hf.py",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("run", metavar="RUN", type=Path, help="folder of a finished run")
+    add("--repo-id", required=True, metavar="OWNER/NAME", help="repository on the hub; made when it is missing")
+    add("--private", action="store_true", help="a new repository that only its owner sees; refuses a public one")
+    add("--revision", metavar="BRANCH", help="branch to commit to, made when it is missing (default: main)")
+    add("--base-model-id", metavar="OWNER/NAME", help="the base model on the hub, where a local folder was trained")
+    add(
+        "--license",
+        metavar="ID",
+        help="of the adapter, as the hub names it (default: that of a Granite base, apache-2.0)",
+    )
+    add("--dry-run", action="store_true", help="check, list what would be uploaded, show the card's head; no network")
+    add("--yes", action="store_true", help="publish for everybody without asking")
+    add("--debug", action="store_true", help="show tracebacks of errors, without tokens")
+    options = parser.parse_args(arguments)
+    for flag, value in (("--repo-id", options.repo_id), ("--base-model-id", options.base_model_id)):
+        if value is not None:
+            _check_id(flag, value)
+    if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", options.license):
+        raise UserError(f"--license {options.license}: not a licence of the hub; they are written as apache-2.0 or mit")
+    if options.revision is not None and not re.fullmatch(r"[\w][\w./-]*", options.revision):
+        raise UserError(f"--revision {options.revision}: not the name of a branch")
+    return options
+
+
+def _check_id(flag: str, value: str) -> None:
+    try:
+        validate_repo_id(value)
+    except HFValidationError as error:
+        raise UserError(f"{flag} {value}: not a name on the hub ({error})") from error
+    if value.count("/") != 1:
+        raise UserError(f"{flag} {value}: not owner/name")
+
+
+def _ask(question: str) -> bool:
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _print_plan(options: argparse.Namespace, publication: selection.Publication, console: Console) -> None:
+    counts = publication.counts
+    size = sum(map(len, publication.files.values()))
+    console.print(f"{options.run} → {options.repo_id}", highlight=False, markup=False, soft_wrap=True)
+    table = Table()
+    table.add_column("file")
+    table.add_column("bytes", justify="right")
+    for name, content in publication.files.items():
+        table.add_row(name, f"{len(content):,}")
+    table.add_row("together", f"{size:,}", style="bold")
+    console.print(table)
+    lines = [
+        f"adapter: {counts['layers']} layers, {counts['parameters']:,} parameters, all finite",
+        f"base model: {publication.base}",
+        f"stays here: {', '.join(publication.left_out) or 'nothing'}",
+        *(f"note: {note}" for note in publication.notes),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_head(publication: selection.Publication, console: Console) -> None:
+    head, _, rest = publication.card.partition(HEAD_ENDS)
+    text = f"\nREADME.md\n\n{head}[{rest.count(chr(10)) + 1} more lines]"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_uploaded(uploaded: hub.Uploaded, console: Console) -> None:
+    for state in (hub.UNCHANGED, hub.STORED, hub.UPLOADED):
+        names = [name for name, found in uploaded.files.items() if found == state]
+        if names:
+            console.print(f"{state}: {', '.join(names)}", highlight=False, markup=False, soft_wrap=True)
+    if set(uploaded.files.values()) == {hub.UNCHANGED}:
+        console.print("nothing to upload: the repository holds this run already")
+    who = "private" if uploaded.private else "public"
+    console.print(f"{who}: {uploaded.url}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,48 @@
+"""Controllers that do not control: lambda is a constant, and S is smoothed for the log only."""
+
+import math
+from dataclasses import dataclass
+
+from granite_scu.control.laws.base import Measurement, require
+from granite_scu.control.laws.open_loop import OpenLoop
+
+
+@dataclass(frozen=True)
+class Fixed(OpenLoop):
+    """Lambda stays where it starts.
+
+    Attributes:
+        setpoint: S* that the logged error refers to; lambda does not heed it.
+        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
+        lambda_init: lambda, not negative.
+    """
+
+    lambda_init: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.lambda_init < math.inf, f"lambda_init {self.lambda_init}: must be finite and not negative")
+
+    @property
+    def initial_strength(self) -> float:
+        return self.lambda_init
+
+    def strength(self, measurement: Measurement) -> float:
+        return self.lambda_init
+
+
+@dataclass(frozen=True)
+class NoControl(OpenLoop):
+    """No regularisation: lambda = 0.
+
+    Attributes:
+        setpoint: S* that the logged error refers to.
+        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
+    """
+
+    @property
+    def initial_strength(self) -> float:
+        return 0.0
+
+    def strength(self, measurement: Measurement) -> float:
+        return 0.0

@@ -1,0 +1,71 @@
+"""What laws with a single term on the error in ln S share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from granite_scu.control.laws.base import Measurement, Output, require_alpha, require_setpoint, require_strengths
+from granite_scu.control.laws.filter import Ema, read
+
+
+@dataclass(frozen=True)
+class FeedbackState:
+    """What one tick leaves to the next.
+
+    Attributes:
+        ema: filter of ln S.
+        output: the last output that was not held; a tick without a valid measurement repeats it.
+    """
+
+    ema: Ema
+    output: Output
+
+
+@dataclass(frozen=True)
+class Feedback(ABC):
+    """Smooths ln S, holds where there is none, and leaves lambda to ``act``.
+
+    Attributes:
+        setpoint: S*, a ratio in (0, 1).
+        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
+        lambda_init: lambda before the first valid tick.
+        lambda_min: lower bound of lambda, above 0.
+        lambda_max: upper bound of lambda.
+    """
+
+    needs_kl: ClassVar[bool] = False
+
+    setpoint: float
+    ema_alpha: float = 0.5
+    lambda_init: float = 0.5
+    lambda_min: float = 1e-6
+    lambda_max: float = 1e6
+
+    def __post_init__(self) -> None:
+        require_setpoint(self.setpoint)
+        require_alpha(self.ema_alpha)
+        require_strengths(self.lambda_min, self.lambda_max, lambda_init=self.lambda_init)
+
+    @abstractmethod
+    def act(self, error: float, reg_strength: float) -> Output:
+        """Lambda for an error in ln S, with the terms it is made of, from the lambda so far."""
+
+    @property
+    def initial_strength(self) -> float:
+        return self.lambda_init
+
+    def init(self) -> FeedbackState:
+        return FeedbackState(Ema(), Output(self.lambda_init))
+
+    def restore(self, mapping: Mapping[str, Any]) -> FeedbackState:
+        return FeedbackState(Ema(**mapping["ema"]), Output.restore(mapping["output"]))
+
+    def update(self, state: FeedbackState, measurement: Measurement) -> tuple[FeedbackState, Output]:
+        reading = read(state.ema, measurement, self.ema_alpha, self.setpoint)
+        if not reading.valid:
+            return state, replace(state.output, held=True)
+        assert reading.error is not None
+        acted = self.act(reading.error, state.output.reg_strength)
+        output = replace(acted, smoothed=reading.smoothed, error=reading.error)
+        return FeedbackState(reading.ema, output), output

@@ -1,0 +1,85 @@
+"""Adaptive KL: lambda follows how far training has moved the model."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from granite_scu.control.laws.base import (
+    Measurement,
+    Output,
+    bounded_exp,
+    clip,
+    require_alpha,
+    require_gain,
+    require_strengths,
+)
+from granite_scu.control.laws.feedback import FeedbackState
+from granite_scu.control.laws.filter import Ema, read
+
+ERROR_LIMIT = 0.2
+"""The largest relative error that a tick acts upon, as published."""
+
+
+@dataclass(frozen=True)
+class KL:
+    """Each tick:
+
+        e      = clip(KL / target_kl - 1, +- 0.2)
+        lambda <- clip(lambda (1 + Kp e), lambda_min, lambda_max)
+
+    Source: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593), section 2.2. There
+    lambda weighs the KL itself; here it weighs ParamNPT, and the KL is only what is measured. They take 0.1 for the
+    gain, over thousands of ticks; a run here has about a hundred.
+
+    It does not track S, so it has no setpoint; ln S is smoothed for the log. A tick whose S or KL is not finite holds.
+
+    Attributes:
+        target_kl: setpoint of KL(adapted || as training began), in bits per token: from the base model, or from the
+            adapter that training started from.
+        kp: relative change of lambda per unit of relative error and tick; below 5, so that lambda stays positive.
+        ema_alpha: weight of the newest ln S in the filter of the log, in (0, 1]; the KL is not smoothed.
+        lambda_init: lambda before the first valid tick.
+        lambda_min: lower bound of lambda, above 0.
+        lambda_max: upper bound of lambda.
+    """
+
+    needs_kl: ClassVar[bool] = True
+    setpoint: ClassVar[None] = None
+
+    target_kl: float = 0.1
+    kp: float = 1.0
+    ema_alpha: float = 0.5
+    lambda_init: float = 0.5
+    lambda_min: float = 1e-6
+    lambda_max: float = 1e6
+
+    def __post_init__(self) -> None:
+        require_gain("target_kl", self.target_kl)
+        require_gain("kp", self.kp)
+        if self.kp * ERROR_LIMIT >= 1:
+            raise ValueError(f"kp {self.kp}: must be below {1 / ERROR_LIMIT:g}, or a tick could make lambda negative")
+        require_alpha(self.ema_alpha)
+        require_strengths(self.lambda_min, self.lambda_max, lambda_init=self.lambda_init)
+
+    @property
+    def initial_strength(self) -> float:
+        return self.lambda_init
+
+    def init(self) -> FeedbackState:
+        return FeedbackState(Ema(), Output(self.lambda_init))
+
+    def restore(self, mapping: Mapping[str, Any]) -> FeedbackState:
+        return FeedbackState(Ema(**mapping["ema"]), Output.restore(mapping["output"]))
+
+    def update(self, state: FeedbackState, measurement: Measurement) -> tuple[FeedbackState, Output]:
+        reading = read(state.ema, measurement, self.ema_alpha)
+        kl = measurement.kl
+        # A window whose steps all failed has no S, whatever the KL says. An S of 0, before anything is learned, is one.
+        if kl is None or not math.isfinite(kl) or not math.isfinite(measurement.s):
+            return state, replace(state.output, held=True)
+        change = self.kp * clip(kl / self.target_kl - 1, -ERROR_LIMIT, ERROR_LIMIT)
+        wanted = math.log(state.output.reg_strength) + math.log1p(change)
+        strength, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
+        output = Output(strength, smoothed=reading.smoothed, saturated=saturated)
+        return FeedbackState(reading.ema, output), output

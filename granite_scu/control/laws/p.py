@@ -1,0 +1,38 @@
+"""Proportional control of ln S through ln lambda."""
+
+import math
+from dataclasses import dataclass
+
+from granite_scu.control.laws.base import Output, bounded_exp, require_gain
+from granite_scu.control.laws.feedback import Feedback
+
+
+@dataclass(frozen=True)
+class Proportional(Feedback):
+    """With y = EMA(ln S):
+
+        x_k = clip(ln lambda_init + Kp (y_k - ln S*), ln lambda_min, ln lambda_max),    lambda_k = exp(x_k)
+
+    It has no memory but the filter, so nothing winds up. Where lambda_init is not the lambda that holds S* it rests
+    off the setpoint, by the less the larger Kp is: the steady-state error that the integral term is there to remove.
+
+    Attributes:
+        setpoint: S*, a ratio in (0, 1).
+        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
+        lambda_init: lambda before the first valid tick, and at S = S*.
+        lambda_min: lower bound of lambda, above 0.
+        lambda_max: upper bound of lambda.
+        kp: change of ln lambda per unit of error.
+    """
+
+    kp: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_gain("kp", self.kp)
+
+    def act(self, error: float, reg_strength: float) -> Output:
+        p_term = self.kp * error
+        wanted = math.log(self.lambda_init) + p_term
+        strength, saturated = bounded_exp(wanted, self.lambda_min, self.lambda_max)
+        return Output(strength, p_term=p_term, saturated=saturated)

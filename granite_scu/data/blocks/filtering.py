@@ -1,0 +1,145 @@
+"""Which documents go into the blocks, and how often: those that are too long, those that nothing is learned from."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granite_scu.data.blocks.packing import Blocks
+from granite_scu.data.tokens.encoding import Stream
+from granite_scu.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+
+BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}
+"""What becomes of documents that are longer than a block, in words."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The documents that blocks are made of.
+
+    Attributes:
+        bounds: (documents, 2) where in the stream each begins, and ends after its last token.
+        n_long: documents longer than a block, whatever became of them; one that comes several times counts once.
+        n_unsupervised: documents, counted in the same way, left out because no token of them is to be learned, or
+            none that was not cut off; those of the second kind are long ones too, and their tokens among the dropped.
+        n_tokens_dropped: tokens left out with long documents, or cut off them.
+    """
+
+    bounds: NDArray[np.int64]
+    n_long: int
+    n_unsupervised: int
+    n_tokens_dropped: int
+
+
+def fit(
+    stream: Stream, documents: NDArray[np.int64], block_size: int, on_long: str, name_of: Callable[[int], str]
+) -> Fitted:
+    """Leave out what cannot be learned from, and treat what is longer than a block as was asked for.
+
+    Args:
+        stream: all documents.
+        documents: numbers of those that are meant; one may come several times.
+        block_size: predictions that a block has room for.
+        on_long: "split" leaves it to the layout, "truncate" keeps the first ``block_size`` predictions, "drop" leaves
+            the document out, "error" refuses it.
+        name_of: where a document came from.
+
+    Raises:
+        UserError: a long document under "error".
+    """
+    bounds = stream.bounds_of(documents)
+    learned = _learned(stream, bounds)
+    n_unsupervised = _different(documents[~learned])
+    bounds, documents = bounds[learned], documents[learned]
+    excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
+    is_long = excess > 0
+    dropped = 0
+    n_long = _different(documents[is_long])
+    if on_long == "error" and n_long:
+        first = int(np.flatnonzero(is_long)[0])
+        length = int(excess[first]) + block_size + 1
+        raise UserError(
+            f"--on-long error: {name_of(int(documents[first]))} has {length} tokens, and --block-size {block_size} has "
+            f"room for {block_size + 1} ({n_long} documents are too long); raise --block-size, or choose "
+            "split, truncate or drop"
+        )
+    if on_long == "truncate":
+        dropped = int(excess[is_long].sum())
+        bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
+        learned = _learned(stream, bounds)  # of a long prompt nothing else may be left
+        n_unsupervised += _different(documents[~learned])
+        dropped += int((bounds[~learned, 1] - bounds[~learned, 0]).sum())
+        bounds = bounds[learned]
+    elif on_long == "drop":
+        dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
+        bounds = bounds[~is_long]
+    return Fitted(bounds, n_long, n_unsupervised, dropped)
+
+
+def _different(documents: NDArray[np.int64]) -> int:
+    return len(np.unique(documents))
+
+
+def _learned(stream: Stream, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(documents,) whether any token between the bounds is supervised."""
+    return np.fromiter((stream.targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
+
+
+def unused(bounds: NDArray[np.int64], blocks: Blocks) -> int:
+    """Tokens that best-fit packing leaves out: those of pieces of long documents in which nothing is learned."""
+    return int((bounds[:, 1] - bounds[:, 0] - 1).sum()) - blocks.n_inputs
+
+
+def repeated(
+    documents: NDArray[np.int64], sources: NDArray[np.uint16], places: NDArray[np.uint64], weights: Sequence[float]
+) -> NDArray[np.int64]:
+    """The documents of an epoch when each source is read ``weights`` times: in whole passes, then a part of one.
+
+    A fraction takes the texts of the source that come first in the seeded order, one at least where it has any. They
+    are counted off among those that are to be read, for the first of all have gone to validation and test.
+
+    Args:
+        documents: numbers of all that are to be read, rising.
+        sources: (all documents,) number of what each came from.
+        places: (all documents,) in the seeded order, 64 bits.
+        weights: of the sources.
+    """
+    times = np.array(weights, float)[sources[documents]]
+    rank = np.zeros(len(documents))
+    for source in range(len(weights)):
+        (own,) = np.nonzero(sources[documents] == source)
+        rank[own[np.argsort(places[documents[own]], kind="stable")]] = np.arange(len(own)) / max(1, len(own))
+    passes = int(np.ceil(times.max(initial=0)))
+    return np.concatenate([documents[:0], *(documents[rank < np.round(times - done, 9)] for done in range(passes))])
+
+
+def report(split: str, fitted: Fitted, on_long: str, block_size: int, n_unused: int | None) -> None:
+    """Say what became of the documents of a split that could not be taken as they are.
+
+    Args:
+        split: its name.
+        fitted: its documents.
+        on_long: what was asked for.
+        block_size: tokens in a block.
+        n_unused: as ``unused``; None where documents are cut in a row in any case, so that a long one is no news.
+    """
+    if fitted.n_unsupervised:
+        _log.warning("%s: left out %d documents without a token to learn", split, fitted.n_unsupervised)
+    if fitted.n_long and (n_unused is not None or on_long != "split"):
+        done = BECOMES[on_long]
+        tokens = f", {fitted.n_tokens_dropped} tokens less" if fitted.n_tokens_dropped else ""
+        _log.warning(
+            "%s: %d documents are longer than --block-size %d and were %s%s (--on-long)",
+            *(split, fitted.n_long, block_size, done, tokens),
+        )
+    if n_unused:
+        _log.warning(
+            "%s: %d tokens in pieces of them are left out, for nothing is learned there, and what follows is learned "
+            "without them; a larger --block-size keeps them",
+            *(split, n_unused),
+        )

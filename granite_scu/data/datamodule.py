@@ -1,0 +1,342 @@
+"""The data of a run, as Lightning wants it: read, split, packed, and served in batches."""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_only
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.blocks.division import SPLITS, as_record, divided, recorded
+from granite_scu.data.blocks.filtering import Fitted, fit, repeated, report, unused
+from granite_scu.data.blocks.packing import IGNORED, Block, Blocks, best_fit, in_a_row, padding_of
+from granite_scu.data.blocks.sampling import EndlessBatches
+from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, by_block
+from granite_scu.data.tokens.corpus import prepare
+from granite_scu.data.tokens.encoding import Stream
+from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
+from granite_scu.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+Layout: TypeAlias = Callable[[Stream, NDArray[np.int64], int, int], Blocks]
+"""Makes blocks of the documents of a stream."""
+
+EMPTY = -1
+"""Number of a block that counts nowhere: ranks whose share is a batch short take one pass with it, as all must gather
+the weights of a base model in shares together."""
+
+_SMALLEST_BLOCK = 8  # the least that DataConfig accepts
+
+
+class TextDataModule(LightningDataModule):
+    """Training, validation and test blocks of one corpus.
+
+    A batch is a dict of ``input_ids`` and ``labels``, both (B, block_size) int64; labels are shifted already. Where
+    documents are kept apart and any block holds several, ``documents`` has their numbers.
+    The Trainer needs ``use_distributed_sampler=False``: the loaders share the blocks out between ranks.
+
+    Args:
+        config: the text and how it is cut.
+        seed: of the order of training blocks. The split does not depend on it.
+
+    Attributes:
+        start_batch: micro-batches that each rank has trained on already; training goes on after them.
+        alike: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
+    """
+
+    begin_worker: Callable[[int], None] = staticmethod(leave_signals_to_the_run)
+    """Called in each loader process before anything else."""
+
+    def __init__(self, config: DataConfig, seed: int) -> None:
+        super().__init__()
+        self.config = config
+        self.seed = seed
+        self.start_batch = 0
+        self.alike = False
+        self._blocks: Split[Blocks] | None = None
+        self._split_by = ""
+        self._n_empty = self._n_conversations = self._n_copies = 0
+        self._fitted: dict[str, Fitted] = {}
+        self._recorded: Callable[[], Iterator[str]] = partial(as_record, "document", Split([], [], []))
+
+    def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
+
+        Not Lightning's ``prepare_data``: N, the number of tokens, is wanted before there is a Trainer.
+
+        Raises:
+            UserError: nothing to read, a file that cannot be read, or too little text for the block size.
+        """
+        config = self.config
+        first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+        corpus = prepare(config, tokenizer, show_progress=first_rank)
+        whole = config.packing == "best-fit" or (config.packing == "auto" and corpus.n_conversations > 0)
+        layout = best_fit if whole else in_a_row
+        laid_out = partial(self._blocks_of, corpus.stream, corpus.name, layout, padding_of(tokenizer))
+        self._n_empty, self._n_conversations, self._fitted = corpus.n_empty, corpus.n_conversations, {}
+        self._split_by, parts = divided(corpus, config)
+        self._n_copies = 0 if parts is None else corpus.n_documents - sum(len(getattr(parts, name)) for name in SPLITS)
+        self._recorded = partial(recorded, corpus, self._split_by, parts)
+        if parts is None:
+            if config.weights:
+                raise UserError(
+                    f"--data-weights: {config.named} has too few or too uneven documents to be divided as wholes, and "
+                    "none can be read more often than another; give records of a jsonl file, or leave the weights out"
+                )
+            blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config)
+        else:
+            train = parts.train
+            if config.weights:
+                train = repeated(train, corpus.sources, corpus.places, config.weights)
+            blocks = Split(*map(laid_out, SPLITS, (train, parts.validation, parts.test)))
+        self._check(blocks, at_least=1 if whole else config.block_size + 1)
+        self._blocks = replace(blocks, train=thinned(blocks.train, config.train_tokens))
+
+    def _blocks_of(
+        self,
+        stream: Stream,
+        name_of: Callable[[int], str],
+        layout: Layout,
+        padding: int,
+        split: str,
+        documents: NDArray[np.int64],
+    ) -> Blocks:
+        size, on_long = self.config.block_size, self.config.on_long
+        fitted = fit(stream, documents, size, on_long, name_of)
+        blocks = layout(stream, fitted.bounds, size, padding)
+        n_unused = unused(fitted.bounds, blocks) if layout is best_fit else None
+        report(split, fitted, on_long, size, n_unused)
+        self._fitted[split] = replace(fitted, n_tokens_dropped=fitted.n_tokens_dropped + (n_unused or 0))
+        return blocks
+
+    def _check(self, blocks: Split[Blocks], at_least: int) -> None:
+        """Refuse splits that nothing can be learned from, or measured on."""
+        config, n_inputs = self.config, blocks.train.n_inputs
+        for name, fitted in self._fitted.items():
+            if config.on_long == "drop" and fitted.n_long and not len(fitted.bounds):
+                raise UserError(
+                    f"--on-long drop: all {fitted.n_long} documents of {name} are longer than --block-size "
+                    f"{config.block_size}, and none is left; raise --block-size, or choose split or truncate"
+                )
+            if fitted.n_unsupervised and not len(fitted.bounds):
+                raise self._nothing_to_learn(name)
+        if n_inputs < at_least:  # in a row each input needs the token after it as its label
+            raise UserError(
+                f"--data-dir {config.named}: the training split has {n_inputs} tokens, too few for one "
+                f"block of --block-size {config.block_size}; {_more_text(n_inputs, n_blocks=1)}"
+            )
+        for name in SPLITS:
+            if not getattr(blocks, name).n_supervised:
+                raise self._nothing_to_learn(name)
+        if len(blocks.train) < config.batch_size:
+            _log.warning(
+                "the %d training blocks are fewer than --batch-size %d, so that a batch has some of them several times",
+                *(len(blocks.train), config.batch_size),
+            )
+
+    def _nothing_to_learn(self, split: str) -> UserError:
+        return UserError(
+            f"--data-dir {self.config.named}: the {split} split has no token to learn or to measure on; give more "
+            "documents, messages in which the assistant speaks within --block-size, or --loss-on all"
+        )
+
+    def check_processes(self, count: int) -> None:
+        """Refuse more processes than there are validation or test blocks.
+
+        Lightning skips evaluation on a rank without a block, and the others wait for it without end.
+
+        Raises:
+            UserError: a process would have nothing to evaluate on.
+        """
+        name, blocks = min((("validation", self.validation), ("test", self.test)), key=lambda named: named[1].n_blocks)
+        if blocks.n_blocks < count:
+            raise UserError(
+                f"--multi-gpu: {count} processes need a {name} block each, and the text makes {blocks.n_blocks} of "
+                f"--block-size {self.config.block_size}; start no more processes than that, or "
+                f"{_more_text(blocks.n_inputs, count)}"
+            )
+
+    @property
+    def train(self) -> Blocks:
+        return self._prepared.train
+
+    @property
+    def validation(self) -> Blocks:
+        return self._prepared.validation
+
+    @property
+    def test(self) -> Blocks:
+        return self._prepared.test
+
+    @property
+    def n_tokens(self) -> int:
+        """N: supervised tokens of the training split, over all ranks."""
+        return self.train.n_supervised
+
+    @property
+    def checksum(self) -> str:
+        """Of the blocks trained on and validated on."""
+        return f"{self.train.checksum()}-{self.validation.checksum()}"
+
+    def steps_per_epoch(self, global_batch_blocks: int) -> float:
+        """Optimizer steps in a pass over the training blocks, ``global_batch_blocks`` of them in a step."""
+        return self.train.n_blocks / global_batch_blocks
+
+    def record(self) -> Iterator[str]:
+        """The documents of each split, see ``division.as_record``."""
+        return self._recorded()
+
+    def summary(self) -> dict[str, Any]:
+        """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
+        blocks = self._prepared
+        parts = {name: getattr(blocks, name) for name in SPLITS}
+        left_out = self._fitted.values()
+        return {
+            "path": self.config.named,
+            "split_by": self._split_by,
+            "block_size": self.config.block_size,
+            "conversations": self._n_conversations,
+            "empty_documents": self._n_empty,
+            "copies_left_out": self._n_copies,
+            "gap_blocks": 2 if self._split_by == "block" else 0,
+            "long_documents": sum(fitted.n_long for fitted in left_out),
+            "dropped_tokens": sum(fitted.n_tokens_dropped for fitted in left_out),
+            "unsupervised_documents": sum(fitted.n_unsupervised for fitted in left_out),
+            **{
+                name: {
+                    "documents": part.n_documents,
+                    "blocks": part.n_blocks,
+                    "supervised_tokens": part.n_supervised,
+                    "bytes": part.n_bytes,
+                    "utilisation": round(part.utilisation, 4),
+                }
+                for name, part in parts.items()
+            },
+        }
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches without end, reshuffled every epoch."""
+        blocks, batches = self._training_order(self.start_batch)
+        return self._loader(blocks, batch_sampler=batches)
+
+    def upcoming(self, start: int, count: int) -> list[dict[str, Tensor]]:
+        """The rank's training batches ``start`` to ``start + count - 1``, read apart from the loader's."""
+        blocks, batches = self._training_order(start)
+        return [self._collate([blocks[index] for index in batch]) for batch in islice(batches, count)]
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
+        return self._loader(_WithEmpty(self.validation), batch_sampler=self._in_order(self.validation))
+
+    def test_dataloader(self) -> DataLoader:
+        """The test blocks in order, shared out as in validation."""
+        return self._loader(_WithEmpty(self.test), batch_sampler=self._in_order(self.test))
+
+    @property
+    def _collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
+        return partial(collate, isolate=self.config.isolate_documents, alike=self.alike)
+
+    @property
+    def _prepared(self) -> Split[Blocks]:
+        assert self._blocks is not None, "prepare() comes first"
+        return self._blocks
+
+    def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
+        """What is trained on, and the numbers of its blocks, batch by batch from ``start`` on."""
+        rank, world_size = self._rank_and_world_size()
+        return self.train, EndlessBatches(
+            len(self.train), self.config.batch_size, self.seed, rank, world_size, start=start
+        )
+
+    def _rank_and_world_size(self) -> tuple[int, int]:
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        self.check_processes(world_size)  # before training too: the test blocks are read at its very end
+        return rank, world_size
+
+    def _in_order(self, blocks: Blocks) -> list[list[int]]:
+        rank, world_size = self._rank_and_world_size()
+        mine = list(range(rank, len(blocks), world_size))
+        size = self.config.eval_batch_size or self.config.batch_size
+        batches = [mine[i : i + size] for i in range(0, len(mine), size)]
+        most = math.ceil(len(range(0, len(blocks), world_size)) / size)  # rank 0's
+        return batches + [[EMPTY]] * (most - len(batches))
+
+    def _loader(self, blocks: Any, **batching: Any) -> DataLoader:
+        """A loader of blocks; ``batching`` says how they come together, in the DataLoader's own words."""
+        workers: dict[str, Any] = {}
+        if self.config.num_workers:
+            workers = {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
+            workers["worker_init_fn"] = self.begin_worker
+            # Silences a warning that tokenizers print in every forked worker; ours tokenise nothing.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        return SteadyLoader(
+            blocks,
+            collate_fn=self._collate,
+            num_workers=self.config.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            # Its own, since each iteration draws from it: a validation must not move the run's random numbers.
+            generator=torch.Generator().manual_seed(self.seed),
+            **workers,
+            **batching,
+        )
+
+
+@dataclass(frozen=True)
+class _WithEmpty:
+    """Blocks, and under the number ``EMPTY`` one without labels."""
+
+    blocks: Blocks
+
+    def __getitem__(self, index: int) -> Block:
+        if index != EMPTY:
+            return self.blocks[index]
+        first = self.blocks[0]
+        return first._replace(labels=np.full_like(first.labels, IGNORED))
+
+
+def collate(blocks: list[Block], isolate: bool = True, alike: bool = False) -> dict[str, Tensor]:
+    """Blocks as a batch. One of whole blocks has no ``documents`` unless ``alike``: attention is faster unmasked."""
+    inputs, labels, documents = (torch.from_numpy(np.stack(arrays)).long() for arrays in zip(*blocks, strict=True))
+    batch = {"input_ids": inputs, "labels": labels}
+    return batch | {"documents": documents} if isolate and (alike or documents.any()) else batch
+
+
+def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:
+    """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
+    if len(whole) < MIN_BLOCKS:
+        size = config.block_size
+        raise UserError(
+            f"--data-dir {config.named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
+            f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
+            f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
+        )
+    return by_block(len(whole)).map(whole.part)
+
+
+def thinned(blocks: Blocks, tokens: int | None) -> Blocks:
+    """As many blocks as hold about so many tokens, evenly spaced, so that they stand for the whole."""
+    count = len(blocks) if tokens is None else max(1, tokens // blocks.block_size)
+    return (
+        blocks if count >= len(blocks) else blocks.part(range(0, count * (len(blocks) // count), len(blocks) // count))
+    )
+
+
+def _more_text(n_tokens: int, n_blocks: int) -> str:
+    """What to do about too little text: the largest power of two that makes enough blocks, where there is one."""
+    size = (n_tokens - 1) // n_blocks
+    return (
+        f"give more text, or --block-size {1 << size.bit_length() - 1}" if size >= _SMALLEST_BLOCK else "give more text"
+    )

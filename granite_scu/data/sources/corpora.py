@@ -1,0 +1,109 @@
+"""The embedded corpora: text that every Python installation carries, so that a run needs no download.
+
+``stdlib-docs``    the English documentation in ``pydoc_data.topics``: prose about Python.
+``stdlib-source``  the source code of the standard-library packages that the embedded model has
+                   never seen: a fifth of them, chosen by a hash of the package's name.
+``package-docs``   the docstrings of numpy, which every installation of this product has: reference prose about
+                   arrays with examples, one document a module. It varies with numpy's version.
+
+The other four fifths are the corpus the embedded model was pretrained on (``pretraining_source``).
+"""
+
+import ast
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+
+from granite_scu.data.sources.documents import Document
+from granite_scu.errors import UserError
+
+EMBEDDED = ("stdlib-docs", "stdlib-source", "package-docs")
+
+_LEFT_OUT = {"test", "tests", "idle_test", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
+_CODEC_TABLE = '""" Python Character Mapping Codec'  # generated tables of numbers, 1.3 MB of them: no language
+_HELD_OUT_ONE_IN = 5
+_SHORTEST_DOCUMENT = 1000  # characters of docstrings that make a module a text
+
+
+def load_embedded(name: str) -> list[Document]:
+    """The documents of an embedded corpus, in a fixed order.
+
+    Raises:
+        UserError: the name is not an embedded corpus, or this Python was installed without it.
+    """
+    if name == "stdlib-docs":
+        return stdlib_docs()
+    if name == "stdlib-source":
+        return [document for package, document in _library_source() if is_held_out(package)]
+    if name == "package-docs":
+        return package_docs()
+    raise UserError(f"{name!r} is not an embedded corpus; there are {', '.join(EMBEDDED)}")
+
+
+def stdlib_docs() -> list[Document]:
+    """The language documentation that ``help()`` shows, one document a topic."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise UserError(
+            "this Python has no pydoc_data (a minimal build), so the corpus stdlib-docs is missing; "
+            "name your own text with --data-dir, or use a full Python installation"
+        ) from error
+    return [Document(f"topics/{name}", text) for name, text in sorted(topics.items())]
+
+
+def package_docs() -> list[Document]:
+    """The docstrings of numpy's modules, one document a module, sorted by path; a text that recurs stands once."""
+    root = Path(numpy.__path__[0])
+    seen: set[str] = set()
+    documents = []
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root.parent)
+        if _LEFT_OUT.isdisjoint(relative.parts):
+            new = [text for text in _docstrings(_utf8_text(path)) if text not in seen]
+            seen.update(new)
+            text = "\n\n".join(new)
+            if len(text) >= _SHORTEST_DOCUMENT:
+                documents.append(Document(relative.as_posix(), text))
+    return documents
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    """Every docstring of a module, in the order of its source."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
+        text = ast.get_docstring(node)
+        if text:
+            yield text
+
+
+def pretraining_source() -> list[Document]:
+    """The standard-library source that the embedded model is pretrained on: no held-out package in it."""
+    return [document for package, document in _library_source() if not is_held_out(package)]
+
+
+def is_held_out(package: str) -> bool:
+    """Whether a top-level package or module is kept from pretraining. Depends on its name alone."""
+    return hashlib.sha256(package.encode()).digest()[0] % _HELD_OUT_ONE_IN == 0
+
+
+def _library_source() -> Iterator[tuple[str, Document]]:
+    """(top-level package, document) for each module of the running interpreter's library, sorted by path."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        text = _utf8_text(path) if _LEFT_OUT.isdisjoint(relative.parts) else ""
+        if text.strip() and not text.lstrip().startswith(_CODEC_TABLE):
+            yield relative.parts[0].removesuffix(".py"), Document(relative.as_posix(), text)
+
+
+def _utf8_text(path: Path) -> str:
+    """The file's text; nothing for the few library modules that declare another encoding."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return ""

@@ -1,0 +1,91 @@
+"""What a corpus is made of."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from granite_scu.data.sources import files
+
+ASSISTANT = "assistant"
+ROLES = ("system", "developer", "user", ASSISTANT, "tool")
+"""Who may speak in a conversation."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text that stands for itself: it falls into one split as a whole.
+
+    Attributes:
+        name: where it came from, for messages: a path, or path and line.
+        text: its contents.
+    """
+
+    name: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """By which the text is known again: the first 16 hexadecimal digits of its SHA-256."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def pieces(self) -> Iterator[str]:
+        """The text in one piece or several."""
+        yield self.text
+
+
+@dataclass(frozen=True)
+class Conversation(Document):
+    """Messages that a chat template makes a text of. ``text`` is them as JSON, by which they are known again.
+
+    Attributes:
+        messages: ``role`` and ``content`` each, and what else the template knows.
+        n_prompt: messages at the beginning that are not to be learned.
+        tools: descriptions of what the assistant may call, as the template wants them.
+        plain: prompt and completion, where these were given as texts.
+    """
+
+    messages: tuple[dict[str, Any], ...] = ()
+    n_prompt: int = 0
+    tools: list[Any] | None = None
+    plain: tuple[str, str] | None = None
+
+    @property
+    def said(self) -> list[int]:
+        """The messages that are to be learned: the assistant's, but those that say nothing, which would teach to."""
+        own = (i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT)
+        return [i for i in own if not is_silent(self.messages[i])]
+
+
+def is_silent(message: dict[str, Any]) -> bool:
+    """Whether nothing stands in a message but white space, nothing is thought, and nothing is called."""
+    content = message.get("content") or ""
+    texts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+    texts += [message.get("reasoning_content"), message.get("thinking")]
+    return not any(str(text or "").strip() for text in texts) and not message.get("tool_calls")
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A whole file that is one document, and that need not fit into memory.
+
+    Attributes:
+        path: of the file.
+        encoding: of its characters.
+    """
+
+    path: Path
+    encoding: str = "utf-8"
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces())
+
+    def pieces(self) -> Iterator[str]:
+        """The text as it is read. Raises UserError where it cannot be decoded."""
+        return files.decoded(self.path, self.encoding)

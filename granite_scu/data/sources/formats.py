@@ -1,0 +1,159 @@
+"""The kinds of files that can be read, and the records in them: one reader each, in constant memory.
+
+A record is a mapping of fields; its place, ``file:line`` or ``file: row``, is for messages. What the fields mean is not
+known here (see ``samples``).
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from granite_scu.data.sources import files
+from granite_scu.errors import UserError
+
+Record: TypeAlias = dict[str, Any]
+
+TEXTS = (".txt", ".md")
+"""Files that are one document each."""
+
+PARQUET = ".parquet"
+
+DELIMITERS = (",", ";", "\t", "|")
+"""Of csv files, tried in this order on the header."""
+
+ROWS = 1024
+"""Rows of a parquet file that are held at a time."""
+
+
+def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
+    """One JSON object a line; blank lines are passed over.
+
+    Args:
+        path: of the file.
+        encoding: of its characters.
+        columns: not needed here.
+
+    Raises:
+        UserError: a line that is not a JSON object.
+    """
+    for number, line in enumerate(files.lines(path, encoding), start=1):
+        if line.strip():
+            yield f"{path}:{number}", _object(line, f"{path}:{number}")
+
+
+def _object(line: str, place: str) -> Record:
+    try:
+        record = json.loads(line.rstrip())
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UserError(f"--data-dir {place}: not valid JSON ({reason}); each line must be one JSON object") from error
+    if not isinstance(record, dict):
+        kind = type(record).__name__
+        raise UserError(f'--data-dir {place}: a {kind}, not an object; each line must be one, as {{"text": "..."}}')
+    return record
+
+
+def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
+    """Comma-separated values under a header; also with semicolons, tabs or bars, as the header shows.
+
+    Args:
+        path: of the file.
+        encoding: of its characters.
+        columns: names by which the header is known.
+
+    Raises:
+        UserError: a row with more or fewer fields than the header, or quotes that do not end.
+    """
+    csv.field_size_limit(sys.maxsize)  # the module's own limit is 128 KiB: less than many a text
+    lines = files.lines(path, encoding)
+    number, first = next(((n, line) for n, line in enumerate(lines, start=1) if line.strip()), (1, ""))
+    if not first:
+        return
+    try:
+        header, delimiter = _header(first, f"{path}:{number}", columns, tabbed=files.kind(path) == ".tsv")
+        above, number = number, number + 1
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        for row in rows:
+            if row and len(row) != len(header):
+                raise UserError(
+                    f"--data-dir {path}:{number}: {len(row)} fields under a header of {len(header)}; quote fields that "
+                    f'hold the separator {delimiter!r} or a line end, and double quotes ("") inside them'
+                )
+            if row:
+                yield f"{path}:{number}", dict(zip(header, row, strict=True))
+            number = above + rows.line_num + 1
+    except csv.Error as error:
+        raise UserError(
+            f"--data-dir {path}:{number}: not valid csv ({error}); close quotes, and double those inside a field"
+        ) from error
+
+
+def _header(line: str, place: str, columns: tuple[str, ...], tabbed: bool) -> tuple[list[str], str]:
+    """The names of the fields and the separator: of those that find a known name, the first."""
+    if "\r" in line.rstrip("\r\n"):
+        raise UserError(f"--data-dir {place}: lines end in a carriage return alone; convert the file, as with mac2unix")
+    marks = sorted(DELIMITERS, key=lambda mark: mark != "\t") if tabbed else DELIMITERS
+    fields = {mark: [name.strip() for row in csv.reader([line], delimiter=mark) for name in row] for mark in marks}
+    delimiter = next((mark for mark in marks if set(fields[mark]) & set(columns)), marks[0])
+    header = fields[delimiter]
+    for name in columns[:1] if columns[0] in header else columns:
+        if header.count(name) > 1:
+            raise UserError(f"--data-dir {place}: several columns are called {name!r}; give each a name of its own")
+    return header, delimiter
+
+
+def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
+    """The rows of a parquet file.
+
+    Args:
+        path: of the file.
+        encoding: not needed here.
+        columns: those that are read; the last is of use beside others only.
+
+    Raises:
+        UserError: not a parquet file.
+    """
+    import pyarrow  # takes a while, and only these files need it
+    from pyarrow import parquet
+
+    with files.opened(path) as stream:
+        try:
+            table = parquet.ParquetFile(stream)
+            names = table.schema_arrow.names
+            wanted = [name for name in names if name in columns]
+            text, messages, prompt, completion, _ = columns
+            complete = {text, messages} & set(names) or {prompt, completion} <= set(names)
+            if not complete and table.metadata.num_rows:  # what is missing is said by who misses it
+                yield f"{path}: row 1", dict.fromkeys(names, "")
+                return
+            number = 0
+            for batch in table.iter_batches(ROWS, columns=wanted):
+                for row in _rows(batch, f"{path}: rows {number + 1} to {number + batch.num_rows}"):
+                    number += 1
+                    yield f"{path}: row {number}", row
+        except pyarrow.ArrowException as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"--data-dir {path}: not a whole parquet file ({reason}); export it again") from error
+
+
+def _rows(batch: Any, place: str) -> list[Record]:
+    """The rows of a batch. Raises UserError for texts and times that are none: pyarrow looks at them only here."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        reason = "bytes that are not UTF-8 in a column of texts" if isinstance(error, UnicodeDecodeError) else error
+        raise UserError(f"--data-dir {place}: cannot be read ({reason}); export the file again") from error
+
+
+RECORDS: dict[str, Callable[[Path, str, tuple[str, ...]], Iterator[tuple[str, Record]]]] = {
+    ".jsonl": read_jsonl,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    PARQUET: read_parquet,
+}
+"""How files of records are read, by suffix."""
+
+SUFFIXES = (*TEXTS, *RECORDS)

@@ -1,0 +1,152 @@
+"""Data sets of the Hugging Face hub, through the datasets library: ``hf:owner/name`` or ``hf:owner/name:config``."""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache, partial
+from itertools import count
+from typing import Any
+
+from granite_scu.data.blocks.splitting import Split
+from granite_scu.data.sources import samples
+from granite_scu.data.sources.corpora import EMBEDDED
+from granite_scu.data.sources.documents import Document
+from granite_scu.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "hf:"
+DEFAULT = f"{PREFIX}Salesforce/wikitext:wikitext-2-raw-v1"
+"""What is read when nothing is named."""
+
+SPLITS = ("train", "validation", "test")
+
+# An article's title stands between single equals signs, a section's between more of them.
+_ARTICLE_TITLE = re.compile(r" = (?!=)(.*[^=\s]) = \n?")
+
+
+def is_on_hub(source: str) -> bool:
+    """Whether a source is meant to come from the hub."""
+    return source.startswith(PREFIX)
+
+
+def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
+    """The documents of the training split, or of the only one.
+
+    Args:
+        source: with its prefix.
+        text_column: field of a record that holds the text.
+        streamed: read it from the hub as it is needed, and keep nothing of it.
+
+    Raises:
+        UserError: no such data set or configuration, no way to the hub, or records without what is needed.
+    """
+    found = _load(source, streamed)
+    name = _only(found)
+    _say_what_is_read(source, (name,), tuple(sorted(set(found) - {name})))
+    yield from documents(source, name, text_column, streamed)
+
+
+def published(source: str, text_column: str, streamed: bool = False) -> Split[partial] | None:
+    """What reads each of the three splits that a data set comes in; None where it has not all of them.
+
+    Raises:
+        UserError: as ``read``.
+    """
+    found = set(_load(source, streamed))
+    if not set(SPLITS) <= found:
+        return None
+    _say_what_is_read(source, SPLITS, tuple(sorted(found - set(SPLITS))))
+    return Split(*(partial(documents, source, name, text_column, streamed) for name in SPLITS))
+
+
+def documents(source: str, split: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
+    """The documents of a split, one a row; of wikitext, whose rows are lines, one an article. Raises as ``read``."""
+    name = f"{source.removeprefix(PREFIX)}/{split}"
+    rows = _rows(source, split) if streamed else _load(source, streamed)[split]
+    found = (
+        samples.as_document(f"{name}: row {number}", samples.without_nulls(row), text_column)
+        for number, row in enumerate(rows, start=1)
+    )
+    if _repository(source).endswith("/wikitext") and text_column == "text":
+        yield from _articles(name, (document.text for document in found))
+    else:
+        yield from found
+
+
+def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
+    """The rows of a streamed split, all of them in each loader process that asks.
+
+    Iterated by itself, the library's data set would hand each loader process some of its files alone, and of the
+    stream, which our shares divide, the others would be missing.
+
+    Raises:
+        UserError: the hub is out of reach by now, or has a file that the library cannot read.
+    """
+    batches = _load(source, True)[split].iter(batch_size=1)
+    for number in count(1):
+        try:
+            batch = next(batches, None)
+        except Exception as error:  # of files, of the network, and of each library below datasets
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UserError(
+                f"--data-dir {source}: row {number} of {split} cannot be read ({reason}); check the network and the "
+                "data set; where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"
+            ) from error
+        if batch is None:
+            return
+        yield {field: values[0] for field, values in batch.items()}
+
+
+def _repository(source: str) -> str:
+    return source.removeprefix(PREFIX).partition(":")[0]
+
+
+@lru_cache(maxsize=4)
+def _load(source: str, streamed: bool = False) -> dict[str, Any]:
+    """The splits of a data set by name, on the disk or, streamed, nowhere; never in memory."""
+    import datasets  # takes a second, and only the hub needs it
+
+    repository, _, configuration = source.removeprefix(PREFIX).partition(":")
+    if not repository:
+        raise UserError(f"--data-dir {source}: names no data set; give {PREFIX}owner/name")
+    try:
+        return datasets.load_dataset(repository, configuration or None, streaming=streamed)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
+        at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
+        reason = " ".join(str(at_bottom or error).split())[:300]
+        what = "no --data-dir, and wikitext-2" if source == DEFAULT else f"--data-dir {source}: it"
+        embedded = " or ".join(f"--data-dir {name}" for name in EMBEDDED)
+        raise UserError(
+            f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "
+            f"({PREFIX}owner/name:config), or take an embedded corpus: {embedded}"
+        ) from error
+
+
+@lru_cache
+def _say_what_is_read(source: str, read: tuple[str, ...], unread: tuple[str, ...]) -> None:
+    """Name the splits that are passed over; once, though a source is read several times."""
+    if unread:
+        _log.warning("%s: of its splits %s is read, and not %s", source, ", ".join(read), ", ".join(unread))
+
+
+def _only(found: dict[str, Any]) -> str:
+    """The split that is read of a data set that does not come in all three."""
+    return "train" if "train" in found else next(iter(found))
+
+
+def _articles(name: str, lines: Iterable[str]) -> Iterator[Document]:
+    """Wikitext's lines joined into articles, each from its title to the next. Blank lines before the first go."""
+    title, parts = "start", [""]
+    for line in lines:
+        if begins := _ARTICLE_TITLE.fullmatch(line):
+            yield from _article(name, title, parts)
+            title, parts = begins[1], []
+        parts.append(line)
+    yield from _article(name, title, parts)
+
+
+def _article(name: str, title: str, parts: list[str]) -> Iterator[Document]:
+    document = Document(f"{name}/{title}", "".join(parts))
+    if document.text.strip():
+        yield document

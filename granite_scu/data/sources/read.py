@@ -1,0 +1,141 @@
+"""Read a corpus: files of text or records, folders and patterns of them, an embedded corpus, or the hub's."""
+
+import glob
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from granite_scu.data.blocks.splitting import Split
+from granite_scu.data.sources import files, formats, hub, samples
+from granite_scu.data.sources.corpora import EMBEDDED, load_embedded
+from granite_scu.data.sources.documents import Document, TextFile
+from granite_scu.errors import UserError
+
+_SUPPORTED = f"{', '.join(formats.SUFFIXES[:-1])} or {formats.SUFFIXES[-1]}"
+_REMEDY = (
+    f"give a {_SUPPORTED} file, also as {' or '.join(files.PACKED)}, a folder or pattern of them, or an embedded "
+    f"corpus ({', '.join(EMBEDDED)}), or {hub.PREFIX}owner/name for a data set of the hub"
+)
+_log = logging.getLogger(__name__)
+
+
+def load(path: str | Sequence[str] | None, text_column: str, encoding: str = "utf-8") -> list[Document]:
+    """The documents of a corpus in memory, in a fixed order; empty texts are among them (see ``drop_empty``).
+
+    Args:
+        path: what is read, see ``read``; several are read one after the other. None takes wikitext-2 from the hub.
+        text_column: field of a record that holds the text.
+        encoding: of text files.
+
+    Raises:
+        UserError: nothing there, no text in it, or a file that cannot be read; names file and line or byte.
+    """
+    if path is None:
+        splits = published(path, text_column)
+        assert splits is not None, "wikitext comes in three splits"
+        return [document for read_split in (splits.train, splits.validation, splits.test) for document in read_split()]
+    paths = [path] if isinstance(path, str) else path
+    found = (document for one in paths for document in read(one, text_column, encoding))
+    documents = [d if isinstance(d, Document) else Document(d.name, d.text) for d in found]
+    if not any(document.text.strip() for document in documents):
+        raise no_text(paths)
+    return documents
+
+
+def no_text(paths: Sequence[str]) -> UserError:
+    """What a corpus without any text gets."""
+    return UserError(f"--data-dir {', '.join(paths)}: holds no text, every file or line of it is empty; {_REMEDY}")
+
+
+def published(path: str | Sequence[str] | None, text_column: str, streamed: bool = False) -> Split[partial] | None:
+    """What reads each split of a corpus that comes divided: the hub's default, or one data set of the hub alone.
+
+    Raises:
+        UserError: the hub does not have it, or cannot be reached.
+    """
+    path = hub.DEFAULT if path is None else path
+    path = path if isinstance(path, str) or len(path) > 1 else path[0]
+    return hub.published(path, text_column, streamed) if isinstance(path, str) and hub.is_on_hub(path) else None
+
+
+def read(path: str, text_column: str, encoding: str = "utf-8", streamed: bool = False) -> Iterator[Document | TextFile]:
+    """The documents of one source, in a fixed order and one at a time: of a large source little is in memory.
+
+    Args:
+        path: file, folder (searched in depth, sorted), pattern such as ``logs/**/*.jsonl.gz``, embedded corpus, or data
+            set of the hub.
+        text_column: field of a record that holds the text.
+        encoding: of text files.
+        streamed: keep no copy of what comes from the hub.
+
+    Raises:
+        UserError: nothing there, or a file that cannot be read; names file and line or byte.
+    """
+    if path in EMBEDDED:
+        yield from load_embedded(path)
+        return
+    if hub.is_on_hub(path):
+        yield from hub.read(path, text_column, streamed)
+        return
+    yield from read_files(readable_files(path), text_column, encoding)
+
+
+def read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Iterator[Document | TextFile]:
+    """As ``read``, of files that have been listed."""
+    for file in paths:
+        kind = files.kind(file)
+        if kind in formats.TEXTS:
+            yield TextFile(file, encoding)
+            continue
+        for place, record in formats.RECORDS[kind](file, encoding, samples.columns(text_column)):
+            row = samples.without_nulls(record) if kind == formats.PARQUET else record
+            yield samples.as_document(place, row, text_column)
+
+
+def drop_empty(documents: list[Document]) -> tuple[list[Document], int]:
+    """The documents with text, and the number of those without any, which is logged too."""
+    kept = [document for document in documents if document.text.strip()]
+    n_empty = len(documents) - len(kept)
+    if n_empty:
+        first = next(document.name for document in documents if not document.text.strip())
+        _log.warning("left out %d of %d texts, which are empty; the first is %s", n_empty, len(documents), first)
+    return kept, n_empty
+
+
+def readable_files(path: str) -> list[Path]:
+    """The files of a source that can be read, sorted. Those of other kinds are counted in the log.
+
+    Raises:
+        UserError: nothing there, nothing of a kind that can be read, or a folder that may not be read.
+    """
+    if not path.strip():  # an unset shell variable; Path would take it for the current folder
+        raise UserError(f"--data-dir '{path}': is empty; {_REMEDY}")
+    try:
+        found = files.find(path)
+    except OSError as error:
+        raise files.unreadable(path, error) from error
+    chosen = [file for file in found if files.kind(file) in formats.SUFFIXES]
+    others = Counter(file.suffix.lower() or "no suffix" for file in found if files.kind(file) not in formats.SUFFIXES)
+    if not chosen:
+        raise UserError(f"--data-dir {path}: {_why_nothing(path, others)}; {_REMEDY}")
+    if others:
+        listed = _listed(others)
+        _log.warning("%s: skipped %d files that are not %s: %s", path, others.total(), _SUPPORTED, listed)
+    return chosen
+
+
+def _why_nothing(path: str, others: Counter[str]) -> str:
+    root = Path(path).expanduser()
+    if root.is_file():
+        return f"cannot read {root.suffix or 'files without suffix'}"
+    if others:
+        return f"holds only other files ({_listed(others)})"
+    if root.is_dir():
+        return "the folder is empty"
+    return "no file matches" if glob.has_magic(path) else "no such file or folder"
+
+
+def _listed(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {suffix}" for suffix, count in sorted(kinds.items()))

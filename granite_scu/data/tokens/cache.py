@@ -1,0 +1,288 @@
+"""Tokens on disk: written once for a text, a tokenizer and the settings that matter, and mapped into memory after.
+
+A folder of plain arrays and ``meta.json``, which is written last and moved into place as a whole, under a lock: of two
+runs that prepare the same text one waits for the other. What an interrupted preparation has written is taken up again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from granite_scu.data.tokens.encoding import Part, Stream
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import replacing
+
+_log = logging.getLogger(__name__)
+
+VERSION = 5
+"""Of the layout, and of where long texts are cut (an interrupted preparation counts the pieces): part of the key."""
+
+OF_TOKENS: dict[str, Any] = {"tokens": np.int32, "widths": np.uint16, "targets": np.bool_}
+OF_DOCUMENTS: dict[str, Any] = {
+    "ends": np.int64,
+    "digests": np.uint64,
+    "places": np.uint64,
+    "characters": np.uint64,
+    "sources": np.uint16,
+}
+ARRAYS = OF_TOKENS | OF_DOCUMENTS
+"""The files of a prepared text, with an entry for each token or for each document."""
+
+NOTHING: dict[str, Any] = {
+    "pieces": 0, "sizes": {}, "digest": "", "n_conversations": 0, "n_empty": 0, "first_empty": "",
+}  # fmt: skip
+"""What is noted of a preparation, before it has begun."""
+KINDS = {name: type(value) for name, value in NOTHING.items()}
+
+NAMES, META, PROGRESS = "names", "meta.json", "progress.json"
+SAVED_EVERY = 32
+"""Parts of half a megabyte of text between two notes of how far a preparation has come."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A tokenised text.
+
+    Attributes:
+        stream: the tokens, mapped and not read.
+        digests: (documents,) by which their texts are known again.
+        places: (documents,) of the texts in the seeded order of splits.
+        characters: (documents,) of their texts.
+        sources: (documents,) number of what each came from.
+        names: file of the documents' names, a line each.
+        n_conversations: documents that came as messages.
+        n_empty: documents left out because nothing stands in them.
+        first_empty: name of the first of them.
+    """
+
+    stream: Stream
+    digests: NDArray[np.uint64]
+    places: NDArray[np.uint64]
+    characters: NDArray[np.uint64]
+    sources: NDArray[np.uint16]
+    names: Path
+    n_conversations: int
+    n_empty: int
+    first_empty: str
+
+    def name(self, document: int) -> str:
+        """Where a document came from."""
+        with self.names.open(encoding="utf-8") as lines:
+            return next(line.rstrip("\n") for number, line in enumerate(lines) if number == document)
+
+    @property
+    def n_documents(self) -> int:
+        return len(self.digests)
+
+
+def default_folder() -> Path:
+    """Where tokens are kept when nothing else is said."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "granite-scu"
+
+
+def key_of(facts: dict[str, Any]) -> str:
+    """The name of what these facts determine."""
+    return hashlib.sha256(json.dumps([VERSION, facts], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> Prepared:
+    """The tokens of this name: found, or made and kept.
+
+    Args:
+        folder: of all prepared texts.
+        key: the text's name.
+        make: given the pieces that were tokenised before an interruption, yields the parts that are left.
+
+    Raises:
+        UserError: the folder cannot be written, or what ``make`` raises.
+    """
+    found = folder / key
+    with _readable(folder):
+        if _is_whole(found):  # moved there as a whole, perhaps by someone else: it may be that we can only read
+            return _open(found)
+    with _writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _turn(folder / f"{key}.lock"):
+            if not _is_whole(found):
+                if found.exists():
+                    _log.warning("the kept tokens in %s are damaged, and are made again", found)
+                _write(folder / f"{key}.partial", make)
+                shutil.rmtree(found, ignore_errors=True)
+                (folder / f"{key}.partial").rename(found)
+            return _open(found)
+
+
+def interrupted(folder: Path, key: str) -> bool:
+    """Whether a preparation of this name was begun and not ended."""
+    return (folder / f"{key}.partial" / PROGRESS).is_file()
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """The lock, once no other run has it."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.info("waiting for another process, which is tokenising the same text")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"--cache-dir {folder}: {error.filename or 'what is kept there'} cannot be read "
+            f"({error.strerror or error}); have its permissions changed or name another folder"
+        ) from error
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and folder not in (Path(error.filename), *Path(error.filename).parents):
+            raise
+        raise UserError(
+            f"--cache-dir {folder}: cannot be written ({error.strerror or error}); make room or name another folder"
+        ) from error
+
+
+def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
+    partial.mkdir(exist_ok=True)
+    names = [*ARRAYS, NAMES]
+    progress = _progress(partial, names)
+    files: dict[str, BinaryIO] = {name: (partial / name).open("ab") for name in names}
+    try:
+        for name, file in files.items():
+            file.truncate(progress["sizes"].get(name, 0))
+            file.seek(0, os.SEEK_END)
+        length = progress["sizes"].get("tokens", 0) // np.dtype(ARRAYS["tokens"]).itemsize
+        for number, part in enumerate(make(progress["pieces"]), start=1):
+            _append(files, part, length)
+            length += len(part.tokens)
+            progress["pieces"] += part.n_pieces
+            progress["n_conversations"] += part.n_conversations
+            progress["n_empty"] += part.n_empty
+            progress["first_empty"] = progress["first_empty"] or part.first_empty
+            if number % SAVED_EVERY == 0:
+                _save(partial / PROGRESS, files, progress)
+        for file in files.values():
+            file.flush()
+        progress["digest"] = _digest(partial)
+        _save(partial / META, files, progress)
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _progress(partial: Path, names: list[str]) -> dict[str, Any]:
+    """How far an interrupted preparation came; not at all, where its files do not hold what they should."""
+    noted = _read(partial / PROGRESS)
+    if noted is None:
+        return {**NOTHING, "sizes": {}}
+    try:
+        whole = all((partial / name).stat().st_size >= noted["sizes"][name] for name in names)
+    except (FileNotFoundError, KeyError):
+        whole = False
+    if not whole:
+        _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
+    return noted if whole else {**NOTHING, "sizes": {}}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What ``_save`` wrote; None where there is nothing, or something else."""
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    same = isinstance(noted, dict) and {name: type(value) for name, value in noted.items()} == KINDS
+    sizes = [*noted["sizes"].values(), noted["pieces"]] if same else []
+    return noted if same and all(isinstance(size, int) and size >= 0 for size in sizes) else None
+
+
+def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> None:
+    """Note how far the files go; only once their contents are on the disk."""
+    for file in files.values():
+        file.flush()
+        os.fsync(file.fileno())
+    progress["sizes"] = {name: file.tell() for name, file in files.items()}
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(progress), encoding="utf-8")
+
+
+def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
+    prints = [piece.fingerprint for piece in part.documents]
+    arrays = {
+        "tokens": part.tokens,
+        "widths": part.widths,
+        "targets": part.targets,
+        "ends": part.ends + begin,
+        "digests": [fingerprint.digest for fingerprint in prints],
+        "places": [fingerprint.place for fingerprint in prints],
+        "characters": [fingerprint.characters for fingerprint in prints],
+        "sources": [piece.source for piece in part.documents],
+    }
+    for name, array in arrays.items():
+        files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
+    names = "".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents)
+    files[NAMES].write(names.encode(errors="backslashreplace"))  # a file's may be of any bytes
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a text is kept there: every file as long as it was written, and what is said of documents unchanged.
+
+    The tokens themselves are not read for that: they may be many gigabytes.
+    """
+    meta = _read(folder / META)
+    try:
+        return (
+            meta is not None
+            and all((folder / name).stat().st_size == meta["sizes"][name] for name in (*ARRAYS, NAMES))
+            and _digest(folder) == meta["digest"]
+        )
+    except (FileNotFoundError, KeyError):
+        return False
+
+
+def _digest(folder: Path) -> str:
+    """Of what is kept for each document, some hundred bytes of it."""
+    digest = hashlib.sha256()
+    for name in (*OF_DOCUMENTS, NAMES):
+        with (folder / name).open("rb") as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+    return digest.hexdigest()
+
+
+def _open(folder: Path) -> Prepared:
+    meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    arrays = {name: _mapped(folder / name, kind) for name, kind in ARRAYS.items()}
+    stream = Stream(*(arrays[name] for name in ("tokens", "ends", "widths", "targets")))
+    facts = {name: arrays[name] for name in ("digests", "places", "characters", "sources")}
+    counts = {name: meta[name] for name in ("n_conversations", "n_empty", "first_empty")}
+    return Prepared(stream, **facts, names=folder / NAMES, **counts)
+
+
+def _mapped(path: Path, kind: Any) -> NDArray[Any]:
+    if not path.stat().st_size:  # nothing cannot be mapped
+        return np.zeros(0, kind)
+    return np.memmap(path, kind, "r")

@@ -1,0 +1,201 @@
+"""The text of a run, tokenised: from its sources, or from what was kept of an earlier run on the same text."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.sources import files, formats, hub, samples
+from granite_scu.data.sources.corpora import EMBEDDED
+from granite_scu.data.sources.documents import Document, TextFile
+from granite_scu.data.sources.read import no_text, published, read, read_files, readable_files
+from granite_scu.data.tokens import cache
+from granite_scu.data.tokens.cache import Prepared
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.encoding import LONG, Part, encoded
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import replacing
+
+_log = logging.getLogger(__name__)
+
+Source: TypeAlias = Callable[[], Iterable[Document | TextFile]]
+"""Reads the documents of one source."""
+
+
+def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progress: bool = True) -> Prepared:
+    """The tokens of a run's text, made in constant memory whatever its size.
+
+    Args:
+        config: the sources, and how they are read. A data set that comes divided has its three splits as sources.
+        tokenizer: of the model.
+        show_progress: show a bar on stderr when the text is long.
+
+    Raises:
+        UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
+    """
+    names = full_names(config)
+    before = _stamps(config)
+    contents, size, sources = _sources(config)
+    request = {
+        "sources": names,
+        "settings": [config.text_column, config.encoding, config.loss_on, config.split_seed],
+        "tokenizer": _identity(tokenizer),
+    }
+    key = cache.key_of(request | {"contents": contents})
+    folder = Path(config.cache_dir).expanduser() if config.cache_dir else cache.default_folder()
+    renderer = Renderer(tokenizer, config.loss_on)
+
+    def make(done: int) -> Iterator[Part]:
+        if done:
+            _log.info("going on with the tokenisation of %s, which was interrupted", config.named)
+        elif changed := _changed(folder, request, config, contents):
+            _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
+        parts = encoded([source() for source in sources], renderer, config.split_seed, skip=done)
+        yield from _with_bar(parts, size if show_progress else 0)
+        if _stamps(config) != before:  # what was read is then not what the tokens are kept under the name of
+            raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
+
+    found = cache.prepared(folder, key, make)
+    _remember(folder, request, contents)
+    if not found.n_documents:
+        raise no_text(config.sources)
+    check_column(config, found.n_conversations, found.n_documents)
+    if found.n_empty:
+        total = found.n_empty + found.n_documents
+        _log.warning(
+            "left out %d of %d texts, which are empty; the first is %s", found.n_empty, total, found.first_empty
+        )
+    return found
+
+
+def check_column(config: DataConfig, n_conversations: int, n_documents: int) -> None:
+    """Refuse a ``--text-column`` that no record has a text in: all of them came as conversations."""
+    column = config.text_column
+    if column not in (DataConfig.text_column, samples.MESSAGES) and n_conversations == n_documents:
+        raise UserError(
+            f"--text-column {column}: no record of {config.named} has a text in it, all are conversations; leave it "
+            "out, or mend its name"
+        )
+
+
+def _sources(config: DataConfig) -> tuple[list[str], int, list[Source]]:
+    """Digests of what is to be read, its size in bytes, and what reads it: the sources, or published splits."""
+    splits = published(config.path, config.text_column)
+    readers: list[Source] = [] if splits is None else [splits.train, splits.validation, splits.test]
+    found = [_read_through(reader()) for reader in readers]
+    for name in config.sources if splits is None else ():
+        if name in EMBEDDED or hub.is_on_hub(name):
+            readers.append(partial(read, name, config.text_column))
+            found.append(_read_through(readers[-1]()))
+        else:
+            listed = readable_files(name)  # once, as it says what it passes over
+            readers.append(partial(read_files, listed, config.text_column, config.encoding))
+            found.append(_contents(listed))
+    return [digest for digest, _ in found], sum(size for _, size in found), readers
+
+
+def full_names(config: DataConfig) -> list[str]:
+    """Of the sources. Raises UserError where one is named twice."""
+    names = [_full_name(name) for name in config.sources]
+    if len(set(names)) < len(names):
+        again = next(name for number, name in enumerate(names) if name in names[:number])
+        raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
+    return names
+
+
+def _full_name(source: str) -> str:
+    """The same from every folder."""
+    named = source in EMBEDDED or hub.is_on_hub(source)
+    return source if named else os.path.abspath(Path(source).expanduser())
+
+
+def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
+    columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=size < LONG) as progress:
+        task = progress.add_task("tokenising", total=size)
+        for part in parts:
+            yield part
+            progress.advance(task, int(part.widths.sum(dtype=int)))
+
+
+def _stamps(config: DataConfig) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each of the user's files; what is wrong with them is said by who reads them."""
+    own = [name for name in config.sources if name.strip() and name not in EMBEDDED and not hub.is_on_hub(name)]
+    try:
+        found = [file for name in own for file in files.find(name) if files.kind(file) in formats.SUFFIXES]
+        return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
+    except OSError:
+        return []
+
+
+def _contents(listed: list[Path]) -> tuple[str, int]:
+    """A digest of all that files hold, and its size in bytes."""
+    digest, size = hashlib.sha256(), 0
+    for file in listed:
+        of_file = hashlib.sha256()
+        with files.opened(file, as_it_is=True) as stream:
+            while data := stream.read(files.PIECE):
+                of_file.update(data)
+                size += len(data)
+        digest.update(os.fsencode(os.path.abspath(file)) + f"\0{of_file.hexdigest()}\0".encode())
+    return digest.hexdigest(), size
+
+
+def _read_through(documents: Iterable[Document | TextFile]) -> tuple[str, int]:
+    """As ``_contents``, of what is in no files of the user's."""
+    digest, size = hashlib.sha256(), 0
+    for document in documents:
+        # All of a message may reach the template, and its text is only what was said.
+        facts = (document.name, document.text, getattr(document, "messages", ()))
+        digest.update("\0".join(map(str, facts)).encode(errors="backslashreplace") + b"\0")
+        size += len(document.text)
+    return digest.hexdigest(), size
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+    """By which a tokenizer is known: another vocabulary, merge or template is another."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError("--model: its tokenizer is not of the tokenizers library; convert it with transformers")
+    backend.no_truncation()
+    backend.no_padding()
+    facts = [backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _last_contents(folder: Path, request: dict[str, Any]) -> Path:
+    return folder / f"{cache.key_of(request)}.last"
+
+
+def _changed(folder: Path, request: dict[str, Any], config: DataConfig, contents: list[str]) -> list[str]:
+    """The sources that had other contents when the same was last asked for."""
+    before = _remembered(folder, request)
+    if before is None or before == contents:
+        return []
+    if not len(before) == len(contents) == len(config.sources):  # splits of one source
+        return [config.named]
+    return [name for name, old, new in zip(config.sources, before, contents, strict=True) if old != new]
+
+
+def _remembered(folder: Path, request: dict[str, Any]) -> list[str] | None:
+    try:
+        return json.loads(_last_contents(folder, request).read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return None
+
+
+def _remember(folder: Path, request: dict[str, Any], contents: list[str]) -> None:
+    if _remembered(folder, request) == contents:
+        return
+    with contextlib.suppress(OSError), replacing(_last_contents(folder, request)) as temporary:
+        temporary.write_text(json.dumps(contents), encoding="utf-8")  # in a folder that others fill it is theirs to do

@@ -1,0 +1,435 @@
+"""From documents to one stream of tokens, some hundred kilobytes of text at a time.
+
+The tokens of all documents, each ended by the end-of-text token, form one row. Tokenizers of Granite's kind work on
+bytes, so that a token's bytes are known from its id alone; plain texts then take the library's fastest way, on all
+cores and without offsets, while the next ones are read.
+"""
+
+import re
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.data.blocks.splitting import SPLIT_SEED, Fingerprint
+from granite_scu.data.sources.documents import Conversation, Document, TextFile
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.errors import UserError
+
+CHUNK = 50_000
+"""Characters from which a long text is cut, so that every core has some of it: the library takes one for each text."""
+LONG_CHUNK = 1_000_000
+"""As ``CHUNK``, for tokenizers with which a cut may change a token: seldom enough, and the memory is bounded."""
+GROUP = 500_000
+"""Characters given to the library at a time; they take many times their size in memory until they are one array."""
+AT_ONCE = 2
+"""Groups that are tokenised at the same time: with one, the library's own threads would be idle whenever it waits for
+the interpreter. Another is read meanwhile."""
+LONG = 5_000_000
+"""Characters from which tokenising takes long enough to show its progress."""
+
+# A newline between a visible character and a letter or digit, and the end of a word. Tokenizers of Granite's kind never
+# join what stands on its two sides, so that a long text cut here gives the tokens it gives as a whole.
+_LINE_END = r"(?<=\S)\n(?=[^\W_])"
+_WORD_END = r"(?<=[^\W\d_])(?=[ ,.;:!?\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f])"
+_CUT = re.compile(_LINE_END)
+_CUT_LATE = re.compile(f"{_LINE_END}|{_WORD_END}")
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Documents as one row of T tokens.
+
+    Attributes:
+        tokens: (T,) int32 token ids; the last one ends a document.
+        ends: (documents,) int64 positions of the tokens that end a document, rising.
+        widths: (T,) uint16 UTF-8 bytes of the text that each token stands for.
+        targets: (T,) bool, whether a token is supervised; a document's first never is, for nothing predicts it.
+    """
+
+    tokens: NDArray[np.int32]
+    ends: NDArray[np.int64]
+    widths: NDArray[np.uint16]
+    targets: NDArray[np.bool_]
+
+    @property
+    def bounds(self) -> NDArray[np.int64]:
+        """(documents, 2) where each begins, and the position after its end of text."""
+        return self.bounds_of(np.arange(len(self.ends)))
+
+    def bounds_of(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As ``bounds``, of some documents by number."""
+        begins = np.where(documents > 0, self.ends[documents - 1] + 1, 0)
+        return np.stack([begins, self.ends[documents] + 1], 1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some consecutive tokens of a stream, and the documents that end in them.
+
+    Attributes:
+        tokens: as in ``Stream``, and so the next two.
+        ends: positions in this part.
+        documents: those that end here.
+        n_pieces: texts that were tokenised for this part.
+        n_conversations: documents that end here and came as messages.
+        n_empty: documents passed over because nothing stands in them.
+        first_empty: name of the first of them.
+        characters: read for this part.
+    """
+
+    tokens: NDArray[np.int32]
+    widths: NDArray[np.uint16]
+    targets: NDArray[np.bool_]
+    ends: NDArray[np.int64]
+    documents: list["Piece"]
+    n_pieces: int
+    n_conversations: int
+    n_empty: int
+    first_empty: str
+    characters: int
+
+
+class Piece(NamedTuple):
+    """A text that is tokenised at once: a document or some of it.
+
+    Attributes:
+        text: what is tokenised.
+        name: of the document.
+        fingerprint: of the document, up to this piece.
+        source: number of what the document came from.
+        is_first: whether the document begins with it.
+        is_last: whether the document ends with it.
+        is_conversation: whether a chat template has rendered it.
+        spans: characters that are supervised, [start, stop) each; None supervises all, and the end of text.
+        is_ended: whether the end of text follows its last piece.
+    """
+
+    text: str
+    name: str
+    fingerprint: Fingerprint
+    source: int = 0
+    is_first: bool = True
+    is_last: bool = True
+    is_conversation: bool = False
+    spans: tuple[tuple[int, int], ...] | None = None
+    is_ended: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing stands in the document."""
+        return self.is_first and self.is_last and not self.text.strip()
+
+
+def encode(
+    documents: Sequence[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    show_progress: bool = True,
+    loss_on: str = "completion",
+) -> Stream:
+    """The documents' tokens, each document ended by the end-of-text token, in memory.
+
+    Args:
+        documents: at least one, none of them empty.
+        tokenizer: its end-of-text token ends each document.
+        show_progress: show a bar on stderr when the text is long.
+        loss_on: of conversations, see ``chat.Renderer``.
+
+    Raises:
+        UserError: the tokenizer has no end-of-text token or is not of the tokenizers library, or what rendering raises.
+    """
+    assert documents
+    n_characters = sum(len(document.text) for document in documents)
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not show_progress or n_characters < LONG)
+    parts: list[Part] = []
+    with bar as progress:
+        task = progress.add_task("tokenising", total=n_characters)
+        for part in encoded([documents], Renderer(tokenizer, loss_on)):
+            parts.append(part)
+            progress.advance(task, part.characters)
+    return joined(parts)
+
+
+def joined(parts: Sequence[Part]) -> Stream:
+    """The stream that consecutive parts make; the last of them ends with a document."""
+    begins = np.cumsum([0, *(len(part.tokens) for part in parts)])
+    return Stream(
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([part.ends + begin for part, begin in zip(parts, begins, strict=False)]),
+        np.concatenate([part.widths for part in parts]),
+        np.concatenate([part.targets for part in parts]),
+    )
+
+
+def encoded(
+    sources: Sequence[Iterable[Document | TextFile]], renderer: Renderer, split_seed: int = SPLIT_SEED, skip: int = 0
+) -> Iterator[Part]:
+    """The stream of all documents, part by part; joined, the parts are the stream.
+
+    Args:
+        sources: documents, read as they are needed.
+        renderer: of conversations, and its tokenizer for all texts.
+        split_seed: of the order that fingerprints have.
+        skip: pieces at the beginning that are read and not tokenised again.
+
+    Raises:
+        UserError: as ``encode``, and what reading raises.
+    """
+    least = CHUNK if _may_be_cut(renderer.tokenizer) else LONG_CHUNK
+    pieces = (
+        piece
+        for number, documents in enumerate(sources)
+        for document in documents
+        for piece in pieces_of(document, number, renderer, split_seed, least)
+    )
+    yield from parts_of(groups_of(islice(pieces, skip, None), GROUP), renderer.tokenizer)
+
+
+def _may_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a text in two gives the tokens of the whole; not where, for one, a space is put before each text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    return all(
+        backend.encode(first + second, add_special_tokens=False).ids
+        == [token for text in (first, second) for token in backend.encode(text, add_special_tokens=False).ids]
+        for first, second in (("a.\n", "b"), ("a", " b"))
+    )
+
+
+def parts_of(
+    groups: Iterable[list["Piece"]], tokenizer: PreTrainedTokenizerBase, at_once: int = AT_ONCE
+) -> Iterator[Part]:
+    """The tokens of each group of pieces.
+
+    Args:
+        groups: read as they are needed; one is read while others are tokenised.
+        tokenizer: as of ``encode``.
+        at_once: groups that are tokenised at the same time.
+
+    Raises:
+        UserError: as ``encode``.
+    """
+    encoder = _Encoder(tokenizer)
+    pool = ThreadPoolExecutor(at_once)
+    pending: deque[Future[Part]] = deque()
+    try:
+        for group in groups:
+            pending.append(pool.submit(encoder.part, group))
+            if len(pending) > at_once:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error nobody waits for what is left
+
+
+class _Encoder:
+    """Turns pieces into parts of a stream."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        if tokenizer.eos_token_id is None:
+            raise UserError("--model: its tokenizer has no end-of-text token (eos_token) to end documents with")
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UserError("--model: its tokenizer is not of the tokenizers library; convert it with transformers")
+        self.backend = backend
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.end: int = tokenizer.eos_token_id
+        self.by_token = _bytes_by_token(backend)
+        self.special = np.array(tokenizer.all_special_ids, np.int32)
+
+    def tokenised(self, group: list[Piece]) -> list[Any]:
+        """Encodings of the pieces, with offsets only where they are needed."""
+        by_offset = self.by_token is None or any(piece.spans is not None for piece in group)
+        encode = self.backend.encode_batch if by_offset else self.backend.encode_batch_fast
+        return encode([piece.text for piece in group], add_special_tokens=False)
+
+    def part(self, group: list[Piece]) -> Part:
+        """The stream's part that is made of a group of pieces."""
+        empty = [piece.name for piece in group if piece.is_empty]
+        with_encodings = zip(group, self.tokenised(group), strict=True)
+        rows = self._rows((piece, encoding) for piece, encoding in with_encodings if not piece.is_empty)
+        # Packed a row at a time, since ids are an object each until then; by struct, which is faster at it than numpy.
+        tokens = np.frombuffer(b"".join(self._packed(row) for row in rows), np.int32)
+        return Part(
+            tokens,
+            self._widths(tokens, rows),
+            _targets(len(tokens), rows),
+            np.array([row.stop - 1 for row in rows if row.piece.is_last], np.int64),
+            [row.piece for row in rows if row.piece.is_last],
+            len(group),
+            sum(row.piece.is_conversation for row in rows),
+            len(empty),
+            empty[0] if empty else "",
+            sum(len(piece.text) for piece in group),
+        )
+
+    def _packed(self, row: "_Row") -> bytes:
+        ids = row.encoding.ids
+        if row.is_ended:
+            ids.append(self.end)
+        return struct.pack(f"={len(ids)}i", *ids)
+
+    def _rows(self, with_encodings: Iterable[tuple[Piece, Any]]) -> list["_Row"]:
+        """Where each piece's tokens go, one after the other."""
+        rows: list[_Row] = []
+        begin = 0
+        for piece, encoding in with_encodings:
+            # A template may have set the end of text already.
+            is_ended = (
+                piece.is_last and piece.is_ended and not (piece.is_conversation and encoding.ids[-1:] == [self.end])
+            )
+            rows.append(_Row(piece, encoding, begin, begin + len(encoding), is_ended))
+            begin = rows[-1].stop
+        return rows
+
+    def _widths(self, tokens: NDArray[np.int32], rows: list["_Row"]) -> NDArray[np.uint16]:
+        """UTF-8 bytes of the text that each token stands for; those of a piece add up to its text's."""
+        widths = np.zeros(len(tokens), np.uint16) if self.by_token is None else self.by_token.take(tokens)
+        widths[[row.end for row in rows if row.is_ended]] = 0
+        with_tokens = [row for row in rows if row.begin < row.stop]
+        n_bytes = np.add.reduceat(widths, [row.begin for row in with_tokens], dtype=int) if with_tokens else widths
+        for row, found in zip(with_tokens, n_bytes.tolist(), strict=True):
+            text = slice(row.begin, row.end)
+            if found != row.n_bytes:  # not made of bytes, or something was rewritten
+                has_offsets = self.by_token is None
+                encoding = (
+                    row.encoding if has_offsets else self.backend.encode(row.piece.text, add_special_tokens=False)
+                )
+                widths[text] = bytes_by_offset(row.piece.text, encoding.offsets)
+            if row.piece.is_conversation:  # its marks are no text
+                widths[text][np.isin(tokens[text], self.special)] = 0
+        return widths
+
+
+class _Row(NamedTuple):
+    """A piece's tokens in a part: from ``begin`` to ``end``, and one more where the end of text is put behind them."""
+
+    piece: Piece
+    encoding: Any
+    begin: int
+    end: int
+    is_ended: bool
+
+    @property
+    def stop(self) -> int:
+        return self.end + self.is_ended
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the text, in UTF-8."""
+        text = self.piece.text
+        return len(text) if text.isascii() else len(text.encode())
+
+
+def _targets(n_tokens: int, rows: list[_Row]) -> NDArray[np.bool_]:
+    """Which tokens are supervised; a document's first never is."""
+    targets = np.ones(n_tokens, bool)
+    for row in rows:
+        spans = row.piece.spans
+        if spans is not None:
+            targets[row.begin : row.end] = supervised(row.encoding.offsets, spans)
+            targets[row.end : row.stop] = bool(spans) and spans[-1][1] == len(row.piece.text)
+        if row.piece.is_first:
+            targets[row.begin : row.begin + 1] = False  # of which there may be none
+    return targets
+
+
+def supervised(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Which tokens have a character of the spans, (tokens,)."""
+    starts, stops = np.array(offsets, np.int64).reshape(-1, 2).T
+    found = np.zeros(len(starts), bool)
+    for start, stop in spans:
+        found |= (starts < stop) & (stops > start)
+    return found
+
+
+def _bytes_by_token(backend: Any) -> NDArray[np.uint16] | None:
+    """UTF-8 bytes of each token id; None where tokens are not made of bytes."""
+    if type(backend.decoder).__name__ != "ByteLevel":
+        return None
+    vocabulary, added_tokens = backend.get_vocab(with_added_tokens=False), backend.get_added_tokens_decoder()
+    widths = np.zeros(1 + max([*vocabulary.values(), *added_tokens]), np.uint16)
+    for token, number in vocabulary.items():
+        widths[number] = len(token)  # a letter of the byte-level alphabet for each byte
+    for number, added in added_tokens.items():
+        widths[number] = len(added.content.encode())
+    return widths
+
+
+def bytes_by_offset(text: str, offsets: Sequence[tuple[int, int]]) -> NDArray[np.uint16]:
+    """UTF-8 bytes from the end of the token before to the end of each; they add up to the text's.
+
+    Of a character spread over tokens, the first token has all bytes.
+    """
+    ends = np.fromiter((end for _, end in offsets), np.int64, len(offsets))
+    ends[-1:] = len(text)  # the last token has what the tokenizer leaves out at the end
+    if not text.isascii():
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        bytes_each = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
+        ends = np.append(0, bytes_each.cumsum())[ends]
+    return np.diff(ends, prepend=0).astype(np.uint16)
+
+
+def pieces_of(
+    document: Document | TextFile, source: int, renderer: Renderer, split_seed: int, least: int
+) -> Iterator[Piece]:
+    """The document's text: where it is long, in pieces of ``least`` to about twice as many characters; a
+    conversation always as a whole.
+    """
+    fingerprint = Fingerprint(split_seed)
+    if isinstance(document, Conversation):
+        fingerprint.update(document.text)
+        text, spans = renderer.render(document) if document.text else ("", None)
+        yield Piece(text, document.name, fingerprint, source, is_conversation=True, spans=spans)
+        return
+    text, begin, searched, is_first = "", 0, least, True
+    for more in document.pieces():
+        fingerprint.update(more)
+        text, begin = text[begin:] + more, 0
+        while cut := _cut(text, begin, searched, least):
+            yield Piece(text[begin:cut], document.name, fingerprint, source, is_first, is_last=False)
+            begin, searched, is_first = cut, least, False
+        searched = max(least, len(text) - begin - 2)
+    yield Piece(text[begin:], document.name, fingerprint, source, is_first)
+
+
+def _cut(text: str, begin: int, searched: int, least: int) -> int | None:
+    """Where a long text is cut next: behind a line, or where the lines are long behind a word.
+
+    Args:
+        text: as far as it is read.
+        begin: of what is not cut yet.
+        searched: characters from there on in which there is no place to cut.
+        least: characters of a piece.
+    """
+    latest = 2 * least
+    found = _CUT.search(text, begin + searched, begin + latest)
+    if found is None and len(text) >= begin + latest:
+        found = _CUT_LATE.search(text, begin + (searched if searched > latest else least))
+    return found.end() if found else None
+
+
+def groups_of(pieces: Iterable[Piece], least: int, whole: bool = False) -> Iterator[list[Piece]]:
+    """The pieces in groups of so many characters or some more; ``whole`` lets each group end with a document."""
+    group: list[Piece] = []
+    length = 0
+    for piece in pieces:
+        group.append(piece)
+        length += len(piece.text)
+        if length >= least and (piece.is_last or not whole):
+            yield group
+            group, length = [], 0
+    if group:
+        yield group

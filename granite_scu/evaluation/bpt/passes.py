@@ -1,0 +1,100 @@
+"""One pass over the windows: each batch goes through every adapter before the next batch is made."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from granite_scu.errors import RunFailed
+from granite_scu.evaluation.bpt.windows import Corpus, Window
+from granite_scu.model.loss import IGNORED, token_nats
+
+Switch: TypeAlias = Callable[[], AbstractContextManager]
+"""Makes the context in which a model is the base or one of its adapters."""
+
+MULTIPLE = 16
+"""Batches are padded to a multiple of so many tokens: kernels are compiled for few lengths, and a convolution is never
+wider than its input."""
+
+
+@torch.no_grad()
+def score_windows(
+    model: nn.Module,
+    switches: Sequence[Switch],
+    corpus: Corpus,
+    windows: Sequence[Window],
+    batch_size: int,
+    *,
+    autocast: Callable[[], AbstractContextManager],
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> NDArray[np.float64]:
+    """Summed cross-entropy of each window under each switch, in nats, (switches, windows).
+
+    Sums stay on the device until the end, so that nothing waits for it. The result depends on neither the batch size
+    nor the padding, but for the rounding of the products.
+
+    Args:
+        model: a transformers causal language model (not wrapped by PEFT; its layers may be), in evaluation mode.
+        switches: what it is scored as.
+        corpus: the texts.
+        windows: of them.
+        batch_size: windows at a time.
+        autocast: makes the context of the forward passes.
+        advance: told after each batch how many tokens were scored.
+
+    Raises:
+        RunFailed: the device has too little memory for a batch.
+    """
+    device = next(model.parameters()).device
+    sums = torch.zeros(len(switches), len(windows), dtype=torch.float64, device=device)
+    for numbers, inputs, labels in batches(corpus, windows, batch_size):
+        inputs, labels = (part.to(device, non_blocking=True) for part in (inputs, labels))
+        places = torch.tensor(numbers, device=device)
+        for row, switch in enumerate(switches):
+            with switch(), autocast():
+                sums[row, places] = _nats(model, inputs, labels).double().sum(1)
+        advance(sum(corpus.counted(windows[i]) for i in numbers))
+    return sums.cpu().numpy()
+
+
+def batches(corpus: Corpus, windows: Sequence[Window], batch_size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """The windows in batches of about one length: their numbers, and inputs and labels, (windows, time) int64.
+
+    Long ones come first, so that a batch that is too large fails at once.
+    """
+    order = sorted(range(len(windows)), key=lambda i: windows[i].start - windows[i].stop)
+    for begin in range(0, len(order), batch_size):
+        numbers = order[begin : begin + batch_size]
+        yield numbers, *_batch(corpus, [windows[i] for i in numbers])
+
+
+def _nats(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    try:
+        return token_nats(model, inputs, labels)
+    except torch.OutOfMemoryError as error:
+        batch, time = inputs.shape
+        raise RunFailed(
+            f"{inputs.device} has too little memory for {batch} windows of {time} tokens; "
+            f"set --batch-size below {batch} or, of one window, --max-length below {time}"
+        ) from error
+
+
+def _batch(corpus: Corpus, windows: Sequence[Window]) -> tuple[Tensor, Tensor]:
+    """Inputs and labels, padded at the end, where causality keeps it from mattering."""
+    longest = max(window.stop - window.start for window in windows)
+    shape = len(windows), -(-longest // MULTIPLE) * MULTIPLE
+    inputs, labels = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
+    for row, window in enumerate(windows):
+        tokens = torch.from_numpy(corpus.sequences[window.document][window.start : window.stop + 1])
+        length = len(tokens) - 1
+        inputs[row, :length] = tokens[:-1]
+        predicted = tokens[length + 1 - window.scored :].long()
+        if corpus.targets is not None:
+            counts = corpus.targets[window.document][window.stop - window.scored : window.stop]
+            predicted = predicted.where(torch.from_numpy(np.array(counts)), IGNORED)
+        labels[row, length - window.scored : length] = predicted
+    return inputs, labels

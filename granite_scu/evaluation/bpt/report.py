@@ -1,0 +1,119 @@
+"""What was found, for people and for programs."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import finite, replacing
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """A table, a sentence for each pair, and how it was measured."""
+    models, pairs = found["models"], found["pairs"]
+    first = models[0]["name"]
+    against = {pair["b"]: pair for pair in pairs if pair["a"] == first}
+    table = Table(title=found["data"], title_justify="left", title_style="")
+    table.add_column("model")
+    for heading in ("bits/token", "bits/byte", "perplexity"):
+        table.add_column(heading, justify="right")
+    several = len(models) > 1
+    if several:
+        table.add_column(f"over {first}, 95 % interval", justify="right")
+    forgetting = models[0]["forgetting"]
+    if forgetting:
+        table.add_column(f"forgetting: {forgetting['data']}", justify="right")
+    for model in models:
+        cells = [f"{model['bits_per_token']:.4f}", f"{model['bits_per_byte']:.4f}", f"{model['perplexity']:.4g}"]
+        if several:
+            cells.append(_interval(against.get(model["name"])))
+        if forgetting:
+            forgotten = model["forgetting"]
+            change = forgotten["against"]
+            cells.append(f"{forgotten['bits_per_token']:.4f}" + (f"  {_interval(change)}" if change else ""))
+        table.add_row(model["name"], *cells)
+    console.print(table)
+    for pair in pairs:
+        console.print(f"{pair['verdict']}; better on {pair['documents_better']} of {found['documents']} documents.",
+                      highlight=False, markup=False, soft_wrap=True)  # fmt: skip
+    for model in models:
+        change = model["forgetting"] and model["forgetting"]["against"]
+        if change:
+            console.print(
+                f"On {forgetting['data']}: {change['verdict']}.", highlight=False, markup=False, soft_wrap=True
+            )
+    for line in _circumstances(found, forgetting):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _interval(pair: dict[str, Any] | None) -> str:
+    if pair is None:
+        return ""
+    if pair["low"] is None:
+        return f"{pair['difference_bits_per_token']:+.4f}"
+    return f"{pair['difference_bits_per_token']:+.4f} ({pair['low']:+.4f} to {pair['high']:+.4f})"
+
+
+def _circumstances(found: dict[str, Any], forgetting: dict[str, Any] | None) -> list[str]:
+    lines = []
+    for scored in (found, forgetting):
+        if not scored:
+            continue
+        counts = ", ".join(f"{scored[what]:,} {what}" for what in ("documents", "tokens", "bytes"))
+        line = f"{scored['data']}: {counts}"
+        if scored["excluded_documents"]:
+            line += f"; {scored['excluded_documents']} left out because a run was trained or validated on them"
+        if scored["units"] == "windows":
+            line += (
+                "; so few documents that intervals are over windows, which differ less than documents would: "
+                "take them for too narrow"
+            )
+        lines.append(line)
+    lines.append(
+        f"windows of {found['max_length']} tokens, each after the first {found['stride']} further; "
+        f"{found['precision']} on {found['device']}{', base in 4 bits' if found['quantize_4bit'] else ''}; "
+        f"{found['tokens_per_s']:,.0f} tokens/s"
+    )
+    return lines
+
+
+def as_json(found: dict[str, Any]) -> str:
+    return json.dumps(finite(found), indent=2, allow_nan=False) + "\n"
+
+
+def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write rows whole or not at all."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a file whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def check_writable(flag: str, path: Path | None) -> None:
+    """Refuse an output that could not be written, before anything is computed.
+
+    Raises:
+        UserError: its folder is missing, or it is a folder itself.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{flag} {path}: is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{flag} {path}: its folder does not exist; make it first")
+    try:
+        with replacing(path.with_name(f".{path.name}.probe")) as temporary:
+            temporary.touch()
+        path.with_name(f".{path.name}.probe").unlink()
+    except OSError as error:
+        raise UserError(f"{flag} {path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,138 @@
+"""What the user named: run folders, adapters, checkpoints and whole models, and the base that they share."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.errors import UserError
+from granite_scu.model import saved_adapter as saved
+from granite_scu.storage.run_folder import DOCUMENTS
+
+BASE = "base"
+"""The name of the base model in every result."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be scored.
+
+    Attributes:
+        name: in tables.
+        given: what the user wrote; a folder, or the hub id of a whole model.
+        kind: an adapter of a base model, or a model of its own.
+        base: the name of the base model; of a whole model its own.
+        run: the run folder that it lies in; None where it lies in none.
+    """
+
+    name: str
+    given: str
+    kind: Literal["adapter", "model"]
+    base: str
+    run: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        return Path(self.given).expanduser()
+
+
+def identify(named: Sequence[str]) -> list[Subject]:
+    """What each of the names stands for.
+
+    Raises:
+        UserError: a folder that is neither a run, an adapter nor a model; something named twice.
+    """
+    labels = _labels(named)
+    subjects = [_identify(given, label) for given, label in zip(named, labels, strict=True)]
+    places = [str(subject.path.resolve()) if subject.path.exists() else subject.given for subject in subjects]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise UserError(f"{subjects[number].given}: is named twice")
+    return subjects
+
+
+def shared_base(subjects: Sequence[Subject], asked: str | None) -> str | None:
+    """The base model of all adapters.
+
+    Args:
+        subjects: the adapters, and whole models, which say nothing about it.
+        asked: ``--model``.
+
+    Returns:
+        None where there is neither an adapter nor a model asked for.
+
+    Raises:
+        UserError: the adapters are for different bases, or for another than the one asked for.
+    """
+    adapters = [subject for subject in subjects if subject.kind == "adapter"]
+    if asked is None and not adapters:
+        return None
+    base = asked or adapters[0].base
+    for adapter in adapters:
+        if saved.may_be_same(adapter.base, base):
+            continue
+        if asked:
+            raise UserError(f"{adapter.given}: is an adapter for {adapter.base}, not for --model {asked}")
+        raise UserError(
+            f"{adapter.given}: is an adapter for {adapter.base}, and {adapters[0].given} is one for {base}; "
+            "score them one at a time"
+        )
+    return base
+
+
+def runs_of(subjects: Sequence[Subject]) -> list[Path]:
+    """The run folders, each once."""
+    return list(dict.fromkeys(subject.run for subject in subjects if subject.run))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises UserError where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: is no JSON object")
+    return found
+
+
+def _identify(given: str, label: str) -> Subject:
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        if path.exists():
+            raise UserError(f"{given}: is a file; give a run folder, an adapter's folder, a checkpoint or a model")
+        if path.parent != Path() and path.parent.is_dir():
+            raise UserError(
+                f"{given}: no such folder in {path.parent}; `granite-scu runs {path.parent}` lists its runs"
+            )
+        if given == TINY_MODEL or (given.count("/") == 1 and not given.startswith((".", "/", "~"))):
+            return Subject(label, given, "model", given)  # an embedded model or a hub id
+        raise UserError(f"{given}: no such folder")
+    if (path / "config.json").is_file() and not (path / saved.CONFIG).is_file():
+        return Subject(label, given, "model", given)
+    saved.require_files(path, given)
+    base = read_json(path / saved.CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{path / saved.CONFIG}: names no base model (base_model_name_or_path)")
+    return Subject(label, given, "adapter", base, saved.run_of(path))
+
+
+def _labels(named: Sequence[str]) -> list[str]:
+    """Names for the table: the last part of each path, more where that would not tell them apart."""
+    short = [_short(name) for name in named]
+    labels = [label if short.count(label) == 1 else name for name, label in zip(named, short, strict=True)]
+    return [f"./{label}" if label == BASE else label for label in labels]  # the base model has that name
+
+
+def _short(name: str) -> str:
+    path = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else Path(name)
+    inside = path.name == "best" or path.name.startswith("checkpoint-")
+    return f"{path.parent.name}/{path.name}" if inside else path.name
+
+
+def documents_of(run: Path) -> dict[str, Any] | None:
+    """The digests of a run's documents; None where it was made before they were recorded."""
+    path = run / DOCUMENTS
+    return read_json(path) if path.is_file() else None

@@ -1,0 +1,142 @@
+"""Which texts are scored: those that the user names, or those that the run held out; never what a run has seen."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.blocks.division import digests, divide
+from granite_scu.data.blocks.packing import pack
+from granite_scu.data.datamodule import tail_held_out
+from granite_scu.data.sources.documents import Conversation, Document
+from granite_scu.data.sources.read import drop_empty, load
+from granite_scu.data.streaming import beginning
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.errors import UserError
+from granite_scu.evaluation.bpt.subjects import documents_of, read_json
+from granite_scu.evaluation.bpt.windows import Corpus, as_corpus
+from granite_scu.storage.run_folder import MARK
+
+_log = logging.getLogger(__name__)
+
+SEEN = ("train", "validation", "shared")
+"""Splits of a run that have had a part in it: validation chose the best adapter."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Documents to be scored, not yet tokenised.
+
+    Attributes:
+        name: what the user calls them.
+        documents: in order.
+        excluded: how many were left out because a run had seen them.
+        tail_of: the run's data settings, where only the blocks held out at the end of the documents are meant.
+    """
+
+    name: str
+    documents: list[Document]
+    excluded: int = 0
+    tail_of: DataConfig | None = None
+
+    def tokenised(self, tokenizer: PreTrainedTokenizerBase) -> Corpus:
+        """The texts as tokens. Raises UserError for a tokenizer without end of text."""
+        if self.tail_of is None:
+            return as_corpus(self.name, self.documents, encode(self.documents, tokenizer), tokenizer)
+        if any(isinstance(document, Conversation) for document in self.documents):
+            raise UserError(f"{self.name}: the conversations were too few to hold whole ones out; give --data-dir")
+        blocks = pack(self.documents, tokenizer, self.tail_of.block_size)
+        first = tail_held_out(blocks, self.tail_of).test.numbers.start * blocks.block_size
+        return as_corpus(self.name, self.documents, blocks.stream, tokenizer, first)
+
+
+def named(path: str, column: str, runs: Sequence[Path], flag: str = "--data-dir") -> Texts:
+    """The documents of a file, folder or embedded corpus that no run has seen.
+
+    Args:
+        path: the corpus.
+        column: field of a jsonl line that holds the text.
+        runs: run folders.
+        flag: that named the corpus, for messages.
+
+    Raises:
+        UserError: nothing to read, or nothing that no run has seen.
+    """
+    try:
+        documents, _ = drop_empty(load(path, column))
+    except UserError as error:
+        raise UserError(str(error).replace("--data-dir", flag)) from error
+    return _unseen(path, documents, runs, flag)
+
+
+def held_out(run: Path, others: Sequence[Path]) -> Texts:
+    """The run's own test documents; where it was divided by block, its test blocks.
+
+    Args:
+        run: the run folder.
+        others: run folders that are scored too; what they have seen is left out.
+
+    Raises:
+        UserError: the run's text is gone or has changed since.
+    """
+    record = documents_of(run)
+    if record is None:
+        raise UserError(f"{run}: does not say which documents it held out (an older version made it); give --data-dir")
+    config = data_config(run)
+    name = f"{config.named}, held out by {run.name}"
+    division = beginning(config) if config.stream else divide(config)
+    others = [other for other in others if documents_of(other) != record]
+    if record["shared"]:
+        if digests(division.documents) != record["shared"]:
+            raise _changed(run, config)
+        if _seen_by(others) & set(record["shared"]):
+            raise UserError(f"{run}: another run named here was trained on what it held out; give --data-dir")
+        return Texts(name, division.documents, tail_of=config)
+    wanted = set(record["test"])
+    found = [document for document in division.documents if document.digest in wanted]
+    if not found:
+        raise _changed(run, config)
+    missing = len(wanted - {document.digest for document in found})
+    if missing:
+        _log.warning("%d of the %d held-out documents are no longer in %s", missing, len(wanted), config.named)
+    return _unseen(name, found, others, "the run's own text")
+
+
+def data_config(run: Path) -> DataConfig:
+    """The data settings of a run."""
+    settings: dict[str, Any] = read_json(run / MARK).get("data", {})
+    known = {field.name for field in fields(DataConfig)}
+    return DataConfig(**{name: value for name, value in settings.items() if name in known})
+
+
+def _unseen(name: str, documents: list[Document], runs: Sequence[Path], flag: str) -> Texts:
+    seen = _seen_by(runs)
+    kept = [document for document in documents if document.digest not in seen]
+    if not kept:
+        raise UserError(
+            f"{flag} {name}: a run was trained or validated on every document of it; give other text, or leave "
+            "--data-dir out to score what the run held out"
+        )
+    return Texts(name, kept, len(documents) - len(kept))
+
+
+def _seen_by(runs: Sequence[Path]) -> set[str]:
+    """Digests of the documents that had a part in a run."""
+    seen: set[str] = set()
+    for run in runs:
+        record = documents_of(run)
+        if record is None:
+            _log.warning("%s does not say what it was trained on (an older version made it): nothing is left out", run)
+            continue
+        if record.get("streamed"):
+            _log.warning("%s was trained on a stream: what it has read is not known, and is not left out", run)
+        seen.update(*(record[split] for split in SEEN))
+    return seen
+
+
+def _changed(run: Path, config: DataConfig) -> UserError:
+    return UserError(f"{run}: its text {config.named} has changed since, and what it held out is gone; give --data-dir")

@@ -1,0 +1,122 @@
+"""Texts as tokens, and the windows that long ones are scored in."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.data.sources.documents import Conversation, Document
+from granite_scu.data.tokens.encoding import Stream
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Texts to be scored.
+
+    Attributes:
+        name: what the user calls it.
+        documents: where each text comes from.
+        sequences: of each text a token that is given, and the tokens that are scored: (1 + tokens,) int32.
+        n_bytes: (documents,) UTF-8 bytes that the scored tokens stand for.
+        targets: of each text which of the tokens behind the given one count, (tokens,) bool; None counts all.
+    """
+
+    name: str
+    documents: list[str]
+    sequences: list[NDArray[np.int32]]
+    n_bytes: NDArray[np.int64]
+    targets: list[NDArray[np.bool_]] | None = None
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(documents,) tokens behind the given one, whether they count or not."""
+        return np.array([len(sequence) - 1 for sequence in self.sequences], np.int64)
+
+    @property
+    def n_tokens(self) -> NDArray[np.int64]:
+        """(documents,) tokens that are scored."""
+        if self.targets is None:
+            return self.lengths
+        return np.array([np.count_nonzero(targets) for targets in self.targets], np.int64)
+
+    def counted(self, window: "Window") -> int:
+        """The tokens of a window that are scored there and nowhere else."""
+        if self.targets is None:
+            return window.scored
+        return int(np.count_nonzero(self.targets[window.document][window.stop - window.scored : window.stop]))
+
+
+class Window(NamedTuple):
+    """A stretch of a text that the model sees at once.
+
+    Attributes:
+        document: number of the text.
+        start: first input, as a position in the text's sequence.
+        stop: the position after the last input, which is the last one predicted.
+        scored: how many of the predictions count, the last ones: those before were made in a window before.
+    """
+
+    document: int
+    start: int
+    stop: int
+    scored: int
+
+
+def as_corpus(
+    name: str, documents: list[Document], stream: Stream, tokenizer: PreTrainedTokenizerBase, first: int = 0
+) -> Corpus:
+    """The documents of a stream from position ``first`` on.
+
+    As lm-evaluation-harness scores them: a text's first token is predicted from the beginning-of-text token, or where
+    there is none from end-of-text, and no end of text is predicted, so that exactly the text's bytes are paid for. A
+    document that begins before ``first`` has the token there given. Of a conversation, what is
+    to be learned is scored, each turn with its end of text.
+
+    Args:
+        name: of the corpus.
+        documents: those of the stream, in its order.
+        stream: their tokens.
+        tokenizer: that made them.
+        first: documents that end before it are left out.
+    """
+    beginning = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    names, sequences, n_bytes, targets = [], [], [], []
+    for document, (start, end) in zip(documents, (stream.bounds - [0, 1]).tolist(), strict=True):
+        if isinstance(document, Conversation):  # what the assistant says counts, and that it stops
+            start, end = max(start, first), end + 1
+            sequence, counts = stream.tokens[start:end], stream.targets[start + 1 : end]
+            size = int(stream.widths[start + 1 : end].sum(dtype=np.int64, where=counts))
+        elif start >= first:
+            sequence = np.append(np.int32(beginning), stream.tokens[start:end])
+            counts, size = np.ones(end - start, bool), len(document.text.encode())
+        else:
+            sequence = stream.tokens[first:end]
+            counts = np.ones(max(0, end - first - 1), bool)
+            size = int(stream.widths[first + 1 : end].sum(dtype=np.int64))
+        if counts.any():
+            names.append(document.name)
+            sequences.append(sequence)
+            n_bytes.append(size)
+            targets.append(counts)
+    whole = all(counts.all() for counts in targets)
+    return Corpus(name, names, sequences, np.array(n_bytes, np.int64), None if whole else targets)
+
+
+def cut(n_tokens: NDArray[np.int64], max_length: int, stride: int) -> list[Window]:
+    """Windows over texts of so many tokens, those of a text one after the other.
+
+    The first window predicts ``max_length`` tokens, each further one the next ``stride``, from ``max_length`` inputs:
+    every token is predicted once, and one beyond the first window from at least ``max_length - stride`` tokens before
+    it. The windows are those of lm-evaluation-harness for a context of ``max_length - stride + 1``.
+    """
+    windows = []
+    for document, length in enumerate(n_tokens.tolist()):
+        stop = min(max_length, length)
+        windows.append(Window(document, 0, stop, stop))
+        while stop < length:
+            scored = min(stride, length - stop)
+            stop += scored
+            windows.append(Window(document, stop - max_length, stop, scored))
+    return windows

@@ -1,0 +1,124 @@
+"""The text of a task: read once in a process, its validation cut to size, and replaced half-way where the task says."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import count
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.blocks.packing import Blocks, pack
+from granite_scu.data.blocks.sampling import indices
+from granite_scu.data.blocks.splitting import Split, by_document
+from granite_scu.data.datamodule import TextDataModule, thinned
+from granite_scu.data.sources.read import drop_empty, load
+from granite_scu.experiments.comparison.protocol import VALIDATION_TOKENS, Task
+from granite_scu.model.loading import load_tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """An embedded corpus, split and tokenised, and the names of its test documents."""
+
+    blocks: Split[Blocks]
+    test_documents: list[str]
+
+
+@lru_cache
+def read(name: str, model: str, block_size: int) -> Corpus:
+    """A corpus, divided and packed as for any run. Tokenising takes longer than many steps: once a process.
+
+    Of the two held-out parts, equal in characters, the one with more documents is the test text: documents are what the
+    bootstrap draws.
+
+    Raises:
+        UserError: there is no such corpus here.
+    """
+    documents, _ = drop_empty(load(name, "text"))
+    split = by_document(documents)
+    assert split is not None, f"{name} cannot be divided by document"
+    if len(split.validation) > len(split.test):
+        split = Split(split.train, validation=split.test, test=split.validation)
+    tokenizer = load_tokenizer(model)
+    blocks = split.map(lambda part: pack(part, tokenizer, block_size, show_progress=False))
+    return Corpus(blocks, [document.name for document in split.test])
+
+
+class ComparedData(TextDataModule):
+    """The text of a task, in the product's loaders.
+
+    N counts the training text of both halves: all that the run learns from.
+
+    Args:
+        config: of the run.
+        seed: of the order of training blocks.
+        task: says what follows half-way.
+        model: whose tokenizer.
+    """
+
+    def __init__(self, config: DataConfig, seed: int, task: Task, model: str) -> None:
+        super().__init__(config, seed)
+        self.task, self.model = task, model
+        self.test_documents: list[str] = []
+        self.before_shift: Blocks | None = None
+
+    def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """As the base class's; the tokenizer is the model's."""
+        config = self.config
+        corpus = read(self.task.scored_on, self.model, config.block_size)
+        blocks = corpus.blocks
+        train, validation = thinned(blocks.train, config.train_tokens), thinned(blocks.validation, VALIDATION_TOKENS)
+        self._blocks, self._split_by = replace(blocks, train=train, validation=validation), "document"
+        self.test_documents = corpus.test_documents
+        if self.task.then:
+            first = read(self.task.corpus, self.model, config.block_size).blocks
+            self.before_shift = thinned(first.train, config.train_tokens)
+
+    @property
+    def n_tokens(self) -> int:
+        return super().n_tokens + (self.before_shift.n_supervised if self.before_shift else 0)
+
+    @property
+    def text_digest(self) -> str:
+        """Of all that is trained on, validated on and tested on: the corpora come with Python and with numpy."""
+        parts = (self.before_shift, self.train, self.validation, self.test)
+        return "-".join(part.checksum()[:8] for part in parts if part is not None)
+
+    def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
+        if self.before_shift is None:
+            return super()._training_order(start)
+        assert self.task.steps is not None
+        sizes = (len(self.before_shift), len(self.train))
+        both = torch.utils.data.ConcatDataset([self.before_shift, self.train])  # type: ignore[list-item]
+        batches = ShiftingBatches(sizes, self.config.batch_size, self.seed, self.task.steps // 2, start)
+        return both, batches  # type: ignore[return-value]
+
+    def whole_training_text(self) -> DataLoader:
+        """The training blocks once, in order; after a shift, those of the second text."""
+        return self._loader(self.train, batch_sampler=self._in_order(self.train))
+
+
+class ShiftingBatches:
+    """Batch sampler without end over two sets of blocks, the second numbered after the first.
+
+    Args:
+        sizes: blocks of the first and of the second.
+        batch_size: blocks in a batch.
+        seed: of both orders.
+        shift: batches from the first before the second takes over.
+        start: first batch.
+    """
+
+    def __init__(self, sizes: tuple[int, int], batch_size: int, seed: int, shift: int, start: int = 0) -> None:
+        self.sizes, self.batch_size, self.seed, self.shift, self.start = sizes, batch_size, seed, shift, start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first, second = self.sizes
+        for k in count(self.start):
+            if k < self.shift:
+                yield indices(k, first, self.batch_size, self.seed)
+            else:
+                yield [first + index for index in indices(k - self.shift, second, self.batch_size, self.seed)]

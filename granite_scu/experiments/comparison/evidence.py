@@ -1,0 +1,212 @@
+"""The evidence: a JSON file for every finished run, found again by what the run was set to."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from granite_scu.control import CONTROLLERS
+from granite_scu.control.diagnostics.setpoint import FRACTION, LEAST, MOST
+from granite_scu.errors import UserError
+from granite_scu.experiments.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
+from granite_scu.experiments.comparison.record import BASE, fault, outcome
+from granite_scu.storage.run_folder import finite, replacing
+
+VERSION = 2
+"""Counts up when the same settings come to mean another run under every law: when the training changes. Those of
+``benchmarks/tracking.py`` are then others too."""
+
+LAW_REVISIONS = {
+    "kl": 2,  # the KL is over supervised positions alone; of 12,288 in docs-small four are not
+    "pi": 2,  # the integral keeps still while the learning rate warms up and S is below S*
+}
+"""Counts up, from 1, when they come to mean another run under one law: its code changed, or what is measured for it.
+The runs of ``benchmarks/tracking.py`` heed it as those of the comparison do.
+
+A change that none of the stored runs would show, here or there, needs no other revision. Such were: PI's first tick
+below S* teaches the integral nothing; a Kp given without Ki brings its own, of a lag of a tick at least; CPR binds a
+matrix once it costs a hundredth of the mean (in its runs of before, which are docs-small at 4e-3, the least has 2.7 %
+of it at the tick where it is bound); the least that S_free may be no longer bounds ``--target-s auto``.
+"""
+
+SETPOINT_RULE = {"share_of_s_free": FRACTION, "least": LEAST, "most": MOST}
+"""How ``--target-s auto`` chooses. With another rule it is another run."""
+
+INNER = {"cascade": ("pi",)}
+"""Laws that act through another."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A run with everything settled.
+
+    Attributes:
+        task: what it learns from.
+        arm, setting: which arm it belongs to, for the file's name and the reader; not part of its identity.
+        seed: of the order of the data and the initial adapter.
+        settings: dotted configuration keys and their values, the task's among them; ``control.replay`` holds the key of
+            a run.
+        precision: as the Trainer calls it.
+    """
+
+    task: Task
+    arm: str
+    setting: str
+    seed: int
+    settings: dict[str, Any]
+    precision: str = PRECISION
+
+    @cached_property
+    def key(self) -> str:
+        """Twelve hex digits that stand for what is trained: equal for equal runs, on every machine."""
+        identity = {
+            "version": VERSION,
+            "task": {name: value for name, value in asdict(self.task).items() if name not in ("name", "settings")},
+            "seed": self.seed,
+            "settings": {**TRAINING, **self.settings},
+            "validation": [EVAL_STEPS, VALIDATION_TOKENS],
+            "law": self.law,
+            # Only where there is another than the first, so that the keys of all other runs stay as they are.
+            **({"revisions": self.revisions} if self.revisions else {}),
+            **({"precision": self.precision} if self.precision != PRECISION else {}),
+        }
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def law(self) -> dict[str, Any]:
+        """The controller's gains and bounds: those set, and the product's defaults. With others it is another run."""
+        # The inner loop's first, of which a law that has one sets some.
+        known = [field for law in self._laws for field in fields(CONTROLLERS[law])]
+        own = {field.name: field.default for field in known if field.default is not MISSING}
+        rule = SETPOINT_RULE if self.settings.get("control.target_s") == "auto" else {}
+        return {name: self.settings.get(f"control.{name}", default) for name, default in own.items()} | rule
+
+    @property
+    def revisions(self) -> dict[str, int]:
+        """Of its controller and the one that acts within, where they are not the first."""
+        return revisions(str(self.settings["control.controller"]))
+
+    @property
+    def _laws(self) -> tuple[str, ...]:
+        return _acting(str(self.settings["control.controller"]))
+
+    @property
+    def file(self) -> Path:
+        """Its file in the evidence folder: ``task/arm-setting-s<seed>-<key>.json``."""
+        label = "-".join(part for part in (self.arm, _plain(self.setting), f"s{self.seed}", self.key) if part)
+        return Path(self.task.name) / f"{label}.json"
+
+
+def revisions(controller: str) -> dict[str, int]:
+    """Of a law and the one that acts within it, where they are not the first."""
+    return {law: LAW_REVISIONS[law] for law in _acting(controller) if law in LAW_REVISIONS}
+
+
+def _acting(controller: str) -> tuple[str, ...]:
+    return (*INNER.get(controller, ()), controller)
+
+
+def _plain(setting: str) -> str:
+    return setting.replace("λ=", "").replace("S*=", "").replace("KL*=", "").replace(" ", "")
+
+
+class Evidence:
+    """The finished runs of a folder in one precision, by key. Those in another one are passed over: on a CPU the
+    precision goes with the machine, and no difference between arms shall be one between machines.
+
+    Args:
+        folder: need not exist yet.
+        precision: as the Trainer calls it; null takes that of the runs in the folder, and the published one where they
+            are in several or there are none.
+
+    Raises:
+        UserError: it is no folder, or a file in it is not a record of a run.
+    """
+
+    def __init__(self, folder: Path, precision: str | None = None) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--evidence {folder}: is a file; give the folder of the finished runs")
+        self.folder = folder
+        self.records: dict[str, dict] = {}
+        self.paths: dict[str, Path] = {}
+        self.additions = 0
+        for path in sorted(folder.rglob("*.json")):
+            self.add(path)
+        known = {precision_of(record) for record in self}
+        self.precision = precision or (known.pop() if len(known) == 1 else PRECISION)
+        for key in [key for key, record in self.records.items() if precision_of(record) != self.precision]:
+            del self.records[key], self.paths[key]
+
+    def add(self, path: Path) -> dict:
+        """Read a run's file.
+
+        Raises:
+            UserError: it is none, or another one of a run that is known, of which something else came.
+        """
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"--evidence: {path} is not the record of a run; move it away") from error
+        if found := fault(record):
+            raise UserError(f"--evidence: {path} is not the record of a run, for {found}; move it away")
+        known = self.records.get(record["key"], record)
+        if outcome(known) != outcome(record):
+            other = self.paths[record["key"]]
+            raise UserError(f"--evidence: {path} and {other} are of one run and differ; move one of them away")
+        self.records[record["key"]] = record
+        self.paths[record["key"]] = path
+        self.additions += 1
+        return record
+
+    def require_one_text(self) -> None:
+        """Refuse to compare runs of one task on different text: the corpora come with Python and with numpy.
+
+        Raises:
+            UserError: two records of a task disagree on the test documents' tokens, or on the digest of all text.
+        """
+        first: dict[tuple[str, str], tuple[Path, Any]] = {}
+        for key, record in self.records.items():
+            task = record["arm"] if record["task"] == BASE else record["task"]
+            known = {"documents": (record.get("test") or {}).get("tokens"), "digest": record.get("text")}
+            for what, found in known.items():
+                path, expected = first.setdefault((task, what), (self.paths[key], found)) if found else (None, found)
+                if found != expected:
+                    raise UserError(
+                        f"--evidence: {path} and {self.paths[key]} are runs of one task on different text, which comes "
+                        "with Python and numpy; take one version of both everywhere, and move the other files away"
+                    )
+
+    def get(self, spec: Spec) -> dict | None:
+        return self.records.get(spec.key)
+
+    def look_for(self, spec: Spec) -> dict | None:
+        """As ``get``, and in the folder too: another process may have finished the run meanwhile."""
+        if spec.key not in self.records:
+            for path in (self.folder / spec.file).parent.glob(f"*-{spec.key}.json"):
+                self.add(path)
+        return self.get(spec)
+
+    def __iter__(self) -> Iterator[dict]:
+        return iter(self.records.values())
+
+
+def precision_of(record: dict[str, Any]) -> str:
+    """What a run was done in, as the Trainer calls it."""
+    return str(record["settings"].get("trainer.precision", PRECISION))
+
+
+def write_record(path: Path, record: dict) -> None:
+    """Write a record whole or not at all, a line for each of its entries."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entries = finite(record)
+    assert isinstance(entries, dict)
+    lines = [f"{json.dumps(name)}: {_compact(value)}" for name, value in entries.items()]
+    with replacing(path) as temporary:
+        temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

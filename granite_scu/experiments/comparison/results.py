@@ -1,0 +1,279 @@
+"""What the finished runs say: a row for each arm of each task, and the headline claim."""
+
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from granite_scu.evaluation import statistics
+from granite_scu.evaluation.statistics import Estimate
+from granite_scu.experiments.comparison.foresight import foresight
+from granite_scu.experiments.comparison.overview import overview
+from granite_scu.experiments.comparison.pairs import pairs
+from granite_scu.experiments.comparison.plan import Missing, Plan
+from granite_scu.experiments.comparison.protocol import CASCADE, PI, Arm, Task
+from granite_scu.experiments.comparison.rows import (
+    STOPPED_SWEEP,
+    SWEEP,
+    Row,
+    best_of,
+    best_of_each_arm,
+    best_of_sweep,
+    decides,
+    mean_of_known,
+    row_of,
+    scores_of,
+)
+from granite_scu.experiments.comparison.transfer import constants, priors, transfer
+
+MARGIN = 0.002
+"""The claim: PI comes within this share of the bits per token of the swept best lambda ..."""
+TOKEN_SHARE = 0.2
+"""... with this share of the sweep's tokens."""
+
+CLAIMANTS = {"pi": PI, "cascade": CASCADE}
+"""What is claimed of PI at the chosen S* is asked of the law that needs none, too."""
+
+
+def report(plan: Plan) -> dict[str, Any]:
+    """All results, ready for JSON."""
+    plan.evidence.require_one_text()
+    setpoint, provisional = _setpoint(plan)
+    tasks = [found for task in plan.tasks if (found := _task(plan, task, setpoint))]
+    machines = {record["machine"]["cpu"] for record in plan.evidence if "machine" in record}
+    return {
+        "protocol": plan.protocol.name,
+        "selection_task": plan.protocol.selection_task,
+        "setpoint": setpoint,
+        "setpoint_is_provisional": provisional,
+        "draws": statistics.DRAWS,
+        "level": statistics.LEVEL,
+        "tasks": tasks,
+        "claims": {name: _overall(plan, name, tasks) for name in _claimants(plan)},
+        "cost": _cost(plan),
+        "overview": overview(tasks),
+        "pairs": pairs(plan),
+        "transfer": transfer(plan),
+        "constants": constants(plan),
+        "priors": priors(plan),
+        "foresight": foresight(plan),
+        "runs": len(plan.evidence.records),
+        "runs_of_the_protocol": len({spec.key for spec in plan.specs() if spec} & set(plan.evidence.records)),
+        "machines": sorted(machines),
+        "versions": _versions(plan),
+        "revisions": len({record.get("git_revision") for record in plan.evidence}),
+    }
+
+
+def _claimants(plan: Plan) -> dict[str, Arm]:
+    """None where the protocol claims nothing."""
+    return CLAIMANTS if plan.protocol.selection_task else {}
+
+
+def _versions(plan: Plan) -> dict[str, list[str]]:
+    """Of each library the versions that runs were done with; those that a record does not name are left out."""
+    found: dict[str, set[str]] = {}
+    for record in plan.evidence:
+        for name, version in record.get("versions", {}).items():
+            found.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in found.items()}
+
+
+def _setpoint(plan: Plan) -> tuple[float | None, bool]:
+    """S*, and whether it was chosen before all runs that choose it are there; None where none is."""
+    if plan.protocol.selection_task is None:
+        return None, False
+    try:
+        return plan.setpoint(), False
+    except Missing:
+        task = plan.protocol.task(plan.protocol.selection_task)
+        rows = [row_of(plan, task, arm, arm.name) for arm in plan.protocol.swept_pi]
+        best = best_of(rows)
+        return (float(best.arm.settings["control.target_s"]) if best else None), True
+
+
+def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | None:
+    every = [row_of(plan, task, arm) for arm in plan.arms]
+    every = [row for row in every if row.begun]
+    if not every:
+        return None
+    shown = [replace(row, name=f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in best_of_each_arm(every)]
+    reference = _reference(shown)
+    swept = best_of_sweep(plan, task, SWEEP)  # over the seeds that the whole sweep has
+    excess = {row.arm.name: _swept_excess(row, swept) for row in shown}
+    shown = [row for row in shown if row is reference or row.is_not(reference)]
+    base = plan.evidence.get(plan.base(task))
+    return {
+        "name": task.name,
+        "corpora": [corpus for corpus in (task.corpus, task.then) if corpus],
+        "test_documents": len(base["test"]["tokens"]) if base else None,
+        "test_tokens": sum(base["test"]["tokens"]) if base else None,
+        "base_bpt": scores_of([base]).bits_per_token.item() if base else None,
+        "reference": reference.name if reference else None,
+        "swept_excess": excess,
+        "rows": [_as_json(row, reference, swept) for row in shown],
+        "settings": [_as_json(row, reference, swept) for row in every],
+        "claims": {
+            name: _claim(plan, task, row) for name, arm in _claimants(plan).items() for row in shown if row.arm is arm
+        },
+    }
+
+
+def _reference(shown: list[Row]) -> Row | None:
+    """What the other rows are compared with: PI, or where it has no score the first arm that has one."""
+    scored = [row for row in shown if row.records]
+    return next((row for row in scored if row.arm is PI), scored[0] if scored else None)
+
+
+def _swept_excess(row: Row, swept: Row | None) -> float | None:
+    """Test bits over those of the swept best, minus 1, on the seeds that both have."""
+    shared = [seed for seed in sorted(row.records) if swept and seed in swept.records]
+    if not shared or swept is None:
+        return None
+    return float(row.scores(shared).bits_per_token.mean() / swept.scores(shared).bits_per_token.mean() - 1)
+
+
+def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, Any]:
+    seeds = sorted(row.records)
+    shared = [seed for seed in seeds if reference and seed in reference.records]
+    scores = row.scores(seeds) if seeds else None
+    is_reference = reference is not None and row.arm is reference.arm
+    paired = None
+    if len(shared) > 1 and reference and not is_reference:
+        paired = statistics.difference(row.scores(shared), reference.scores(shared))
+    ends = [record["ticks"] for record in row.records.values()]
+    return {
+        "name": row.name,
+        "arm": row.arm.name,
+        "setting": row.arm.setting,
+        "adapter": row.arm.adapter,
+        "is_reference": is_reference,
+        "seeds": seeds,
+        "failed_seeds": row.failed,
+        "learning_rates": sorted({record["settings"]["optimizer.learning_rate"] for record in row.records.values()}),
+        "validation_bpt": row.validation(seeds) if seeds else None,
+        "test_bpt": asdict(statistics.mean(scores)) if scores else None,
+        "test_bpt_of_seeds": [round(x, 6) for x in scores.bits_per_token.tolist()] if scores else [],
+        "test_bpt_best_adapter": float(row.scores(seeds, "best").bits_per_token.mean()) if seeds else None,
+        "difference": asdict(paired) if paired else None,
+        "swept_excess": _swept_excess(row, swept),
+        "decided": decides(len(shared)),
+        "verdict": _verdict(row.name, reference.name, paired, len(shared)) if paired and reference else None,
+        "s_at_end": mean_of_known([ticks["s"][-1] for ticks in ends]),
+        "lambda_at_end": mean_of_known([ticks["lambda"][-1] for ticks in ends]),
+    }
+
+
+def _verdict(arm: str, reference: str, paired: Estimate, seeds: int) -> str:
+    if not decides(seeds):
+        return f"two seeds decide nothing between {arm} and {reference} ({paired.mean:+.4f} bits/token)"
+    return statistics.verdict(arm, reference, paired)
+
+
+def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
+    """An arm against this task's swept best lambda; and against that one lambda, chosen where S* was.
+
+    None until every place of the protocol's sweep, and the arm, are finished for a common seed. Places that lost a seed
+    to a failure are none of the best.
+    """
+    sweep = [row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in SWEEP]
+    seeds = [seed for seed in plan.seeds if all(row.has_finished(seed) for row in (*sweep, claimant))]
+    best = best_of(sweep, seeds)
+    if best is None:
+        return None
+    excess = None if claimant.failed else statistics.relative_excess(claimant.scores(seeds), best.scores(seeds))
+    stopped = best_of([row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in STOPPED_SWEEP], seeds)
+    behind = None
+    if stopped and not claimant.failed:
+        behind = statistics.relative_excess(claimant.scores(seeds), stopped.scores(seeds))
+    carried = _carried_lambda(plan, sweep)
+    apart = statistics.relative_excess(carried.scores(seeds), best.scores(seeds)) if carried else None
+    found = outcome(excess, len(seeds))
+    return {
+        "task": task.name,
+        "swept_best": best.arm.label,
+        "sweep_runs": len(sweep),
+        "seeds": seeds,
+        "excess": asdict(excess) if excess else None,
+        "outcome": found,
+        "stopped_best": stopped.arm.label if stopped else None,
+        "stopped_excess": asdict(behind) if behind else None,
+        "carried_lambda": carried.arm.label if carried else None,
+        "carried_lambda_excess": asdict(apart) if apart else None,
+        "statement": _statement(task.name, claimant.name, excess, found, best.arm.label, len(seeds)),
+    }
+
+
+Outcome = Literal["shown", "refuted", "open"]
+
+
+def outcome(excess: Estimate | None, seeds: int) -> Outcome:
+    """Whether a task shows the claim: the whole interval within the margin, or beyond it; a failed run refutes it."""
+    if excess is None:
+        return "refuted"
+    if not decides(seeds):
+        return "open"
+    return "refuted" if excess.low > MARGIN else "shown" if excess.high <= MARGIN else "open"
+
+
+def _statement(task: str, arm: str, excess: Estimate | None, found: Outcome, best: str, seeds: int) -> str:
+    """One sentence on a task."""
+    if excess is None:
+        return f"{task}: the claim does not hold: a run of {arm} failed"
+    word = {"shown": "holds", "refuted": "does not hold", "open": "is not decided"}[found]
+    return (
+        f"{task}: the claim {word}: {arm} is at {excess.mean:+.2%} of the swept best ({best}), nominal 95 % interval "
+        f"{excess.low:+.2%} to {excess.high:+.2%}, {seeds} seed{'s' * (seeds > 1)}"
+    )
+
+
+def _carried_lambda(plan: Plan, sweep: list[Row]) -> Row | None:
+    """This task's row of the lambda that is best on the selection task; None if it lost a seed here."""
+    assert plan.protocol.selection_task is not None
+    task = plan.protocol.task(plan.protocol.selection_task)
+    best = best_of_sweep(plan, task, SWEEP)
+    return next((row for row in sweep if best and row.arm is best.arm and not row.failed), None)
+
+
+def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:
+    """The claim over all tasks of the protocol but the one on which S* was chosen: it holds when every one shows it."""
+    protocol = plan.protocol
+    claims = {task["name"]: claim for task in tasks if (claim := task["claims"].get(claimant))}
+    names = [task.name for task in protocol.tasks if task.name != protocol.selection_task]
+    outcomes = [claims[name]["outcome"] if name in claims else "not run" for name in names]
+    verdict = "refuted" if "refuted" in outcomes else "shown" if set(outcomes) == {"shown"} else "open"
+    means, stopped, carried = (
+        [claims[name][kind]["mean"] for name in names if name in claims and claims[name][kind]]
+        for kind in ("excess", "stopped_excess", "carried_lambda_excess")
+    )
+    return {
+        "margin": MARGIN,
+        "outcome": verdict,
+        "tasks": {word: outcomes.count(word) for word in ("shown", "refuted", "open", "not run")},
+        "mean_excess": float(np.mean(means)) if means else None,
+        "worst_excess": max(means, default=None),
+        "stopped_mean_excess": float(np.mean(stopped)) if stopped else None,
+        "stopped_worst_excess": max(stopped, default=None),
+        "carried_lambda_mean_excess": float(np.mean(carried)) if carried else None,
+        "carried_lambda_worst_excess": max(carried, default=None),
+    }
+
+
+def _cost(plan: Plan) -> dict[str, Any]:
+    """Runs that a user of a new task pays for PI and for the sweep; they are equally long, so these are tokens too.
+
+    The share follows from the design and is no finding. Two ways to count: the search for lambda alone, with the
+    learning rate known; and with the rates tried, as here: every rate once on one constant lambda, whose best both
+    take, and for the sweep once more on lambda = 0. The runs at the rates taken are places of the sweep; PI's run comes
+    on top.
+    """
+    sweep = len({arm.label for arm in plan.protocol.arms if arm.name in SWEEP})
+    rates = len(plan.protocol.rates)
+    tuning = rates if rates > 1 else 0
+    return {
+        "sweep_runs": sweep,
+        "share": 1 / sweep,
+        "with_rates": (1 + tuning) / (sweep + 2 * (rates - 1)),
+        "goal": TOKEN_SHARE,
+        "choosing_setpoint_runs": len(plan.protocol.swept_pi) * len(plan.protocol.seeds[: plan.protocol.first_seeds]),
+    }

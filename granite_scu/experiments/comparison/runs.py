@@ -1,0 +1,216 @@
+"""One run of the comparison: trained as a user's run is, scored by document, and kept as one small record."""
+
+import math
+import tempfile
+import time
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lightning as L
+import torch
+from peft import set_peft_model_state_dict
+from rich.console import Console
+from safetensors.torch import load_file
+
+from granite_scu.cli import request_parser as cli
+from granite_scu.control.laws.base import Saved
+from granite_scu.errors import Diverged
+from granite_scu.evaluation.score import DocumentScores, score, score_documents
+from granite_scu.experiments.comparison.data import ComparedData
+from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
+from granite_scu.experiments.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
+from granite_scu.model.loss import token_nats
+from granite_scu.storage.provenance import git_revision, origin
+from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training.callbacks.best_adapter import BestAdapter
+from granite_scu.training.callbacks.final_score import Finish
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.module import DTYPES, GraniteModule
+from granite_scu.training.recipe import Run
+
+
+def carry_out(spec: Spec, evidence: Path) -> dict:
+    """Do a run and write its record into the evidence folder; returns the record.
+
+    A run that diverges is a result too: its record says so, and it is not done again. What fails for another reason
+    says nothing about the arm, and leaves no record.
+
+    Raises:
+        RunFailed: another reason, such as too little memory.
+    """
+    git_revision()  # that of now: the code is loaded, and the tree may move on while it trains
+    started, started_cpu = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory(prefix="granite-scu-run-") as name:
+        folder = Path(name)
+        settings = dict(spec.settings)
+        if "control.replay" in settings:
+            settings["control.replay"] = _write_history(spec, evidence, folder)
+        run = ComparedRun(spec, settings, folder / "run")
+        try:
+            result = run.score_base() if spec.task.steps == 0 else run.fit()
+        except Diverged as error:
+            result = {"failed": str(error)}
+    record = {
+        "key": spec.key,
+        "task": spec.task.name,
+        "arm": spec.arm,
+        "setting": spec.setting,
+        "seed": spec.seed,
+        "settings": {**TRAINING, **spec.settings, "trainer.precision": spec.precision},
+        "corpora": [corpus for corpus in (spec.task.corpus, spec.task.then) if corpus],
+        **result,
+        **({"auto": run.found} if run.found else {}),
+        "text": run.data.text_digest,
+        "wall_time_s": round(time.perf_counter() - started, 1),
+        "cpu_time_s": round(time.process_time() - started_cpu, 1),
+        **origin(),
+    }
+    write_record(evidence / spec.file, record)
+    return record
+
+
+def command_line(spec: Spec, settings: dict[str, Any], folder: Path) -> list[str]:
+    """The arguments of ``python -m granite_scu`` that the run is."""
+    task = spec.task
+    given = {
+        "run.eval_steps": EVAL_STEPS,
+        **TRAINING,
+        **settings,
+        "seed_everything": spec.seed,
+        "trainer.precision": spec.precision,
+        "data.path": task.scored_on,
+        "data.isolate_documents": False,  # the protocol's: its evidence is from before documents were kept apart
+        "run.output_dir": folder,
+        "run.save_steps": 1_000_000,  # never: a run is minutes long
+        "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
+    }
+    if task.train_tokens:
+        given["data.train_tokens"] = task.train_tokens
+    if task.steps is None:
+        given |= {"data.num_epochs": 1, "trainer.max_steps": -1}
+    else:
+        given["trainer.max_steps"] = max(task.steps, 1)
+    return ["fit", *(f"--{key}={value}" for key, value in given.items())]
+
+
+def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
+    """The ticks of the finished run that is replayed, as the history that the controller reads; returns its path."""
+    ticks = Evidence(evidence, spec.precision).records[spec.settings["control.replay"]]["ticks"]
+    records = [
+        {"step": step, "lambda": strength} for step, strength in zip(ticks["step"], ticks["lambda"], strict=True)
+    ]
+    RunFolder(folder).write_json("scu_history.json", records)
+    return str(folder / "scu_history.json")
+
+
+class ComparedRun(Run):
+    """A run whose summary is its part of the record. It leaves no pictures.
+
+    Args:
+        spec: the run.
+        settings: its settings, a replayed history as a file.
+        folder: its run folder, which nobody keeps.
+    """
+
+    def __init__(self, spec: Spec, settings: dict[str, Any], folder: Path) -> None:
+        self.spec = spec
+        super().__init__(cli.parse(command_line(spec, settings, folder)).request, Console(quiet=True))
+
+    def make_data(self) -> ComparedData:
+        return ComparedData(self.request.data, self.request.seed, self.spec.task, self.request.base.name)
+
+    def make_finish(self, scu: ShannonControl, best: BestAdapter, stopwatch: Stopwatch) -> Finish:
+        finish = ScoreByDocument(self.folder, scu, best, stopwatch, self.tokenizer, self.console)
+        finish.law = self.spec.law
+        return finish
+
+    def illustrate(self) -> None:
+        """No pictures and no model card."""
+
+    def fit(self) -> dict:
+        """Train and score. The seed is set anew, so that a worker's earlier runs do not show in the initial adapter."""
+        L.seed_everything(self.request.seed, verbose=False)
+        return super().fit()
+
+    def score_base(self) -> dict:
+        """The base model on the training and validation texts and, by document, on the test text."""
+        module = self.make_module()
+        module.configure_model()  # its adapters are untrained: B = 0, and they add nothing
+        training = score(module, self.data.whole_training_text(), model=module, context=self._autocast())
+        validation = score(module, self.data.val_dataloader(), model=module, context=self._autocast())
+        test = by_document(module, self.data, self._autocast())
+        return {
+            "training": {"final": _rounded(training.bits_per_token), "tokens": training.tokens},
+            "validation": {"final": _rounded(validation.bits_per_token), "tokens": validation.tokens},
+            "test": {"documents": self.data.test_documents, "tokens": test.tokens.tolist(), "final": _nats(test)},
+        }
+
+    def _autocast(self) -> AbstractContextManager:
+        """What the Trainer's precision is outside of it."""
+        dtype = DTYPES[self.machine.precision]
+        return nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
+
+
+class ScoreByDocument(Finish):
+    """Scores the test documents with the final and with the best-validated adapter; saves nothing."""
+
+    law: ClassVar[dict[str, Any]] = {}
+
+    def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        self.stopwatch.stop()
+        data, best = trainer.datamodule, self.best
+        if best.latest_step != trainer.global_step:
+            best.consider(trainer, module, self._score(trainer, module, data.val_dataloader()).bits_per_token)
+        if not math.isfinite(best.latest):
+            raise Diverged(f"the adapter scores {best.latest} on the validation text")
+        context = trainer.precision_plugin.forward_context
+        final = by_document(module, data, context())
+        at_best = final
+        if best.step != trainer.global_step:
+            set_peft_model_state_dict(module.model, load_file(best.folder / "adapter_model.safetensors"))
+            at_best = by_document(module, data, context())
+        self.summary = {
+            "failed": None,
+            "steps": trainer.global_step,
+            "tokens": self.control.tokens,
+            "n_tokens": module.n_tokens,
+            "skipped_steps": self.control.skipped,
+            "train_time_s": round(self.stopwatch.seconds, 1),
+            "validation": {"final": _rounded(best.latest), "best": _rounded(best.val_bpt), "best_step": best.step},
+            "test": {"tokens": final.tokens.tolist(), "final": _nats(final), "best": _nats(at_best)},
+            **self._course(),
+        }
+
+    def _course(self) -> dict:
+        controller = self.control.controller
+        ticks = self.folder.finish_history()
+        names = {"step": "step", "s": "s", "lambda": "lambda", "data_bpt": "data_bpt"}
+        if any(tick["saved_held_out"] is not None for tick in ticks):  # what a setpoint was moved by, and to where
+            names |= {name: name for name in ("s_target", *(f"saved_{field}" for field in Saved._fields))}
+        return {
+            "law": {**self.law, "lambda_init": controller.initial_strength, "target_s": controller.setpoint},
+            "ticks": {name: [_short(tick[field]) for tick in ticks] for name, field in names.items()},
+        }
+
+
+def by_document(module: GraniteModule, data: ComparedData, context: AbstractContextManager) -> DocumentScores:
+    """The module's score on each test document."""
+    model = module.language_model
+    size = data.config.batch_size
+    return score_documents(partial(token_nats, model), data.test, size, model=module, context=context)
+
+
+def _nats(scores: DocumentScores) -> list[float]:
+    return [round(value, 4) for value in scores.nats.tolist()]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _short(value: float | None) -> float | None:
+    """Five digits: what a record keeps of a tick."""
+    return value if value is None or isinstance(value, int) else float(f"{value:.5g}")

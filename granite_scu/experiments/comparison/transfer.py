@@ -1,0 +1,260 @@
+"""Which quantity, held at one value, would have chosen well on every task? Read off the sweep; nothing is trained.
+
+A sweep of lambda traces a curve on each task: what a quantity ended at, and what the adapter then cost on test text.
+A quantity is worth holding at one value if the value that is best on one task is near the best on the others, whatever
+the corpus and the number of tokens. So its value is taken where the selection task's validation is best, and looked
+up on the curves of the others. This asks of S, and of its rivals, what a perfect controller could reach with it.
+
+One task's choice may be a lucky or an unlucky one. So the value is chosen a second time, on all tasks but those of one
+corpus, and looked up on these; each corpus takes its turn. That is what a default can be expected to cost on new text.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from granite_scu.control.diagnostics.setpoint import FRACTION
+from granite_scu.experiments.comparison.plan import Cell, Plan
+from granite_scu.experiments.comparison.protocol import NONE_AT_RATE, Task
+from granite_scu.experiments.comparison.rows import mean_of_known, scores_of
+
+LAST_TICKS = 5
+"""Ticks at the end that a run's quantities are averaged over."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run of the sweep ended, in bits per token where not said otherwise.
+
+    Attributes:
+        strength: lambda.
+        s: S, a ratio.
+        train: DataBPT.
+        validation: on the validation text.
+        base_train, base_validation: of the base model on the training text and there.
+        test: on the test text.
+        n_tokens: N.
+    """
+
+    strength: float
+    s: float
+    train: float
+    validation: float
+    base_train: float
+    base_validation: float
+    test: float
+    n_tokens: int
+
+    @property
+    def param(self) -> float:
+        """ParamBPT, from S = P / (D + P)."""
+        return self.train * self.s / (1 - self.s)
+
+    @property
+    def saved(self) -> float:
+        """Bits that the adapter saves on its training text."""
+        return max(self.base_train - self.train, 1e-3)
+
+    @property
+    def carry_over(self) -> float:
+        """Bits saved on validation text for each saved on training text."""
+        return (self.base_validation - self.validation) / self.saved
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ends of a sweep on one task and seed: lambda = 0, and the largest."""
+
+    free: Place
+    strongest: Place
+
+
+QUANTITIES: dict[str, Callable[[Place, Ends], float]] = {
+    "λ": lambda place, _: place.strength,
+    "S": lambda place, _: place.s,
+    "S / S at λ = 0": lambda place, ends: place.s / ends.free.s,
+    "ParamBPT": lambda place, _: place.param,
+    "ParamBPT · N (norm of the update)": lambda place, _: place.param * place.n_tokens,
+    "ParamBPT / that at λ = 0": lambda place, ends: place.param / ends.free.param,
+    "ParamBPT per bit saved": lambda place, _: place.param / place.saved,
+    "validation minus training": lambda place, _: place.validation - place.train,
+    "carry-over": lambda place, _: place.carry_over,
+    "carry-over / that at the largest λ": lambda place, ends: place.carry_over / ends.strongest.carry_over,
+}
+"""What could be held. The carry-over is what is saved on validation text for a bit saved on training text."""
+
+THEORY = ("carry-over / that at the largest λ", 0.5)
+"""If held-out savings V are a parabola in those on training text, V = a T - c T^2, they are largest at T = a / 2c,
+where the carry-over V / T is half of a, a small adapter's."""
+
+
+CONSTANTS: dict[str, tuple[float, ...]] = {
+    "λ": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "S": (0.02, 0.1, 0.2, 0.3, 0.45, 0.6, 0.7, 0.8),
+    "S / S at λ = 0": (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
+}
+"""What a default could be: one value for all that anyone may bring."""
+
+PRIORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Factors on sigma."""
+
+CARRIED = (("S / S at λ = 0", FRACTION), ("λ", 0.03), ("S", 0.45))
+"""What is carried to another sigma: the default's share, the one lambda that is best here, the S* chosen here."""
+
+
+def constants(plan: Plan) -> list[dict[str, Any]]:
+    """What each value of ``CONSTANTS`` would cost, held on every task whose sweep is there. Empty without any."""
+    curves = _curves(plan)
+    return [_judge(name, value, curves) for name, values in CONSTANTS.items() for value in values if curves]
+
+
+def priors(plan: Plan) -> list[dict[str, Any]]:
+    """What the values of ``CARRIED`` would cost where sigma is another, ``times`` that of the runs.
+
+    No run is needed for it. Lambda acts as lambda / (sigma^2 N), so a run is one with k^2 times its lambda where sigma
+    is k times as large, and there it ends at the same weights, at 1 / k^2 of its ParamBPT: the sweep is a sweep there
+    too, of other lambdas. The same holds of an N that is k^2 times as large on the same text. Between lambda = 0 and
+    the smallest of the sweep the lookup is a straight line; the default's cap by the turn of validation is left out.
+    """
+    curves = _curves(plan)
+    return [
+        _judge(name, value, {task: _under(factor, curve) for task, curve in curves.items()}) | {"times": factor}
+        for name, value in CARRIED
+        for factor in PRIORS
+        if curves
+    ]
+
+
+def transfer(plan: Plan) -> list[dict[str, Any]]:
+    """For each quantity its value on the selection task, and the excess over the swept best elsewhere; beside it the
+    excess of a value chosen on the other corpora. Last, the value that theory gives, and the excess everywhere.
+
+    Empty until the sweep of the selection task and of another task is there for a common seed.
+    """
+    tasks = {task.name: task for task in plan.protocol.tasks}
+    curves = _curves(plan)
+    others = {name: curve for name, curve in curves.items() if name != plan.protocol.selection_task}
+    selection = curves.get(plan.protocol.selection_task or "")
+    if selection is None or not others:
+        return []
+    corpora = {name: tasks[name].scored_on for name in curves}
+    chosen = [(name, float(_values(name, selection)[_best(selection)])) for name in QUANTITIES]
+    rows = [_judge(*row, others) | _carry_over_corpora(row[0], curves, corpora) for row in chosen]
+    return [*rows, _judge(*THEORY, curves) | {"of_other_corpora": {}, "carried_excess": {}}]
+
+
+Curve = list[list[Place]]
+"""Settings in the order of lambda, 0 first; of each its runs, a seed each."""
+
+
+def _curves(plan: Plan) -> dict[str, Curve]:
+    """By task, where there is one."""
+    return {task.name: curve for task in plan.protocol.tasks if (curve := _curve(plan, task))}
+
+
+def _curve(plan: Plan, task: Task) -> Curve | None:
+    """The sweep, every lambda at the rate of the fixed ones, 0 too: a curve in lambda and nothing else.
+
+    Of the seeds whose runs all have a place on it; None without any.
+    """
+    arms = [NONE_AT_RATE, *(arm for arm in plan.protocol.arms if arm.name == "fixed")]
+    base = plan.evidence.get(plan.base(task))
+    if base is None:
+        return None
+    of_seeds = [[_place(plan.record(Cell(task, arm, seed)), base) for arm in arms] for seed in plan.seeds]
+    whole = [[place for place in places if place] for places in of_seeds if all(places)]
+    return [list(places) for places in zip(*whole, strict=True)] or None
+
+
+def _place(record: dict[str, Any] | None, base: dict[str, Any]) -> Place | None:
+    """Of a finished run; None of one that failed, or had nothing to measure S by at its end."""
+    if record is None or record["failed"]:
+        return None
+    ticks = record["ticks"]
+    s, train = (mean_of_known(ticks[name][-LAST_TICKS:]) for name in ("s", "data_bpt"))
+    if s is None or train is None or not 0 < s < 1:
+        return None
+    return Place(
+        strength=record["settings"].get("control.lambda_init", 0.0),
+        s=s,
+        train=train,
+        validation=record["validation"]["final"],
+        base_train=base["training"]["final"],
+        base_validation=base["validation"]["final"],
+        test=scores_of([record]).bits_per_token.item(),
+        n_tokens=record["n_tokens"],
+    )
+
+
+def _under(factor: float, curve: Curve) -> Curve:
+    """The same runs where sigma is ``factor`` times as large."""
+    return [[_place_under(factor**2, place) for place in runs] for runs in curve]
+
+
+def _place_under(factor: float, place: Place) -> Place:
+    """A run where sigma^2 is ``factor`` times as large."""
+    param = place.param / factor
+    return replace(place, strength=place.strength * factor, s=param / (place.train + param))
+
+
+def _judge(name: str, value: float, curves: dict[str, Curve]) -> dict[str, Any]:
+    excess = {task: _excess(name, value, curve) for task, curve in curves.items()}
+    values = {task: float(_values(name, curve)[_best(curve)]) for task, curve in curves.items()}
+    return {
+        "quantity": name,
+        "value": value,
+        "best": values,
+        "excess": excess,
+        "mean_excess": float(np.mean(list(excess.values()))),
+        "worst_excess": max(excess.values()),
+    }
+
+
+def _carry_over_corpora(name: str, curves: dict[str, Curve], corpora: dict[str, str]) -> dict[str, Any]:
+    """The value that is best on the tasks of the other corpora, for each corpus, and its excess on that corpus's tasks.
+
+    Best is the least validation, relative to each task's own least and averaged over tasks, among the values that the
+    sweeps had. Empty where there is one corpus.
+    """
+    chosen: dict[str, float] = {}
+    excess: dict[str, float] = {}
+    for corpus in sorted(set(corpora.values())):
+        others = [curve for task, curve in curves.items() if corpora[task] != corpus]
+        if not others:
+            break
+        candidates = np.unique(np.concatenate([_values(name, curve) for curve in others]))
+        costs = [np.mean([_excess(name, value, curve, "validation") for curve in others]) for value in candidates]
+        chosen[corpus] = float(candidates[int(np.argmin(costs))])
+        excess |= {
+            task: _excess(name, chosen[corpus], curve) for task, curve in curves.items() if corpora[task] == corpus
+        }
+    return {"of_other_corpora": chosen, "carried_excess": excess}
+
+
+def _values(name: str, curve: Curve) -> np.ndarray:
+    """The quantity at each setting, averaged over seeds."""
+    quantity = QUANTITIES[name]
+    ends = [Ends(free, strongest) for free, strongest in zip(curve[0], curve[-1], strict=True)]
+    return np.array([np.mean([quantity(*pair) for pair in zip(runs, ends, strict=True)]) for runs in curve])
+
+
+def _best(curve: Curve) -> int:
+    """The setting with the best validation."""
+    return int(np.argmin(_bits(curve, "validation")))
+
+
+def _bits(curve: Curve, text: Literal["validation", "test"]) -> np.ndarray:
+    """Bits per token on a text at each setting, averaged over seeds."""
+    return np.array([np.mean([getattr(place, text) for place in runs]) for runs in curve])
+
+
+def _excess(name: str, value: float, curve: Curve, text: Literal["validation", "test"] = "test") -> float:
+    """Bits on the text where the quantity has the value, over those of the swept best, minus 1.
+
+    Linear between neighbouring settings; beyond the ends, the end: a controller rests at a bound there.
+    """
+    values, bits = _values(name, curve), _bits(curve, text)
+    order = np.argsort(values)
+    return float(np.interp(value, values[order], bits[order]) / bits[_best(curve)] - 1)

@@ -1,0 +1,358 @@
+"""``python -m granite_scu identify``: step lambda in a real run, model what S does, propose gains, and try them."""
+
+import json
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from granite_scu import control
+from granite_scu.cli.guard import FAILED
+from granite_scu.config.request import Request
+from granite_scu.config.settings import IdentifyConfig
+from granite_scu.errors import RunFailed, UserError
+from granite_scu.experiments.identification import agreement
+from granite_scu.experiments.identification.excitation import Excitation
+from granite_scu.experiments.identification.fopdt import Fopdt
+from granite_scu.experiments.identification.fopdt_fit import Fit, fit_fopdt
+from granite_scu.experiments.identification.setpoint_step import SetpointStep
+from granite_scu.experiments.identification.simc import Gains, effective, simc
+from granite_scu.experiments.identification.stability import margins
+from granite_scu.experiments.identification.step_response import Step, describe_step, step_response
+from granite_scu.storage.run_folder import RunFolder, finite
+from granite_scu.training.controller import build_controller
+from granite_scu.training.recipe import Run
+
+RESULT = "identification.json"
+OFF_SETPOINT = 0.25
+"""How far S may lie from S*, in ln S, when lambda is first stepped: gain and time constant are those of that S."""
+FOLLOW = 30
+"""Ticks, at the least, that the verification goes on for after the step."""
+
+
+def identify(request: Request, config: IdentifyConfig, console: Console, as_json: bool = False) -> int:
+    """Carry out the experiment and report it; returns the exit code, 1 where no gains could be proposed.
+
+    A closed loop that did not behave as predicted is a finding and no failure: the exit code stays 0, a warning says
+    in what it differed, and ``as_predicted`` of the result is false.
+
+    Raises:
+        UserError: the request cannot be met.
+        RunFailed: a run ended before its experiment was over.
+    """
+    law = _law(request, config)
+    folder = RunFolder(request.run.output_dir)
+    excitation = Excitation(law, config.settle, config.amplitude, config.dwell, request.seed)
+    test = _experiment(request, "excitation", config.ticks, excitation, console)
+    # Refused now and not after the step test, which is the half of the work.
+    test.check_folder()
+    if config.verify:
+        RunFolder(folder.path / "verification").check(request.run.overwrite, resuming=False)
+
+    result: dict[str, Any] = {"setpoint": law.setpoint, "control_every": request.control.every}
+    result |= {"step_test": asdict(config), "ema_alpha": law.ema_alpha, "verification": None}
+    result["as_predicted"] = None  # not tried, or too noisy to tell
+    history = _train(test, config.ticks, request.seed)
+    fit = _fit(history, config.settle)
+    result |= _found(history, fit) | {"cautions": _cautions(history, fit, law, config.settle)}
+    if fit.objection is None:
+        # No filter in the loop: the law takes ParamBPT as it is and smooths DataBPT alone, which lambda hardly moves.
+        seen = _in_logit(fit.model, law.setpoint)
+        gains = simc(effective(seen), config.tau_c)
+        result |= _proposal(seen, gains, config)
+        if config.verify:
+            # Lambda is named, so that its feed-forward does not move with S*: the prediction is of the gains alone.
+            proposed = replace(law, kp=gains.kp, ki=gains.ki, lambda_init=law.initial_strength)
+            measured = _train_with_step(request, config, proposed, fit, console)
+            result |= _judged(config, proposed, fit, history, measured)
+    result["verdict"] = _verdict(result)
+    folder.write_json(RESULT, result)
+    _illustrate(folder.path)
+    print(json.dumps(finite(result), indent=2)) if as_json else _print(result, folder.path, console)
+    for caution in result["cautions"]:
+        console.print(f"warning: {caution}", highlight=False, soft_wrap=True)
+    if fit.objection is not None:
+        console.print(f"no gains are proposed: {fit.objection}", highlight=False, soft_wrap=True)
+        return FAILED
+    if result["as_predicted"] is False:
+        console.print(f"warning: {result['verdict']}", highlight=False, soft_wrap=True)
+    return 0
+
+
+# The experiment
+
+
+def _law(request: Request, config: IdentifyConfig) -> control.PI:
+    """The law that finds the operating point."""
+    asked = request.control
+    if asked.controller not in control.CONTROLLERS:
+        build_controller(asked)  # says which there are
+    if asked.controller != "pi":
+        raise UserError(f"--control.controller {asked.controller}: identify finds gains of pi; leave it out")
+    if asked.target_s == "auto":
+        raise UserError("--control.target_s: identify works at one operating point; give a ratio, for example 0.02")
+    if not asked.target_s * config.step < 1:
+        raise UserError(f"--step_test.step {config.step}: takes S* {asked.target_s} beyond 1; choose a smaller one")
+    low, high = asked.lambda_min, asked.lambda_max
+    if not math.log(high / low) >= 2 * config.amplitude:
+        raise UserError(
+            f"--control.lambda_min {low:g}, --control.lambda_max {high:g}: leave no room for steps of "
+            f"--step_test.amplitude {config.amplitude:g} up and down, a factor of {math.exp(2 * config.amplitude):.3g}"
+        )
+    if request.run.resume:
+        raise UserError(f"--run.resume {request.run.resume}: a step test cannot go on; leave it out")
+    return build_controller(asked)
+
+
+def _experiment(
+    request: Request, name: str, ticks: int, controller: control.Controller, console: Console, shift: int = 0
+) -> Run:
+    """A run of so many ticks under that controller, in a folder of its own.
+
+    The learning rate keeps its peak after the warm-up. A falling one slows the plant down while it is being
+    looked at, and the peak is where the loop is fastest and its margins are smallest.
+    """
+    steps = ticks * request.control.every
+    run = replace(
+        request.run,
+        output_dir=str(RunFolder(request.run.output_dir).path / name),
+        eval_steps=steps,  # what the adapter is worth is not the question
+        save_steps=steps,
+        early_stopping=None,
+        stop_at_equilibrium=None,
+    )
+    asked = replace(
+        request,
+        control=replace(request.control, controller=name),
+        optimizer=replace(request.optimizer, schedule="constant"),
+        data=replace(request.data, num_epochs=None),
+        run=run,
+        trainer={**request.trainer, "max_steps": steps},
+        seed=request.seed + shift,
+    )
+    job = Run(asked, console, controller=controller)
+    if job.machine.world_size > 1:
+        raise UserError("--run.multi_gpu: identify runs in one process, twice; leave it out")
+    return job
+
+
+def _train(job: Run, ticks: int, seed: int) -> list[dict]:
+    """Train, and return a record a tick."""
+    L.seed_everything(seed, verbose=False)
+    with _own_log():
+        job.fit()
+    history = job.folder.read_history()
+    if len(history) < ticks:
+        raise RunFailed(
+            f"{job.folder.path}: ended after {len(history)} of {ticks} ticks; give it more time (--trainer.max_time), "
+            "or shorten --step_test.ticks"
+        )
+    return history[:ticks]
+
+
+@contextmanager
+def _own_log() -> Iterator[None]:
+    """What a run adds to our logger, its log file, is taken off it again: the next run has its own."""
+    ours = logging.getLogger("granite_scu")
+    before = list(ours.handlers)
+    try:
+        yield
+    finally:
+        for handler in [handler for handler in ours.handlers if handler not in before]:
+            ours.removeHandler(handler)
+            handler.close()
+
+
+def _column(history: list[dict], name: str) -> np.ndarray:
+    """(ticks,) natural logarithm of a field; NaN where it is missing or not positive."""
+    values = [record[name] for record in history]
+    return np.array([math.log(v) if v is not None and 0 < v < math.inf else math.nan for v in values])
+
+
+def _fit(history: list[dict], settle: int) -> Fit:
+    try:
+        return fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=settle)
+    except ValueError as error:
+        raise RunFailed(f"the step test cannot be evaluated: {error}") from error
+
+
+def _cautions(history: list[dict], fit: Fit, law: control.PI, settle: int) -> list[str]:
+    """What makes the model worth less at S* than its standard errors say."""
+    off = float(np.nanmean(_column(history, "s_ema")[settle // 2 : settle])) - math.log(law.setpoint)
+    found = [fit.caution] if fit.caution else []
+    if abs(off) > OFF_SETPOINT:
+        found.append(
+            f"S was {math.exp(off):.2g} times S* when lambda was stepped, and the model is of the S where it was "
+            "measured; let it settle for longer (--step_test.settle, --step_test.ticks)"
+        )
+    return found
+
+
+def _found(history: list[dict], fit: Fit) -> dict[str, Any]:
+    """What the step test showed, as JSON has it."""
+    model = fit.model
+    pairs = {"gain": fit.gain_se, "tau": fit.tau_se, "theta": fit.theta_se, "slope": fit.slope_se}
+    return {
+        "model": {name: {"value": getattr(model, name), "standard_error": se} for name, se in pairs.items()},
+        "fit": {name: getattr(fit, name) for name in ("r2", "noise", "correlation", "offset", "drift", "start")},
+        "objection": fit.objection,
+        "excitation": {
+            "step": [record["step"] for record in history],
+            "log_lambda": _column(history, "lambda").tolist(),
+            "log_s": _column(history, "s").tolist(),
+            "log_s_fitted": fit.fitted.tolist(),
+        },
+    }
+
+
+def _in_logit(model: Fopdt, setpoint: float) -> Fopdt:
+    """The model as the gains meet it: the law acts on the logit of S, which moves by 1 / (1 - S) for a unit of ln S."""
+    return replace(model, gain=model.gain / (1 - setpoint))
+
+
+def _proposal(model: Fopdt, gains: Gains, config: IdentifyConfig) -> dict[str, Any]:
+    step = step_response(model, gains.kp, gains.ki, band=_band(config))
+    return {
+        "gains": {"kp": gains.kp, "ki": gains.ki, "tau_i": gains.tau_i, "tau_c": gains.tau_c},
+        "margins": asdict(margins(model, gains.kp, gains.ki)),
+        "step_response": _as_json(step),
+    }
+
+
+def _band(config: IdentifyConfig) -> float:
+    """Ten per cent of S, as a share of the step in ln S."""
+    return 0.1 / abs(math.log(config.step))
+
+
+def _as_json(step: Step) -> dict[str, Any]:
+    return {**asdict(step), "response": step.response.tolist()}
+
+
+def _train_with_step(
+    request: Request, config: IdentifyConfig, law: control.PI, fit: Fit, console: Console
+) -> list[dict]:
+    """Train under the proposed gains with a step of S*; a record a tick.
+
+    The run has a seed of its own, so that it does not meet the noise that the model was fitted to.
+    """
+    ticks = config.settle + _follow(config, law, fit.model)
+    stepped = SetpointStep(law, config.settle, config.step)
+    return _train(_experiment(request, "verification", ticks, stepped, console, shift=1), ticks, request.seed + 1)
+
+
+def _judged(
+    config: IdentifyConfig, law: control.PI, fit: Fit, history: list[dict], measured: list[dict]
+) -> dict[str, Any]:
+    """The step of S* as it was measured, held against the prediction, as JSON has it.
+
+    Args:
+        history: of the step test.
+        measured: of the verification.
+    """
+    level = float(np.mean(_column(history, "lambda")[config.settle :]))
+    shares = (_column(measured, "s_ema") - math.log(law.setpoint)) / math.log(config.step)
+    seen, before = shares[config.settle :], shares[config.settle // 2 : config.settle]
+    found, expected = agreement.compare(seen, law, fit, level, config.step, _band(config))
+    verification = {
+        "step": [record["step"] for record in measured],
+        "log_lambda": _column(measured, "lambda").tolist(),
+        "log_s": _column(measured, "s").tolist(),
+        "log_s_smoothed": _column(measured, "s_ema").tolist(),
+        "at": config.settle,
+        "measured": _as_json(describe_step(seen, _band(config))),
+        "predicted": _as_json(describe_step(expected, _band(config))),
+        "agreement": found.as_json(),
+        "before": float(np.sqrt(np.nanmean(before**2))),
+    }
+    return {"verification": verification, "as_predicted": found.as_predicted}
+
+
+def _follow(config: IdentifyConfig, law: control.PI, model: Fopdt) -> int:
+    """Ticks after the step of S*: three times what the linear loop takes to settle, as far as the experiment goes."""
+    linear = step_response(_in_logit(model, law.setpoint), law.kp, law.ki, ticks=200, band=_band(config))
+    return min(config.ticks - config.settle, max(FOLLOW, 3 * (linear.settling or FOLLOW)))
+
+
+# What is said
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    if result["objection"]:
+        return f"nothing is proposed: {result['objection']}"
+    verification = result["verification"]
+    if verification is None:
+        return "gains are proposed and have not been tried"
+    words, as_predicted = verification["agreement"]["words"], result["as_predicted"]
+    if as_predicted:
+        return f"the closed loop behaved as predicted: {words}"
+    if as_predicted is None:
+        return f"undecided: {words}"
+    before = verification["before"]
+    if before > verification["agreement"]["allowed"]["swing"]:
+        words += f"; it was {before:.0%} off S* before the step too: settle for longer, or take a larger tau_c"
+    return f"the closed loop did not behave as predicted: {words}"
+
+
+def _print(result: dict[str, Any], folder: Path, console: Console) -> None:
+    table = Table(title="what lambda does to S", title_justify="left", show_header=False)
+    for name, text in _rows(result).items():
+        table.add_row(name, Text(text))
+    table.add_row("verdict", result["verdict"])
+    table.add_row("files", Text(str(folder / RESULT)))
+    console.print(table, highlight=False)
+
+
+def _rows(result: dict[str, Any]) -> dict[str, str]:
+    def pair(name: str, unit: str) -> str:
+        known = result["model"][name]
+        return f"{known['value']:.3g} +- {known['standard_error']:.2g} {unit}"
+
+    fit = result["fit"]
+    rows = {
+        "gain K": pair("gain", "ln S per ln lambda"),
+        "time constant tau": pair("tau", "ticks"),
+        "dead time theta": pair("theta", "ticks"),
+        "K / tau": pair("slope", "per tick"),
+        "fit": f"R^2 {fit['r2']:.2f}, residual {fit['noise']:.3f} ln S (correlation {fit['correlation']:.2f})",
+    }
+    if "gains" not in result:
+        return rows
+    gains, margin = result["gains"], result["margins"]
+    rows["proposed"] = f"--kp {gains['kp']:.3g} --ki {gains['ki']:.3g}   (SIMC, tau_c = {gains['tau_c']:.3g} ticks)"
+    rows["margins"] = (
+        f"gain {_number(margin['gain'])}, phase {_number(margin['phase'])} degrees, "
+        f"delay {_number(margin['delay'])} ticks" + ("" if margin["stable"] else "; the loop is UNSTABLE")
+    )
+    rows["a step of S*, linear"] = _in_words(result["step_response"])
+    if result["verification"]:
+        rows["… predicted for the law"] = _in_words(result["verification"]["predicted"])
+        rows["… measured"] = _in_words(result["verification"]["measured"])
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.3g}"
+
+
+def _in_words(step: dict[str, Any]) -> str:
+    def ticks(value: int | None) -> str:
+        return "never" if value is None else f"{value} ticks"
+
+    rise, settling = ticks(step["rise"]), ticks(step["settling"])
+    return f"rise {rise}, overshoot {step['overshoot']:.0%}, within 10% of S* after {settling}"
+
+
+def _illustrate(folder: Path) -> None:
+    from viz.identification_plot import plot_identification, read_identification
+    from viz.style import save
+
+    save(plot_identification(read_identification(folder)), folder / "identification")

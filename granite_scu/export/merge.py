@@ -1,0 +1,309 @@
+r"""``granite-scu merge``: base model and adapter as one model that plain transformers loads.
+
+For each adapted matrix, in fp32, and rounded once to the base's own dtype:
+
+    W' = W + scale B A                 of a QLoRA run: W' = dequantise(quantise(W)) + scale B A
+
+An adapter trained on 4-bit weights has learned on what these round to, so it is that which it is merged into, in every
+layer that was held in 4 bits. The base is read shard by shard and never loaded as a model.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from granite_scu.cli.request_parser import make_console, quiet
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.errors import RunFailed, UserError
+from granite_scu.export import merge_check
+from granite_scu.model import loading
+from granite_scu.model import saved_adapter as saved
+from granite_scu.model.adapters import linear_layers
+from granite_scu.storage.provenance import versions
+from granite_scu.storage.run_folder import replacing
+from granite_scu.training.module import DTYPES
+
+RECORD = "granite_scu_merge.json"
+"""What was merged and how it was checked; tells a merged model of ours from any other folder."""
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+SPARE = 64 * 2**20
+"""Bytes of disk to be left over, for everything that is not weights."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    parser.add_argument("run", metavar="RUN", help="run folder, its best/ or a checkpoint of it, or any LoRA adapter")
+    parser.add_argument("--out", metavar="DIR", required=True, help="folder of the merged model")
+    parser.add_argument("--model", metavar="NAME", help="base model (default: the one that the adapter names)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a merged model that is there")
+    parser.add_argument("--no-check", dest="check", action="store_false", help="don't compare the merged model's bits "
+                        "per token with the adapter's; for machines without memory for the model")  # fmt: skip
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compare "
+                        "(default: %(default)s)")  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    console = make_console()
+    quiet(console)
+    adapter = saved.find(options.run)
+    merger = Merger(
+        adapter, saved.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
+    )
+    merger.check_out(options.overwrite)
+    device = loading.device_named(options.device)
+    merger.merge(console, device if options.check else None)
+    return 0
+
+
+class Merger:
+    """A merge that was asked for. Constructing it refuses what does not fit, and writes nothing.
+
+    Args:
+        adapter: what is merged.
+        base: what it is merged into.
+        out: folder of the merged model.
+
+    Raises:
+        UserError: the adapter does not fit the base, or the base cannot be merged into.
+    """
+
+    def __init__(self, adapter: saved.SavedAdapter, base: BaseConfig, out: Path) -> None:
+        self.adapter, self.base, self.out = adapter, base, out
+        self.layers = adapter.layers(base.name)
+        self.source = loading.download(base.name)
+        self.shards = shards_of(self.source, base.name)
+        self.quantised = _quantised_layers(base) if base.quantize_4bit else set()
+        self.weight_names = {self._weight_of(layer): layer for layer in self.layers.keys() | self.quantised}
+        if getattr(loading.load_model_config(base.name), "quantization_config", None):
+            raise UserError(f"{base.name}: its weights are quantised already, and merging would round the adapter away")
+
+    def _weight_of(self, layer: str) -> str:
+        """The name that a layer's weight has in the base's files, which may leave out or add the model's prefix."""
+        name = f"{layer}.weight"
+        stored = {tensor for tensors in self.shards.values() for tensor in tensors}
+        for candidate in (name, name.removeprefix("model."), f"model.{name}"):
+            if candidate in stored:
+                return candidate
+        raise UserError(
+            f"{self.base.name}: its files hold no {name}; transformers makes it of others when it loads the model, so "
+            "it cannot be merged into matrix by matrix"
+        )
+
+    def check_out(self, overwrite: bool) -> None:
+        """Refuse a folder that must not be written to, and a disk that is too full.
+
+        Raises:
+            UserError: not writable, not empty, in the way of what is read, or no room.
+        """
+        out, resolved = self.out, self.out.resolve()
+        for source in (self.adapter.folder.resolve(), self.source.resolve()):
+            if resolved in (source, *source.parents):
+                raise UserError(f"--out {out}: holds {source.name}, which is merged from; choose another folder")
+        if out.exists() and not out.is_dir():
+            raise UserError(f"--out {out}: is a file; name a folder")
+        if out.is_dir() and any(out.iterdir()):
+            if not overwrite:
+                raise UserError(f"--out {out}: is not empty; choose another folder, or replace a model by --overwrite")
+            if not (out / RECORD).is_file():
+                raise UserError(f"--overwrite: {out} is not empty and no merged model of ours, so it is left alone")
+        above = next(place for place in (resolved, *resolved.parents) if place.exists())
+        if not os.access(above, os.W_OK):
+            raise UserError(f"--out {out}: cannot be written; choose another folder")
+        wanted = sum((self.source / shard).stat().st_size for shard in self.shards) + SPARE
+        free = shutil.disk_usage(above).free
+        if free < wanted:
+            raise UserError(f"--out {out}: needs {_gib(wanted)}, and {_gib(free)} are free there; choose another disk")
+
+    def merge(self, console: Console, device: torch.device | None) -> dict[str, Any]:
+        """Write the merged model, whole or not at all; returns what was recorded about it.
+
+        Args:
+            console: where progress goes.
+            device: where the merged model is compared with base and adapter; None doesn't compare them.
+
+        Raises:
+            RunFailed: the merged model is not the adapter's.
+        """
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.out) as folder:
+            folder.mkdir()
+            self._write_weights(folder, console)
+            self._write_configuration(folder)
+            self._write_tokenizer(folder)
+            check = None
+            if device is not None:
+                with console.status("comparing with base and adapter"):
+                    check = merge_check.compare(self.adapter, self.base, folder, device)
+            record = self._record(check)
+            (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            (folder / "README.md").write_text(_card(record), encoding="utf-8")
+        for line in (f"{_what_was_merged(record)}: {self.out}", _how_it_compares(record)):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        return record
+
+    def _write_weights(self, folder: Path, console: Console) -> None:
+        dtype = DTYPES.get(self.adapter.precision, torch.bfloat16)
+        with self.adapter.open() as factors, _bar(console, sum(map(len, self.shards.values()))) as advance:
+            for shard, names in self.shards.items():
+                tensors = {}
+                with safe_open(self.source / shard, "pt") as file:
+                    metadata = file.metadata()
+                    for name in names:
+                        tensors[name] = self._merged(name, file.get_tensor(name), factors, dtype)
+                        advance()
+                save_file(tensors, folder / shard, metadata)
+        if (self.source / INDEX).is_file():
+            shutil.copyfile(self.source / INDEX, folder / INDEX)
+
+    def _merged(self, name: str, weight: Tensor, factors: Any, dtype: torch.dtype) -> Tensor:
+        layer = self.weight_names.get(name)
+        if layer is None:
+            return weight
+        seen = round_to_4_bits(weight, dtype) if layer in self.quantised else weight
+        update = self.layers.get(layer)
+        if update is None:
+            return seen.to(weight.dtype)
+        a, b = (factors.get_tensor(factor).float() for factor in (update.a, update.b))
+        merged = (seen.float() + update.scale * (b @ a)).to(weight.dtype).contiguous()
+        if not bool(torch.isfinite(merged).all()):
+            raise RunFailed(f"{self.adapter.called}: {name} merged is not finite; the adapter has diverged")
+        return merged
+
+    def _write_configuration(self, folder: Path) -> None:
+        for name in ("config.json", "generation_config.json"):
+            if (self.source / name).is_file():
+                shutil.copyfile(self.source / name, folder / name)
+
+    def _write_tokenizer(self, folder: Path) -> None:
+        loading.load_tokenizer(self.base.name).save_pretrained(folder)
+
+    def _record(self, check: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "base_model": _public_name(self.base.name),
+            "adapter": self.adapter.folder.resolve().name,
+            "adapter_sha256": self.adapter.sha256,
+            "matrices": len(self.layers),
+            "merged_into": "the base rounded to 4 bits (nf4) and back, as it was trained on"
+            if self.quantised
+            else "the base as it is",
+            "check": None if check is None else asdict(check),
+            "versions": versions(),
+        }
+
+
+def round_to_4_bits(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix as a QLoRA run has it: rounded to nf4 with double quantisation, and read back in ``dtype``."""
+    from bitsandbytes import functional
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    packed, state = functional.quantize_4bit(
+        weight.to(device, dtype).contiguous(), blocksize=64, compress_statistics=True, quant_type="nf4"
+    )
+    return functional.dequantize_4bit(packed, state).to("cpu")
+
+
+def shards_of(folder: Path, name: str) -> dict[str, list[str]]:
+    """The safetensors files of a saved model, and the tensors in each.
+
+    Raises:
+        UserError: it has none.
+    """
+    if (folder / INDEX).is_file():
+        placed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return {shard: [t for t, where in placed.items() if where == shard] for shard in sorted(set(placed.values()))}
+    if not (folder / SINGLE).is_file():
+        raise UserError(f"--model {name}: has no {SINGLE}; only safetensors are read")
+    with safe_open(folder / SINGLE, "pt") as file:
+        return {SINGLE: list(file.keys())}
+
+
+def _quantised_layers(base: BaseConfig) -> set[str]:
+    """The layers that a QLoRA run holds in 4 bits."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(loading.load_model_config(base.name))
+    return set(linear_layers(model))
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[Callable[[], None]]:
+    columns = (TextColumn("merging"), BarColumn(), TextColumn("{task.completed}/{task.total} tensors"))
+    hidden = not console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("merging", total=total)
+        yield lambda: progress.advance(task)
+
+
+def _what_was_merged(record: dict[str, Any]) -> str:
+    return f"{record['matrices']} matrices merged into {record['merged_into']}"
+
+
+def _how_it_compares(record: dict[str, Any]) -> str:
+    check = record["check"]
+    if check is None:
+        return "not compared with base and adapter"
+    return (
+        f"on {check['text']} ({check['tokens']:,} tokens, in {check['dtype']}): base {check['base_bpt']:.4f}, base "
+        f"with adapter {check['adapter_bpt']:.4f}, merged {check['merged_bpt']:.4f} bits per token, a difference of "
+        f"{check['difference']:+.5f}"
+    )
+
+
+def _card(record: dict[str, Any]) -> str:
+    """The README.md of a merged model."""
+    base, embedded = record["base_model"], record["base_model"] == TINY_MODEL
+    known = embedded or base.startswith("ibm-granite/")
+    fields = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        **({} if embedded else {"base_model": base}),
+        **({"license": "apache-2.0"} if known else {}),
+        "tags": ["granite", "scu", "merged"],
+    }
+    return f"""---
+{yaml.safe_dump(fields, sort_keys=False)}---
+
+# {base}, an adapter merged in
+
+The weights of `{base}` with the LoRA adapter `{record["adapter"]}`, whose weights have the SHA-256
+`{record["adapter_sha256"]}`: {_what_was_merged(record)}.
+
+Compared: {_how_it_compares(record)}.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")  # this folder
+tokenizer = AutoTokenizer.from_pretrained(".")
+
+inputs = tokenizer("A function is", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
+```
+"""
+
+
+def _public_name(base: str) -> str:
+    """A hub id as it is; of a local folder its name alone, which says nothing about the machine."""
+    path = Path(base).expanduser()
+    return path.resolve().name if path.is_dir() else base
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,132 @@
+"""Whether a merged model is base and adapter still: both scored on the same held-out text."""
+
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from granite_scu.config.settings import BaseConfig, DataConfig
+from granite_scu.data.datamodule import TextDataModule
+from granite_scu.errors import RunFailed, UserError
+from granite_scu.evaluation.score import Score, score
+from granite_scu.model import loading
+from granite_scu.model.loss import summed_nats
+from granite_scu.model.saved_adapter import SavedAdapter
+
+BLOCKS, LENGTH = 8, 512
+"""How much text the models are compared on, and the longest block of it, in tokens."""
+
+TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 1e-2
+"""Bits per token by which the merged model may differ; the other where weights are in 16 bits, whose rounding shows."""
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The comparison, in bits per token.
+
+    Attributes:
+        text: what was scored, in words.
+        tokens: supervised ones in it.
+        base_bpt: of the base alone.
+        adapter_bpt: of base and adapter.
+        merged_bpt: of the merged model.
+        difference: merged minus adapter.
+        dtype: of the weights and the arithmetic.
+    """
+
+    text: str
+    tokens: int
+    base_bpt: float
+    adapter_bpt: float
+    merged_bpt: float
+    difference: float
+    dtype: str
+
+
+def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch.device) -> Check:
+    """Score base, base with adapter and merged model on a few held-out blocks, one model in memory at a time.
+
+    The base is loaded as its training had it, in 4 bits of a QLoRA run; the merged model by transformers alone, its
+    Mamba-2 layers in the library's own forward. All of them in the dtype that the merged model is stored in.
+
+    Raises:
+        RunFailed: the merged model differs by more than rounding does.
+    """
+    batches, text = _held_out(adapter, base)
+    dtype = _stored_dtype(merged)
+    with_adapter, alone = _score_adapter(adapter, base, batches, device, dtype)
+    gc.collect()
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    found = _score(model.to(device), batches)
+    difference = found.bits_per_token - with_adapter.bits_per_token
+    tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED_TOLERANCE
+    if not abs(difference) <= tolerance:
+        raise RunFailed(
+            f"the merged model has {found.bits_per_token:.4f} bits per token on {text}, and base with adapter "
+            f"{with_adapter.bits_per_token:.4f}: they differ by more than {tolerance:g}, so nothing was kept"
+        )
+    return Check(
+        text=text,
+        tokens=found.tokens,
+        base_bpt=alone.bits_per_token,
+        adapter_bpt=with_adapter.bits_per_token,
+        merged_bpt=found.bits_per_token,
+        difference=difference,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def _score_adapter(
+    adapter: SavedAdapter, base: BaseConfig, batches: list[Batch], device: torch.device, dtype: torch.dtype
+) -> tuple[Score, Score]:
+    """With the adapter, and without."""
+    frozen = loading.load_model(base, dtype, device=device).to(device)
+    model = peft.PeftModel.from_pretrained(frozen, adapter.folder)
+    with_adapter = _score(model.get_base_model(), batches)
+    with model.disable_adapter():
+        return with_adapter, _score(model.get_base_model(), batches)
+
+
+def _score(model: nn.Module, batches: Iterable[Batch]) -> Score:
+    return score(partial(summed_nats, model), batches, model=model)
+
+
+def _held_out(adapter: SavedAdapter, base: BaseConfig) -> tuple[list[Batch], str]:
+    """Blocks of the run's validation text; of the embedded documentation where that cannot be had."""
+    tokenizer = loading.load_tokenizer(base.name)
+    known = {field.name for field in fields(DataConfig)}
+    recorded = {name: value for name, value in adapter.training.get("data", {}).items() if name in known}
+    ours: dict[str, Any] = {"batch_size": 1, "eval_batch_size": 1, "num_workers": 0}
+    # The library's own Mamba-2 forward cannot keep documents apart without compiled kernels; both sides see the same.
+    ours |= {"isolate_documents": False, "block_size": min(recorded.get("block_size", LENGTH), LENGTH)}
+    settings = recorded | ours
+    documentation = DataConfig(**settings | {"path": "stdlib-docs"})
+    if not recorded:
+        return _first_blocks(documentation, tokenizer), "Python's documentation"
+    try:
+        return _first_blocks(DataConfig(**settings), tokenizer), "the run's validation text"
+    except UserError:
+        return _first_blocks(documentation, tokenizer), "Python's documentation, for the run's text is not there"
+
+
+def _first_blocks(config: DataConfig, tokenizer: Any) -> list[Batch]:
+    data = TextDataModule(config, seed=0)
+    data.prepare(tokenizer)
+    return list(islice(data.val_dataloader(), BLOCKS))
+
+
+def _stored_dtype(folder: Path) -> torch.dtype:
+    """The dtype that a saved model's matrices have."""
+    with safe_open(min(folder.glob("*.safetensors")), "pt") as tensors:
+        return next(tensors.get_tensor(name).dtype for name in tensors.keys())  # noqa: SIM118 (no mapping)

@@ -1,0 +1,234 @@
+"""What of a run folder is published, checked and made fit for strangers; everything else stays where it is."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.errors import UserError
+from granite_scu.export.publish import leaks, model_card
+from granite_scu.export.publish.adapter import check_adapter, metadata_of
+
+WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+REQUIRED = (
+    WEIGHTS,
+    ADAPTER_CONFIG,
+    *TOKENIZER,
+    "scu_config.json",
+    "scu_metrics.json",
+    "scu_history.json",
+    "control.png",
+)
+OPTIONAL = ("control.svg", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
+PUBLISHED = (model_card.CARD, *REQUIRED, *OPTIONAL)
+"""Everything that is ever uploaded. The card is built anew."""
+
+KEPT = (
+    *("config.yaml", "training_config.json", "documents.json", "eval_bpt.*", "scu_history.jsonl", "report.html"),
+    *("identification.*", "logs", "best", "checkpoint-*"),
+)
+"""What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""
+
+FILE_LIMIT = 50 * 10**9
+"""Bytes; the hub takes no larger file."""
+
+_REMEDY = {
+    "control.png": "draw it with: python -m viz.control_plot RUN",
+    "scu_metrics.json": "the run has not come to its end; go on with it by --resume-from-checkpoint last",
+    "scu_history.json": "the run has not come to its end; go on with it by --resume-from-checkpoint last",
+}
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What will be uploaded, in memory: just what was checked.
+
+    Attributes:
+        files: content by name, the card first.
+        base: hub id of the base model, or the embedded model's name.
+        left_out: names in the run folder that stay there.
+        notes: what the publisher should know before.
+        counts: of the adapter, ``layers`` and ``parameters``.
+    """
+
+    files: Mapping[str, bytes]
+    base: str
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+    counts: Mapping[str, int]
+
+    @property
+    def card(self) -> str:
+        return self.files[model_card.CARD].decode()
+
+
+def prepare(
+    folder: Path, repo_id: str, revision: str | None = None, base_id: str | None = None, licence: str | None = None
+) -> Publication:
+    """Read a run folder, check all that is to be published, and build the card. Writes nothing.
+
+    Args:
+        folder: of a finished run.
+        repo_id: where it will be, ``owner/name``.
+        revision: the branch, where it is not the main one.
+        base_id: hub id of a base model that was trained from a local folder.
+        licence: hub identifier of the adapter's licence; None takes that of a known base.
+
+    Raises:
+        UserError: no finished run, an adapter that is not whole, a base nobody else can find, an unknown licence, or
+            something that must not be published.
+    """
+    left_out = _survey(folder)
+    files = {name: _content(folder, name) for name in (*REQUIRED, *OPTIONAL) if (folder / name).exists()}
+    try:
+        facts = model_card.gather(folder)
+        config = _object(folder, ADAPTER_CONFIG, files)
+        counts = check_adapter(files[WEIGHTS], config)
+        evaluation = model_card.evaluation_of(folder)
+    except ValueError as error:
+        raise UserError(_in(folder, str(error))) from error
+    base = _base(folder, facts["base_model"], config.get("base_model_name_or_path"), base_id)
+    if base != config["base_model_name_or_path"]:
+        files[ADAPTER_CONFIG] = _json(config | {"base_model_name_or_path": base})
+    if licence is None and model_card.known_license(base) is None:
+        raise UserError(
+            f"--license: needed, since the licence of {base} is not known here; name the one under which its terms "
+            "let you publish the adapter, as the hub writes it (apache-2.0)"
+        )
+    facts |= {
+        "base_model": base,
+        "repo_id": repo_id,
+        "revision": revision,
+        "license": licence,
+        "evaluation": evaluation,
+    }
+    files = {model_card.CARD: model_card.model_card(facts).encode(), **files}
+    for name, content in files.items():
+        _check_content(folder, name, content)
+    return Publication(files, base, tuple(left_out), tuple(_notes(facts)), counts)
+
+
+def _survey(folder: Path) -> list[str]:
+    """The names that stay; refuses a folder that holds no finished run, or what nobody publishes knowingly."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; name the --output-dir of a run")
+    if not (folder / "training_config.json").is_file():
+        raise UserError(
+            f"{folder}: holds no training_config.json, so it is not a run folder; name the --output-dir of a run"
+        )
+    for name in REQUIRED:
+        if not (folder / name).is_file():
+            remedy = _REMEDY.get(name, "the run folder is not complete")
+            raise UserError(f"{folder}: {name} is missing; {remedy.replace('RUN', str(folder))}")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name not in PUBLISHED)
+    for name in names:
+        if any(fnmatch(name, pattern) for pattern in KEPT):
+            continue
+        if name.lower().endswith(leaks.PICKLES):
+            raise UserError(
+                f"{folder / name}: may be a pickle, which runs code when it is loaded; move it out of the folder"
+            )
+        if leaks.is_secret_name(name):
+            raise UserError(f"{folder / name}: looks like a secret by its name; move it out of the folder")
+    return names
+
+
+def _content(folder: Path, name: str) -> bytes:
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{path}: is a link to a file outside the run folder; put the file itself there")
+    try:
+        if path.stat().st_size > FILE_LIMIT:
+            raise UserError(f"{path}: is larger than {FILE_LIMIT / 1e9:g} GB, which the hub does not take")
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _base(folder: Path, of_run: str, of_adapter: str | None, given: str | None) -> str:
+    """The base model as strangers find it."""
+    if of_run != of_adapter:
+        raise UserError(
+            f"{folder}: {ADAPTER_CONFIG} names the base model {of_adapter}, the run trained on {of_run}; "
+            "one of the files is of another run"
+        )
+    local = model_card.is_local(of_run)
+    if given is None and local:
+        raise UserError(
+            f"--base-model-id: needed, since the base model {of_run} is a local folder, which nobody else has; "
+            "name the same model on the hub (owner/name)"
+        )
+    if given is not None and not local and given != of_run and of_run != TINY_MODEL:
+        raise UserError(f"--base-model-id {given}: the run trained on {of_run}; leave the flag out")
+    return given or of_run
+
+
+def _check_content(folder: Path, name: str, content: bytes) -> None:
+    """Refuse a file that holds a credential or a path of this machine."""
+    if name.endswith(".png"):
+        if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+            raise UserError(f"{folder / name}: is not a PNG picture")
+        return
+    try:
+        text = metadata_of(content) if name == WEIGHTS else content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{folder / name}: is not text in UTF-8, as its kind of file is") from error
+    if found := leaks.secret_in(text):
+        line, kind = found
+        raise UserError(f"{folder / name}:{line}: looks like {kind}; remove it, and revoke it if others saw it")
+    if name in (model_card.CARD, WEIGHTS):
+        _check_paths(folder / name, {"the text": text})
+    elif name.endswith(".json"):
+        value = _object(folder, name, {name: content}, list if name == "scu_history.json" else dict)
+        if name == "tokenizer.json":  # its vocabulary may well hold strings that look like paths
+            value = {key: entry for key, entry in value.items() if key not in ("model", "added_tokens")}
+        _check_paths(folder / name, dict(leaks.strings(value)))
+
+
+def _check_paths(file: Path, texts: Mapping[str, str]) -> None:
+    for place, text in texts.items():
+        # A chat template is a program in which any text may occur, and it comes with the base model.
+        if place != "chat_template" and (path := leaks.local_path_in(text)):
+            raise UserError(f"{file}: {place} names {path}, a path of this machine; remove it from the file")
+
+
+def _object(folder: Path, name: str, files: Mapping[str, bytes], kind: type = dict) -> Any:
+    try:
+        value = json.loads(files[name].decode("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{folder / name}: not JSON ({error}); the file is damaged") from error
+    if not isinstance(value, kind):
+        raise UserError(f"{folder / name}: not a JSON {kind.__name__}; the file is damaged")
+    return value
+
+
+def _notes(facts: Mapping[str, Any]) -> list[str]:
+    summary = facts["summary"]
+    base, adapter = summary.get("base_test_bpt"), summary.get("final_test_bpt")
+    best, final = summary.get("best_val_bpt"), summary.get("final_val_bpt")
+    notes = []
+    if base is not None and adapter is not None and adapter >= base:
+        notes.append(
+            f"the adapter is no better than its base on held-out documents: {adapter:.4f}, {base:.4f} bits per token"
+        )
+    if best is not None and final is not None and best < final:
+        notes.append(
+            f"the adapter in best/ validated better, {best:.4f} against {final:.4f} bits per token; "
+            "the final one is published"
+        )
+    if facts["evaluation"] is None:
+        notes.append("no interval: scripts/eval_bpt.py was not run on this folder")
+    return notes
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _in(folder: Path, words: str) -> str:
+    """The words, led by the folder where they do not name it yet."""
+    return words if words.startswith(str(folder)) else f"{folder}: {words}"

@@ -1,0 +1,165 @@
+"""Which processes, devices, precision and kernels a run gets on this machine."""
+
+import os
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from granite_scu import hardware
+from granite_scu.config.settings import BaseConfig, RunConfig
+from granite_scu.errors import UserError
+from granite_scu.hardware import presets
+from granite_scu.model.mamba2.kernels import check
+
+if TYPE_CHECKING:
+    from granite_scu.config.request import Request
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the run will run on, resolved.
+
+    Attributes:
+        device: what was found.
+        accelerator: "cpu" or "cuda".
+        precision: one of Lightning's precision strings.
+        devices: processes on this node.
+        nodes: machines.
+        attention: transformers' attention implementation.
+        kernels: what the Mamba-2 layers may take; see ``model.kernels.choose``.
+        sharded: whether the frozen layers are shared out over the processes.
+        tf32: whether the model's fp32 products are taken in TF32.
+    """
+
+    device: hardware.Device
+    accelerator: str
+    precision: str
+    devices: int
+    nodes: int
+    attention: str
+    kernels: str
+    sharded: bool = False
+    tf32: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.devices * self.nodes
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device of this process: a model is loaded onto it, and not onto the first GPU by every process."""
+        if self.accelerator == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))))
+
+    def claim(self, memory_fraction: float | None) -> None:
+        """Make this process's GPU the current one, take no more of it than ``memory_fraction``, and TF32 or not."""
+        if self.accelerator == "cuda":
+            torch.cuda.set_device(self.torch_device)
+            if memory_fraction:
+                torch.cuda.set_per_process_memory_fraction(memory_fraction, self.torch_device)
+            hardware.set_tf32(self.tf32)
+
+
+def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machine:
+    """What the request stands for here.
+
+    Raises:
+        UserError: this machine lacks something that was asked for.
+    """
+    asked = trainer["accelerator"]
+    accelerator = hardware.resolve_accelerator(asked, cpu_is_meant=asked == "cpu")
+    device = hardware.detect(accelerator)
+    precision = hardware.resolve_precision(trainer["precision"], device)
+    devices, nodes = _processes(run.multi_gpu, device)
+    if run.fsdp:
+        _check_sharding(base, devices * nodes)
+    attention = _attention(base.attention, device, precision)
+    kernels = _kernels(base.kernels, accelerator, bool(trainer.get("deterministic")))
+    tf32 = run.tf32 and device.supports_tf32
+    return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
+
+
+def resolve_request(request: "Request") -> Machine:
+    """What a request stands for here, with an attention kernel that keeps documents apart where they are to be.
+
+    Raises:
+        UserError: this machine lacks something that was asked for, by a flag or by a preset.
+    """
+    base, isolate = request.base, request.data.isolate_documents
+    if isolate and base.attention == "auto":
+        base = replace(base, attention="sdpa")
+    try:
+        found = resolve(base, request.run, request.trainer)
+    except UserError as error:  # what a preset asks for is in no flag that was given
+        device = hardware.detect(asked := request.trainer["accelerator"])
+        warning = presets.mismatch(request.hardware, device)
+        if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
+            raise UserError(f"{error}; {warning}") from error
+        raise
+    if isolate and found.attention == "flash_attention_2":
+        raise UserError(
+            "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "
+            "with --no-isolate-documents"
+        )
+    return found
+
+
+def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
+    launched = launched_processes()
+    if not multi_gpu:
+        if launched and launched != (1, 1):
+            raise UserError(
+                f"{launched[0] * launched[1]} processes were started, and each would train alone into the same folder; "
+                "add --multi-gpu, or start one process"
+            )
+        return 1, 1
+    devices, nodes = launched or (device.count, 1)
+    if device.kind == "cpu" and devices * nodes == 1:
+        raise UserError(
+            "--multi-gpu: there is no GPU and only one CPU process; leave it out, or start several processes with "
+            "torchrun --nproc-per-node 2 scripts/train_granite_cuda.py --multi-gpu --accelerator cpu"
+        )
+    return devices, nodes
+
+
+def _check_sharding(base: BaseConfig, processes: int) -> None:
+    if processes == 1:
+        raise UserError("--fsdp: one process has nobody to share the base model with; add --multi-gpu, or leave it out")
+    if base.quantize_4bit:
+        raise UserError("--fsdp: weights in 4 bits cannot be shared out; leave out --4bit-quantization or --fsdp")
+    if base.compile:
+        raise UserError("--fsdp: layers that are gathered cannot be compiled in one; leave out --torch-compile")
+
+
+def launched_processes() -> tuple[int, int] | None:
+    """(processes on a node, nodes) that torchrun or SLURM started; None when this process stands alone."""
+    env = os.environ
+    if "LOCAL_WORLD_SIZE" in env and "WORLD_SIZE" in env:
+        local = int(env["LOCAL_WORLD_SIZE"])
+        return local, int(env["WORLD_SIZE"]) // local
+    if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
+        nodes = int(env.get("SLURM_NNODES", 1))
+        return int(env["SLURM_NTASKS"]) // nodes, nodes
+    return None
+
+
+def _attention(requested: str, device: hardware.Device, precision: str) -> str:
+    usable = find_spec("flash_attn") is not None and device.supports_flash and precision != "32-true"
+    if requested == "flash_attention_2" and not usable:
+        raise UserError(
+            "--attn flash_attention_2: needs flash-attn, a GPU of compute capability 8.0 or more, and bf16 or fp16; "
+            "use --attn sdpa"
+        )
+    return ("flash_attention_2" if usable else "sdpa") if requested == "auto" else requested
+
+
+def _kernels(requested: str, accelerator: str, deterministic: bool) -> str:
+    check(requested, accelerator)
+    if requested == "cuda" and deterministic:
+        raise UserError(
+            "--kernels cuda: compiled kernels may add in any order, and --deterministic wants one; drop one"
+        )
+    return "torch" if deterministic else requested

@@ -1,0 +1,250 @@
+"""The build of PyTorch that fits a card and its driver, chosen, installed and proved.
+
+    python granite_scu/hardware/torch_build.py [--dry-run]
+
+``scripts/setup_gpu.sh`` and ``setup_gpu.ps1`` call this file. It imports nothing but the standard library: it runs
+where PyTorch is missing, or is the wrong one.
+"""
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TORCH = "2.13.0"
+"""The version whose builds ``BUILDS`` lists: the one that constraints.txt pins."""
+
+INDEX = "https://download.pytorch.org/whl/"
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build of PyTorch.
+
+    Attributes:
+        tag: its name on PyTorch's package index.
+        driver: first branch of the driver that serves its CUDA: 525 for CUDA 12.x, 580 for 13.x (NVIDIA, "CUDA
+            Compatibility", minor version compatibility, table 1; the CUDA Toolkit release notes have the same table).
+        oldest: lowest compute capability it has kernels for.
+        newest: highest.
+        windows: whether it exists for Windows.
+    """
+
+    tag: str
+    driver: int
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+    windows: bool = True
+
+
+BUILDS = (
+    Build("cu130", 580, (7, 5), (12, 99)),
+    Build("cu126", 525, (5, 0), (9, 99)),
+    Build("cu129", 525, (7, 0), (12, 99), windows=False),
+)
+"""The builds of ``TORCH``, best first. Kernels as in PyTorch's own build scripts (TORCH_CUDA_ARCH_LIST): CUDA 13
+dropped what came before Turing; CUDA 12.6 knows nothing after Hopper, so Blackwell (sm_100, sm_120) needs 12.8.
+"""
+
+BLACKWELL_DRIVER = 570
+"""First branch of the driver that knows Blackwell: CUDA 12.8, the first with sm_100 and sm_120, came with 570.26."""
+
+
+class NoBuildError(ValueError):
+    """No build fits; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU, as nvidia-smi describes it.
+
+    Attributes:
+        name: the maker's.
+        driver: version of the driver, such as 580.65.06.
+        capability: compute capability; null where the driver is too old to tell.
+    """
+
+    name: str
+    driver: str
+    capability: tuple[int, int] | None
+
+
+def choose_build(cards: list[Card], windows: bool = False) -> str:
+    """The tag of the build that runs on all of these cards under their driver.
+
+    Raises:
+        NoBuildError: none does.
+    """
+    if not cards:
+        raise NoBuildError("nvidia-smi lists no GPU; for a machine without one: make setup")
+    driver = int(cards[0].driver.partition(".")[0])
+    names = ", ".join(dict.fromkeys(card.name for card in cards))
+    if driver < 525 or any(card.capability is None for card in cards):
+        raise NoBuildError(f"{_driver(cards)} is older than 525, the first for CUDA 12; {_update(580)}")
+    capabilities = [card.capability for card in cards if card.capability]
+    running = [build for build in BUILDS if build.oldest <= min(capabilities) and max(capabilities) <= build.newest]
+    running = [build for build in running if build.windows or not windows]
+    if not running:
+        span = f"{_dotted(min(capabilities))} to {_dotted(max(capabilities))}"
+        raise NoBuildError(
+            f"no build of PyTorch {TORCH} has kernels for all of {names} (compute capability {span}); choose among "
+            "them with CUDA_VISIBLE_DEVICES, and name the build with --build"
+        )
+    blackwell = max(capabilities) >= (10, 0)
+    serving = [build for build in running if driver >= build.driver and (driver >= BLACKWELL_DRIVER or not blackwell)]
+    if not serving:
+        least = min(max(build.driver, BLACKWELL_DRIVER if blackwell else 0) for build in running)
+        raise NoBuildError(f"{_driver(cards)} is too old for {names}, which needs {least} or newer; {_update(least)}")
+    return serving[0].tag
+
+
+def _driver(cards: list[Card]) -> str:
+    return f"driver {cards[0].driver}"
+
+
+def _update(least: int) -> str:
+    newest = max(least, 580)
+    return (
+        f"update it: sudo apt install nvidia-driver-{newest} on Ubuntu, https://www.nvidia.com/drivers elsewhere, then "
+        "restart and run this again"
+    )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def install_command(tag: str, version: str = TORCH) -> str:
+    """The command that installs this build in place of whatever is there."""
+    return f"python -m pip install --force-reinstall torch=={version} --index-url {INDEX}{tag}"
+
+
+def find_cards() -> list[Card]:
+    """The GPUs that nvidia-smi lists.
+
+    Raises:
+        NoBuildError: there is no nvidia-smi, or it fails.
+    """
+    try:
+        return parse_cards(_ask("name,driver_version,compute_cap"))
+    except NoBuildError as error:
+        if "compute_cap" not in str(error):
+            raise
+        return parse_cards(_ask("name,driver_version"))  # drivers before 495 do not know the other field
+
+
+def _ask(fields: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError as error:
+        remedy = "sudo ubuntu-drivers install on Ubuntu, https://www.nvidia.com/drivers elsewhere"
+        raise NoBuildError(
+            f"no nvidia-smi, so no NVIDIA driver; install it: {remedy}, then restart. For a machine without a GPU: "
+            "make setup"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise NoBuildError("nvidia-smi does not answer within a minute; restart the machine") from error
+    if answer.returncode != 0:
+        said = " ".join((answer.stdout + answer.stderr).split())
+        raise NoBuildError(f"nvidia-smi fails: {said}; restart the machine, or install the driver anew")
+    return answer.stdout
+
+
+def parse_cards(listing: str) -> list[Card]:
+    """The cards in what ``nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader`` prints.
+
+    >>> parse_cards("NVIDIA GeForce RTX 4090, 580.65.06, 8.9")
+    [Card(name='NVIDIA GeForce RTX 4090', driver='580.65.06', capability=(8, 9))]
+    """
+    cards = []
+    for line in filter(str.strip, listing.splitlines()):
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) < 2 or not re.match(r"\d+", fields[1]):
+            raise NoBuildError(f"nvidia-smi says {line.strip()!r}; restart the machine, or install the driver anew")
+        numbers = re.fullmatch(r"(\d+)\.(\d+)", fields[2]) if len(fields) > 2 else None
+        cards.append(Card(fields[0], fields[1], (int(numbers[1]), int(numbers[2])) if numbers else None))
+    return cards
+
+
+def commands(tag: str, root: Path, python: str | None = None) -> dict[str, list[str]]:
+    """What sets a machine up, in order: what each command is for, and the command.
+
+    Args:
+        tag: the build.
+        root: of the checkout.
+        python: the interpreter to install for; null is that of .venv, which is made where it is missing.
+    """
+    inside = Path("Scripts", "python.exe") if sys.platform == "win32" else Path("bin", "python")
+    own = root / ".venv" / inside
+    make = {} if python or own.exists() else {"environment": [sys.executable, "-m", "venv", str(root / ".venv")]}
+    python = python or str(own)
+    constraints = str(root / "constraints.txt")
+    return {
+        **make,
+        "PyTorch": [python, *install_command(tag).split()[1:]],
+        "granite-scu": [python, "-m", "pip", "install", "-c", constraints, "-e", f"{root}[quant]"],
+        "proof": [python, str(Path(__file__).resolve()), "--prove"],
+    }
+
+
+def prove() -> int:
+    """Multiply matrices on every GPU, on the tensor cores and in double precision, and compare; the exit code."""
+    import torch  # late: this file chooses the build of what is imported here
+
+    if not torch.cuda.is_available():
+        print(
+            f"error: PyTorch {torch.__version__} finds no CUDA device; nvidia-smi says what is wrong", file=sys.stderr
+        )
+        return 1
+    for index in range(torch.cuda.device_count()):
+        factor = torch.randn(512, 512, device=f"cuda:{index}", dtype=torch.float16)
+        exact = factor.double() @ factor.double()
+        error = ((factor @ factor).double() - exact).norm() / exact.norm()
+        name = torch.cuda.get_device_name(index)
+        if not error < 1e-2:  # fp16 rounds to one part in 2048
+            print(f"error: GPU {index}, {name}, multiplies wrongly: off by {error:.1%}", file=sys.stderr)
+            return 1
+        print(f"GPU {index}, {name}: multiplies matrices with PyTorch {torch.__version__}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Find, choose, install, prove; returns the exit code: 0, 1 where a command failed, 2 where no build fits."""
+    parser = argparse.ArgumentParser(prog="setup_gpu", description="Install the build of PyTorch that fits the GPU.")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, run none")
+    parser.add_argument("--build", choices=[b.tag for b in BUILDS], help="take this build (default: the one that fits)")
+    parser.add_argument("--python", help="install for this interpreter (default: that of .venv, made where missing)")
+    parser.add_argument("--prove", action="store_true", help="only run a kernel on every GPU and check what it says")
+    asked = parser.parse_args(arguments)
+    if asked.prove:
+        return prove()
+    try:
+        tag = asked.build or _choose()
+    except NoBuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for what, command in commands(tag, Path(__file__).resolve().parents[2], asked.python).items():
+        print(f"{what}: {shlex.join(command)}", flush=True)
+        if not asked.dry_run and (code := subprocess.run(command).returncode):
+            print(f"error: {what}: exit code {code}; mend what it says above and run this again", file=sys.stderr)
+            return 1
+    print("nothing was run" if asked.dry_run else "ready; what a run would have: make check-requirements")
+    return 0
+
+
+def _choose() -> str:
+    cards = find_cards()
+    for card in cards:
+        capability = _dotted(card.capability) if card.capability else "unknown"
+        print(f"found {card.name}, compute capability {capability}, driver {card.driver}")
+    tag = choose_build(cards, windows=sys.platform == "win32")
+    print(f"PyTorch {TORCH}, build {tag}")
+    return tag
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Where training starts from: an adapter that is there already, instead of a new one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import starmap
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from granite_scu.config.settings import ControlConfig, LoraConfig
+from granite_scu.control.diagnostics.ceiling import Matrix
+from granite_scu.errors import UserError
+from granite_scu.model import saved_adapter as saved
+
+SHA256 = "--adapter (SHA-256)"
+"""What a checkpoint names the adapter by that its run started from."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The adapter that a run starts from.
+
+    Attributes:
+        adapter: where its factors are read.
+        name: what it is called in the record: the last part of its path, and the run of a best one or a checkpoint.
+        sha256: of the weights that the run started from, also where it goes on from a checkpoint of its own.
+        matrices: its sizes, for the ceiling on S.
+    """
+
+    adapter: saved.SavedAdapter
+    name: str
+    sha256: str
+    matrices: tuple[Matrix, ...]
+
+    @property
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """(out, in, rank) of each adapted layer."""
+        return [(m.out, m.inner, m.rank) for m in self.matrices]
+
+    def mismatch(self, quantize_4bit: bool) -> str | None:
+        """What to know where the base was held otherwise when the adapter was trained; None where that is not so."""
+        then = self.adapter.training.get("base", {}).get("quantize_4bit")
+        if then is None or then == quantize_4bit:
+            return None
+        held, flag = ("in 4 bits", "--4bit-quantization") if then else ("whole", "--no-4bit-quantization")
+        return (
+            f"--adapter {self.name}: learned on a base that was held {held}, which this run's is not, so it starts "
+            f"a little worse than it ended; {flag} holds the base as then"
+        )
+
+    def record(self) -> dict[str, str]:
+        """Where it came from, for the run folder."""
+        return {"adapter": self.name, "sha256": self.sha256}
+
+
+def open_start(path: str, base_name: str) -> Start:
+    """The adapter in a folder, proved to fit the base without loading that.
+
+    Raises:
+        UserError: there is none, it is not plain LoRA, or it is for another base.
+    """
+    adapter = saved.find(path, f"--adapter {path}")
+    saved.base_of(adapter, base_name)
+    layers = adapter.layers(base_name)
+    with adapter.open() as file:
+        factors = ((file.get_tensor(layer.a), file.get_tensor(layer.b), layer.scale) for layer in layers.values())
+        matrices = tuple(starmap(_measured, factors))
+    if not all(m.a_norm < float("inf") and m.b_norm < float("inf") for m in matrices):
+        raise UserError(f"--adapter {path}: its weights are not finite; take another")
+    return Start(adapter, _name(path), adapter.sha256, matrices)
+
+
+def from_checkpoint(folder: Path, path: str, base_name: str, frozen: Mapping[str, Any]) -> Start:
+    """What a run started from whose adapter is not there any more: its checkpoint holds the factors of then and now.
+
+    Args:
+        folder: the checkpoint.
+        path: where the adapter was.
+        base_name: of the base model.
+        frozen: what the checkpoint says of the run that it is of.
+
+    Raises:
+        UserError: as of ``open_start``.
+    """
+    start = open_start(str(folder), base_name)
+    return replace(start, name=_name(path), sha256=str(frozen.get(SHA256)))
+
+
+def _name(path: str) -> str:
+    folder = Path(path).expanduser().resolve()
+    part = folder.name == "best" or folder.name.startswith("checkpoint-")
+    return f"{folder.parent.name}/{folder.name}" if part else folder.name
+
+
+def _measured(a: Tensor, b: Tensor, scale: float) -> Matrix:
+    return Matrix(len(b), a.shape[1], len(a), float(a.float().norm()), float(b.float().norm()), scale)
+
+
+def lora_of(config: LoraConfig, start: Start) -> LoraConfig:
+    """The configuration with what the adapter decides.
+
+    Raises:
+        UserError: something was asked for that the adapter has otherwise.
+    """
+    has = start.adapter.config
+    targets = has.target_modules if isinstance(has.target_modules, str) else sorted(has.target_modules)
+    asked = None if config.targets is None else sorted(config.targets)
+    for flag, wanted, found in (
+        ("--lora-r", config.rank, has.r),
+        ("--lora-alpha", config.alpha, has.lora_alpha),
+        ("lora.targets", asked, targets),
+    ):
+        if wanted is not None and wanted != found:
+            raise UserError(
+                f"{flag} {_spoken(wanted)}: the adapter to start from, --adapter {start.adapter.folder}, has "
+                f"{_spoken(found)}; leave {flag} out"
+            )
+    listed = [targets] if isinstance(targets, str) else targets
+    return replace(config, rank=has.r, alpha=float(has.lora_alpha), targets=listed)
+
+
+def check_control(control: ControlConfig) -> None:
+    """Refuse what acts on the whole update, where only the way from the adapter is to be held back.
+
+    Raises:
+        UserError: such a law or actuator.
+    """
+    reasons = {
+        "decoupled": "it shrinks A and B, which leads to no adapter at all; what leads back to the one that training "
+        "starts from has twice the rank",
+        "projection": "it scales A and B down, which leads to no adapter at all, not to where training starts",
+        "cascade": "it asks what the whole adapter is worth at another size, and S measures only what is added to it",
+    }
+    for flag, value in (("--actuator", control.actuator), ("--controller", control.controller)):
+        if value in reasons:
+            raise UserError(f"{flag} {value}: cannot go together with --adapter: {reasons[value]}")
+
+
+def _spoken(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,198 @@
+"""Training and scoring through Mamba-2 layers without the library's fused kernel.
+
+With mamba-ssm installed, transformers' layer calls in training one fused function with
+``self.out_proj.weight``, past whatever wraps ``out_proj``: a LoRA adapter there gets no gradient
+and a 4-bit weight is read as if it were a matrix. So the forward pass without a cache is replaced
+here, the one place where granite-scu reaches into a transformers model. It calls ``in_proj`` and
+``out_proj`` as modules, and between them whatever scan and convolution it was given (see ``kernels``).
+Generation (with a cache) keeps the library's forward.
+"""
+
+import importlib.metadata
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from granite_scu.errors import UserError
+from granite_scu.model.mamba2.conv import causal_conv_silu
+from granite_scu.model.mamba2.norm import gated_norm, groups_of, is_gated_norm
+from granite_scu.model.mamba2.ssd import ssd_scan
+
+TESTED = "5.23.0"
+"""The version of transformers in constraints.txt."""
+
+HYBRID = "granitemoehybrid"
+"""transformers' type of Granite 4.0 H, of which each layer that is not attention is known to be a Mamba-2 mixer."""
+
+_PARAMETERS = ("in_proj", "conv1d", "dt_bias", "A_log", "D", "norm", "out_proj")
+_SIZES = (
+    "num_heads",
+    "head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "intermediate_size",
+    "conv_dim",
+    "time_step_limit",
+    "activation",
+)
+_ARGUMENTS = ("hidden_states", "cache_params", "attention_mask")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What computes a layer between its projections.
+
+    Attributes:
+        name: what the log calls it.
+        scan: as ``ssd_scan``: (x, dt, a, b, c, d, seq_idx=None) -> (batch, time, heads, head_dim), dt after softplus
+            and clamping.
+        conv: ((batch, time, channels), the layer's convolution, seq_idx=None) -> the same shape, causal and after SiLU.
+    """
+
+    name: str
+    scan: Callable[..., Tensor]
+    conv: Callable[..., Tensor]
+
+
+def activated_conv(inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
+    """The causal convolution and its SiLU. (batch, time, channels) in and out."""
+    return causal_conv_silu(inputs, conv.weight.squeeze(1), conv.bias, seq_idx)
+
+
+TORCH = Kernels("PyTorch", ssd_scan, activated_conv)
+"""Ours: runs everywhere, and is what compiled kernels are checked against."""
+
+
+def is_mamba2(module: nn.Module) -> bool:
+    """Whether a module is a Mamba-2 mixer as Granite hybrid, Bamba and Mamba-2 have it.
+
+    Falcon-H1's, which scales what it projects, is another; it keeps the library's forward.
+    """
+    parts = ("in_proj", "conv1d", "A_log", "out_proj", "ssm_state_size")
+    return all(hasattr(module, name) for name in parts) and not hasattr(module, "mup_vector")
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The Mamba-2 mixers of ``model`` by name."""
+    return {name: module for name, module in model.named_modules() if is_mamba2(module)}
+
+
+def install(model: nn.Module, kernels: Kernels = TORCH, is_gated: Callable[[nn.Module], bool] = is_gated_norm) -> int:
+    """Replace the cache-free forward of every Mamba-2 layer in ``model``; returns how many.
+
+    Args:
+        model: whose layers it is done to.
+        kernels: what they take.
+        is_gated: whether a layer's norm is ``gated_norm``; to be given where the weights have no values to try it on.
+
+    Raises:
+        UserError: as ``check``.
+    """
+    check(model)
+    layers = layers_of(model)
+    for layer in layers.values():
+        layer.norm.granite_scu_plain = is_gated(layer.norm)
+        layer.forward = types.MethodType(_forward(type(layer).forward, kernels), layer)
+        layer.kernels = kernels
+    return len(layers)
+
+
+def check(model: nn.Module) -> None:
+    """Refuse a model whose Mamba-2 layers are not as ``mix`` knows them, because the library changed.
+
+    Raises:
+        UserError: a layer lacks what the forward needs, or its own takes other arguments.
+    """
+    layers = layers_of(model)
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", None) == HYBRID:  # the library's own forward would run in layers passed over
+        kinds = [kind for kind in config.layer_types if kind not in ("full_attention", "attention")]
+        if len(kinds) != len(layers):
+            named = " and ".join(sorted(set(kinds)))
+            raise _unsupported(f"{len(layers)} of {len(kinds)} {named} layers are the Mamba-2 that granite-scu knows")
+    for name, layer in layers.items():
+        taken = inspect.signature(type(layer).forward).parameters
+        missing = [field for field in _PARAMETERS + _SIZES if not hasattr(layer, field)]
+        missing += [f"argument {argument}" for argument in _ARGUMENTS if argument not in taken]
+        if missing:
+            raise _unsupported(f"{name} ({type(layer).__name__}) has no {', '.join(missing)}")
+        if layer.activation not in ("silu", "swish"):
+            raise UserError(
+                f"--model: {name} has the activation {layer.activation} behind its convolution; only silu is known"
+            )
+
+
+def _unsupported(what: str) -> UserError:
+    return UserError(
+        f"transformers {importlib.metadata.version('transformers')}: {what}; this version is not supported, take the "
+        f"one that is tested: pip install transformers=={TESTED}"
+    )
+
+
+def kernels_in_use(model: nn.Module) -> Kernels | None:
+    """What ``install`` gave the layers of ``model``; None for a model without Mamba-2 layers."""
+    return next((layer.kernels for layer in layers_of(model).values()), None)
+
+
+def _forward(library_forward, kernels: Kernels):
+    def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+        if cache_params is not None:
+            return library_forward(
+                self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs
+            )
+        return mix(self, hidden_states, attention_mask, kernels, kwargs.get("seq_idx"))
+
+    return forward
+
+
+def mix(
+    layer: nn.Module,
+    hidden: Tensor,
+    attention_mask: Tensor | None = None,
+    kernels: Kernels = TORCH,
+    seq_idx: Tensor | None = None,
+) -> Tensor:
+    """A Mamba-2 mixer over whole sequences.
+
+    Args:
+        layer: the mixer whose parameters are used.
+        hidden: (batch, time, hidden) inputs.
+        attention_mask: (batch, time), zero where padded; None when nothing before a token is padding.
+        kernels: the scan and the convolution.
+        seq_idx: (batch, time) numbers of documents that do not see one another.
+
+    Returns:
+        (batch, time, hidden) outputs in the dtype of ``hidden``.
+    """
+    batch, time, _ = hidden.shape
+    groups_state = layer.n_groups * layer.ssm_state_size
+    hidden = _zero_padding(hidden, attention_mask)
+    gate, conv_in, dt = layer.in_proj(hidden).split([layer.intermediate_size, layer.conv_dim, layer.num_heads], -1)
+    conv_out = _zero_padding(kernels.conv(conv_in, layer.conv1d, seq_idx=seq_idx), attention_mask)
+    x, b, c = conv_out.split([layer.intermediate_size, groups_state, groups_state], -1)
+    dt = F.softplus(dt.float() + layer.dt_bias.float()).clamp(*layer.time_step_limit)
+    y = kernels.scan(
+        x.view(batch, time, layer.num_heads, layer.head_dim),
+        dt,
+        -layer.A_log.float().exp(),
+        b.view(batch, time, layer.n_groups, -1),
+        c.view(batch, time, layer.n_groups, -1),
+        layer.D,
+        seq_idx=seq_idx,
+    )
+    return layer.out_proj(_norm(layer.norm, y.flatten(2), gate, hidden.dtype))
+
+
+def _norm(norm: nn.Module, y: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
+    if not norm.granite_scu_plain:
+        return norm(y, gate).to(dtype)
+    return gated_norm(y, gate, norm.weight, norm.variance_epsilon, groups_of(norm), dtype)
+
+
+def _zero_padding(states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    return states if attention_mask is None else states * attention_mask[..., None].to(states.dtype)

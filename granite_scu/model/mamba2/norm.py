@@ -1,0 +1,87 @@
+"""The gated RMS norm behind the scan, with a backward pass of its own that keeps its inputs only."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from granite_scu.model.mamba2.conv import blocks
+
+
+def gated_norm(hidden: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int, dtype: torch.dtype) -> Tensor:
+    """weight * h / sqrt(mean(h^2) + eps) with h = hidden * SiLU(gate), computed in the dtype of ``hidden``.
+
+    Args:
+        hidden: (batch, time, channels), fp32 or wider.
+        gate: (batch, time, channels).
+        weight: (channels,).
+        eps: keeps the root from zero.
+        groups: equal parts of the channels, each with a mean of its own.
+        dtype: of the result.
+    """
+    return _GatedNorm.apply(hidden, gate, weight, eps, groups, dtype)
+
+
+def is_gated_norm(norm: nn.Module) -> bool:
+    """Whether a module computes ``gated_norm``; others of the family gate after the norm, or not at all."""
+    if not (hasattr(norm, "weight") and hasattr(norm, "variance_epsilon")):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, 2, norm.weight.numel())
+    hidden, gate = (torch.randn(shape, generator=generator).to(norm.weight.device) for _ in range(2))
+    with torch.no_grad():
+        theirs = norm(hidden, gate)
+        ours = gated_norm(hidden, gate, norm.weight, norm.variance_epsilon, groups_of(norm), torch.float32)
+    return torch.allclose(ours, theirs.float(), rtol=1e-3, atol=1e-3)
+
+
+def groups_of(norm: nn.Module) -> int:
+    """The groups of a gated norm; one in versions of transformers that know none."""
+    return norm.weight.numel() // getattr(norm, "group_size", norm.weight.numel())
+
+
+class _GatedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.eps, ctx.groups = eps, groups
+        out = torch.empty_like(hidden, dtype=dtype)
+        for block in blocks(hidden):
+            scaled, _ = _normed(hidden[:, block] * F.silu(gate[:, block].to(hidden.dtype)), eps, groups)
+            out[:, block] = scaled * weight
+        ctx.save_for_backward(hidden, gate, weight)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, gate, weight = ctx.saved_tensors
+        d_hidden, d_gate = torch.empty_like(hidden), torch.empty_like(gate, memory_format=torch.contiguous_format)
+        d_weight = torch.zeros_like(weight, dtype=hidden.dtype)
+        for block in blocks(hidden):
+            h, z, d = hidden[:, block], gate[:, block].to(hidden.dtype), d_out[:, block].to(hidden.dtype)
+            activation = F.silu(z)
+            normed, inverse = _normed(h * activation, ctx.eps, ctx.groups)
+            if ctx.needs_input_grad[2]:
+                d_weight += (d * normed).sum((0, 1))
+            d_normed = d * weight
+            shared = (d_normed * normed).unflatten(-1, (ctx.groups, -1)).mean(-1, keepdim=True)
+            d_product = torch.addcmul(d_normed.unflatten(-1, (ctx.groups, -1)), _grouped(normed, ctx), shared, value=-1)
+            d_product = d_product.mul_(inverse).flatten(-2)
+            d_hidden[:, block] = d_product * activation
+            d_gate[:, block] = torch.ops.aten.silu_backward(d_product.mul_(h), z)
+        return d_hidden, d_gate, d_weight.to(weight.dtype), None, None, None
+
+
+def _normed(h: Tensor, eps: float, groups: int) -> tuple[Tensor, Tensor]:
+    """h over its root mean square, (batch, time, channels), and one over that root, (batch, time, groups, 1)."""
+    parts = h.unflatten(-1, (groups, -1))
+    inverse = parts.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return parts.mul(inverse).flatten(-2), inverse
+
+
+def _grouped(t: Tensor, ctx: Any) -> Tensor:
+    return t.unflatten(-1, (ctx.groups, -1))

@@ -1,0 +1,262 @@
+"""The Mamba-2 state-space scan in plain PyTorch, chunked, with a backward pass of its own.
+
+Per head, with state H in R^{N x P}, step size dt_t, decay rate A < 0 and token inputs x_t, B_t, C_t:
+
+    H_t = exp(dt_t A) H_{t-1} + dt_t B_t x_t^T          y_t = H_t^T C_t + D x_t
+
+(Dao and Gu 2024, arXiv 2405.21060, section 6: the block decomposition of the semiseparable matrix.)
+
+Three things make it fast and small where the reference is neither. B and C belong to a group of heads, so B and C are
+contracted once per group and the states of all its heads read and written by one matrix product. Backward keeps the
+inputs and the state at each chunk's start, and computes the rest again: autograd would keep half a dozen tensors of
+(time, chunk) per head. And on a CPU the chunks are taken one after the other, so that what is made of a chunk is
+still in cache when it is used.
+
+Shapes below: Z batch, K chunks of a span, G groups, H heads of a group, L tokens of a chunk, N state, P head dimension.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from granite_scu.model.mamba2.conv import runs_of
+from granite_scu.model.mamba2.tiling import pieces
+
+CHUNK = 64
+"""Tokens per chunk. The quadratic part costs O(chunk) a token, the state part O(1/chunk)."""
+
+
+def ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    chunk: int | None = None,
+    seq_idx: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+) -> Any:
+    """Run the scan.
+
+    Args:
+        x: (batch, time, heads, head_dim) inputs. Their dtype, or autocast's, is that of the matrix products.
+        dt: (batch, time, heads) step sizes, positive, after softplus and clamping. 0 counts as padding: it gets no
+            gradient of its own.
+        a: (heads,) decay rates, negative.
+        b: (batch, time, groups, state) input projections; ``groups`` divides ``heads``.
+        c: (batch, time, groups, state) output projections.
+        d: (heads,) skip connection.
+        chunk: tokens per chunk; the result does not depend on it. None takes 64, the
+            fastest measured on a CPU.
+        seq_idx: (batch, time) numbers of documents; where the number changes, the state starts from zero.
+        initial_state: (batch, heads, head_dim, state), the state before the first token; None is zero.
+        return_state: also return the state after the last token, as ``initial_state``, in fp32.
+
+    Returns:
+        (batch, time, heads, head_dim) outputs in fp32 (fp64 for fp64 inputs), and the state where asked for. Decays,
+        sums and the carried state are never less than fp32.
+    """
+    batch, time, heads, head_dim = x.shape
+    groups, state = b.shape[2:]
+    if time < 1 or (chunk is not None and chunk < 1):
+        raise ValueError(f"a scan of {time} tokens in chunks of {chunk}: both must be at least 1")
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    wide = torch.promote_types(x.dtype, torch.float32)
+    chunk = min(chunk or CHUNK, time)
+    runs = None if seq_idx is None else runs_of(seq_idx)
+    if initial_state is None:
+        carried = x.new_zeros(batch, groups, state, heads // groups * head_dim, dtype=wide)
+    else:
+        carried = initial_state.to(wide).unflatten(1, (groups, -1)).permute(0, 1, 4, 2, 3).flatten(3)
+    if pad := -time % chunk:  # a padded step has dt = 0: it neither decays the state nor adds to it
+        x, dt, b, c = (F.pad(t, [0, 0] * (t.dim() - 2) + [0, pad]) for t in (x, dt, b, c))
+        runs = None if runs is None else torch.cat([runs, runs[:, -1:].expand(-1, pad)], 1)
+    x, dt, a, d = (t.unflatten(-2 if t is x else -1, (groups, -1)) for t in (x, dt, a, d))
+    x, dt, b, c = (t.unflatten(1, (-1, chunk)) for t in (x.to(dtype), dt.to(wide), b.to(dtype), c.to(dtype)))
+    runs = None if runs is None else runs.unflatten(1, (-1, chunk))
+    with torch.autocast(device, enabled=False):
+        y, carried = _Scan.apply(x, dt, a.to(wide), b, c, d.to(wide), carried, runs)
+    y = y.flatten(1, 2).flatten(2, 3)[:, :time]
+    if not return_state:
+        return y
+    return y, carried.unflatten(3, (-1, head_dim)).permute(0, 1, 3, 4, 2).flatten(1, 2)
+
+
+class _Scan(torch.autograd.Function):
+    """The scan over whole chunks.
+
+    x and y are (Z, K, L, G, H, P), dt is (Z, K, L, G, H), b and c are (Z, K, L, G, N), a and d are (G, H), the states
+    carried in and out (Z, G, N, H P), runs (Z, K, L) or None.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        carried: Tensor,
+        runs: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        decays = _decays(dt, a, runs)
+        y = x.new_empty(x.shape, dtype=dt.dtype)
+        starts = x.new_empty(*x.shape[:2], *carried.shape[1:])
+        for span in _spans(x):
+            x_, b_, c_ = (_by_group(t[:, span]) for t in (x, b, c))
+            decay = decays.at(span)
+            added = b_.mT @ (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype).flatten(-2)
+            for i in range(added.shape[1]):
+                starts[:, span.start + i] = carried
+                carried = _decayed(carried, decay.whole[:, i], added[:, i])
+            weights = _weights(_kernel(decay), (c_ @ b_.mT).unsqueeze(3), d)
+            within = weights.to(x.dtype) @ x_.transpose(3, 4)  # (Z, K, G, H, L, P)
+            across = (c_ @ starts[:, span]).unflatten(-1, x.shape[-2:])
+            y[:, span] = _by_group((across * decay.from_start.unsqueeze(-1)).add_(within.transpose(3, 4)))
+        ctx.save_for_backward(x, dt, a, b, c, d, starts, runs)
+        return y, carried
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, d_carried: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(dy.device.type, enabled=False):
+            return _Scan._backward(ctx, dy, d_carried)
+
+    @staticmethod
+    def _backward(ctx: Any, dy: Tensor, d_carried: Tensor) -> tuple[Tensor | None, ...]:
+        x, dt, a, b, c, d, starts, runs = ctx.saved_tensors
+        decays = _decays(dt, a, runs)
+        # For the rates: what a strong decay adds to one sum it takes from another, and only fp64 leaves nothing of it.
+        sums = torch.float64 if ctx.needs_input_grad[2] else dt.dtype
+        dx, d_log_dt, db, dc = (torch.empty_like(t) for t in (x, dt, b, c))
+        d_log_decay = torch.empty_like(dt, dtype=sums)
+        for span in reversed(_spans(x)):
+            x_, b_, c_, dy_ = (_by_group(t[:, span]) for t in (x, b, c, dy))
+            decay, start = decays.at(span), starts[:, span]
+
+            # Through the state: what was read at each token, what each token added, and the decay of the whole chunk.
+            d_read = dy_ * decay.from_start.unsqueeze(-1)
+            read = (c_ @ start).unflatten(-1, x.shape[-2:])
+            from_read = (d_read * read).sum(-1)  # (Z, K, G, L, H)
+            d_read = d_read.to(x.dtype).flatten(-2)
+            d_start, ends = c_.mT @ d_read, []
+            for i in reversed(range(start.shape[1])):
+                ends.insert(0, d_carried)
+                d_carried = _decayed(d_carried, decay.whole[:, i], d_start[:, i])
+            d_end = torch.stack(ends, 1) if len(ends) > 1 else ends[0].unsqueeze(1)
+            narrow_end, added = d_end.to(x.dtype), (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype)
+            # The smaller factor on the right: half-precision products copy a transposed one.
+            dc_, db_ = (start @ d_read.mT).mT, (narrow_end @ added.flatten(-2).mT).mT
+            dx_ = (b_ @ narrow_end).unflatten(-1, x.shape[-2:]) * decay.to_end.unsqueeze(-1)
+            from_added = (dx_ * x_).sum(-1)
+            from_whole = (d_end * start).unflatten(-1, x.shape[-2:]).sum((-3, -1)) * decay.whole
+
+            # Within the chunk: y = weights x, and weights = kernel scores + the skip connection.
+            kernel, scores = _kernel(decay), (c_ @ b_.mT).unsqueeze(3)
+            d_within, within = dy_.transpose(3, 4).to(x.dtype), x_.transpose(3, 4)
+            d_kernel = kernel * (d_within @ within.mT)
+            d_scores = d_kernel.sum(3).to(x.dtype)
+            d_kernel *= scores  # by the logarithm of the kernel, in fact
+            to_rows, to_columns = (d_kernel.sum(dim, dtype=sums).mT for dim in (-1, -2))
+            dx_ += (_weights(kernel, scores, d).to(x.dtype).mT @ d_within).transpose(3, 4)
+
+            from_log = to_rows - to_columns + from_read - from_added
+            from_log[..., -1, :] += from_added.sum(-2, dtype=sums) + from_whole
+            dx[:, span], db[:, span] = _by_group(dx_), _by_group(db_ + d_scores.mT @ c_)
+            dc[:, span] = _by_group(dc_ + d_scores @ b_)
+            d_log_decay[:, span], d_log_dt[:, span] = _by_group(from_log), _by_group(from_added + to_columns)
+        d_steps = _sums(d_log_decay, ahead=True)
+        d_dt = torch.where(dt > 0, d_log_dt / dt, 0).addcmul_(d_steps.to(dt.dtype), a)
+        da = (d_steps * dt).sum((0, 1, 2)).to(a.dtype) if ctx.needs_input_grad[2] else None
+        dd = (dy * x).sum((0, 1, 2, 5)) if ctx.needs_input_grad[5] else None
+        return dx, d_dt, da, db, dc, dd, d_carried, None
+
+
+def _spans(x: Tensor) -> list[slice]:
+    """Slices of chunks that are worked on together: one on a CPU, for its cache; all where a launch costs more."""
+    return pieces(x.shape[1], 1, x.device)
+
+
+class _Decays(NamedTuple):
+    """The decays of every chunk.
+
+    Attributes:
+        from_start: of what is carried into the chunk, at each token. (Z, K, G, L, H)
+        to_end: of what each token adds to the state, times its step size. (Z, K, G, L, H)
+        whole: of what is carried through the chunk. (Z, K, G, H)
+        rows: logarithm of the decay from the chunk's start up to and with each token. (Z, K, G, H, L)
+        rest: what ``rows`` lost when it was rounded. Of two large sums the difference counts, and may be small.
+        steps: step sizes. (Z, K, G, H, L)
+        cut: pairs (l, s) of tokens, of which l gets nothing from s; (L, L) or (Z, K, 1, 1, L, L).
+    """
+
+    from_start: Tensor
+    to_end: Tensor
+    whole: Tensor
+    rows: Tensor
+    rest: Tensor
+    steps: Tensor
+    cut: Tensor
+
+    def at(self, span: slice) -> "_Decays":
+        *per_chunk, cut = self
+        return _Decays(*(t[:, span] for t in per_chunk), cut if cut.dim() == 2 else cut[:, span])
+
+
+def _decays(dt: Tensor, a: Tensor, runs: Tensor | None) -> _Decays:
+    # Summed in fp64: after a strong decay all later sums of the chunk are large, and their differences small.
+    log_decay, dt_ = _by_group(_sums(dt.double() * a.double())), _by_group(dt)
+    length = dt.shape[2]
+    from_start, to_end = log_decay.exp().to(dt.dtype), (log_decay[..., -1:, :] - log_decay).exp().to(dt.dtype)
+    cut = torch.ones(length, length, dtype=torch.bool, device=dt.device).triu(1)
+    if runs is not None:  # what crosses a document's start is cut, not decayed
+        before = torch.cat([runs[:, :1, 0], runs[:, :-1, -1]], 1).unsqueeze(-1)  # the token before each chunk
+        from_start = from_start * (runs == before)[:, :, None, :, None]
+        to_end = to_end * (runs == runs[..., -1:])[:, :, None, :, None]
+        cut = (cut | (runs.unsqueeze(-1) != runs.unsqueeze(-2)))[:, :, None, None]
+    exact, steps = log_decay.mT.contiguous(), dt_.mT.contiguous()
+    rows = exact.to(dt.dtype)
+    return _Decays(from_start, to_end * dt_, from_start[..., -1, :], rows, (exact - rows).to(dt.dtype), steps, cut)
+
+
+def _sums(steps: Tensor, ahead: bool = False) -> Tensor:
+    """Sums over a chunk's tokens up to and with each, or from each to the end. (Z, K, L, G, H) in and out"""
+    # A product with ones and not cumsum: that adds in no fixed order on CUDA, and --deterministic refuses it.
+    length = steps.shape[2]
+    ones = steps.new_ones(length, length)
+    return torch.einsum("ls,zksgh->zklgh", ones.triu() if ahead else ones.tril(), steps)
+
+
+def _kernel(decay: _Decays) -> Tensor:
+    """The decay from token s to token l of a chunk times the step size at s; zero where cut. (Z, K, G, H, L, L)"""
+    # Masked before the exponential: above the diagonal the exponent is positive and may overflow.
+    exponent = decay.rows.unsqueeze(-1) - decay.rows.unsqueeze(-2)
+    exponent += decay.rest.unsqueeze(-1)
+    exponent -= decay.rest.unsqueeze(-2)
+    return exponent.masked_fill_(decay.cut, -torch.inf).exp_().mul_(decay.steps.unsqueeze(-2))
+
+
+def _weights(kernel: Tensor, scores: Tensor, d: Tensor) -> Tensor:
+    """What token l gets of x_s within a chunk, D x_l included, in the memory of ``kernel``. (Z, K, G, H, L, L)"""
+    kernel *= scores
+    kernel.diagonal(dim1=-2, dim2=-1).add_(d.unsqueeze(-1))
+    return kernel
+
+
+def _by_group(t: Tensor) -> Tensor:
+    """(Z, K, L, G, ...) as (Z, K, G, L, ...), and back."""
+    return t.transpose(2, 3)
+
+
+def _decayed(state: Tensor, decay: Tensor, added: Tensor) -> Tensor:
+    """A state (Z, G, N, H P), each head times its decay (Z, G, H), and what is added."""
+    state, added = (t.unflatten(-1, (decay.shape[-1], -1)) for t in (state, added.to(state.dtype)))
+    return torch.addcmul(added, state, decay[:, :, None, :, None]).flatten(-2)

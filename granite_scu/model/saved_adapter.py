@@ -1,0 +1,282 @@
+"""An adapter on disk: where it lies, what made it, and whether it is one that granite-scu can go on with."""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM
+
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.errors import UserError
+from granite_scu.model import loading
+from granite_scu.model.adapters import ADAPTER, linear_layers
+from granite_scu.storage.run_folder import MARK, RunFolder
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+PREFIX = "base_model.model."
+"""What PEFT puts before the name of a module of the base model."""
+
+_HARMLESS = {
+    *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("base_model_name_or_path", "revision", "task_type", "peft_type", "peft_version", "auto_mapping"),
+    *("inference_mode", "init_lora_weights"),
+}
+"""Settings of PEFT that leave an adapter a sum of products B A on linear layers, whatever they say."""
+
+_FRESH = (True, False, "gaussian", "orthogonal", "eva")
+"""Initialisations that leave the base model as it is. PiSSA, OLoRA, CorDA and LoftQ change it."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The update of one layer, in the adapter's file: Delta W = scale * B A.
+
+    Attributes:
+        a: name of A, (rank, in).
+        b: name of B, (out, rank).
+        scale: alpha / rank, or alpha / sqrt(rank) of rank-stabilised adapters.
+    """
+
+    a: str
+    b: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """A LoRA adapter in a folder: a run's final one, its best, one of a checkpoint, or any that PEFT has saved.
+
+    Attributes:
+        folder: holds ``adapter_model.safetensors`` and ``adapter_config.json``.
+        config: PEFT's.
+        training: ``training_config.json`` of the run that it is of; empty for an adapter from elsewhere.
+        called: what errors name it by.
+    """
+
+    folder: Path
+    config: peft.LoraConfig
+    training: dict[str, Any]
+    called: str
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / WEIGHTS
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the weights."""
+        return hashlib.sha256(self.weights.read_bytes()).hexdigest()
+
+    @property
+    def base(self) -> BaseConfig:
+        """The base model that it was trained on, as its training had it."""
+        known = {field.name for field in fields(BaseConfig)}
+        recorded = {name: value for name, value in self.training.get("base", {}).items() if name in known}
+        return BaseConfig(**({"name": self.config.base_model_name_or_path} | recorded | {"compile": False}))
+
+    @property
+    def precision(self) -> str | None:
+        """Lightning's name of the precision that it was trained in; None where that is not known."""
+        return self.training.get("machine", {}).get("precision")
+
+    def layers(self, base_name: str) -> dict[str, Layer]:
+        """The updates by the name of the base model's layer, proved to fit the base without loading it.
+
+        PEFT itself is asked, on a model without memory: it resolves patterns of names, ranks and scales.
+
+        Raises:
+            UserError: the adapter is for another base, or sits on something other than a linear layer.
+        """
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(loading.load_model_config(base_name))
+        allowed = set(linear_layers(model))
+        try:
+            peft.inject_adapter_in_model(self.config, model, ADAPTER, low_cpu_mem_usage=True)
+        except ValueError as error:
+            raise self._misfit(base_name, "none of its layers has the names that the adapter wants") from error
+        found, expected = {}, {}
+        for name, module in model.named_modules():
+            if not isinstance(module, LoraLayer):
+                continue
+            if name not in allowed:
+                raise UserError(
+                    f"{self.called}: adapts {name}, and only linear layers other than the output head are supported"
+                )
+            layer = Layer(
+                f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight", float(module.scaling[ADAPTER])
+            )
+            expected[layer.a] = tuple(module.lora_A[ADAPTER].weight.shape)
+            expected[layer.b] = tuple(module.lora_B[ADAPTER].weight.shape)
+            found[name] = layer
+        stored = self._shapes()
+        for name in sorted(expected.keys() | stored.keys()):
+            if expected.get(name) != stored.get(name):
+                wants, has = (_spoken(shapes.get(name)) for shapes in (expected, stored))
+                raise self._misfit(base_name, f"{name} would have to be {wants} and is {has}")
+        return found
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        with self.open() as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
+
+    def open(self) -> Any:
+        """The weights, to be read one by one; a context.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        try:
+            return safe_open(self.weights, "pt")
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{self.called}: {WEIGHTS} is damaged ({error})") from error
+
+    def _misfit(self, base_name: str, reason: str) -> UserError:
+        return UserError(
+            f"{self.called}: its adapter does not fit {base_name}: {reason}; it was trained on "
+            f"{self.config.base_model_name_or_path}"
+        )
+
+
+def find(path: str | Path, called: str | None = None) -> SavedAdapter:
+    """The adapter in a folder, and the run that it is of where the folder, or the one above it, is a run folder.
+
+    Args:
+        path: run folder, its ``best/``, a checkpoint of it, or a folder that PEFT has saved.
+        called: what errors name it by; the path where that says enough.
+
+    Raises:
+        UserError: no adapter there, not a LoRA adapter, or one with something that is not supported.
+    """
+    folder, called = Path(path).expanduser(), called or str(path)
+    if not folder.is_dir():
+        raise UserError(f"{called}: no such folder; name a run folder, its best/ or one of its checkpoints")
+    require_files(folder, called)
+    config, training = _plain_lora(folder, called), _training_of(folder, called)
+    named, trained_on = config.base_model_name_or_path, training.get("base", {}).get("name")
+    if named and trained_on and not may_be_same(named, trained_on):
+        raise UserError(
+            f"{called}: {CONFIG} names the base model {named}, and {MARK} says that the run trained on {trained_on}; "
+            "one of the files is of another run"
+        )
+    return SavedAdapter(folder, config, training, called)
+
+
+def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
+    """The base that an adapter goes on: the one that it was trained on, or that which the user names.
+
+    Another one is refused where both have names that everyone knows them by. A local folder may hold a copy of either;
+    whether the adapter fits is seen from the shapes.
+
+    Raises:
+        UserError: another one, or none is known.
+    """
+    trained_on = adapter.config.base_model_name_or_path
+    if name is None and not trained_on:
+        raise UserError(f"{adapter.called}: {CONFIG} names no base model; give it by --model")
+    if name is None:
+        return adapter.base
+    if trained_on and not may_be_same(trained_on, name):
+        raise UserError(f"{adapter.called}: was trained on {trained_on}, and not on --model {name}")
+    return replace(adapter.base, name=name)
+
+
+def may_be_same(one: str, other: str) -> bool:
+    """Whether two names of base models can mean one: a folder may hold what a hub id names, or have been moved.
+
+    Two folders that are both there are told apart by their weights.
+    """
+    if one == other:
+        return True
+    folders = [Path(name).expanduser() for name in (one, other) if not _is_public(name)]
+    if len(folders) == 2 and all(folder.is_dir() for folder in folders):
+        return _ends_of_weights(folders[0]) == _ends_of_weights(folders[1])
+    return bool(folders)
+
+
+def _is_public(name: str) -> bool:
+    return name == TINY_MODEL or (name.count("/") == 1 and name[0] not in "./~" and not Path(name).is_dir())
+
+
+def _ends_of_weights(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Size and last bytes of each file of weights."""
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            file.seek(max(0, size - 2**20))
+            found[path.name] = size, file.read()
+    return found
+
+
+def require_files(folder: Path, called: str) -> None:
+    """Refuse a folder without an adapter in safetensors.
+
+    Raises:
+        UserError: it holds none; says which ones a run kept that was cut off.
+    """
+    if not (folder / CONFIG).is_file():
+        kept = [p.name for p in (folder / "best", *RunFolder(folder).checkpoints()) if (p / CONFIG).is_file()]
+        if (folder / MARK).is_file() and kept:
+            raise UserError(
+                f"{called}: this run was cut off before it saved its final adapter; name one that it kept: "
+                + ", ".join(str(folder / name) for name in kept)
+            )
+        raise UserError(f"{called}: is not a run folder, and holds no adapter ({CONFIG} is missing)")
+    if not (folder / WEIGHTS).is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        reason = "its adapter is a pickle, which may run code when it is loaded" if pickled else f"{WEIGHTS} is missing"
+        raise UserError(f"{called}: {reason}; only safetensors are read")
+
+
+def _plain_lora(folder: Path, called: str) -> peft.LoraConfig:
+    try:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise UserError(f"{called}: {CONFIG} is damaged, or of a newer PEFT ({error})") from error
+    if not isinstance(config, peft.LoraConfig):
+        raise UserError(f"{called}: is a {config.peft_type} adapter; only LoRA is supported")
+    usual = peft.LoraConfig()
+    unusual = [
+        f"{field.name} = {getattr(config, field.name)!r}"
+        for field in fields(config)
+        if field.name not in _HARMLESS and (getattr(config, field.name) or None) != (getattr(usual, field.name) or None)
+    ]
+    if config.init_lora_weights not in _FRESH:
+        unusual.append(f"init_lora_weights = {config.init_lora_weights!r}, which changes the base model")
+    if unusual:
+        raise UserError(
+            f"{called}: only plain LoRA is supported, whose update is (alpha/r) B A; {CONFIG} has {'; '.join(unusual)}"
+        )
+    return config
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run folder that an adapter belongs to: its own, or the one above ``best/`` and checkpoints."""
+    inside_a_run = folder.name == "best" or folder.name.startswith("checkpoint-")
+    places = (folder, *([folder.resolve().parent] if inside_a_run else []))
+    return next((place for place in places if (place / MARK).is_file()), None)
+
+
+def _training_of(folder: Path, called: str) -> dict[str, Any]:
+    """The record of the run that an adapter belongs to."""
+    run = run_of(folder)
+    if run is None:
+        return {}
+    try:
+        record = json.loads((run / MARK).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{called}: {MARK} is damaged ({error})") from error
+    return record if isinstance(record, dict) else {}
+
+
+def _spoken(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else " x ".join(map(str, shape))

@@ -1,0 +1,227 @@
+"""``granite-scu runs``: the runs in a folder, compared by what their own files say. Loads nothing heavy."""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import HISTORY, HISTORY_LINES, MARK, METRICS, RunFolder
+
+PIPE_WIDTH = 160
+"""Columns where the output is no terminal, which has no width of its own."""
+
+SIGNS = (MARK, METRICS, HISTORY, HISTORY_LINES)
+"""Files that only a run leaves behind; without the first of them it is a broken one."""
+
+
+NUMBERS = (
+    *("step", "steps", "s_target", "s", "strength", "base_bpt", "adapter_bpt", "saved_bpt", "best_val_bpt"),
+    "tokens_per_s",
+)
+"""Fields of a ``Summary`` that are numbers, where they are known."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run. What is not known is null: scores come with a run's end, S with its first tick.
+
+    Attributes:
+        path: the run folder.
+        time: when its newest file was written, local time in ISO 8601.
+        finished: whether it came to its end; if not it was cut off, or is under way.
+        step: optimizer steps done.
+        steps: optimizer steps planned.
+        stopped: why it ended.
+        model: the base model.
+        controller: name of the law.
+        s_target: setpoint S*.
+        s: S at the newest tick, smoothed.
+        strength: lambda at the newest tick.
+        base_bpt: bits per token of the base model on the held-out documents.
+        adapter_bpt: the same with the final adapter.
+        saved_bpt: what the adapter saves.
+        best_val_bpt: best validation, in bits per token.
+        better: which adapter validated better, "final" or "best".
+        tokens_per_s: training tokens a second.
+    """
+
+    path: str
+    time: str
+    finished: bool
+    step: int
+    steps: int | None
+    stopped: str | None
+    model: str | None
+    controller: str | None
+    s_target: float | None
+    s: float | None
+    strength: float | None
+    base_bpt: float | None
+    adapter_bpt: float | None
+    saved_bpt: float | None
+    best_val_bpt: float | None
+    better: str | None
+    tokens_per_s: float | None
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{name} is no number in its files, but {value!r}")
+
+
+SORTS = {
+    "time": ("time", True),
+    "name": ("path", False),
+    "bpt": ("adapter_bpt", False),
+    "saved": ("saved_bpt", True),
+    "s": ("s", True),
+    "lambda": ("strength", True),
+    "speed": ("tokens_per_s", True),
+}
+"""The orders of the list: field, and whether the largest comes first."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    parser.add_argument("folder", metavar="DIR", nargs="?", default=".", help="a run folder, or a folder with runs "
+                        "anywhere in it (default: here)")  # fmt: skip
+    parser.add_argument("--sort", choices=SORTS, default="time", help="newest first, by name, least bits per token, "
+                        "most bits saved, largest S, largest lambda, fastest (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    folder = Path(options.folder).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{options.folder}: no such folder")
+    found, broken = [], []
+    for path in run_folders(folder):
+        try:
+            found.append(summarise(path))
+        except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            broken.append({"path": str(path), "reason": _reason(error)})
+    if not found and not broken:
+        raise UserError(f"{options.folder}: holds no run folder ({MARK} tells one)")
+    found = ordered(found, options.sort)
+    if options.json:
+        print(json.dumps({"runs": [asdict(each) for each in found], "broken": broken}, indent=2))
+    else:
+        _print(found, broken, folder)
+    return 0
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """The run folders in a folder, itself included, at any depth; none is looked for inside another."""
+    for path, folders, files in os.walk(folder):
+        if any(sign in files for sign in SIGNS):
+            folders.clear()
+            yield Path(path)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+
+
+def summarise(path: Path) -> Summary:
+    """What the files of a run folder tell.
+
+    Raises:
+        UserError, ValueError, KeyError, TypeError, AttributeError, OSError: they are missing or damaged.
+    """
+    training, metrics = _read(path / MARK), _read(path / METRICS) if (path / METRICS).is_file() else {}
+    control = _read(path / "scu_config.json")
+    history = RunFolder(path).read_history()
+    last = history[-1] if history else {}
+    base, adapter = metrics.get("base_test_bpt"), metrics.get("final_test_bpt")
+    newest = max((path / sign).stat().st_mtime for sign in SIGNS if (path / sign).is_file())
+    return Summary(
+        path=str(path),
+        time=datetime.fromtimestamp(newest).astimezone().isoformat(timespec="seconds"),
+        finished=bool(metrics),
+        step=metrics.get("steps", last.get("step", 0)),
+        steps=training["plan"]["steps"],
+        stopped=(metrics.get("stopped") or {}).get("reason"),
+        model=training["base"]["name"],
+        controller=control["controller"],
+        s_target=last.get("s_target", control.get("target_s")),
+        s=last.get("s_ema"),
+        strength=last.get("lambda"),
+        base_bpt=base,
+        adapter_bpt=adapter,
+        saved_bpt=None if base is None or adapter is None else base - adapter,
+        best_val_bpt=metrics.get("best_val_bpt"),
+        better=(metrics.get("better") or {}).get("adapter"),
+        tokens_per_s=metrics.get("tokens_per_s", last.get("tokens_per_s")),
+    )
+
+
+def ordered(found: list[Summary], by: str) -> list[Summary]:
+    """The runs in one of the ``SORTS``; those where that is not known come last."""
+    field, largest_first = SORTS[by]
+    known = [each for each in found if getattr(each, field) is not None]
+    unknown = [each for each in found if getattr(each, field) is None]
+    return sorted(known, key=lambda each: getattr(each, field), reverse=largest_first) + unknown
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{file.name} is missing") from error
+    except ValueError as error:
+        raise ValueError(f"{file.name} is damaged ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} is damaged (not an object)")
+    return content
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error} is missing in its files"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    table = Table("run", "written", "state", "law", box=box.SIMPLE_HEAD)
+    for heading in ("S*", "S", "lambda", "base -> adapter", "saved", "tokens/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in found:
+        name = Path(each.path).resolve().name if Path(each.path) == folder else str(Path(each.path).relative_to(folder))
+        written = each.time[:16].replace("T", " ")
+        table.add_row(
+            *map(Text, (name, written, _state(each), str(each.controller))),
+            *(_share(each.s_target), _share(each.s), _number(each.strength, ".3g")),
+            "-" if each.saved_bpt is None else f"{each.base_bpt:.4f} -> {each.adapter_bpt:.4f}",
+            *(_number(each.saved_bpt, "+.4f"), _number(each.tokens_per_s, ",.0f")),
+        )
+    if found:
+        console.print(table)
+        console.print("base, adapter and what it saves: bits per token on the held-out documents", highlight=False)
+    for each in broken:
+        console.print(f"broken: {each['path']}: {each['reason']}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _state(each: Summary) -> str:
+    if each.finished:
+        return "finished" if each.stopped in (None, "max_steps") else f"{each.stopped} at {each.step}"
+    return f"unfinished, {each.step}/{each.steps}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,80 @@
+"""Keep the adapter that validated best beside the final one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import lightning as L
+
+from granite_scu.storage.checkpoint import save_adapter
+from granite_scu.storage.run_folder import finite, replacing
+from granite_scu.training.module import GraniteModule
+
+RECORD = "validation.json"
+"""What the adapter beside it scored, and at which step: ``val_bpt`` and ``step``."""
+
+
+class BestAdapter(L.Callback):
+    """After each validation that beats those before, saves the adapter into ``folder``.
+
+    The record to beat is what the folder holds, adapter and score written as one. A checkpoint has a copy of the
+    folder as it was then, and not the record alone: one copy cannot disagree with the adapter that it is about.
+
+    Args:
+        folder: ``best/`` of the run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.val_bpt: float | None = None
+        self.step: int | None = None
+        self.latest: float | None = None
+        self.latest_step: int | None = None
+
+    def resume(self, copy: Path, write: bool) -> None:
+        """Go on with a checkpoint's copy; without one there is nothing to beat. Every rank calls this.
+
+        Args:
+            copy: ``best/`` of the checkpoint.
+            write: whether this rank makes ``folder`` agree: on rank 0.
+        """
+        record = _read(copy)
+        self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
+        if not write:
+            return
+        if record:
+            with replacing(self.folder) as temporary:
+                shutil.copytree(copy, temporary)
+        elif self.folder.is_dir():
+            shutil.rmtree(self.folder)
+
+    def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        if trainer.state.fn == "fit":
+            self.consider(trainer, module, module.val_bpt)
+
+    def consider(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float) -> None:
+        """Take note of a validation of the adapter as it is now; save it if none was better."""
+        self.latest, self.latest_step = val_bpt, trainer.global_step
+        if self.val_bpt is None or val_bpt < self.val_bpt:
+            self.val_bpt, self.step = val_bpt, trainer.global_step
+            if trainer.is_global_zero:
+                self._save(module)
+
+    def _save(self, module: GraniteModule) -> None:
+        record = finite({"val_bpt": self.val_bpt, "step": self.step})
+        with replacing(self.folder) as temporary:
+            save_adapter(module.model, temporary, module.base.name)
+            (temporary / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+    def state_dict(self) -> dict:
+        return {"latest": self.latest, "latest_step": self.latest_step}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.latest, self.latest_step = state["latest"], state["latest_step"]
+
+
+def _read(folder: Path) -> dict | None:
+    try:
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None

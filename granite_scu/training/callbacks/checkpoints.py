@@ -1,0 +1,101 @@
+"""Checkpoints every so many optimizer steps, of which the last few are kept."""
+
+from typing import Any
+
+import lightning as L
+
+from granite_scu.storage import checkpoint
+from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.module import GraniteModule
+
+
+class Checkpoints(L.Callback):
+    """Saves ``checkpoint-<step>`` every ``save_steps`` steps and at the end. Comes after all that has a state.
+
+    Where a step is validated, its checkpoint is saved afterwards: what a validation decides is part of the state. One
+    that had to be saved before says so, and the run that goes on from it validates first. While steps are not finite
+    none is saved: it would push out those from before the weights went wrong.
+
+    Args:
+        folder: the run folder.
+        save_steps: optimizer steps between checkpoints.
+        eval_steps: optimizer steps between validations.
+        keep: how many are kept, the newest.
+        stopwatch: stands still meanwhile.
+        settings: what the course of the run hangs on, for whoever goes on from the checkpoint to compare.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        save_steps: int,
+        eval_steps: int,
+        keep: int,
+        stopwatch: Stopwatch,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.save_steps, self.eval_steps, self.keep = folder, save_steps, eval_steps, keep
+        self.stopwatch, self.settings = stopwatch, settings or {}
+        self._saved = 0
+        self._validated = 0  # the last step that was
+        self._owed = False
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._saved = trainer.global_step
+        if self._owed and trainer.global_step < trainer.max_steps:
+            # Lightning takes a validation that was due at the checkpoint's step for done.
+            trainer.validating = True
+            trainer.fit_loop.epoch_loop.val_loop.run()
+            trainer.training = True
+        self._owed = False
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_) -> None:
+        if self._is_due(trainer) and not self._validation_due(trainer) and module.latest_step_was_finite:
+            self._save_between_steps(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        self._validated = trainer.global_step
+        if trainer.state.fn == "fit" and self._is_due(trainer) and module.latest_step_was_finite:
+            self._save_between_steps(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.save(trainer)
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Have a checkpoint of this step, and drop what is more than ``keep``."""
+        if trainer.global_step == self._saved:
+            return
+        if trainer.is_global_zero:
+            self.folder.sync_history()
+        trainer.save_checkpoint(self.folder.path / f"checkpoint-{trainer.global_step}")
+        if trainer.is_global_zero:
+            checkpoint.prune(self.folder, self.keep)
+        self._saved = trainer.global_step
+
+    def _save_between_steps(self, trainer: L.Trainer) -> None:
+        self.stopwatch.stop()
+        self.save(trainer)
+        self.stopwatch.start()
+
+    def _is_due(self, trainer: L.Trainer) -> bool:
+        """Whether a multiple of ``save_steps`` has been reached, or passed by steps that were not finite."""
+        return trainer.global_step // self.save_steps > self._saved // self.save_steps
+
+    def _validation_due(self, trainer: L.Trainer) -> bool:
+        step = trainer.global_step
+        return step % self.eval_steps == 0 and step != self._validated
+
+    def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["settings"] = self.settings
+        checkpoint["validation_due"] = self._validation_due(trainer)
+        checkpoint["stopping"] = trainer.should_stop
+
+    def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._owed = checkpoint["validation_due"]
+        trainer.should_stop = has_ended(checkpoint, self.settings)
+
+
+def has_ended(checkpoint: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether a checkpoint is of a run that had itself stopped, and of these settings: with others it goes on."""
+    return checkpoint["stopping"] and checkpoint["settings"] == settings

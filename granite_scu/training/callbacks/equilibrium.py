@@ -1,0 +1,87 @@
+"""Stops a run that has settled."""
+
+import logging
+from dataclasses import asdict
+
+import lightning as L
+
+from granite_scu.control.diagnostics.effect import Effect
+from granite_scu.control.diagnostics.equilibrium import Equilibrium, Tick, as_mappings, from_mappings
+from granite_scu.model.description_length import decay
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.ticks import AfterTick, penalty_share
+from granite_scu.training.module import GraniteModule
+
+log = logging.getLogger(__name__)
+
+
+class EquilibriumStop(AfterTick):
+    """Asks ``rule`` at every tick; when it says so, the run ends there, its optimizer step complete.
+
+    A tick of a run that ends there anyway is remembered, for a run that goes on from it, but decides nothing: the extra
+    tick at the end, the one at the last step, and the one after which the time is over.
+
+    Args:
+        control: the callback that ticks.
+        rule: the decision.
+    """
+
+    def __init__(self, control: ShannonControl, rule: Equilibrium) -> None:
+        super().__init__(control)
+        self.rule = rule
+        self.ticks: tuple[Tick, ...] = ()
+        self.stopped_at: int | None = None
+        self.rise: float | None = None  # the summed learning rates with which S first came up to its band
+        self.effect = Effect()  # of lambda on the adapter, since then
+
+    def on_train_batch_start(self, *_) -> None:
+        self.stopped_at = None  # a run that takes another step goes on from where one had stopped
+
+    def on_tick(self, trainer: L.Trainer, module: GraniteModule, record: dict) -> None:
+        self.ticks = self.rule.remember(self.ticks, self._tick(module, record))
+        if trainer.should_stop or trainer.global_step >= trainer.max_steps:
+            return
+        decision = self.rule.decide(self.ticks)
+        # Ranks see the same records; the agreement costs little and rules out that one leaves the others waiting.
+        if trainer.strategy.reduce_boolean_decision(decision.stop, all=True):
+            self.stopped_at = record["step"]
+            trainer.should_stop = True
+            if trainer.is_global_zero:
+                log.info("step %d: stops at equilibrium: %s", record["step"], decision.reason)
+
+    def _tick(self, module: GraniteModule, record: dict) -> Tick:
+        if self.rise is None and (record["s_ema"] or 0.0) >= (1 - self.rule.band) * self.rule.setpoint:
+            self.rise = self.control.travel
+        if self.rise is not None:
+            self.effect = self.effect.update(record["param_bpt"], record["lambda"], self.control.travel)
+        return Tick(
+            step=record["step"],
+            s=record["s_ema"],
+            reg_strength=record["lambda"],
+            data_bpt=record["data_bpt"],
+            saturated=record["saturated"],
+            held=record["held"],
+            in_deadband=record["in_deadband"],
+            authority=self._authority(module, record),
+            travel=self.control.travel / self.rise if self.rise else 0.0,
+            effect=self.effect.score,
+        )
+
+    def _authority(self, module: GraniteModule, record: dict) -> float:
+        if module.actuator == "loss":
+            return penalty_share(record)
+        step = decay(record["lambda"], record["lr"] or 0.0, module.prior_sigma, module.n_tokens)
+        return 1 - step ** (4 * self.control.every)  # |Delta W|^2 goes with the fourth power of the factors' scale
+
+    def state_dict(self) -> dict:
+        return {
+            "ticks": as_mappings(self.ticks),
+            "stopped_at": self.stopped_at,
+            "rise": self.rise,
+            "effect": asdict(self.effect),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.ticks, self.stopped_at = from_mappings(state["ticks"]), state["stopped_at"]
+        self.rise = state.get("rise")  # a checkpoint from before it was kept begins anew, with its window
+        self.effect = Effect.restore(state["effect"]) if "effect" in state else Effect()

@@ -1,0 +1,71 @@
+"""What the adapter saves on held-out text and on the training text that is next, as it is and scaled down."""
+
+import math
+from collections.abc import Iterable
+from itertools import islice
+
+import lightning as L
+from peft.helpers import rescale_adapter_scale
+from torch import Tensor
+
+from granite_scu.control.laws.cascade import PROBED_SCALE
+from granite_scu.data.datamodule import TextDataModule
+from granite_scu.evaluation.score import score
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.module import GraniteModule
+
+
+class Savings(L.Callback):
+    """After each validation measures the savings, in bits per token, and hands them to ``control`` for its next tick.
+
+    The validation itself has scored the adapter as it is. Scaled down it is scored on the same text, another
+    validation each time, and the base model once. The training text is new each time: as many blocks as a validation
+    has, to a batch, scored three times before they are trained on.
+
+    Args:
+        control: the callback that ticks.
+    """
+
+    def __init__(self, control: ShannonControl) -> None:
+        self.control = control
+        self._base: float | None = None
+
+    def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        if trainer.state.fn != "fit":
+            return
+        self.control.stopwatch.stop()  # it counts training alone
+        self.control.heed(**self._measure(trainer, module))
+        self.control.stopwatch.start()
+
+    def _measure(self, trainer: L.Trainer, module: GraniteModule) -> dict[str, float]:
+        n_batches = trainer.num_val_batches[0]
+        held_out = lambda: islice(trainer.val_dataloaders, n_batches)  # noqa: E731
+        if self._base is None:
+            self._base = _base(trainer, module, held_out())
+        adapted = module.val_bpt
+        data: TextDataModule = trainer.datamodule
+        per_batch = (data.config.eval_batch_size or data.config.batch_size) / data.config.batch_size
+        upcoming = data.upcoming(module.micro_batches, math.ceil(n_batches * per_batch))
+        base = _base(trainer, module, upcoming)
+        return {
+            "held_out": self._base - adapted,
+            "held_out_scaled": self._base - _scaled(trainer, module, held_out()),
+            "training": base - _score(trainer, module, upcoming),
+            "training_scaled": base - _scaled(trainer, module, upcoming),
+        }
+
+
+def _base(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
+    with module.model.disable_adapter():
+        return _score(trainer, module, batches)
+
+
+def _scaled(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
+    with rescale_adapter_scale(module.model, PROBED_SCALE):
+        return _score(trainer, module, batches)
+
+
+def _score(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
+    """Bits per token, over all ranks."""
+    context = trainer.precision_plugin.forward_context()
+    return score(module, batches, model=module, reduce=module.reduced, context=context).bits_per_token

@@ -1,0 +1,93 @@
+"""The live line, and the lines that remain where there is no terminal."""
+
+import logging
+
+import lightning as L
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+
+log = logging.getLogger(__name__)
+
+LIVE = "shown_live"
+"""Marks a log record that says what the live line shows too."""
+
+
+class ProgressLine(L.Callback):
+    """One line: steps, loss, S against S*, lambda, tokens a second, MFU, the GPU's memory and sensors, time left.
+
+    On a terminal it is redrawn in place; elsewhere, and in the log file, a line is written every
+    ``logging_steps`` optimizer steps, at the next tick.
+
+    Args:
+        control: where the latest tick's record is.
+        logging_steps: optimizer steps between written lines.
+        console: where the live line goes.
+    """
+
+    def __init__(self, control: ShannonControl, logging_steps: int, console: Console) -> None:
+        self.control, self.logging_steps, self.console = control, logging_steps, console
+        self._progress: Progress | None = None
+        self._written = self._shown = 0
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._written = self._shown = trainer.global_step
+        if trainer.is_global_zero and self.console.is_terminal:
+            columns = (MofNCompleteColumn(), BarColumn(20), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=self.console)
+            self._task = self._progress.add_task("", total=trainer.max_steps, completed=self._shown)
+            self._progress.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
+        step = trainer.global_step
+        if step == self._shown:
+            return
+        self._shown = step
+        record = self.control.latest
+        text = describe(record) if record else ""
+        if self._progress:
+            self._progress.update(self._task, completed=step, description=text)
+        if record and record["step"] == step and step - self._written >= self.logging_steps:
+            self._written = step
+            if trainer.is_global_zero:
+                log.info("step %d/%d  %s", step, trainer.max_steps, text, extra={LIVE: True})
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if trainer.is_global_zero:
+            log.info("step %d  validation %.4f bits/token", trainer.global_step, module.val_bpt)
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._progress:
+            self._progress.stop()
+            self._progress = None
+
+
+def describe(record: dict) -> str:
+    """A tick's record in one short line."""
+    parts = [f"loss {record['data_bpt']:.3f} bits/token"]
+    smoothed = record["s_ema"] if record["s_ema"] is not None else record["s"]
+    target = f" (S* {record['s_target']:.2%})" if record["s_target"] is not None else ""
+    parts.append(f"S {smoothed:.2%}{target}")
+    flags = "".join(f" {name}" for name in ("saturated", "held") if record[name])
+    parts.append(f"lambda {record['lambda']:.3g}{flags}")
+    parts.append(f"{record['tokens_per_s']:,.0f} tok/s")
+    return "  ".join(parts + _device(record))
+
+
+def _device(record: dict) -> list[str]:
+    """What there is of MFU, memory (now, peak, total) and sensors."""
+    parts = [] if record.get("mfu") is None else [f"mfu {record['mfu']:.1%}"]
+    if record.get("gpu_memory_gb") is not None:
+        memory = (record[f"gpu_memory_{name}"] for name in ("now_gb", "gb", "total_gb"))
+        parts.append("/".join(f"{value:.1f}" for value in memory) + " GiB")
+    for name, unit in (("gpu_utilisation", " %"), ("gpu_temperature_c", " C"), ("gpu_power_w", " W")):
+        if record.get(name) is not None:
+            parts.append(f"{record[name]:.0f}{unit}")
+    return parts

@@ -1,0 +1,77 @@
+"""Says, once, when the setpoint turns out to be beyond what lambda can reach. The run goes on."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+import lightning as L
+
+from granite_scu.control.diagnostics.reachability import Reachability, Sight
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.ticks import AfterTick, penalty_share
+
+log = logging.getLogger(__name__)
+
+
+class ReachabilityMonitor(AfterTick):
+    """Shows every tick to ``law`` and logs what changes in its verdict.
+
+    Args:
+        control: the callback that ticks.
+        law: the judgement.
+        bounds: of lambda, lower and upper.
+        planned: sum of the learning rates after 0, 1, ... steps, to the end of the run. Where the run goes on from one
+            with another schedule it holds of the steps to come.
+        in_gradient: whether lambda acts through the gradient, so that the norms tell how much.
+    """
+
+    def __init__(
+        self,
+        control: ShannonControl,
+        law: Reachability,
+        bounds: tuple[float, float],
+        planned: Sequence[float],
+        in_gradient: bool = True,
+    ) -> None:
+        super().__init__(control)
+        self.law, self.planned, self.in_gradient = law, planned, in_gradient
+        self.low, self.high = bounds
+        self.state = law.init()
+
+    def on_tick(self, trainer: L.Trainer, module: L.LightningModule, record: dict) -> None:
+        before, self.state = self.state, self.law.update(self.state, self._sight(record))
+        if not trainer.is_global_zero:
+            return
+        if self.state.side is not None and self.state.side != before.side:
+            log.warning("step %d: %s", record["step"], self.law.advice(self.state, self.low, self.high))
+        elif self.state.side is None and before.side is not None:
+            log.info("step %d: S* = %.3g is in reach again", record["step"], self.law.setpoint)
+
+    def _sight(self, record: dict) -> Sight | None:
+        moved = self.control.travel
+        values = (record["s_ema"], record["data_bpt"], record["param_bpt"], moved)
+        if record["held"] or any(value is None or not 0 < value < math.inf for value in values):
+            return None
+        step = min(record["step"], len(self.planned) - 1)
+        saturated = record["saturated"]
+        return Sight(
+            step=record["step"],
+            s=record["s_ema"],
+            data_bpt=record["data_bpt"],
+            param_bpt=record["param_bpt"],
+            at_low=saturated and record["lambda"] <= self.low * (1 + 1e-9),
+            at_high=saturated and record["lambda"] >= self.high * (1 - 1e-9),
+            penalty_share=penalty_share(record) if self.in_gradient else None,
+            moved=moved,
+            moved_at_end=moved + self.planned[-1] - self.planned[step],
+        )
+
+    def summary(self) -> dict:
+        """What ``scu_metrics.json`` says about it."""
+        return self.law.summary(self.state, self.low, self.high)
+
+    def state_dict(self) -> dict:
+        return self.law.as_mapping(self.state)
+
+    def load_state_dict(self, state: dict) -> None:
+        self.state = self.law.restore(state)

@@ -1,0 +1,187 @@
+"""The one place where the module and a controller meet: measure S, update the law, set lambda, log."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import NamedTuple
+
+import lightning as L
+
+from granite_scu.control import Controller, Measurement
+from granite_scu.control.laws.base import Output, Saved
+from granite_scu.errors import Diverged
+from granite_scu.model.description_length import information_ratio
+from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Monitor
+from granite_scu.training.module import GraniteModule, Window
+
+SKIPPED_IN_A_ROW = 50
+"""Optimizer steps without one finite among them after which the run stops."""
+
+
+class Action(NamedTuple):
+    """What a controller sets in the module, as the fields of ``Output`` of these names."""
+
+    reg_strength: float
+    layers: tuple[float, ...] | None = None
+    param_bound: float | None = None
+
+
+class ShannonControl(L.Callback):
+    """Every ``every`` applied optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
+
+    Which steps were applied and which skipped, only the device knows. It is asked when a tick would be due if all
+    were applied, and when 50 might have been skipped in a row; what was skipped is made up for before the tick.
+
+    Args:
+        controller: the law.
+        every: applied optimizer steps between ticks.
+        stopwatch: for tokens per second.
+        record: takes each tick's record on rank 0.
+        monitor: adds throughput, MFU and the device's state to the records.
+
+    Attributes:
+        saved: savings that the law has not yet seen; see ``Savings``.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        every: int,
+        stopwatch: Stopwatch,
+        record: Callable[[dict], None] = lambda r: None,
+        monitor: Monitor | None = None,
+    ) -> None:
+        self.controller, self.every, self.stopwatch, self.record = controller, every, stopwatch, record
+        self.monitor = monitor
+        self.state = controller.init()
+        self.action = Action(controller.initial_strength)
+        self.latest: dict = {}
+        self.saved: Saved | None = None
+        self.tokens = self.skipped = self.ticks = 0
+        self._step = 0
+        self._pending = 0  # steps since the last tick, without those that are known to have been skipped
+        self._failing = 0  # the most steps that may have been skipped in a row up to now; exact after asking
+        self._learning_rate: float | None = None
+        self.travel = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        self._act(module)
+        self._step = trainer.global_step
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, module: GraniteModule, optimizer) -> None:
+        # Taken here, because at the end of the batch the scheduler has moved on to the next step's.
+        self._learning_rate = optimizer.param_groups[0]["lr"]
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_) -> None:
+        if trainer.global_step == self._step:  # a micro-batch inside an accumulation window
+            return
+        self._step = trainer.global_step
+        self._pending, self._failing = self._pending + 1, self._failing + 1
+        if self._pending >= self.every or self._failing >= SKIPPED_IN_A_ROW:
+            self._pending, self._failing = module.counts()
+            self._stop_if_failing()
+        if self._pending >= self.every:
+            self.tick(trainer, module)
+
+    def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        if self.latest.get("step") != self._step:
+            self.tick(trainer, module)
+
+    def heed(self, **saved: float) -> None:
+        """Take what the adapter saves, the fields of ``Saved``, for the next tick."""
+        self.saved = Saved(**saved)
+
+    def tick(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Measure, update, act and log."""
+        window = module.read_window()
+        self._pending = 0
+        self.tokens += window.tokens
+        self.skipped += window.skipped
+        self.travel += window.travel
+        measured = self._measure(trainer, module, window)
+        self.state, output = self.controller.update(self.state, measured)
+        self.saved = None
+        self.action = Action(output.reg_strength, output.layers, output.param_bound)
+        self._act(module)
+        self.latest = self._as_record(trainer, window, measured, output)
+        self.ticks += 1
+        if trainer.is_global_zero:
+            self.record(self.latest)
+        scalars = {f"scu/{name}": value for name, value in self.latest.items() if isinstance(value, float | int)}
+        for logger in trainer.loggers:
+            logger.log_metrics(scalars, step=self._step)
+
+    def _measure(self, trainer: L.Trainer, module: GraniteModule, window: Window) -> Measurement:
+        return Measurement(
+            s=information_ratio(window.data_bpt, window.param_bpt),
+            data_bpt=window.data_bpt,
+            param_bpt=window.param_bpt,
+            layers=window.layer_bpt,
+            kl=module.kl_from_start() if self.controller.needs_kl else None,
+            step=self._step,
+            progress=min(1.0, self._step / module.total_steps),
+            travel=self.travel,
+            saved=self.saved,
+        )
+
+    def _act(self, module: GraniteModule) -> None:
+        module.reg_strength, module.layer_strengths, module.param_bound = self.action
+
+    def _stop_if_failing(self) -> None:
+        if self._failing >= SKIPPED_IN_A_ROW:
+            raise Diverged(
+                f"step {self._step}: loss or gradient was not finite in {self._failing} optimizer steps in a row; "
+                "lower --learning-rate, or use --precision fp32 to find the cause"
+            )
+
+    def _as_record(self, trainer: L.Trainer, window: Window, measured: Measurement, output: Output) -> dict:
+        rate = self.stopwatch.rate(self.tokens)
+        steps, seconds = window.applied + window.skipped, window.tokens / rate if rate else 0.0
+        return {
+            "step": self._step,
+            "tokens": self.tokens,
+            "data_bpt": window.data_bpt,
+            "param_bpt": window.param_bpt,
+            "s": measured.s,
+            "s_ema": output.smoothed,
+            "s_target": self.controller.setpoint if output.setpoint is None else output.setpoint,
+            "error": output.error,
+            "lambda": output.reg_strength,
+            "p_term": output.p_term,
+            "i_term": output.i_term,
+            "saturated": output.saturated,
+            "held": output.held,
+            "in_deadband": output.in_deadband,
+            "kl_bpt": measured.kl,
+            **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in Saved._fields},
+            "lr": self._learning_rate,
+            "grad_norm": window.grad_norm,
+            "data_grad_norm": window.data_grad_norm,
+            "penalty_grad_norm": window.penalty_grad_norm,
+            "skipped": self.skipped,
+            "tokens_per_s": rate,
+            **(self.monitor.read(steps, seconds) if self.monitor else {}),
+        }
+
+    def state_dict(self) -> dict:
+        return {
+            "name": type(self.controller).__name__,
+            "setpoint": self.controller.setpoint,
+            "controller": asdict(self.state),
+            "action": self.action._asdict(),
+            "counts": [self.tokens, self.skipped, self._pending],
+            "travel": self.travel,
+            "latest": self.latest,
+            "ticks": self.ticks,
+            "saved": self.saved and tuple(self.saved),
+            "learning_rate": self._learning_rate,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.state = self.controller.restore(state["controller"])
+        action = state["action"]
+        self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
+        self.tokens, self.skipped, self._pending = state["counts"]
+        self.travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
+        self.saved = state["saved"] and Saved(*state["saved"])
+        self._learning_rate = state["learning_rate"]

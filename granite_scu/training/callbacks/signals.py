@@ -1,0 +1,111 @@
+"""Ctrl-C, SIGTERM and SLURM's signal to requeue: finish the optimizer step, save, and stop on every rank."""
+
+import logging
+import os
+import signal
+import subprocess
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from granite_scu.cli.guard import INTERRUPTED, TERMINATED
+from granite_scu.errors import Stopped
+from granite_scu.training.callbacks.checkpoints import Checkpoints
+from granite_scu.training.trainer import LOST_AFTER
+
+log = logging.getLogger(__name__)
+
+REQUEUE = getattr(signal, "SIGUSR1", None)
+"""Under SLURM: save, and put the job into the queue again (``#SBATCH --signal=SIGUSR1@90``)."""
+
+
+class GracefulStop(L.Callback):
+    """Takes a signal between two optimizer steps, or between two batches of a validation.
+
+    Ranks hear of it at different moments, and one alone may. So at each of these places they agree: the largest number
+    of a signal that any has received, by one all-reduce of an integer between the hosts, which no device waits for.
+    Once training is over everything is saved, and signals act at once, as they do before it.
+
+    Args:
+        checkpoints: saves.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
+        self.received = 0
+        self._step = 0
+        self._hosts: Any = None
+        self._previous: dict[int, Any] = {}
+
+    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        # Not at the start of training: a validation that a checkpoint owes is made up for there, by all ranks together.
+        if trainer.world_size > 1:
+            self._hosts = torch.distributed.new_group(backend="gloo", timeout=LOST_AFTER)
+        heeded = [signal.SIGINT, signal.SIGTERM, *([REQUEUE] if REQUEUE and SLURMEnvironment.detect() else [])]
+        self._previous = {number: signal.signal(number, self._note) for number in heeded}
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_) -> None:
+        if trainer.global_step != self._step:  # not inside an accumulation window
+            self._step = trainer.global_step
+            self._stop_if_asked(trainer)
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self._stop_if_asked(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._stop_if_asked(trainer)
+        self._let_go()
+
+    def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
+        self._let_go()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.received:
+            raise KeyboardInterrupt  # a second Ctrl-C does not wait, nor does one after another signal
+        self.received = max(self.received, number)
+
+    def _let_go(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+        number = self._over_ranks(self.received)
+        if not number:
+            return
+        self.checkpoints.save(trainer)
+        line = ""
+        if trainer.is_global_zero:
+            if number == REQUEUE:
+                _requeue()
+            folder = self.checkpoints.folder.path / f"checkpoint-{trainer.global_step}"
+            line = (
+                f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, which is saved; "
+                f"--resume-from-checkpoint {folder} goes on from it"
+            )
+        raise Stopped(line, INTERRUPTED if number == signal.SIGINT else TERMINATED)
+
+    def _over_ranks(self, number: int) -> int:
+        """The largest that any rank has."""
+        if self._hosts is None:
+            return number
+        shared = torch.tensor(number)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX, group=self._hosts)
+        return int(shared)
+
+
+def _requeue() -> None:
+    job = os.environ["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    try:
+        subprocess.run(["scontrol", "requeue", job], check=True)
+        log.info("job %s is in the queue again", job)
+    except (OSError, subprocess.CalledProcessError) as error:
+        log.warning("job %s could not be put into the queue again (%s); submit it anew", job, error)

@@ -1,0 +1,163 @@
+"""The controller that a configuration names, and the setpoint that it is to hold."""
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from granite_scu import control
+from granite_scu.config.settings import ControlConfig
+from granite_scu.control.diagnostics.equilibrium import Equilibrium
+from granite_scu.errors import UserError
+from granite_scu.training import setpoint_probe as probe
+
+if TYPE_CHECKING:
+    from granite_scu.config.request import Request
+    from granite_scu.training.recipe import Run
+    from granite_scu.training.resume import Resume
+
+LEAST_VALIDATIONS = 10
+"""Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
+
+
+def build_controller(config: ControlConfig, total_steps: int | None = None) -> control.Controller:
+    """The controller that the configuration names; its ValueErrors become the user's.
+
+    Args:
+        config: of the controller.
+        total_steps: optimizer steps of the run, which a recording must cover; None where they are not yet known.
+    """
+    settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
+    if config.controller not in control.TRACKING:
+        settings["target_s"] = None  # the configuration has one or auto; a law that heeds none is not judged by it
+    if config.controller == "replay":
+        settings |= _recording(config, total_steps)
+    elif config.replay is not None:
+        raise UserError(
+            f"--replay {config.replay}: --controller {config.controller} repeats no recording; give --controller "
+            "replay, or leave --replay out"
+        )
+    try:
+        return control.build(config.controller, **settings)
+    except ValueError as error:
+        raise UserError(f"--controller {config.controller}: {error}") from error
+
+
+def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]:
+    """What a replay repeats, as its settings."""
+    if config.replay is None:
+        raise UserError(
+            "--replay: --controller replay needs it; give the run folder or scu_history.json whose lambda is repeated"
+        )
+    try:
+        acting = {"actuator": config.actuator, "measure": config.measure}
+        return control.read_recording(config.replay, total_steps, config.every, acting)
+    except ValueError as error:
+        raise UserError(f"--replay {config.replay}: {error}") from error
+
+
+def holds_setpoint(run: "Run") -> bool:
+    """Whether S is to be held at a setpoint that is known, by lambda or by projection."""
+    return run.request.control.controller in control.TRACKING and run.controller.setpoint is not None
+
+
+def check_equilibrium_stop(config: ControlConfig) -> None:
+    """Refuse ``--stop-at-equilibrium`` where no window of ticks can show that a closed loop holds S.
+
+    S comes to no rest under some controllers. A law with a deadband rests inside it, where it does not answer to S.
+    The measure of factors starts above 0, so that how far S has come says nothing of how far the weights moved.
+
+    Raises:
+        UserError: it is such a controller or measure, or has a deadband, or a setpoint near 1.
+    """
+    if config.measure != "delta":
+        reason = "judges how far the weights moved by how far S rose from 0, where that measure does not start"
+        raise UserError(f"--stop-at-equilibrium: --measure {config.measure}: {reason}; use --early-stopping")
+    if config.controller not in control.STEERING:
+        name = config.controller
+        reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
+        raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
+    if isinstance(config.target_s, float) and (1 + Equilibrium.band) * config.target_s >= 1:
+        reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"
+        raise UserError(f"--stop-at-equilibrium: --target-s {config.target_s:g}: {reason}; take at most 0.9")
+    own = control.CONTROLLERS[config.controller].__dataclass_fields__.get("deadband")
+    if own is None:  # a law without one passes it over
+        return
+    width = own.default if config.deadband is None else config.deadband
+    if width > 0:
+        whose = f", {config.controller}'s own" if config.deadband is None else ""
+        reason = "S that is held lies inside, where the law does not answer to it, and no run would stop"
+        raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
+
+
+def check_length(request: "Request", steps: int) -> None:
+    """Refuse what could do nothing in a run of so many optimizer steps.
+
+    Raises:
+        UserError: cascade without the validations that it moves by, or in a stream; CPR whose warm-up, or an
+            equilibrium whose window, is as long as the run or nearly; early stopping more patient than the run is long.
+    """
+    law, every = request.control.controller, request.control.every
+    ticks = math.ceil(steps / every)
+    if law == "cascade":
+        _check_validations(request, steps)
+    warmup = request.control.cpr_warmup or control.CPR.cpr_warmup
+    # At the tick that takes the bounds none is exceeded yet, and after the last tick no step is left to act on.
+    if law == "cpr" and request.control.cpr_bound is None and warmup > ticks - 2:
+        shorter = f"--control-every, or a --cpr-warmup of at most {ticks - 2}" if ticks > 2 else "--control-every"
+        raise UserError(
+            f"--controller cpr: takes its bounds after {warmup} ticks of {every} steps and would do nothing in {steps} "
+            f"steps; give --cpr-bound, set a smaller {shorter}, or train for longer"
+        )
+    window = request.run.stop_at_equilibrium
+    if window and window >= ticks:
+        raise UserError(
+            f"--stop-at-equilibrium {window}: {steps} steps have {ticks} ticks, so that it could never stop the run; "
+            "set fewer, a smaller --control-every, or leave it out"
+        )
+    _check_patience(request, steps)
+
+
+def _check_patience(request: "Request", steps: int) -> None:
+    patience, heeded = request.run.early_stopping, (steps - 1) // request.run.eval_steps
+    if patience and heeded <= patience:  # the first validation has none to fall behind
+        most = (steps - 1) // (patience + 1)
+        denser = f"an --eval-steps of at most {most}, " if most else ""
+        raise UserError(
+            f"--early-stopping {patience}: {steps} steps hold {heeded} validations before the last, so that it could "
+            f"never stop the run; set {denser}fewer, or leave it out: the best adapter is kept anyway"
+        )
+
+
+def _check_validations(request: "Request", steps: int) -> None:
+    if request.data.stream:
+        raise UserError("--controller cascade: looks ahead in the training text, which --stream cannot; take another")
+    every = max(request.run.eval_steps, request.control.every)  # what a tick finds is the newest validation
+    heeded = (steps - 1) // every
+    if heeded < LEAST_VALIDATIONS:
+        most = (steps - 1) // LEAST_VALIDATIONS
+        denser = f"set --eval-steps and --control-every to at most {most}, or " if most else ""
+        raise UserError(
+            f"--controller cascade: moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and "
+            f"{steps} steps hold {heeded}; {denser}train for longer"
+        )
+
+
+def setpoint_of_auto(run: "Run", resume: "Resume | None") -> tuple[float, dict[str, Any], float]:
+    """What ``--target-s auto`` stands for: the checkpoint's setpoint where there is one, or else what a probe proposes.
+
+    Returns:
+        The setpoint, what is written down about it, and the seconds that finding it took.
+
+    Raises:
+        UserError: the checkpoint has no setpoint.
+    """
+    if not resume:
+        found = probe.find_setpoint(run)
+        return found.proposal.target_s, {"reason": found.proposal.reason, **probe.as_json(found)}, found.seconds
+    target = resume.state["callbacks"]["ShannonControl"].get("setpoint")
+    if target is None:
+        raise UserError(f"--resume-from-checkpoint {resume.path}: has no setpoint; give --target-s as a number")
+    stored = resume.path.parent / "scu_config.json"
+    record = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    return target, record.get("auto") or {"reason": "the checkpoint's"}, 0.0

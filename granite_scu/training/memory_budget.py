@@ -1,0 +1,170 @@
+"""What a run takes of its device's memory, what it may take, and what to change where that is not enough."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from granite_scu.errors import RunFailed
+from granite_scu.hardware import GIB, MARGIN
+from granite_scu.hardware.machine import Machine
+from granite_scu.model import loading, memory
+from granite_scu.training.module import DTYPES
+
+if TYPE_CHECKING:
+    from granite_scu.config.request import Request
+
+SHORTEST = 256
+"""Tokens below which a block is not proposed to be cut."""
+
+
+def predict(request: "Request", machine: Machine) -> memory.Footprint:
+    """What a run takes of its device at its peak, the program itself and CUDA's context apart."""
+    # An adapter to start from may name its layers in other ways; all of them are a bound.
+    lora = replace(request.lora, targets=None) if request.lora.adapter else request.lora
+    setting = memory.Setting(
+        replace(request.base, attention=machine.attention),
+        lora,
+        DTYPES[machine.precision],
+        request.data.batch_size,
+        request.data.block_size,
+        machine.accelerator,
+        machine.world_size,
+        request.data.isolate_documents,
+    )
+    return memory.predict(loading.known_config(request.base.name), setting)
+
+
+def limit(request: "Request", machine: Machine) -> float:
+    """Bytes that a run may take: of its GPU, or of what a CPU's memory has free, ``MARGIN`` left out."""
+    if machine.accelerator == "cuda":
+        return machine.device.memory_gb * GIB * (request.run.memory_fraction or 1) * (1 - MARGIN)
+    return psutil.virtual_memory().available * (1 - MARGIN)
+
+
+def with_batch(request: "Request", size: int) -> "Request":
+    """The same request in micro-batches of ``size`` blocks; a divisor of the step's blocks, which stay as many."""
+    blocks = blocks_of(request)
+    assert blocks % size == 0
+    data = replace(request.data, batch_size=size)
+    return replace(request, data=data, trainer=request.trainer | {"accumulate_grad_batches": blocks // size})
+
+
+def blocks_of(request: "Request") -> int:
+    """Blocks of an optimizer step on each device."""
+    return request.data.batch_size * request.trainer["accumulate_grad_batches"]
+
+
+def sizes(request: "Request", most: int | None = None) -> list[int]:
+    """The micro-batches that an optimizer step can be cut into, largest first, none above ``most``."""
+    blocks = blocks_of(request)
+    return [size for size in range(min(blocks, most or blocks), 0, -1) if blocks % size == 0]
+
+
+def largest_that_fits(request: "Request", machine: Machine, most: int | None = None) -> "Request | None":
+    """The request in the largest micro-batches, up to ``most`` blocks, that are predicted to fit; None where none is.
+
+    A larger batch takes more, so that halving the candidates finds it.
+    """
+    candidates = [with_batch(request, size) for size in sizes(request, most)]
+    allowed = limit(request, machine)
+    low, high = 0, len(candidates)  # the first that fits lies in candidates[low:high], if any does
+    while low < high:
+        middle = (low + high) // 2
+        if predict(candidates[middle], machine).total <= allowed:
+            high = middle
+        else:
+            low = middle + 1
+    return candidates[low] if low < len(candidates) else None
+
+
+def advice(request: "Request", machine: Machine) -> str:
+    """The first change that is predicted to make the run fit, as flags; what costs least comes first."""
+    smaller = max(1, request.data.batch_size - 1)
+    for changed in _changes(request):
+        most = smaller if changed.base == request.base and changed.data == request.data else changed.data.batch_size
+        if most == request.data.batch_size == 1 and changed is request:
+            continue
+        found = largest_that_fits(changed, machine, most)
+        if found is not None and found != request:
+            taken = predict(found, machine).total / GIB
+            return f"try {_flags(request, found)} (predicted: {taken:.2f} GiB)"
+    return "no batch, block or quantisation of it is predicted to fit: take a smaller --model, or a larger device"
+
+
+def _changes(request: "Request") -> Iterator["Request"]:
+    yield request
+    base = replace(request.base, gradient_checkpointing=True)
+    if not request.base.gradient_checkpointing:
+        yield replace(request, base=base)
+    if not base.quantize_4bit and find_spec("bitsandbytes"):
+        base = replace(base, quantize_4bit=True)
+        yield replace(request, base=base)
+    length = request.data.block_size
+    while (length := length // 2) >= SHORTEST:
+        yield replace(request, base=base, data=replace(request.data, block_size=length))
+
+
+def _flags(before: "Request", after: "Request") -> str:
+    """What differs, as the script's flags."""
+    settings = (
+        ("--batch-size {}", before.data.batch_size, after.data.batch_size),
+        ("--gradient-accumulation-steps {}", *(r.trainer["accumulate_grad_batches"] for r in (before, after))),
+        ("--gradient-checkpointing", before.base.gradient_checkpointing, after.base.gradient_checkpointing),
+        ("--4bit-quantization", before.base.quantize_4bit, after.base.quantize_4bit),
+        ("--block-size {}", before.data.block_size, after.data.block_size),
+    )
+    return " ".join(flag.format(new) for flag, old, new in settings if old != new)
+
+
+def in_words(footprint: memory.Footprint) -> str:
+    """Such as ``8.41 GiB: weights 2.72, adapters 0.26, step 5.43``."""
+    parts = (("weights", footprint.weights), ("adapters", footprint.adapters), ("step", footprint.step))
+    return f"{footprint.total / GIB:.2f} GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that a device had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
+
+
+@contextmanager
+def explained(request: Callable[[], "Request"], machine: Machine) -> Iterator[None]:
+    """Make of an error for want of memory one line: what was asked for, what there was, and what to try next.
+
+    Args:
+        request: gives the run's, which may change while it runs.
+        machine: what it is on.
+
+    Raises:
+        RunFailed: in its place.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        line = f"out of memory on {machine.device.name}: {_asked(error, machine)}; {advice(request(), machine)}"
+        raise RunFailed(f"{line}, or let --auto-batch-size find the batch") from error
+
+
+def _asked(error: BaseException, machine: Machine) -> str:
+    found = re.search(r"allocate ([\d.]+) ?(GiB|MiB|KiB|bytes)", str(error))
+    wanted = _gib(float(found[1]), found[2]) if found else "more"
+    if machine.accelerator == "cpu":
+        return f"{wanted} asked for, {psutil.virtual_memory().available / GIB:.1f} GiB available"
+    free, total = torch.cuda.mem_get_info()
+    held = torch.cuda.memory_allocated()
+    return f"{wanted} asked for, {free / GIB:.1f} of {total / GIB:.1f} GiB free, {held / GIB:.1f} held by this run"
+
+
+def _gib(amount: float, unit: str) -> str:
+    gib = amount * {"GiB": 1, "MiB": 2**-10, "KiB": 2**-20, "bytes": 2**-30}[unit]
+    return f"{gib:.1f} GiB" if gib >= 0.1 else f"{gib * 2**10:.1f} MiB"

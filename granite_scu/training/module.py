@@ -1,0 +1,519 @@
+"""The LightningModule: it trains an adapter under CE + reg_strength * ParamNPT and knows no controller.
+
+``reg_strength`` (lambda) is an attribute that anyone may set between optimizer steps; at its default of
+zero this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto
+which the update is projected. Sums are kept on the device and divided once, where they are read.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from granite_scu.config.settings import BaseConfig, LoraConfig, OptimizerConfig
+from granite_scu.errors import RunFailed, UserError
+from granite_scu.model import adapters, loading, loss
+from granite_scu.model import kl_divergence as divergence
+from granite_scu.model.description_length import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
+from granite_scu.model.initial_adapter import SHA256, Start
+
+LOSS_UNIT = 4096
+"""Tokens that a micro-batch's summed loss is divided by before the backward pass and multiplied by after it.
+
+A constant power of two: exact, and it keeps fp16's scaled gradients near those of a mean."""
+
+DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "32-true": torch.float32}
+"""What the frozen weights are held in under each of Lightning's precisions."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened over the optimizer steps since the last reading, over all ranks.
+
+    Attributes:
+        nats: summed cross-entropy of the applied steps.
+        tokens: supervised tokens of the applied steps.
+        applied: optimizer steps that changed the weights.
+        skipped: optimizer steps left out because a loss or gradient was not finite.
+        travel: sum of the learning rates of the applied steps.
+        data_bpt: cross-entropy in bits per token; NaN when no step was applied.
+        layer_bpt: bits per token that describe each adapted matrix now.
+        grad_norm: of the last step, data and penalty together, before clipping.
+        data_grad_norm: of the cross-entropy alone.
+        penalty_grad_norm: of reg_strength * ParamNPT alone.
+    """
+
+    nats: float
+    tokens: int
+    applied: int
+    skipped: int
+    travel: float
+    data_bpt: float
+    layer_bpt: tuple[float, ...]
+    grad_norm: float
+    data_grad_norm: float
+    penalty_grad_norm: float
+
+    @property
+    def param_bpt(self) -> float:
+        """Bits per token that describe the adapter now."""
+        return math.fsum(self.layer_bpt)
+
+
+class GraniteModule(L.LightningModule):
+    """A causal language model with LoRA adapters, regularised by the adapter's description length.
+
+    Args:
+        base: the frozen model.
+        lora: the adapters.
+        optimizer: AdamW and its schedule.
+        prior_sigma: standard deviation of the prior on the entries of Delta W.
+        n_tokens: N, the tokens that the adapter's description is spread over.
+        total_steps: optimizer steps of the whole run, for the schedule.
+        dtype: of the frozen weights; adapters are always fp32.
+        attention: transformers' attention implementation.
+        loading_device: where 4-bit weights are made.
+        position: what the position in the data hangs on (batch size, processes); a resumed run must not change it.
+        measure: what ParamBPT counts, the update or its factors.
+        actuator: whether lambda acts through the gradient or, decoupled, on the update after a step.
+        start: the adapter that training starts from; None draws a new one.
+    """
+
+    def __init__(
+        self,
+        base: BaseConfig,
+        lora: LoraConfig,
+        optimizer: OptimizerConfig,
+        prior_sigma: float,
+        n_tokens: int,
+        total_steps: int,
+        dtype: torch.dtype = torch.float32,
+        attention: str = "sdpa",
+        loading_device: torch.device = loading.CPU,
+        position: dict[str, int] | None = None,
+        measure: Measure = "delta",
+        actuator: Literal["loss", "decoupled"] = "loss",
+        start: Start | None = None,
+    ) -> None:
+        super().__init__()
+        self.base, self.lora, self.optimizer_config = base, lora, optimizer
+        self.prior_sigma, self.n_tokens, self.total_steps = prior_sigma, n_tokens, total_steps
+        self.dtype_of_base, self.attention, self.loading_device = dtype, attention, loading_device
+        self.position, self.measure, self.actuator, self.start = position or {}, measure, actuator, start
+        self.updates: dict[str, LowRankUpdate] = {}
+        self.reg_strength = 0.0
+        self.layer_strengths: tuple[float, ...] | None = None
+        self.param_bound: float | None = None
+        self.latest_batch: dict[str, Tensor] | None = None
+        self.micro_batches = 0
+        self.val_bpt = math.nan
+        self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
+        self.model: torch.nn.Module | None = None
+        self.origins = torch.nn.ParameterList()
+        self.register_buffer("_finite", torch.ones((), dtype=torch.bool), persistent=False)
+        sizes = {"_micro": 2, "_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_validated": 2}
+        for name, size in sizes.items():
+            self.register_buffer(name, torch.zeros(size, dtype=torch.float64), persistent=False)
+
+    # Model
+
+    def configure_model(self) -> None:
+        """Load the frozen model and attach the adapters, once."""
+        if self.model is not None:
+            return
+        model = loading.load_model(self.base, self.dtype_of_base, self.attention, self.loading_device)
+        if self.base.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        # from_pretrained returns evaluation mode, and Lightning leaves modes as it finds them: without this,
+        # neither LoRA's dropout nor gradient checkpointing would act.
+        self.model = self._adapted(model).train()
+        if self.dtype_of_base != torch.float32:  # then the precision is a mixed one
+            adapters.leave_casting_to_autocast(self.model)
+        self.updates = adapters.low_rank_updates(self.model)
+        if self.start:
+            self._remember_start()
+        if self.base.compile:
+            compile_training(self.language_model.base_model, self.base.compile_mode)
+
+    def _adapted(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self.start is None:
+            return adapters.attach(model, self.lora)
+        return adapters.attach_saved(model, self.start.adapter.folder, self.start.adapter.config, self.lora.dropout)
+
+    def _remember_start(self) -> None:
+        """Keep the factors as they are now, to measure from; checkpoints have them too.
+
+        Frozen parameters and no buffers: these stay the same tensors when the module moves to another device.
+        """
+        now = [p for u in self.updates.values() for p in (u.a, u.b)]
+        self.origins.extend(torch.nn.Parameter(p.detach().clone(), requires_grad=False) for p in now)
+        pairs = zip(self.origins[::2], self.origins[1::2], strict=True)
+        self.updates = {name: replace(u, origin=o) for (name, u), o in zip(self.updates.items(), pairs, strict=True)}
+
+    @contextmanager
+    def at_start(self) -> Iterator[None]:
+        """The adapter as training found it, for as long as the context lasts. Only of runs that start from one."""
+        kept = [p.detach().clone() for u in self.updates.values() for p in (u.a, u.b)]
+        self._put(list(self.origins))
+        try:
+            yield
+        finally:
+            self._put(kept)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        """Give the factors these values."""
+        torch._foreach_copy_([p for u in self.updates.values() for p in (u.a, u.b)], values)
+        torch.clear_autocast_cache()  # inside autocast, forward passes would go on with copies of the factors before
+
+    @property
+    def language_model(self) -> torch.nn.Module:
+        """The transformers model, its adapted layers in place."""
+        return self.model.get_base_model()
+
+    def forward(self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Summed cross-entropy of a batch in nats. (batch, time) tokens, shifted labels, numbers of documents."""
+        return loss.summed_nats(self.language_model, input_ids, labels, documents)
+
+    # Training
+
+    def on_fit_start(self) -> None:
+        if self.trainer.world_size > 1:
+            self._require_agreement()
+
+    def _require_agreement(self) -> None:
+        """Refuse processes that read other files: they would train on, on another text or from another step."""
+        known = {"the checkpoint to go on from": self.micro_batches, **self._frozen_settings()}
+        mine = torch.tensor([_fingerprint(value) for value in known.values()], device=self.device)
+        everyones = self.all_gather(mine)
+        differing = [name for name, column in zip(known, everyones.T, strict=True) if len(column.unique()) > 1]
+        if differing:
+            raise UserError(
+                f"--multi-gpu: the processes have different values of {', '.join(differing)}; start them all with the "
+                "same flags, on a file system that all nodes see"
+            )
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        nats = self(**batch)
+        self._micro += torch.stack([nats.detach().double(), _supervised(batch)])
+        self.micro_batches += 1
+        self.latest_batch = batch
+        return nats / LOSS_UNIT
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.prepare_gradient(optimizer)
+
+    @torch.no_grad()
+    def prepare_gradient(self, optimizer: torch.optim.Optimizer) -> None:
+        """Turn what backward left into the gradient of an optimizer step, in place.
+
+        Micro-batch losses arrive summed, divided by ``LOSS_UNIT`` and, by Lightning, by
+        ``accumulate_grad_batches`` (in a short last window too), and averaged over ranks. They become the mean
+        over the supervised tokens of the window on all ranks; then lambda * grad ParamNPT is added, exactly,
+        and the sum is clipped. A step with anything not finite in it is skipped, on the device where the
+        optimizer can. Runs once per optimizer step, after a GradScaler has unscaled.
+        """
+        nats, tokens = self.reduced(self._micro)
+        gradients = [p.grad for u in self.updates.values() for p in (u.a, u.b)]
+        torch._foreach_mul_(gradients, (self._backward_scale() / tokens.clamp(min=1)).float())
+        data_norm = torch.nn.utils.get_total_norm(gradients)
+        penalty_norm = torch.zeros_like(data_norm)
+        if self.actuator == "loss" and any(self._strengths()):
+            penalty = self._penalty()
+            penalty_norm = torch.nn.utils.get_total_norm(penalty)
+            torch._foreach_add_(gradients, penalty)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.optimizer_config.gradient_clip:
+            torch.nn.utils.clip_grads_with_norm_(
+                [p for u in self.updates.values() for p in (u.a, u.b)], self.optimizer_config.gradient_clip, norm
+            )
+        finite = torch.isfinite(torch.stack([nats, data_norm, penalty_norm, norm])).all()
+        self._finite.copy_(finite)
+        self._skip_unless(finite, optimizer)
+        self._norms.copy_(torch.stack([norm, data_norm, penalty_norm]))
+        self._count(nats, tokens, finite, optimizer.param_groups[0]["lr"])
+
+    def _strengths(self) -> list[float]:
+        """Lambda of each adapted matrix."""
+        return list(self.layer_strengths or [self.reg_strength] * len(self.updates))
+
+    def _penalty(self) -> list[Tensor]:
+        """The gradient of the weighted ParamNPT, in the order of the parameters."""
+        pairs = penalty_gradient(list(self.updates.values()), self.prior_sigma, self.n_tokens, self.measure)
+        gradients = [gradient for pair in pairs for gradient in pair]
+        torch._foreach_mul_(gradients, [strength for strength in self._strengths() for _ in ("a", "b")])
+        return gradients
+
+    def _backward_scale(self) -> float:
+        """What the micro-batches' summed gradients were divided by on the way here."""
+        return LOSS_UNIT * self.trainer.accumulate_grad_batches * self.trainer.world_size
+
+    def reduced(self, sums: Tensor) -> Tensor:
+        """Sums over all ranks; the same bits on each."""
+        return self.all_gather(sums).sum(0) if self.trainer.world_size > 1 else sums
+
+    def _skip_unless(self, finite: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer.param_groups[0].get("fused"):
+            # The fused kernels read this flag on the device and leave weights and moments alone.
+            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()
+        elif not bool(finite):
+            optimizer.zero_grad(set_to_none=True)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        # The scheduler moves on after this, so the rate read here is the one that the step is taken with.
+        learning_rate = optimizer.param_groups[0]["lr"]
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self._shrink(learning_rate)
+
+    @torch.no_grad()
+    def _shrink(self, learning_rate: float) -> None:
+        """Act on the update itself, after a step that was not skipped: decoupled lambda, and the projection."""
+        if self.actuator == "decoupled" and any(self._strengths()):
+            decays = [decay(x, learning_rate, self.prior_sigma, self.n_tokens, self.measure) for x in self._strengths()]
+            # A tensor made of them here would be a copy to the device, which is waited for.
+            factors = {factor: torch.where(self._finite, factor, 1.0) for factor in set(decays)}
+            self._scale_factors([factors[factor] for factor in decays])
+        if self.param_bound is not None:
+            # Per-matrix shares scale alike, so one factor brings the sum onto the bound.
+            excess = self._layer_npt().sum() / (self.param_bound * LN2)
+            # |Delta W|^2 is of fourth order in the factors' common scale, |A|^2 + |B|^2 of second.
+            root = excess.clamp(min=1.0) ** (-0.25 if self.measure == "delta" else -0.5)
+            self._scale_factors([torch.where(self._finite, root, 1.0)] * len(self.updates))
+
+    def _scale_factors(self, scales: list[Tensor]) -> None:
+        """Multiply A and B of each matrix by its scale."""
+        each = [scale.float() for scale in scales for _ in ("a", "b")]
+        torch._foreach_mul_([p for u in self.updates.values() for p in (u.a, u.b)], each)
+
+    def _count(self, nats: Tensor, tokens: Tensor, finite: Tensor, learning_rate: float) -> None:
+        one, zero = torch.ones_like(nats), torch.zeros_like(nats)
+        applied = torch.stack([nats, tokens, one, zero, learning_rate * one])
+        skipped = torch.stack([zero, zero, zero, one, zero])
+        self._since_read += torch.where(finite, applied, skipped)
+        self._skipped_in_a_row.add_(1).mul_(~finite)
+        self._micro.zero_()
+
+    @property
+    def latest_step_was_finite(self) -> bool:
+        """Whether the newest optimizer step was applied. Synchronises with the device."""
+        return bool(self._finite)
+
+    def counts(self) -> tuple[int, int]:
+        """Optimizer steps applied since the last reading, and the newest ones that were skipped, in a row up to now.
+        Synchronises with the device."""
+        applied, in_a_row = torch.cat([self._since_read[2:3], self._skipped_in_a_row]).tolist()
+        return int(applied), int(in_a_row)
+
+    def read_window(self) -> Window:
+        """Read and reset what was counted since the last reading. Synchronises with the device."""
+        nats, tokens, applied, skipped, travel = self._since_read.tolist()
+        self._since_read.zero_()
+        norm, data_norm, penalty_norm = self._norms.tolist()
+        return Window(
+            nats=nats,
+            tokens=int(tokens),
+            applied=int(applied),
+            skipped=int(skipped),
+            travel=travel,
+            data_bpt=bits(nats / tokens) if tokens else math.nan,
+            layer_bpt=self.layer_bpt(),
+            grad_norm=norm,
+            data_grad_norm=data_norm,
+            penalty_grad_norm=penalty_norm,
+        )
+
+    def layer_bpt(self) -> tuple[float, ...]:
+        """Bits per token that describe each adapted matrix as it is now. Synchronises with the device."""
+        return tuple(bits(npt) for npt in self._layer_npt().tolist())
+
+    @torch.no_grad()
+    def _layer_npt(self) -> Tensor:
+        return layer_npt(list(self.updates.values()), self.prior_sigma, self.n_tokens, self.measure)
+
+    def kl_from_start(self) -> float:
+        """KL(adapted || as training began) over the newest micro-batch on all ranks, in bits per supervised token.
+
+        The reference is the same model with its adapters switched off, or where training started from an adapter, with
+        that: two forward passes more, no second model. NaN where no token is supervised. Synchronises with the device.
+        """
+        began = self.at_start if self.start else self.model.disable_adapter
+        batch = self._newest_batch()
+        ids, labels, documents = batch["input_ids"], batch["labels"], batch.get("documents")
+        context = self.trainer.precision_plugin.forward_context()
+        with torch.no_grad(), context, evaluation_mode(self.model):
+            nats = divergence.summed_kl(self.language_model, ids, labels, began, documents)
+        nats, tokens = self.reduced(torch.stack([nats.double(), _supervised(batch)])).tolist()
+        return bits(nats / tokens) if tokens else math.nan
+
+    def _newest_batch(self) -> dict[str, Tensor]:
+        """The newest micro-batch; read anew where a run goes on from its last step, for none has passed by here."""
+        if self.latest_batch is None:
+            [batch] = self.trainer.datamodule.upcoming(self.micro_batches - 1, 1)
+            self.latest_batch = self.trainer.strategy.batch_to_device(batch)
+        return self.latest_batch
+
+    def configure_optimizers(self) -> dict:
+        config = self.optimizer_config
+        optimizer = torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad], lr=config.learning_rate, **self._adam_settings()
+        )
+        scheduler = LambdaLR(optimizer, lambda step: schedule(step, config, self.total_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _adam_settings(self) -> dict[str, Any]:
+        """AdamW's settings beside the rate."""
+        config = self.optimizer_config
+        # Under a GradScaler the fused kernel would unscale by itself, after the penalty was added.
+        fused = self.dtype_of_base != torch.float16
+        return {"betas": (0.9, config.beta2), "weight_decay": config.weight_decay, "fused": fused}
+
+    # Validation
+
+    def on_validation_epoch_start(self) -> None:
+        self._validated.zero_()
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        nats = self(**batch)
+        self._validated += torch.stack([nats.double(), _supervised(batch)])
+
+    def on_validation_epoch_end(self) -> None:
+        nats, tokens = self.reduced(self._validated).tolist()
+        self.val_bpt = bits(nats / max(tokens, 1))  # what is logged is rounded to fp32
+        self.log("val_bpt", self.val_bpt, rank_zero_only=False)
+
+    def on_validation_end(self) -> None:
+        # Its batches have another shape than those of training, and what they leave in the cache fragments it.
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    test_step = validation_step
+
+    def on_test_epoch_start(self) -> None:
+        self._validated.zero_()
+
+    def on_test_epoch_end(self) -> None:
+        nats, tokens = self.reduced(self._validated).tolist()
+        self.log("test_bpt", bits(nats / max(tokens, 1)), rank_zero_only=False)
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        """Keep the adapters only: the base model is found again by its name."""
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name: tensor for name, tensor in state.items() if _is_adapter(name)}
+        checkpoint["micro_batches"] = self.micro_batches
+        checkpoint["frozen"] = self._frozen_settings()
+        checkpoint["counters"] = self._since_read.tolist()
+        checkpoint["norms"] = self._norms.tolist()
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        expected = {name: p.shape for name, p in self.state_dict().items() if _is_adapter(name)}
+        found = {name: p.shape for name, p in checkpoint["state_dict"].items()}
+        if expected != found:
+            raise UserError(
+                "--resume-from-checkpoint: the checkpoint's adapters do not fit this model; "
+                "resume with the same --model, --adapter, --lora-r and targets"
+            )
+        self.require_same_settings(checkpoint)
+        self.micro_batches = checkpoint["micro_batches"]
+        self._set_own_settings(checkpoint)
+        self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
+        self._norms.copy_(torch.tensor(checkpoint["norms"], dtype=torch.float64))
+
+    def require_same_settings(self, checkpoint: dict) -> None:
+        """Refuse a checkpoint that measured or read by other settings; needs no model.
+
+        Raises:
+            UserError: one of them differs.
+        """
+        now = self._frozen_settings()
+        for name, then in checkpoint["frozen"].items():
+            if now.get(name) != then:
+                raise UserError(
+                    f"--resume-from-checkpoint: {name} was {then} and is now {now.get(name)}; S or the place in the "
+                    "data would mean something else, so resume with the same"
+                )
+
+    def _set_own_settings(self, checkpoint: dict) -> None:
+        """Put this run's rate and AdamW's settings into the checkpoint: its own would be restored in their place."""
+        (group,) = checkpoint["optimizer_states"][0]["param_groups"]
+        (scheduler,) = checkpoint["lr_schedulers"]
+        peak = self.optimizer_config.learning_rate
+        rate = peak * schedule(scheduler["last_epoch"], self.optimizer_config, self.total_steps)
+        group |= self._adam_settings() | {"initial_lr": peak, "lr": rate}
+        scheduler |= {"base_lrs": [peak], "_last_lr": [rate]}
+
+    def _frozen_settings(self) -> dict[str, float | str]:
+        measured = {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, "--measure": self.measure}
+        start = self.start.sha256 if self.start else "none"
+        return {**measured, "--actuator": self.actuator, SHA256: start, **self.position}
+
+
+def schedule(step: int, config: OptimizerConfig, total_steps: int) -> float:
+    """The learning rate at an optimizer step, as a fraction of its peak: warm-up, then the course chosen."""
+    if step < config.warmup_steps:
+        return (step + 1) / (config.warmup_steps + 1)
+    progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    match config.schedule:
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "linear":
+            return 1 - progress
+        case _:
+            return 1.0
+
+
+def compile_training(model: torch.nn.Module, mode: str) -> None:
+    """Compile a model's forward pass where it is trained, once.
+
+    Without gradients it runs as it is. Validation differs in grad mode and in the size of its last batch, and each
+    would be compiled anew, for minutes, to save seconds.
+    """
+    plain = model.forward
+    compiled = torch.compile(plain, mode=mode)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return plain(*args, **kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(str(error).split())[:200]
+            raise RunFailed(
+                f"--torch-compile: this model cannot be compiled here ({type(error).__name__}: {reason}); leave it out "
+                "(--no-torch-compile), or try another --compile-mode or a newer PyTorch"
+            ) from error
+
+    model.forward = forward
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Without dropout inside, and back in the mode it was in outside."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _fingerprint(value: object) -> int:
+    """A number that stands for a value on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
+
+
+def _supervised(batch: dict[str, Tensor]) -> Tensor:
+    return (batch["labels"] != loss.IGNORED).sum().double()
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name or name.startswith("origins.")

@@ -1,0 +1,175 @@
+"""Going on from a checkpoint: what must be the same, what may differ and is named, and where everything stands."""
+
+import logging
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from granite_scu.config import flags
+from granite_scu.control import CONTROLLERS
+from granite_scu.errors import UserError
+from granite_scu.storage import checkpoint, manifest
+from granite_scu.storage.run_folder import RunFolder, step_of
+from granite_scu.training.callbacks.checkpoints import has_ended
+from granite_scu.training.module import GraniteModule
+
+if TYPE_CHECKING:
+    from granite_scu.training.recipe import Run
+
+log = logging.getLogger(__name__)
+
+NO_INFLUENCE = {
+    "lora": ("adapter",),
+    "data": ("path", "num_workers", "prefetch_factor", "eval_batch_size", "num_epochs"),
+    "run": (
+        "output_dir",
+        "overwrite",
+        "resume",
+        "save_steps",
+        "keep",
+        "memory_fraction",
+        "tf32",
+        "multi_gpu",
+        "fsdp",
+        "expected_mfu",
+    ),
+}
+"""Settings that change no number: where files lie and how fast it goes. The text itself and the adapter
+that training started from are compared by their checksums, and the length as a number of steps."""
+
+OF_THE_TRAINER = ("accumulate_grad_batches", "limit_val_batches", "deterministic", "max_time")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A whole checkpoint.
+
+    Attributes:
+        path: its folder.
+        state: what the folder holds beside the adapter.
+    """
+
+    path: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that were taken."""
+        return self.state["global_step"]
+
+    @property
+    def latest_tick(self) -> int:
+        """Step of the newest tick that the state knows of; 0 before the first."""
+        return self.state["callbacks"]["ShannonControl"]["latest"].get("step", 0)
+
+
+def open_checkpoint(resume: str | None, output_dir: str | Path) -> Resume | None:
+    """What ``--resume-from-checkpoint`` names; None where it is not given, or ``auto`` finds nothing.
+
+    Raises:
+        UserError: there is no such checkpoint, or it is damaged.
+    """
+    path = checkpoint.find(resume, output_dir) if resume else None
+    return Resume(path, checkpoint.load_state(path)) if path else None
+
+
+def settings(run: "Run") -> dict[str, Any]:
+    """What the course of a run hangs on, by the flag of the script that sets it or else by its dotted key."""
+    request, names = run.request, {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
+    found: dict[str, Any] = {"trainer.max_steps": run.plan.steps, "trainer.precision": run.machine.precision}
+    for group in flags.GROUPS:
+        every = asdict(getattr(request, group))
+        found |= {f"{group}.{k}": v for k, v in every.items() if k not in NO_INFLUENCE.get(group, ())}
+    found |= {f"trainer.{name}": request.trainer[name] for name in OF_THE_TRAINER}
+    found |= {"control.target_s": run.controller.setpoint, "seed_everything": request.seed}
+    found |= {"device": run.machine.accelerator, "attention in use": run.machine.attention}
+    found |= {"TF32 in use": run.machine.tf32}
+    return {names.get(key, key): _plain(value) for key, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | bool | None) else str(value)
+
+
+def check(run: "Run", module: GraniteModule, resume: Resume) -> None:
+    """Refuse what needs no model to be seen, before one is loaded, and name what will not be as it would have been.
+
+    Raises:
+        UserError: the checkpoint is of another controller or text, of a run that is finished, or not the newest of the
+            run folder that it lies in.
+    """
+    module.require_same_settings(resume.state)
+    _require_same_controller(run, resume)
+    finished = RunFolder(resume.path.parent).finished and run.continues(resume)
+    if resume.step > run.plan.steps or (resume.step == run.plan.steps and finished):
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: it is at step {resume.step} and the run ends at "
+            f"{run.plan.steps}; raise --max-steps to go on"
+        )
+    if finished and has_ended(resume.state, settings(run)):
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: the run ended there, at step {resume.step}, before --max-steps; "
+            "raise --max-time, --early-stopping or --stop-at-equilibrium, whichever ended it, to go on"
+        )
+    if run.continues(resume) and not run.request.run.overwrite:
+        _require_newest(resume)
+    _name_changes(resume.state["settings"], settings(run))
+
+
+def go_on(run: "Run", module: GraniteModule, resume: Resume) -> None:
+    """Put the loaded module and the data loader where the checkpoint is.
+
+    Raises:
+        UserError: the checkpoint is of another model.
+    """
+    module.on_load_checkpoint(resume.state)
+    run.data.start_batch = resume.state["micro_batches"]
+
+
+def _require_newest(resume: Resume) -> None:
+    """Refuse to go back: the later checkpoints would be of another course, and ``last`` would take up that one."""
+    later = [path for path in _later(resume) if manifest.damage(path) is None]
+    if later:
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: {later[-1].name} is newer; go on from that, go on from here in "
+            "another --output-dir, or drop what is newer with --overwrite"
+        )
+
+
+def _later(resume: Resume) -> list[Path]:
+    """The checkpoints after it in its folder, oldest first."""
+    return [path for path in RunFolder(resume.path.parent).checkpoints() if step_of(path) > resume.step]
+
+
+def _require_same_controller(run: "Run", resume: Resume) -> None:
+    then, now = resume.state["callbacks"]["ShannonControl"]["name"], type(run.controller).__name__
+    if then != now:
+        flag = next((name for name, law in CONTROLLERS.items() if law.__name__ == then), then)
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: its controller is {flag}; resume with --controller {flag}"
+        )
+
+
+def _name_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    changed = [name for name in now if before.get(name) != now[name]]
+    if changed:
+        each = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
+        log.warning("the run does not go on as it would have without the interruption: %s", each)
+
+
+def rewind(folder: RunFolder, resume: Resume, continues: bool, drop_later: bool) -> None:
+    """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own.
+
+    In its own folder what came after it makes way, newest first: ``last`` goes on wherever this is cut short.
+    """
+    if continues and drop_later:
+        for path in reversed(_later(resume)):
+            shutil.rmtree(path)
+    if not continues:
+        for record in RunFolder(resume.path.parent).read_history():
+            folder.append_history(record)
+    kept = folder.rewind_history(resume.latest_tick)
+    ticks = resume.state["callbacks"]["ShannonControl"]["ticks"]
+    if kept != ticks:
+        log.warning("the history holds %d of the checkpoint's %d ticks; the pictures will have a gap", kept, ticks)

@@ -1,0 +1,171 @@
+"""Lightning's Trainer as a run wants it: what the user may set, and what follows from other settings."""
+
+import inspect
+import subprocess
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from granite_scu.config.settings import TRAINER_DEFAULTS
+from granite_scu.errors import UserError
+from granite_scu.hardware.machine import Machine
+from granite_scu.training.sharding import ShardedBase
+
+SET_BY_THE_RUN = {
+    "devices": "--multi-gpu",
+    "num_nodes": "--multi-gpu under torchrun or SLURM",
+    "strategy": "--multi-gpu",
+    "max_epochs": "--num-epochs",
+    "val_check_interval": "--eval-steps",
+    "check_val_every_n_epoch": "--eval-steps",
+    "enable_checkpointing": "--save-steps",
+    "gradient_clip_val": "--gradient-clip",
+}
+"""Arguments of Lightning's Trainer that follow from other settings, and which those are."""
+
+
+LOST_AFTER = timedelta(minutes=10)
+"""What a process waits for the others before it takes them for lost. None does anything alone for that long."""
+
+
+def check_trainer(settings: dict[str, Any]) -> None:
+    """Refuse settings of Lightning's Trainer that it would refuse late, or that the run would pass over."""
+    usual = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
+    for name, instead in SET_BY_THE_RUN.items():
+        if settings[name] != (usual | TRAINER_DEFAULTS)[name]:
+            raise UserError(f"--trainer.{name} {settings[name]}: follows from other settings; use {instead}")
+    counts = {
+        "accumulate_grad_batches": "--gradient-accumulation-steps",
+        "limit_val_batches": "--eval-iters",
+        "log_every_n_steps": "--logging-steps",
+    }
+    for name, flag in counts.items():
+        if not (type(settings[name]) is int and settings[name] >= 1):
+            raise UserError(f"{flag} {settings[name]}: must be a whole number, at least 1")
+    if settings["max_steps"] < 1 and settings["max_steps"] != -1:
+        raise UserError(f"--max-steps {settings['max_steps']}: must be at least 1")
+    try:
+        Timer(settings["max_time"])
+    except MisconfigurationException as error:
+        raise UserError(f"--max-time {settings['max_time']}: must have the form DD:HH:MM:SS, as 00:01:30:00") from error
+
+
+class TimeLimit(Timer):
+    """Stops after the time, between two optimizer steps: a window of micro-batches is not cut in two.
+
+    Args:
+        max_time: as ``--max-time``; None does not limit.
+        spent: seconds of it that are gone before the first step. A resumed run takes what the checkpoint says instead,
+            in which they are.
+    """
+
+    def __init__(self, max_time: Any, spent: float = 0.0) -> None:
+        super().__init__(max_time)
+        self.load_state_dict({"time_elapsed": {"train": spent}})
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        if (trainer.fit_loop.total_batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            super().on_train_batch_end(trainer, *args, **kwargs)
+
+
+def build_trainer(
+    settings: dict[str, Any],
+    machine: Machine,
+    *,
+    steps: int,
+    eval_steps: int,
+    callbacks: list,
+    loggers: list,
+    plugin: Any,
+    spent: float = 0.0,
+) -> L.Trainer:
+    """The Trainer.
+
+    Args:
+        settings: the user's arguments, checked by ``check_trainer``.
+        machine: devices, processes and precision.
+        steps: optimizer steps of the run.
+        eval_steps: optimizer steps between validations.
+        callbacks: ours, in order; the user's follow.
+        loggers: ours; the user's follow.
+        plugin: writes checkpoints.
+        spent: seconds of the time limit that are gone already.
+
+    Raises:
+        UserError: Lightning refuses the combination.
+    """
+    settings = dict(settings)
+    max_time = settings.pop("max_time")
+    settings["benchmark"] = _cudnn_benchmark(settings, machine)
+    limits = [TimeLimit(max_time, spent)] if max_time else []
+    # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
+    kind = ShardedBase if machine.sharded else DDPStrategy
+    several = kind(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
+    settings |= {
+        "accelerator": machine.accelerator,
+        "devices": machine.devices,
+        "num_nodes": machine.nodes,
+        "strategy": several,
+        "precision": machine.precision,
+        "max_steps": steps,
+        "max_epochs": -1,  # the loader has no end; the steps have
+        "val_check_interval": eval_steps * settings["accumulate_grad_batches"],
+        "check_val_every_n_epoch": None,
+        "num_sanity_val_steps": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,  # Lightning's own; callbacks.checkpoints does it
+        "use_distributed_sampler": False,  # data.sampling shards
+        "gradient_clip_val": None,  # the module clips, after the penalty
+        "callbacks": [*limits, *callbacks, *_as_list(settings.get("callbacks"))],
+        "logger": [*loggers, *_as_list(settings.get("logger"))],
+        "plugins": [plugin, *_as_list(settings.get("plugins"))],
+    }
+    try:
+        trainer = L.Trainer(**settings)
+    except (MisconfigurationException, ValueError) as error:
+        raise UserError(f"--trainer: {error}") from error
+    _leave_signals_alone(trainer)
+    return trainer
+
+
+def _cudnn_benchmark(settings: dict[str, Any], machine: Machine) -> bool:
+    """Whether cuDNN searches for the fastest convolution, which may be another one in the next run."""
+    asked = settings.get("benchmark")
+    return machine.accelerator == "cuda" and not settings.get("deterministic") if asked is None else asked
+
+
+def _leave_signals_alone(trainer: L.Trainer) -> None:
+    """Have Lightning heed no signals; ``callbacks.graceful_stop`` does.
+
+    Lightning's handler of SIGTERM broadcasts from inside the signal, which deadlocks where the ranks are not all in
+    it (Lightning-AI/pytorch-lightning#20806); before every micro-batch it has the device wait for a broadcast; its
+    handler for SLURM saves in the middle of a step. None of it can be switched off.
+    """
+    connector, epoch_loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
+    for owner, name in (
+        (connector, "register_signal_handlers"),
+        (connector, "teardown"),
+        (epoch_loop, "_broadcast_sigterm_tensor"),
+    ):
+        getattr(owner, name)  # gone in another version of Lightning: fail here, and not by a deadlock
+        setattr(owner, name, lambda: None)
+
+
+def children(trainer: L.Trainer) -> list[subprocess.Popen]:
+    """The processes that Lightning started itself, as it does where no launcher did; in these, none.
+
+    Lightning watches this very list, and kills the process that has it within five seconds of the end of one in it
+    whose exit code is not 0. So it is emptied before they end that way on purpose, as after a signal.
+    """
+    return getattr(trainer.strategy.launcher, "procs", [])
+
+
+def _as_list(value: Any) -> list:
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

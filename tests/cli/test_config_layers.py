@@ -1,0 +1,278 @@
+"""The hardware preset among the other layers, and where each value of a configuration comes from."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import devices
+import pytest
+import yaml
+from devices import A100, CPU, RTX_4090, T4
+
+from granite_scu import hardware
+from granite_scu.cli import config_layers as layers
+from granite_scu.cli import request_parser as cli
+from granite_scu.config import flags
+from granite_scu.errors import UserError
+from granite_scu.hardware import presets
+from granite_scu.training import preflight as planning
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+TINY = CONFIGS / "tiny.yaml"
+
+
+def script(*argv: str):
+    return cli.parse(flags.translate(list(argv), TINY)[0]).request
+
+
+def module(*arguments: str):
+    return cli.parse(layers.put_first(["fit", *arguments])).request
+
+
+@pytest.fixture
+def layer(tmp_path) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text("data: {batch_size: 5}\nlora: {rank: 4}\n")
+    return str(path)
+
+
+def test_a_preset_lies_over_defaults_and_under_files_and_flags(layer):
+    request = script("--hardware", "gpu_low_mem")
+    assert (request.data.batch_size, request.lora.rank, request.base.quantize_4bit) == (2, 8, True)
+    assert request.hardware == "gpu_low_mem"
+    request = script("--hardware", "gpu_low_mem", "--config", layer)
+    assert (request.data.batch_size, request.lora.rank, request.base.quantize_4bit) == (5, 4, True)
+    request = script("--hardware", "gpu_low_mem", "--config", layer, "--batch-size", "7", "--no-4bit-quantization")
+    assert (request.data.batch_size, request.lora.rank, request.base.quantize_4bit) == (7, 4, False)
+
+
+def test_the_order_on_the_command_line_does_not_matter(layer):
+    expected = script("--hardware", "gpu_4090", "--config", layer)
+    assert script("--config", layer, "--hardware", "gpu_4090") == expected
+    assert module("--hardware", "gpu_4090", "--config", layer) == expected
+    assert module("--config", layer, "--hardware=gpu_4090") == expected
+
+
+def test_a_test_run_only_changes_defaults_so_a_preset_lies_over_it():
+    request = script("--test-run", "--hardware", "gpu_4090")
+    assert (request.base.name, request.data.batch_size) == ("tiny-granite-h", 16)
+
+
+@pytest.mark.parametrize("device", [T4, RTX_4090, A100], ids=lambda device: device.name)
+def test_auto_takes_the_preset_of_the_machine(machine, device):
+    machine(device)
+    assert script("--hardware", "auto") == script("--hardware", presets.choose(device))
+
+
+def test_auto_takes_the_cpu_only_where_that_is_meant(machine):
+    machine(CPU, driver=None)
+    assert script("--hardware", "auto", "--accelerator", "cpu").hardware == "cpu"
+    assert script("--hardware", "auto", "--test-run").hardware == "cpu"
+    with pytest.raises(UserError, match="no CUDA device: no NVIDIA driver"):
+        script("--hardware", "auto")
+
+
+def test_the_preset_for_the_cpu_says_that_it_is_meant(machine):
+    machine(CPU, driver=None)
+    assert script("--hardware", "cpu").trainer["accelerator"] == "cpu"
+
+
+def test_what_a_preset_of_another_card_asks_for_is_refused_with_the_preset_that_fits(machine):
+    machine(T4)
+    request = script("--hardware", "gpu_4090", "--model", "tiny-granite-h", "--data-dir", "stdlib-docs")
+    with pytest.raises(UserError, match=r"--precision bf16: Tesla T4 has .*; --hardware gpu_4090: made for.*gpu_t4 is"):
+        cli.Run(request)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hardware", "gpu_4900"], "--hardware gpu_4900: no such preset; did you mean gpu_4090? choose auto, gpu_t4"),
+        (["--hardware", "../tiny"], "no such preset"),
+        (["--hardware", "cpu", "--hardware", "cpu"], "given 2 times"),
+        (["--hardware"], "expected a name; choose auto"),
+        (["--hardware="], "expected a name"),
+    ],
+)
+def test_what_names_no_preset_is_refused(arguments, words):
+    with pytest.raises(UserError) as refused:
+        module(*arguments)
+    assert words in str(refused.value)
+
+
+def test_each_value_says_where_it_is_from(layer, capsys):
+    argv = ["--test-run", "--hardware", "gpu_4090", "--config", layer, "--lora-r", "3", "--print-config"]
+    assert flags.main(TINY, argv) == 0
+    printed = capsys.readouterr().out
+    lines = dict(line.strip().split(": ", 1) for line in printed.splitlines() if ": " in line)
+    assert lines["learning_rate"] == f"0.001  # {TINY}"
+    assert lines["compile"] == "true  # --hardware gpu_4090"
+    assert lines["batch_size"] == f"5  # {layer}"
+    assert lines["rank"] == "3  # a flag"
+    assert lines["dropout"] == "0.0"
+    assert yaml.safe_load(printed) == yaml.safe_load(script(*argv[:-1]).yaml)
+
+
+def test_groups_given_whole_say_where_they_are_from(tmp_path):
+    part = tmp_path / "part.yaml"
+    part.write_text("rank: 2\n")
+    found = dict(
+        layers.origins_and_values(["fit", "--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x"])
+    )
+    assert found["lora.rank"] == ("a flag", 2) and found["data.batch_size"] == ("a flag", 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"data:\n  batch_size: 4\n bad: [1,\n", "is no YAML at line 3, column 2: while parsing a block mapping; "),
+        (
+            b"data: {batch_size: 4}\n---\nlora: {rank: 4}\n",
+            "is no YAML at line 2, column 1: expected a single document",
+        ),
+        (
+            b"data: {batch_size: 4}\nlora: {rank: 4}\ndata: {block_size: 64}\n",
+            "data comes twice at line 3, column 1, and",
+        ),
+        (b"lora:\n  rank: 4\n  rank: 8\n", "rank comes twice at line 3, column 3, and"),
+        (b"data: {path: \xff}\n", "is no YAML in UTF-8: 'utf-8' codec can't decode byte 0xff in position 13"),
+        (b"data: {path: \x00}\n", "is no YAML"),
+        (b"# nothing yet\n", "is empty; it must hold groups of settings, as data: {batch_size: 4}"),
+        (b"- data\n- lora\n", "holds no mapping; it must hold groups of settings"),
+    ],
+)
+@pytest.mark.parametrize("parsed", [script, module])
+def test_a_malformed_file_is_named_with_the_place_in_it(tmp_path, parsed, content, words):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        parsed("--config", str(path))
+    assert str(refused.value).startswith(f"--config {path}: ") and words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{\n\t"data": {"batch_size": 3}\n}',
+        "data: &it {<<: {batch_size: 2}, batch_size: 3}\n",
+        "data: {<<: {block_size: 64}, <<: {batch_size: 3}}\n",
+        "data: {batch_size: 3, path: 2026-02-30}\n",
+    ],
+    ids=["JSON with tabs", "overridden", "merged twice", "like a date"],
+)
+def test_whatever_jsonargparse_reads_is_read(tmp_path, content):
+    path = tmp_path / "mine"
+    path.write_text(content)
+    assert script("--test-run", "--config", str(path)).data.batch_size == 3
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=["data: {batch_size: 3}"])
+    writer.start()
+    assert script("--test-run", "--config", str(pipe)).data.batch_size == 3
+    writer.join()
+
+
+@pytest.mark.parametrize("text", ["none.yaml", "runs/10:30/mine.yaml", "", "~nobody-of-this-name/x.yaml", "."])
+def test_what_is_no_file_is_refused_in_one_line(text):
+    with pytest.raises(UserError) as refused:
+        script("--config", text)
+    assert text in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_settings_may_stand_on_the_command_line_in_place_of_a_file():
+    path = "a" * 300  # longer than the name of a file can be
+    data = script("--test-run", "--config", f"data: {{batch_size: 3, path: {path}}}").data
+    assert (data.batch_size, data.path) == (3, path)
+
+
+def test_arguments_come_together_as_they_were_taken_apart():
+    arguments = ["fit", "--config=a=b.yaml", "--debug", "--control.kp=-1", "--lora.targets=[in_proj]"]
+    assert layers._joined(layers._split(arguments)) == arguments
+    assert list(layers._split(["--a", "1", "--b", "--c=", "d"])) == [
+        ("--a", "1"),
+        ("--b", None),
+        ("--c", ""),
+        (None, "d"),
+    ]
+
+
+# Every configuration of the repository, planned.
+
+
+@pytest.fixture(scope="module")
+def full_size(tmp_path_factory) -> str:
+    """A folder with the configuration of Granite-4.0-H-1B and the embedded tokenizer, no weights: enough to plan."""
+    from granite_scu.config.settings import TINY_MODEL
+    from granite_scu.model.loading import default_config, load_tokenizer
+
+    folder = tmp_path_factory.mktemp("granite-4.0-h-1b")
+    default_config().save_pretrained(folder)
+    load_tokenizer(TINY_MODEL).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(f"Paragraph {n} says that {n} times {n} is {n * n}." for n in range(1500)))
+    return path
+
+
+@pytest.fixture
+def planned(machine, monkeypatch, text, tmp_path):
+    """What ``--dry-run`` says of a configuration, on a simulated device, whose speed alone is made up."""
+    monkeypatch.setattr(hardware, "matmul_tflops", lambda device, dtype, tf32: 1.0)
+
+    def plan(path: Path, device, model: str) -> dict:
+        machine(device)
+        ours = [f"--base.name={model}", f"--data.path={text}", f"--run.output_dir={tmp_path / 'out'}"]
+        # No loader processes for the one batch: they take longer than all the rest.
+        job = cli.Run(cli.parse(["fit", f"--config={path}", *ours, "--data.num_workers=0"]).request)
+        job.check_folder()
+        return planning.describe(job)
+
+    return plan
+
+
+def cards_of(preset: str) -> list:
+    """The simulated devices that take a preset."""
+    found = [device for device in vars(devices).values() if isinstance(device, hardware.Device)]
+    return [device for device in found if presets.choose(device) == preset]
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_every_preset_can_be_planned_and_fits_its_cards(planned, full_size, name):
+    least = min(cards_of(name), key=lambda card: card.memory_gb)
+    facts = planned(presets.path(name), least, full_size)
+    assert facts["device"] == least.name and facts["steps"] > 0
+    # Estimated: what a process of CUDA takes before the model, and what fragments, are to fit into the rest.
+    assert facts["memory_fits"], facts.get("memory_advice")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(CONFIGS.rglob("*.yaml")) if path.parent.name != "hardware"],
+    ids=lambda path: str(path.relative_to(CONFIGS)),
+)
+def test_every_other_configuration_can_be_planned(planned, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if path.stem == "replay":  # as its header says, it takes a run to replay
+        recorded = [{"step": step, "lambda": 0.1} for step in range(10, 1001, 10)]
+        (tmp_path / "runs" / "recorded").mkdir(parents=True)
+        (tmp_path / "runs" / "recorded" / "scu_history.json").write_text(json.dumps(recorded))
+    facts = planned(path, RTX_4090, "tiny-granite-h")
+    assert facts["steps"] > 0 and facts["memory_gib_estimate"] > 0
+
+
+def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(layer):
+    line = "--batch-size 5: too large; --output-dir x: taken"
+    test_run = flags.translate(["--test-run"], TINY)[0]
+    assert layers.with_file("--output-dir x: taken", test_run) == "--output-dir x: taken"
+    assert layers.with_file(line, [*test_run, "--config", layer]).startswith(f"--batch-size 5 (in {layer}): too large")
+    assert layers.with_file(line, [*test_run, "--config", layer, "--data.batch_size=5"]) == line

@@ -1,0 +1,323 @@
+"""One configuration for every way in: YAML, dotted keys and the script's flags."""
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from granite_scu.cli import guard
+from granite_scu.cli import request_parser as cli
+from granite_scu.config import flags
+from granite_scu.control.diagnostics.metrics import summarise
+from granite_scu.control.diagnostics.reachability import Reachability, Sight
+from granite_scu.errors import RunFailed, UserError
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+TINY = ROOT / "configs" / "tiny.yaml"
+
+
+def module_request(*arguments: str):
+    return cli.parse(["fit", *arguments]).request
+
+
+def script_request(*argv: str):
+    return cli.parse(flags.translate(list(argv), TINY)[0]).request
+
+
+def refusal(capsys, *arguments: str) -> str:
+    """The one line that a wrong command gets."""
+    assert cli.main(list(arguments)) == guard.WRONG_REQUEST
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert not printed.out
+    return printed.err
+
+
+@pytest.fixture
+def layers(tmp_path):
+    """Two YAML files that agree about some things."""
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("lora: {rank: 4, alpha: 8}\ncontrol: {kp: 0.5, ki: 0.1}\n")
+    second.write_text("lora: {rank: 6}\ncontrol: {kp: 0.6}\n")
+    return str(first), str(second)
+
+
+def test_defaults_give_way_to_files_in_order_and_files_to_flags(layers):
+    first, second = layers
+    request = module_request("--config", first, "--config", second, "--control.kp=0.7")
+    assert (request.lora.rank, request.lora.alpha, request.lora.dropout) == (6, 8.0, 0.0)
+    assert (request.control.kp, request.control.ki, request.control.every) == (0.7, 0.1, 10)
+    assert module_request("--config", second, "--config", first).lora.rank == 4
+
+
+def test_the_scripts_files_and_flags_have_the_same_order(layers):
+    first, second = layers
+    # Flags win wherever they stand, and over the test run's own defaults too.
+    argv = ["--kp", "0.7", "--config", first, "--test-run", "--config", second]
+    request = script_request(*argv)
+    assert (request.lora.rank, request.lora.alpha) == (6, 8.0)
+    assert (request.control.kp, request.control.ki, request.control.every) == (0.7, 0.1, 4)
+    assert script_request("--test-run", "--control-every", "9").control.every == 9
+
+
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [
+        ([], []),
+        (["--test-run"], ["--config", str(TINY)]),
+        (
+            ["--model", "tiny-granite-h", "--precision", "bf16", "--max_length", "64", "--overwrite", "--seed", "3"],
+            [
+                *("--base.name=tiny-granite-h", "--trainer.precision=bf16-mixed", "--data.block_size=64"),
+                *("--run.overwrite=true", "--seed_everything=3"),
+            ],
+        ),
+        (
+            ["--test-run", "--num-epochs", "2", "--lora.targets", "[in_proj]", "--early-stopping"],
+            [
+                *("--config", str(TINY), "--data.num_epochs=2", "--trainer.max_steps=-1"),
+                *("--lora.targets=[in_proj]", "--run.early_stopping=3"),
+            ],
+        ),
+    ],
+)
+def test_the_script_and_the_module_make_the_same_request(script, module):
+    assert script_request(*script) == module_request(*module)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_configuration_of_the_repository_is_valid(path):
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    resolved = yaml.safe_load(module_request("--config", str(path)).yaml)
+    for group, settings in given.items():
+        for name, value in settings.items():
+            assert resolved[group][name] == value
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test"])
+def test_the_commands(command):
+    parsed = cli.parse([command, "--config", str(TINY)])
+    assert parsed.subcommand == command
+    assert parsed.request == module_request("--config", str(TINY))
+
+
+def test_the_resolved_configuration_feeds_back(tmp_path):
+    request = module_request("--config", str(TINY), "--control.target_s=0.03", "--data.num_epochs=1.5")
+    saved = tmp_path / "config.yaml"
+    saved.write_text(request.yaml)
+    assert module_request("--config", str(saved)) == request
+
+
+def test_counts_stay_whole_whatever_was_imported_first():
+    trainer = module_request("--trainer.limit_val_batches=10.0", "--trainer.limit_train_batches=7.0").trainer
+    assert [type(trainer[name]) for name in ("limit_val_batches", "limit_train_batches")] == [int, int]
+    assert type(module_request("--trainer.limit_val_batches=1.0").trainer["limit_val_batches"]) is int
+
+
+def test_print_config_of_the_module_feeds_back(tmp_path, capsys):
+    command = [sys.executable, "-m", "granite_scu", "fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
+    assert (done.returncode, done.stderr) == (0, "")
+    saved = tmp_path / "printed.yaml"
+    saved.write_text(done.stdout)
+    assert module_request("--config", str(saved)).control.kp == 0.7
+    assert cli.main(["fit", "--config", str(saved), "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(done.stdout)
+
+
+def test_print_config_of_the_script_is_the_modules(capsys):
+    printed = []
+    for run in (
+        lambda: flags.main(TINY, ["--test-run", "--kp", "0.7", "--print-config"]),
+        lambda: cli.main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]),
+    ):
+        assert run() == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("control: {target: 0.02}", "control.target"),
+        ("contrl: {target_s: 0.02}", "contrl.target_s"),
+        ("control: {target_s: high}", "control.target_s"),
+        ("lora: {rank: 2.5}", "lora.rank"),
+        ("data: {block_size: [a, b]}", "data.block_size"),
+        ("optimizer: {schedule: step}", "optimizer.schedule"),
+        ("control: {target_s: 2}", "--target-s 2"),
+        ("data: {encoding: utf-7}", "--encoding utf-7 (in {file}): no such encoding"),
+        ('data: {encoding: "utf-8\\0"}', "no such encoding"),
+        ("data: {weights: [1e6], path: a}", "--data-weights [1000000.0] (in {file}): must be passes from 0 to 1000"),
+        ("trainer: {max_step: 3}", "trainer.max_step"),
+        ("seed_everything: -1", "--seed -1"),
+        ("control: [", "config"),
+        ("just words", ""),
+        ("control: {controller: null}", "control.controller null (in {file}): must have a value; leave it out for the"),
+        ("control: {target_s: null}", "control.target_s null (in {file}): must have a value"),
+        ("base: {name: null}", "base.name null (in {file}): must have a value"),
+        ("control: 3", "control (in {file}): must be a mapping of settings, and is 3"),
+        ("trainer: null", "trainer (in {file}): must be a mapping of settings, and is None"),
+        ("seed_everything: null", "--seed None (in {file}): must be a whole number"),
+        ("control: {controller: 3}", "Got value: 3; there are none, fixed, linear"),
+        ("control: {kp: -1}", "--kp -1.0 (in {file}): must be positive and finite"),
+        ("lora: {rank: 2.5}", 'Parser key "lora.rank" (in {file}): '),
+        ("control: {target: 0.02}", "does not accept option 'control.target' (in {file}); see --help"),
+        ("control: {controller: pid}", "--controller pid (in {file}): no controller is called 'pid'"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(text, words, tmp_path, capsys):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(text)
+    assert words.replace("{file}", str(wrong)) in refusal(capsys, "fit", "--config", str(wrong))
+
+
+def test_of_several_files_the_one_that_counts_is_named_and_none_where_a_flag_counts(layers, capsys):
+    first, second = layers
+    Path(second).write_text("control: {kp: -1}\n")
+    files = ("--config", first, "--config", second)
+    assert f"--kp -1.0 (in {second}): must" in refusal(capsys, "fit", *files)
+    assert "--kp -2.0: must" in refusal(capsys, "fit", *files, "--control.kp=-2")
+
+
+def test_a_null_in_the_step_test_is_refused_in_one_line(tmp_path, capsys):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("step_test: {ticks: null}")
+    line = refusal(capsys, "identify", "--config", str(wrong))
+    assert f"step_test.ticks null (in {wrong}): must have a value; leave it out for the default, 120" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "fit,validate,test"),
+        (["train"], "'train'"),
+        (["fit", "--config", "no/such.yaml"], "no/such.yaml"),
+        (["fit", "--control.kd=1"], "control.kd"),
+        (["fit", "--max-steps", "3"], "--max-steps=3; --max-steps is --trainer.max_steps here"),  # a flag of the script
+        (["fit", "--lora_r=8"], "--lora-r is --lora.rank here"),
+        (["fit", "--control.controller", "nosuch"], "there are none, fixed, linear, cosine, pi, p, i, original"),
+    ],
+)
+def test_a_wrong_command_is_refused_in_one_line(arguments, words, capsys):
+    assert words in refusal(capsys, *arguments)
+
+
+def test_debug_shows_where_an_error_came_from(capsys):
+    assert cli.main(["fit", "--control.kd=1", "--debug"]) == guard.WRONG_REQUEST
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert printed.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UserError("--seed -1: too small"), 2, "--seed -1: too small"),
+        (RunFailed("step 3: not finite"), 1, "step 3: not finite"),
+        (KeyboardInterrupt(), 130, "--resume-from-checkpoint last"),
+        (RuntimeError("two\n  lines"), 1, "RuntimeError: two lines; --debug shows where"),
+        (RuntimeError("very " * 1000 + "long"), 1, "very ...; --debug shows where"),
+        (ZeroDivisionError(), 1, "ZeroDivisionError: no message"),
+    ],
+)
+def test_an_exception_becomes_an_exit_code_and_one_line(error, code, words, capsys):
+    def run():
+        raise error
+
+    assert guard.guarded(run, debug=False) == code
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+
+
+def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    def run():
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        return 0
+
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # pytest has one of its own
+    for debug, lines in ((False, 0), (True, 1)):
+        assert guard.guarded(run, debug) == 0
+        assert capsys.readouterr().err.count("Traceback") == lines
+
+
+def summary_of(**more) -> dict:
+    bits = ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt")
+    return {
+        **dict.fromkeys((*bits, "s_ema", "s_target", "lambda", "train_time_s", "tokens_per_s"), 0.5),
+        **dict.fromkeys(("best_val_step", "steps", "tokens"), 100),
+        "better": {"adapter": "final", "by_bpt": 0.0},
+        "control": {"held_ticks": 0},
+        "stopped": {"reason": "max_steps", "step": 100},
+        "reachability": None,
+        **more,
+    }
+
+
+def printed(summary: dict, folder: Path) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    cli.print_summary(summary, folder, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("held", [0, 3])
+def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
+    words = "3, without a usable measurement"
+    assert (words in printed(summary_of(control={"held_ticks": held}), tmp_path)) == (held == 3)
+
+
+@pytest.mark.parametrize(
+    ("sights", "s_ema", "words"),
+    [
+        (
+            [(10, 0.2), (20, 0.49), (30, 0.6)],
+            0.6,
+            "yes: at step 20 S was within 10% of it, and so at 50% of the ticks from there on",
+        ),
+        ([(10, 0.1), (20, 0.2)], 0.2, "not shown: at no usable tick was S within 10% of it, and it ended at 20.000%"),
+        ([], None, "not shown: at no usable tick was S within 10% of it, and it could not be measured"),
+        (None, 0.2, "not judged"),
+    ],
+)
+def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, words, tmp_path):
+    law = Reachability(0.5)
+    state = law.init()
+    for step, s in sights or []:
+        state = law.update(state, Sight(step, s, 1.0, s / (1 - s), False, False, 0.3, 1e-3 * step, 1.0))
+    found = None if sights is None else law.summary(state, 1e-4, 1e6)
+    ticks = [
+        {"step": step, "s_ema": s, "s_target": 0.5, "lambda": 1.0, "saturated": False, "held": False}
+        for step, s in sights or []
+    ]
+    more = {"reachability": found, "control": summarise(ticks)}
+    assert words in printed(summary_of(s_ema=s_ema, s_target=0.5, **more), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("final", "best", "adapter", "words"),
+    [
+        (5.25, 5.25, "final", "the final one, at the top of the folder; none validated better"),
+        (5.25, 5.0, "best", "best/, by 0.2500 bits/token on validation"),
+    ],
+)
+def test_the_summary_says_which_adapter_is_better_and_by_how_much(final, best, adapter, words):
+    from granite_scu.training.callbacks.final_score import better_of
+
+    better = better_of(final, best)
+    assert better == {"adapter": adapter, "by_bpt": final - best}
+    assert cli.better_in_words({"better": better}) == words

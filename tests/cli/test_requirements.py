@@ -1,0 +1,354 @@
+"""What a run lacks, on simulated machines and with a simulated hub."""
+
+import json
+from types import SimpleNamespace
+
+import huggingface_hub
+import pynvml
+import pytest
+import torch
+from devices import A100, CPU, RTX_4090, T4, V100, gpu
+
+from granite_scu.cli import requirements
+from granite_scu.cli.requirements import Check, Wanted, can_start, check_requirements, print_requirements
+from granite_scu.config import flags
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.model.mamba2.mamba import TORCH, Kernels
+
+ON_CPU = Wanted(accelerator="cpu", model=TINY_MODEL, data_path="stdlib-docs")
+ON_GPU = Wanted(accelerator="cuda", model=TINY_MODEL, data_path="stdlib-docs")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """An empty hub cache, and a hub that answers as it is told; returns the calls made to it."""
+    calls = []
+
+    def install(error: Exception | None = None, offline: bool = False):
+        def answer(self, repository, *, timeout):
+            calls.append((repository, timeout))
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(requirements.constants, "HF_HUB_OFFLINE", offline)
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", answer)
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", answer)
+        monkeypatch.setattr(requirements, "_is_cached", lambda repository, file, kind="model": False)
+        return calls
+
+    return install
+
+
+def found(checks: list[Check], name: str) -> Check:
+    return next(check for check in checks if check.name == name)
+
+
+def test_a_run_on_the_cpu_with_embedded_model_and_text_starts_anywhere(machine, hub, tmp_path):
+    machine(CPU, driver=None, build=None)
+    calls = hub(error=OSError("unreachable"))
+    checks = check_requirements(Wanted("cpu", model=TINY_MODEL, data_path="stdlib-docs", output_dir=str(tmp_path)))
+    assert can_start(checks)
+    assert calls == [], "a run that downloads nothing asks nobody"
+
+
+def test_what_may_fall_back_to_the_cpu_needs_no_gpu(machine):
+    machine(CPU, driver=None, build=None)
+    wanted = Wanted("auto", cpu_is_meant=True, model=TINY_MODEL, data_path="stdlib-docs")
+    assert can_start(check_requirements(wanted))
+    assert not can_start(check_requirements(Wanted("auto", model=TINY_MODEL, data_path="stdlib-docs")))
+
+
+def test_a_run_on_a_gpu_starts_there(machine):
+    machine(A100)
+    checks = check_requirements(ON_GPU)
+    assert can_start(checks)
+    assert found(checks, "CUDA device").found == "2 x NVIDIA A100-SXM4-80GB"
+    assert found(checks, "NVIDIA driver").found == "580.65.06 (CUDA 13)"
+    assert found(checks, "compute capability").found == "8.0"
+    assert found(checks, "GPU memory").found == "79.0 GiB"
+    assert found(checks, "precision").meaning == "the run trains in bf16-mixed"
+    assert found(checks, "TF32").meaning == "fp32 products of the model take it"
+
+
+@pytest.mark.parametrize(
+    ("driver", "build", "hidden", "name", "remedy"),
+    [
+        (None, None, None, "NVIDIA driver", "sudo ubuntu-drivers install"),
+        (None, None, None, "CUDA device", "--accelerator cpu"),
+        (13, None, None, "CUDA device", "pip install --force-reinstall torch=="),
+        (12, "13.0", None, "NVIDIA driver", "update the driver"),
+        (13, "13.0", "", "CUDA device", "unset CUDA_VISIBLE_DEVICES"),
+        (13, "13.0", None, "CUDA device", "nvidia-smi"),
+    ],
+)
+def test_a_missing_gpu_is_traced_to_its_cause(machine, monkeypatch, driver, build, hidden, name, remedy):
+    machine(CPU, driver=driver, build=build)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    check = found(check_requirements(ON_GPU), name)
+    assert check.blocks and remedy in check.remedy
+
+
+def test_a_device_without_nvml_is_a_device(machine):
+    machine(A100, driver=None)
+    checks = check_requirements(ON_GPU)
+    assert can_start(checks) and found(checks, "NVIDIA driver").ok is None
+
+
+@pytest.mark.parametrize(
+    ("device", "build"), [(V100, "cu126"), (gpu("A future GPU", 288.0, (13, 0)), "cu130")], ids=["older", "newer"]
+)
+def test_a_gpu_that_this_torch_has_no_kernels_for_needs_another_build(machine, device, build):
+    machine(device)
+    check = found(check_requirements(ON_GPU), "compute capability")
+    assert check.blocks and check.remedy.endswith(f"/whl/{build}")
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((8, 9), ["sm_80", "sm_90"], True),  # a minor version runs its predecessors' kernels
+        ((8, 0), ["sm_86"], False),
+        ((9, 0), ["sm_80"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),  # PTX is compiled for what came later
+        ((7, 5), ["sm_80", "compute_80"], False),
+        ((9, 0), ["sm_90a"], False),
+    ],
+)
+def test_which_build_runs_on_which_gpu(capability, architectures, runs):
+    assert requirements._has_kernels(capability, architectures) is runs
+
+
+def test_a_precision_the_device_lacks_blocks_the_run(machine):
+    machine(T4)
+    checks = check_requirements(Wanted("cuda", model=TINY_MODEL, data_path="stdlib-docs", precision="bf16-mixed"))
+    assert not can_start(checks)
+    assert "--precision fp16" in found(checks, "precision").remedy
+    assert found(checks, "bf16").found == "no" and not found(checks, "bf16").blocks
+
+
+@pytest.mark.parametrize(("installed", "starts"), [("0.50.2", True), (None, False)])
+def test_4bit_needs_bitsandbytes(machine, monkeypatch, installed, starts):
+    machine(CPU)
+    monkeypatch.setattr(requirements, "_version", lambda name: installed if name == "bitsandbytes" else None)
+    wanted = Wanted("cpu", quantize_4bit=True, model=TINY_MODEL, data_path="stdlib-docs")
+    checks = check_requirements(wanted)
+    assert can_start(checks) is starts
+    assert starts or found(checks, "bitsandbytes").remedy.startswith("pip install bitsandbytes")
+    assert can_start(check_requirements(ON_CPU))
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "starts", "remedy"),
+    [
+        (A100, "2.8.4", True, ""),
+        (A100, None, False, "pip install flash-attn --no-build-isolation (needs nvcc), or use --attn sdpa"),
+        (T4, "2.8.4", False, "use --attn sdpa"),
+    ],
+    ids=["there", "not installed", "too old a GPU"],
+)
+def test_flash_attention_needs_package_and_gpu(machine, monkeypatch, device, installed, starts, remedy):
+    machine(device)
+    monkeypatch.setattr(requirements, "_version", lambda name: installed if name == "flash-attn" else None)
+    wanted = Wanted("cuda", attention="flash_attention_2", model=TINY_MODEL, data_path="stdlib-docs")
+    checks = check_requirements(wanted)
+    assert can_start(checks) is starts and found(checks, "flash-attn").remedy == remedy
+    assert can_start(check_requirements(ON_GPU)), "sdpa needs no package"
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "wanted", "meaning", "remedy", "starts"),
+    [
+        (A100, {}, {}, "the layers run in PyTorch", "pip install 'granite-scu[kernels]'", True),
+        (A100, {}, {"kernels": "cuda"}, "the run is refused", "pip install 'granite-scu[kernels]'", False),
+        (A100, {}, {"kernels": "torch"}, "not used, --kernels torch: the layers run in PyTorch", "", True),
+        (A100, {}, {"deterministic": True}, "not used, --deterministic: the layers run in PyTorch", "", True),
+        (CPU, {"fla-core": "0.6.0"}, {}, "not used, a CPU: the layers run in PyTorch", "", True),
+        (CPU, {}, {"kernels": "cuda"}, "the run is refused: a CPU", "use --kernels auto", False),
+    ],
+)
+def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, installed, wanted, meaning, remedy, starts):
+    machine(device)
+    monkeypatch.setattr(requirements.kernels, "installed", lambda: installed)
+    checks = check_requirements(Wanted(device.kind, model=TINY_MODEL, data_path="stdlib-docs", **wanted))
+    check = found(checks, "Mamba-2 kernels")
+    assert (check.meaning, check.remedy) == (meaning, remedy)
+    assert can_start(checks) is starts
+    assert check.found == ("fla-core 0.6.0" if installed else "not installed")
+
+
+@pytest.mark.parametrize(
+    ("right", "wanted", "meaning", "starts"),
+    [
+        (True, {}, "the layers run in theirs, which passed their self-check", True),
+        (True, {"kernels": "cuda"}, "the layers run in theirs, which passed their self-check", True),
+        (False, {}, "fla-core 0.6.0 failed its self-check (NaN): the layers run in PyTorch", True),
+        (False, {"kernels": "cuda"}, "fla-core 0.6.0 failed its self-check (NaN): the run is refused", False),
+        (True, {"model": "owner/name"}, "not tried here: no Mamba-2 layers of known sizes, or no precision", True),
+    ],
+)
+def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypatch, right, wanted, meaning, starts):
+    machine(A100)
+    hub()
+    theirs, tried = Kernels("theirs", TORCH.scan, TORCH.conv), []
+
+    def first_right(device, dtype, sizes):
+        tried.append((device.type, dtype, sizes))
+        return (theirs, []) if right else (TORCH, ["fla-core 0.6.0 failed its self-check (NaN)"])
+
+    monkeypatch.setattr(requirements.kernels, "installed", lambda: {"fla-core": "0.6.0"})
+    monkeypatch.setattr(requirements.kernels, "first_right", first_right)
+    checks = check_requirements(Wanted("cuda", **{"model": TINY_MODEL, "data_path": "stdlib-docs"} | wanted))
+    assert found(checks, "Mamba-2 kernels").meaning == meaning
+    assert can_start(checks) is starts
+    if "model" not in wanted:
+        ((kind, dtype, sizes),) = tried
+        assert (kind, dtype, sizes.groups, sizes.conv_width) == ("cuda", torch.bfloat16, 1, 4)
+
+
+@pytest.mark.parametrize(("launched", "starts"), [(None, False), ("2", True)])
+def test_one_cpu_process_is_not_several(machine, monkeypatch, launched, starts):
+    machine(CPU)
+    for variable in ("WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(variable, raising=False)
+    if launched:
+        monkeypatch.setenv("WORLD_SIZE", launched)
+    wanted = Wanted("cpu", model=TINY_MODEL, data_path="stdlib-docs", multi_gpu=True)
+    checks = check_requirements(wanted)
+    assert can_start(checks) is starts
+    assert starts or "leave out --multi-gpu" in found(checks, "--multi-gpu").remedy
+
+
+def test_a_model_folder_needs_no_hub(machine, hub, tmp_path):
+    machine(CPU)
+    calls = hub()
+    (tmp_path / "config.json").write_text("{}")
+    assert can_start(check_requirements(Wanted("cpu", model=str(tmp_path), data_path="stdlib-docs")))
+    assert calls == []
+
+
+def test_a_model_folder_without_a_model_blocks_the_run(machine, tmp_path):
+    machine(CPU)
+    for model in (str(tmp_path), str(tmp_path / "absent" / "model")):
+        check = found(check_requirements(Wanted("cpu", model=model, data_path="stdlib-docs")), "base model")
+        assert check.blocks and f"--model {model}" in check.remedy
+
+
+def test_the_hub_is_asked_for_what_would_be_downloaded(machine, hub):
+    machine(CPU)
+    calls = hub()
+    checks = check_requirements(Wanted("cpu", model="ibm-granite/granite-4.0-h-1b"))
+    assert can_start(checks) and found(checks, "hub access").ok
+    assert calls == [("ibm-granite/granite-4.0-h-1b", 2.0), ("Salesforce/wikitext", 2.0)]
+
+
+def test_what_is_cached_is_not_asked_for(machine, hub, monkeypatch):
+    machine(CPU)
+    calls = hub(error=OSError("unreachable"))
+    monkeypatch.setattr(requirements, "_is_cached", lambda repository, file, kind="model": True)
+    checks = check_requirements(Wanted("cpu", model="ibm-granite/granite-4.0-h-1b"))
+    assert can_start(checks) and calls == []
+    assert found(checks, "base model").found == "ibm-granite/granite-4.0-h-1b (in the hub cache)"
+
+
+def test_a_model_is_cached_when_configuration_and_weights_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(requirements.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--owner--name"
+    for folder in ("refs", "snapshots/c0ffee", ".no_exist/c0ffee"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "refs/main").write_text("c0ffee")
+    (repository / "snapshots/c0ffee/config.json").write_text("{}")
+    (repository / ".no_exist/c0ffee/model.safetensors").touch()
+    assert requirements._model_place("owner/name") == "on the hub"
+    (repository / "snapshots/c0ffee/model.safetensors.index.json").write_text("{}")
+    assert requirements._model_place("owner/name") == "in the hub cache"
+
+
+@pytest.mark.parametrize(
+    ("error", "offline", "says", "remedy"),
+    [
+        (ConnectionError("no route"), False, "does not answer (ConnectionError)", f"--model {TINY_MODEL}"),
+        (None, True, "switched off by HF_HUB_OFFLINE", "unset HF_HUB_OFFLINE"),
+    ],
+)
+def test_a_download_without_a_hub_blocks_the_run(machine, hub, error, offline, says, remedy):
+    machine(CPU)
+    calls = hub(error, offline)
+    check = found(check_requirements(Wanted("cpu", model="ibm-granite/granite-4.0-h-1b")), "hub access")
+    assert check.blocks and says in check.found and remedy in check.remedy
+    assert not (offline and calls)
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written_block_the_run(machine, monkeypatch, tmp_path):
+    machine(CPU)
+    wanted = Wanted("cpu", model=TINY_MODEL, data_path="stdlib-docs", output_dir=str(tmp_path / "new" / "run"))
+    assert can_start(check_requirements(wanted)), "the folder is made by the run"
+    monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    full = found(check_requirements(wanted), "free disk")
+    assert full.blocks and f"--output-dir {wanted.output_dir}" in full.remedy
+    (tmp_path / "new").write_text("a file, not a folder")
+    assert found(check_requirements(wanted), "free disk").found.endswith("cannot be written")
+
+
+def test_the_table_names_what_is_missing_and_leaves_commands_whole(capsys):
+    command = "pip install " + "x" * 200
+    checks = [
+        Check("bitsandbytes", "not installed", False, True, "holds the base in 4 bits [bold]", command),
+        Check("flash-attn", "not installed", False, False, "not used"),
+        Check("CPU memory", "16.0 GiB", None, False, "if it runs out, lower --batch-size"),
+    ]
+    print_requirements(checks)
+    printed = capsys.readouterr().out
+    assert f"bitsandbytes: {command}\n" in printed
+    assert "This run cannot start: bitsandbytes." in printed
+    assert "[bold]" in printed, "what is found is shown as it is"
+    lines = printed.splitlines()
+    assert [next(line.split()[0] for line in lines if name in line) for name in ("flash-attn", "CPU memory")] == [
+        "absent",
+        "-",
+    ]
+
+
+def test_json_is_one_object_with_every_check(machine, capsys):
+    machine(CPU)
+    checks = check_requirements(ON_CPU)
+    print_requirements(checks, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["can_start"] is True
+    assert [row["name"] for row in printed["checks"]] == [check.name for check in checks]
+    assert set(printed["checks"][0]) == {"name", "found", "ok", "needed", "meaning", "remedy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "starts", "found_text", "remedy"),
+    [
+        ("gpu_4090", RTX_4090, True, "gpu_4090", ""),
+        ("gpu_4090", T4, True, "gpu_4090", "--hardware gpu_t4"),
+        ("gpu_4900", T4, False, "gpu_4900: no such preset", "--hardware auto, or gpu_t4"),
+    ],
+)
+def test_the_preset_is_looked_at(machine, name, device, starts, found_text, remedy):
+    machine(device)
+    checks = check_requirements(Wanted("cuda", model=TINY_MODEL, data_path="stdlib-docs", hardware=name))
+    check = found(checks, "hardware preset")
+    assert can_start(checks) is starts and check.found == found_text and check.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(("name", "code"), [("cpu", 0), ("gpu_4900", 1), ("auto", 1)])
+def test_the_answer_is_0_or_1_whatever_the_preset(machine, capsys, tmp_path, name, code):
+    machine(CPU, driver=None, build=None)
+    run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--output-dir", str(tmp_path)]
+    assert flags.main(tmp_path, ["--check-requirements", "--json", "--hardware", name, *run]) == code
+    assert json.loads(capsys.readouterr().out)["can_start"] is (code == 0)
+
+
+def test_an_nvml_that_fails_is_named(machine, monkeypatch):
+    machine(CPU)
+
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    check = found(check_requirements(ON_GPU), "NVIDIA driver")
+    assert check.blocks and "version mismatch" in check.found and check.remedy.startswith("restart the machine")

@@ -1,0 +1,362 @@
+"""Every flag of the script exists, says its default, and lands on its key of the configuration."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from granite_scu.config import flags
+from granite_scu.config.flags import translate
+from granite_scu.control import CPR, KL, PI, Linear
+from granite_scu.errors import UserError
+
+TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
+
+# Flag, its key, a value to give and what the configuration then holds. None as a value: a switch.
+FLAGS = [
+    ("--model", "base.name", "someone/model", "someone/model"),
+    ("--data-dir", "data.path", "my texts", "my texts"),
+    ("--text-column", "data.text_column", "body", "body"),
+    ("--data-weights", "data.weights", "1", [1.0]),
+    ("--split-seed", "data.split_seed", "3", 3),
+    ("--cache-dir", "data.cache_dir", "some/cache", "some/cache"),
+    ("--loss-on", "data.loss_on", "all", "all"),
+    ("--packing", "data.packing", "best-fit", "best-fit"),
+    ("--on-long", "data.on_long", "drop", "drop"),
+    ("--encoding", "data.encoding", "latin-1", "latin-1"),
+    ("--output-dir", "run.output_dir", "some/where", "some/where"),
+    ("--overwrite", "run.overwrite", None, True),
+    ("--adapter", "lora.adapter", "runs/other", "runs/other"),
+    ("--seed", "seed_everything", "7", 7),
+    ("--max-steps", "trainer.max_steps", "123", 123),
+    ("--num-epochs", "data.num_epochs", "1.5", 1.5),
+    ("--max-time", "trainer.max_time", "00:01:30:00", "00:01:30:00"),
+    ("--batch-size", "data.batch_size", "3", 3),
+    ("--eval-batch-size", "data.eval_batch_size", "5", 5),
+    ("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", "6", 6),
+    ("--block-size", "data.block_size", "256", 256),
+    ("--isolate-documents", "data.isolate_documents", None, True),
+    ("--stream", "data.stream", None, True),
+    ("--learning-rate", "optimizer.learning_rate", "3e-4", 3e-4),
+    ("--lr-scheduler", "optimizer.schedule", "linear", "linear"),
+    ("--warmup-steps", "optimizer.warmup_steps", "9", 9),
+    ("--gradient-clip", "optimizer.gradient_clip", "0.5", 0.5),
+    ("--adam-beta2", "optimizer.beta2", "0.95", 0.95),
+    ("--lora-r", "lora.rank", "4", 4),
+    ("--lora-alpha", "lora.alpha", "12", 12.0),
+    ("--lora-dropout", "lora.dropout", "0.1", 0.1),
+    ("--precision", "trainer.precision", "bf16", "bf16-mixed"),
+    ("--4bit-quantization", "base.quantize_4bit", None, True),
+    ("--torch-compile", "base.compile", None, True),
+    ("--compile-mode", "base.compile_mode", "max-autotune", "max-autotune"),
+    ("--gradient-checkpointing", "base.gradient_checkpointing", None, True),
+    ("--attn", "base.attention", "auto", "auto"),
+    ("--kernels", "base.kernels", "torch", "torch"),
+    ("--memory-fraction", "run.memory_fraction", "0.5", 0.5),
+    ("--tf32", "run.tf32", None, True),
+    ("--num-workers", "data.num_workers", "2", 2),
+    ("--prefetch-factor", "data.prefetch_factor", "4", 4),
+    ("--deterministic", "trainer.deterministic", None, True),
+    ("--accelerator", "trainer.accelerator", "cpu", "cpu"),
+    ("--multi-gpu", "run.multi_gpu", None, True),
+    ("--auto-batch-size", "run.auto_batch_size", None, True),
+    ("--fsdp", "run.fsdp", None, True),
+    ("--controller", "control.controller", "fixed", "fixed"),
+    ("--target-s", "control.target_s", "0.05", 0.05),
+    ("--kp", "control.kp", "0.3", 0.3),
+    ("--ki", "control.ki", "0.07", 0.07),
+    ("--control-every", "control.every", "11", 11),
+    ("--ema-alpha", "control.ema_alpha", "0.25", 0.25),
+    ("--deadband", "control.deadband", "0.02", 0.02),
+    ("--lambda-init", "control.lambda_init", "0.125", 0.125),
+    ("--lambda-min", "control.lambda_min", "1e-5", 1e-5),
+    ("--lambda-max", "control.lambda_max", "1e5", 1e5),
+    ("--lambda-end", "control.lambda_end", "0.25", 0.25),
+    ("--target-kl", "control.target_kl", "0.3", 0.3),
+    ("--cpr-bound", "control.cpr_bound", "0.01", 0.01),
+    ("--cpr-warmup", "control.cpr_warmup", "6", 6),
+    ("--replay", "control.replay", "runs/other", "runs/other"),
+    ("--measure", "control.measure", "factors", "factors"),
+    ("--actuator", "control.actuator", "decoupled", "decoupled"),
+    ("--prior-sigma", "prior.sigma", "0.01", 0.01),
+    ("--n-tokens", "prior.n_tokens", "5000", 5000),
+    ("--save-steps", "run.save_steps", "77", 77),
+    ("--keep", "run.keep", "4", 4),
+    ("--resume-from-checkpoint", "run.resume", "last", "last"),
+    ("--eval-steps", "run.eval_steps", "33", 33),
+    ("--eval-iters", "trainer.limit_val_batches", "21", 21),
+    ("--logging-steps", "trainer.log_every_n_steps", "3", 3),
+    ("--early-stopping", "run.early_stopping", "5", 5),
+    ("--stop-at-equilibrium", "run.stop_at_equilibrium", "12", 12),
+]
+ASKING = ["--test-run", "--check-requirements", "--dry-run", "--json", "--debug", "--print-config", "--config"]
+
+# The defaults that the documentation promises, as --help writes them.
+PROMISED = {
+    "--model": "ibm-granite/granite-4.0-h-1b",
+    "--data-dir": "wikitext-2 from the hub",
+    "--text-column": "text",
+    "--isolate-documents": "True",
+    "--encoding": "utf-8",
+    "--data-weights": "1 each",
+    "--split-seed": "0",
+    "--cache-dir": "~/.cache/granite-scu",
+    "--loss-on": "completion",
+    "--packing": "auto",
+    "--on-long": "split",
+    "--output-dir": "./granite_cuda_output",
+    "--seed": "42",
+    "--max-steps": "1000, off when --num-epochs is given alone",
+    "--batch-size": "8",
+    "--eval-batch-size": "--batch-size",
+    "--gradient-accumulation-steps": "4",
+    "--block-size": "1024",
+    "--learning-rate": "0.0001",
+    "--lr-scheduler": "cosine",
+    "--warmup-steps": "50",
+    "--gradient-clip": "1.0",
+    "--adam-beta2": "0.999",
+    "--lora-r": "16",
+    "--lora-alpha": "32.0",
+    "--lora-dropout": "0.0",
+    "--adapter": "none: a new one",
+    "--precision": "auto",
+    "--attn": "sdpa",
+    "--kernels": "auto",
+    "--memory-fraction": "what is needed",
+    "--accelerator": "auto",
+    "--controller": "pi",
+    "--control-every": "10",
+    "--lambda-min": "1e-06",
+    "--lambda-max": "1000000.0",
+    "--cpr-bound": "what it takes after --cpr-warmup ticks",
+    "--measure": "delta",
+    "--actuator": "loss",
+    "--n-tokens": "supervised tokens of the training set",
+    "--save-steps": "500",
+    "--keep": "2",
+    "--eval-steps": "200",
+    "--eval-iters": "50",
+    "--logging-steps": "10",
+}
+
+# What is shown of settings that each law has its own default of: pi's, or the first one's that has the setting.
+OF_A_LAW = {
+    "--kp": "pi's: scheduled by how fast the adapter gets to S*",
+    "--ki": "pi's: Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
+    "--ema-alpha": f"pi's: {PI.ema_alpha}",
+    "--deadband": f"pi's: {PI.deadband}",
+    "--lambda-init": "pi's: 0.08 (S*/(1 - S*))^(-2/3)",
+    "--lambda-end": f"linear's: {Linear.lambda_end}",
+    "--target-kl": f"kl's: {KL.target_kl}",
+    "--cpr-warmup": f"cpr's: {CPR.cpr_warmup}",
+}
+
+
+def arguments(*argv: str) -> list[str]:
+    return translate(list(argv), TEST_RUN_CONFIG)[0]
+
+
+def given(name: str, value: str | None) -> list[str]:
+    return [name] if value is None else [name, value]
+
+
+def resolved(*argv: str):
+    from granite_scu.cli import request_parser as cli
+
+    return cli.parse(arguments(*argv)).request
+
+
+def value_of(request, key: str):
+    group, _, name = key.partition(".")
+    if group == "seed_everything":
+        return request.seed
+    return request.trainer[name] if group == "trainer" else getattr(getattr(request, group), name)
+
+
+def shown_defaults() -> dict[str, str]:
+    """What --help says is the default of each flag."""
+    entries = re.split(r"\n  (?=--)|\n\n", flags.build_parser().format_help())
+    found = (re.fullmatch(r"(--[\w-]+).* \(default: (.*)\)", " ".join(entry.split())) for entry in entries)
+    return {match[1]: match[2] for match in found if match}
+
+
+def test_the_table_is_complete():
+    """A flag that is added is added here too."""
+    offered = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
+    assert offered == {name: key for name, key, _, _ in FLAGS}
+
+
+@pytest.mark.parametrize(("name", "key", "value", "expected"), FLAGS, ids=[flag[0] for flag in FLAGS])
+def test_hyphens_and_underscores_mean_the_same(name, key, value, expected):
+    underscored = "--" + name[2:].replace("-", "_")
+    assert arguments(*given(name, value)) == arguments(*given(underscored, value))
+    assert any(argument.startswith(f"--{key}=") for argument in arguments(*given(name, value)))
+    if value is not None:
+        assert arguments(f"{underscored}={value}") == arguments(name, value)
+
+
+def test_every_flag_lands_on_its_key():
+    argv = [word for name, _, value, _ in FLAGS for word in given(name, value)]
+    request = resolved(*argv)
+    found = {name: value_of(request, key) for name, key, _, _ in FLAGS}
+    assert found == {name: expected for name, _, _, expected in FLAGS}
+
+
+def test_switches_can_be_switched_off(tmp_path):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("base: {gradient_checkpointing: true}\n")
+    assert resolved("--config", str(layer)).base.gradient_checkpointing
+    assert not resolved("--config", str(layer), "--no-gradient-checkpointing").base.gradient_checkpointing
+
+
+def test_help_shows_every_flag_and_its_default():
+    request = resolved()
+    shown = shown_defaults()
+    assert set(shown) == {name for name, _, _, _ in FLAGS}
+    for name, key, _, _ in FLAGS:
+        value = value_of(request, key)
+        in_words = PROMISED.get(name, "off" if value is None or value is False else str(value))
+        if name in OF_A_LAW:
+            in_words = f"the controller's own; {OF_A_LAW[name]}"
+        assert shown[name] == in_words, name
+
+
+def test_the_configuration_has_the_promised_defaults():
+    request = resolved()
+    in_words = {"--data-dir", "--max-steps", "--eval-batch-size", "--precision", "--memory-fraction", "--n-tokens"}
+    in_words |= {"--cpr-bound", "--adapter"}
+    in_words |= {"--cpr-bound", "--data-weights", "--cache-dir"}
+    for name, key, _, _ in FLAGS:
+        if name in PROMISED and name not in in_words:
+            assert str(value_of(request, key)) == PROMISED[name], name
+
+
+def test_help_names_what_can_be_asked_and_the_short_forms(capsys):
+    with pytest.raises(SystemExit) as stop:
+        translate(["--help"], TEST_RUN_CONFIG)
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for name in [*ASKING, "--bf16", "--fp16", "--max-length"]:
+        assert f"  {name}" in shown
+
+
+@pytest.mark.parametrize("name", ASKING[:-1])
+def test_what_is_asked_can_be_written_with_underscores(name):
+    assert vars(translate([name.replace("-", "_").replace("__", "--", 1)], TEST_RUN_CONFIG)[1]) == {
+        name[2:].replace("-", "_"): True
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "precision"),
+    [
+        ([], None),
+        (["--precision", "auto"], "null"),
+        (["--precision", "fp32"], "32-true"),
+        (["--bf16"], "bf16-mixed"),
+        (["--fp16"], "16-mixed"),
+        (["--bf16", "--precision", "bf16"], "bf16-mixed"),
+    ],
+)
+def test_precision_and_its_short_forms(argv, precision):
+    found = [argument for argument in arguments(*argv) if argument.startswith("--trainer.precision")]
+    assert found == ([] if precision is None else [f"--trainer.precision={precision}"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--fp16", "--bf16"], ["bf16 and fp16 exclude each other"]),
+        (["--fp16", "--precision", "bf16"], ["bf16 and fp16 exclude each other"]),
+        (["--bf16", "--precision", "fp32"], ["bf16 and fp32 exclude each other"]),
+        (["--block-size", "128", "--max-length", "256"], ["--block-size 128", "--max-length 256"]),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(argv, words):
+    with pytest.raises(UserError) as refusal:
+        arguments(*argv)
+    assert all(word in str(refusal.value) for word in words)
+
+
+def test_max_length_is_block_size():
+    assert arguments("--max-length", "256") == arguments("--block-size", "256")
+    assert arguments("--max_length=256", "--block-size=256") == arguments("--block-size", "256")
+
+
+def test_early_stopping_has_a_number_of_its_own():
+    assert "--run.early_stopping=3" in arguments("--early-stopping")
+    assert "--run.early_stopping=3" in arguments("--early-stopping", "--overwrite")
+    assert "--run.stop_at_equilibrium=30" in arguments("--stop-at-equilibrium", "--overwrite")
+
+
+def test_epochs_alone_switch_the_limit_on_steps_off():
+    assert resolved("--num-epochs", "2").trainer["max_steps"] == -1
+    assert resolved("--test-run", "--num-epochs", "2").trainer["max_steps"] == -1
+    assert resolved("--num-epochs", "2", "--max-steps", "30").trainer["max_steps"] == 30
+    assert resolved("--num-epochs", "2", "--trainer.max_steps", "30").trainer["max_steps"] == 30
+
+
+def test_resuming_goes_on_in_the_checkpoints_own_folder():
+    assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20").run.output_dir == "some/run"
+    assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20/").run.output_dir == "some/run"
+    assert resolved("--resume-from-checkpoint", "some/run/checkpoint-20", "--output-dir", "x").run.output_dir == "x"
+    assert resolved("--resume-from-checkpoint", "last", "--output-dir", "x").run.output_dir == "x"
+    assert resolved("--resume-from-checkpoint", "last").run.output_dir == PROMISED["--output-dir"]
+
+
+def test_a_test_run_only_changes_defaults():
+    request = resolved("--test-run")
+    assert request.base.name == "tiny-granite-h"
+    assert request.data.path == "stdlib-docs"
+    assert request.trainer["accelerator"] == "cpu"
+    argv = [word for name, _, value, _ in FLAGS for word in given(name, value)]
+    request = resolved("--test-run", *argv)
+    assert all(value_of(request, key) == expected for _, key, _, expected in FLAGS)
+
+
+def test_a_test_run_ticks_at_least_forty_times():
+    request = resolved("--test-run")
+    assert request.trainer["max_steps"] // request.control.every >= 40
+
+
+def test_the_setpoint_is_a_ratio_or_auto():
+    assert resolved("--target-s", "auto").control.target_s == "auto"
+    assert resolved("--target-s", "5e-3").control.target_s == 0.005
+    for wrong in ("0", "1", "-0.1"):
+        with pytest.raises(UserError, match=f"--target-s {wrong}.*: must lie between 0 and 1, or be auto"):
+            resolved(f"--target-s={wrong}")
+
+
+def test_what_the_older_launcher_adds_is_passed_over():
+    assert flags.without_local_rank(["--local-rank=1", "--max-steps", "3"]) == ["--max-steps", "3"]
+
+
+def test_dotted_flags_pass_through():
+    request = resolved("--lora.targets", "[in_proj, out_proj]", "--trainer.limit_train_batches=7", "--lora-r", "2")
+    assert request.lora.targets == ["in_proj", "out_proj"]
+    assert request.lora.rank == 2
+    assert request.trainer["limit_train_batches"] == 7
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--max-step", "3"], "unknown flag --max-step: did you mean --max-steps?"),
+        (["--learning_rat=1e-3"], "unknown flag --learning-rat: did you mean --learning-rate?"),
+        (["--xyzzy"], "unknown flag --xyzzy: see --help"),
+        (["--max"], "unknown flag --max"),  # no abbreviations: a later flag would change what they mean
+        (["stray"], "'stray' belongs to no flag"),
+        (["--trainer.limit_train_batches", "3", "stray"], "'stray' belongs to no flag"),
+        (["--max-steps"], "--max-steps: expected one argument"),
+        (["--max-steps", "many"], "--max-steps: invalid int value: 'many'"),
+        (["--target-s", "auot"], "--target-s: 'auot' is neither a ratio between 0 and 1 nor auto"),
+        (["--target-s", "nan"], "--target-s: 'nan' is neither a ratio between 0 and 1 nor auto"),
+        (["--actuator", "adam"], "--actuator: invalid choice: 'adam'"),
+        (["--lr-scheduler", "step"], "--lr-scheduler: invalid choice: 'step'"),
+    ],
+)
+def test_what_is_not_understood_is_named(argv, words):
+    with pytest.raises(UserError) as refusal:
+        arguments(*argv)
+    assert words in str(refusal.value)

@@ -1,0 +1,116 @@
+import json
+import math
+
+import pytest
+
+from granite_scu.control.diagnostics import metrics
+from granite_scu.control.diagnostics.metrics import summarise
+
+
+def history(s_ema, strengths=None, target=0.1, saturated=(), held=()):
+    strengths = strengths or [1.0] * len(s_ema)
+    return [
+        {
+            "step": 10 * (k + 1),
+            "s": s,
+            "s_ema": s,
+            "s_target": target,
+            "lambda": strength,
+            "saturated": k in saturated,
+            "held": k in held,
+        }
+        for k, (s, strength) in enumerate(zip(s_ema, strengths, strict=True))
+    ]
+
+
+def test_a_rise_with_overshoot_is_summarised_number_by_number():
+    e = math.e
+    records = history(
+        [None, 0.1 / e, 0.095, 0.13, 0.1, 0.1],
+        strengths=[1.0, 1.0, e, e**3, e**2, e**2],
+        saturated={3},
+        held={0},
+    )
+    error = math.log(1 / 0.95), math.log(1.3)
+    area = 10 * ((1 + error[0]) / 2 + (error[0] + error[1]) / 2 + error[1] / 2)
+    assert summarise(records) == {
+        "rise_time": 30,
+        "settling_time": 50,
+        "overshoot": pytest.approx(0.3),
+        "iae": pytest.approx(area / 40),
+        "in_band": 3 / 4,  # of the records from step 30 on, all but the peak
+        "in_band_second_half": 2 / 3,
+        "saturated": 1 / 6,
+        "held": 1 / 6,
+        "held_ticks": 1,
+        "actuator_travel": pytest.approx(4),
+    }
+
+
+def test_what_a_held_record_repeats_is_not_in_band():
+    metrics = summarise(history([0.1, 0.1, 0.1, 0.1], held={2, 3}))
+    assert metrics["in_band"] == 2 / 4
+    assert metrics["in_band_second_half"] == 0
+    assert metrics["settling_time"] is None
+    assert metrics["iae"] == 0
+    assert summarise(history([0.1, 0.3, 0.1], held={1}))["overshoot"] == pytest.approx(0)
+    assert summarise(history([0.1, 0.1, 0.1], held={1}))["settling_time"] == 30
+
+
+def test_leaving_the_band_at_the_end_is_not_settled():
+    metrics = summarise(history([0.1, 0.1, 0.1, 0.12]))
+    assert metrics["settling_time"] is None
+    assert metrics["in_band"] == 3 / 4
+
+
+def test_a_wider_band_settles_earlier():
+    records = history([0.05, 0.085, 0.095])
+    assert summarise(records)["settling_time"] == 30
+    assert summarise(records, band=0.2)["settling_time"] == 20
+
+
+def test_what_never_comes_near_the_setpoint_has_an_error_and_little_else():
+    metrics = summarise(history([0.05, 0.05, 0.05]))
+    assert metrics["rise_time"] is metrics["settling_time"] is metrics["overshoot"] is metrics["in_band"] is None
+    assert metrics["in_band_second_half"] == 0
+    assert metrics["iae"] == pytest.approx(math.log(2))
+
+
+def test_a_start_above_the_setpoint_counts_as_overshoot():
+    assert summarise(history([0.3, 0.1]))["overshoot"] == pytest.approx(2)
+
+
+def test_the_error_is_weighted_by_the_steps_between_records():
+    records = history([0.1 * math.e, 0.1 * math.e, 0.1])
+    records[2]["step"] = 120
+    assert summarise(records)["iae"] == pytest.approx((10 * 1 + 100 * 0.5) / 110)
+
+
+def test_without_a_setpoint_only_the_actuator_is_described():
+    metrics = summarise(history([0.1, 0.2], strengths=[1.0, 2.0], target=None))
+    defined = {name for name, value in metrics.items() if value is not None}
+    assert defined == {"saturated", "held", "held_ticks", "actuator_travel"}
+
+
+def test_lambda_of_zero_has_no_travel():
+    assert summarise(history([0.1, 0.1], strengths=[0.0, 0.0]))["actuator_travel"] is None
+
+
+@pytest.mark.parametrize("s_ema", [[], [None], [0.1], [None, None, 0.1], [0.0, math.nan, math.inf], [0.1, 0.1]])
+def test_every_metric_is_finite_or_null(s_ema):
+    json.dumps(summarise(history(s_ema)), allow_nan=False)
+
+
+def test_held_from_needs_nine_of_ten_ticks_and_looks_no_further():
+    ratios = [0.5, 0.95, 1.3, 1.3, *[1.0] * 5, 1.2, *[1.0] * 4, *[2.0] * 20]
+    points = [(10 * k, ratio) for k, ratio in enumerate(ratios)]
+    assert metrics.held_from(points, 0.1) == 40  # at 10 two of ten are out; from 40 on one is, whatever comes later
+    assert metrics.held_from(points, 0.1, share=1.0) is None
+    assert metrics.held_from(points[:12], 0.1) is None  # eight ticks are not ten
+    missing = [(step, None if step in (50, 60) else ratio) for step, ratio in points]
+    assert metrics.held_from(missing[:14], 0.1) is None  # with the one at 90, three of the ten are out
+
+
+def test_the_worst_mean_is_the_largest_departure_of_a_window():
+    assert metrics.worst_mean([1.0, 1.0, 1.4, 0.6, 1.2], window=2) == pytest.approx(0.2)
+    assert metrics.worst_mean([1.0], window=2) is None

@@ -1,0 +1,77 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.control.laws.base import Measurement
+from granite_scu.control.laws.filter import Ema, read, smooth
+
+VALUES = st.lists(st.floats(-20, 20), min_size=1, max_size=50)
+ALPHA = st.floats(0.01, 1)
+
+
+def average(values: list[float], alpha: float) -> float:
+    ema = Ema()
+    for value in values:
+        ema = ema.update(value, alpha)
+    assert ema.value is not None
+    return ema.value
+
+
+@given(VALUES, ALPHA)
+def test_it_equals_adams_corrected_moment(values, alpha):
+    moment = 0.0
+    for value in values:
+        moment = (1 - alpha) * moment + alpha * value
+    expected = moment / (1 - (1 - alpha) ** len(values))
+    assert math.isclose(average(values, alpha), expected, rel_tol=1e-9, abs_tol=1e-9)
+
+
+@given(VALUES, ALPHA)
+def test_it_stays_between_the_smallest_and_the_largest_value(values, alpha):
+    assert min(values) - 1e-9 <= average(values, alpha) <= max(values) + 1e-9
+
+
+def test_the_first_value_is_taken_whole():
+    assert average([-3.7], alpha=0.1) == -3.7
+
+
+def test_alpha_one_does_not_smooth():
+    assert average([1.0, 5.0, -2.0], alpha=1.0) == -2.0
+
+
+def test_it_has_no_value_before_the_first():
+    assert Ema().value is None
+
+
+def seen(s: float) -> Measurement:
+    return Measurement(s=s, data_bpt=2.0, param_bpt=0.1)
+
+
+def test_a_reading_smooths_ln_s_and_compares_it_with_the_setpoint():
+    first = read(Ema(), seen(0.01), alpha=0.5, setpoint=0.02)
+    assert (first.valid, first.smoothed, first.error) == (True, pytest.approx(0.01), pytest.approx(-math.log(2)))
+    second = read(first.ema, seen(0.08), alpha=0.5, setpoint=0.02)
+    assert (second.smoothed, second.error) == (pytest.approx(0.04), pytest.approx(math.log(2)))
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.1, math.nan, math.inf])
+def test_a_reading_without_a_logarithm_leaves_the_filter_alone(bad):
+    before = read(Ema(), seen(0.01), alpha=0.5, setpoint=0.02)
+    assert read(before.ema, seen(bad), alpha=0.5, setpoint=0.02) == before._replace(valid=False)
+    assert read(Ema(), seen(bad), alpha=0.5, setpoint=0.02) == (Ema(), False, None, None)
+
+
+def test_a_reading_without_a_setpoint_has_no_error():
+    assert read(Ema(), seen(0.01), alpha=0.5).error is None
+
+
+def test_a_history_is_smoothed_as_a_law_smooths_it_tick_by_tick():
+    raw, ema, expected = [0.01, 0.04, None, 0.02, 0.0, math.nan, 0.03], Ema(), []
+    for s in raw:
+        seen = read(ema, Measurement(s=math.nan if s is None else s, data_bpt=1.0, param_bpt=1.0), alpha=0.5)
+        ema = seen.ema
+        expected.append(seen.smoothed if seen.valid else None)
+    assert smooth(raw, alpha=0.5) == expected
+    assert [s is None for s in expected] == [False, False, True, False, True, True, False]

@@ -1,0 +1,190 @@
+"""Best-fit packing: every supervised token once, documents whole, and each with the loss that it has alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.data.blocks.filtering import fit, repeated, unused
+from granite_scu.data.blocks.packing import IGNORED, Blocks, best_fit, in_a_row
+from granite_scu.data.datamodule import collate
+from granite_scu.data.tokens.encoding import Stream
+from granite_scu.errors import UserError
+
+PAD = 1
+
+
+def stream_of(lengths: list[int], masked: float = 0.0, seed: int = 0) -> Stream:
+    """Documents of random tokens of these lengths, of whose tokens some are not supervised."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(2, 60, sum(lengths)).astype(np.int32)
+    ends = np.cumsum(lengths) - 1
+    targets = random.random(len(tokens)) >= masked
+    targets[[0, *(ends[:-1] + 1)]] = False
+    return Stream(tokens, ends, np.ones(len(tokens), np.uint16), targets)
+
+
+def predictions(blocks: Blocks) -> list[tuple[int, int]]:
+    """(input, label) of every supervised position."""
+    rows = [blocks[i] for i in range(len(blocks))]
+    return [(int(i), int(x)) for row in rows for i, x in zip(row.inputs, row.labels, strict=True) if x != IGNORED]
+
+
+LENGTHS = st.lists(st.integers(2, 30), min_size=1, max_size=25)
+
+
+@given(
+    lengths=LENGTHS,
+    size=st.integers(2, 40),
+    masked=st.sampled_from([0.0, 0.5]),
+    layout=st.sampled_from([in_a_row, best_fit]),
+)
+def test_every_supervised_token_is_predicted_once_from_the_token_before(lengths, size, masked, layout):
+    stream = stream_of(lengths, masked)
+    blocks = layout(stream, stream.bounds, size, PAD)
+    expected = [(int(stream.tokens[i - 1]), int(stream.tokens[i])) for i in np.flatnonzero(stream.targets)]
+    assert sorted(predictions(blocks)) == sorted(expected)
+    assert blocks.n_supervised == len(expected) == blocks.n_bytes
+    assert blocks.n_inputs == sum(int((blocks[i].inputs != PAD).sum()) for i in range(len(blocks)))
+
+
+@given(lengths=LENGTHS, size=st.integers(30, 60))
+def test_best_fit_keeps_documents_whole_and_wastes_less_than_half(lengths, size):
+    stream = stream_of(lengths)
+    blocks = best_fit(stream, stream.bounds, size, PAD)
+    assert [len(blocks.cuts.every), blocks.n_documents] == [len(lengths)] * 2
+    assert len(blocks) <= 2 * -(-sum(lengths) // size)
+    for i in range(len(blocks)):
+        row = blocks[i]
+        for number in range(row.documents.max() + 1):
+            found = row.inputs[row.documents == number]
+            document = int(blocks.documents(i)[row.documents == number][0])
+            start, end = stream.bounds[document]
+            assert found[: end - start - 1].tolist() == stream.tokens[start : end - 1].tolist()
+
+
+@given(lengths=LENGTHS, size=st.integers(30, 60))
+def test_the_blocks_are_as_full_as_those_of_a_plain_loop(lengths, size):
+    rooms: list[int] = []
+    for length in sorted((length - 1 for length in lengths), reverse=True):
+        fitting = [room for room in rooms if room >= length]
+        if fitting:
+            rooms.remove(min(fitting))
+        rooms.append((min(fitting) if fitting else size) - length)
+    stream = stream_of(lengths)
+    blocks = best_fit(stream, stream.bounds, size, PAD)
+    used = [int((blocks.spans_of(i) @ [-1, 1]).sum()) for i in range(len(blocks))]
+    assert sorted(size - n for n in used) == sorted(rooms)
+
+
+def test_these_documents_fill_two_blocks():
+    blocks = best_fit(stream_of([4, 7, 5, 6]), stream_of([4, 7, 5, 6]).bounds, 9, PAD)
+    assert len(blocks) == 2 and blocks.utilisation == 1.0
+    assert blocks.cuts.firsts.tolist() == [0, 2, 4]
+    assert [sorted(set(blocks.documents(i).tolist())) for i in range(2)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("layout", [in_a_row, best_fit])
+def test_each_packed_document_has_the_loss_that_it_has_alone(make_module, layout):
+    model = make_module().language_model
+    stream = stream_of([9, 3, 17, 2, 30, 11], masked=0.3)
+    from granite_scu.model.loss import token_nats
+
+    blocks = layout(stream, stream.bounds, 48, PAD)
+    found = np.zeros(6)
+    for i in range(len(blocks)):
+        batch = collate([blocks[i]])
+        nats = token_nats(model, **batch)[0].double().numpy()
+        counted = (batch["labels"][0] != IGNORED).numpy()
+        if layout is in_a_row:  # a document that is cut goes on in the next block without what stood before
+            whole = {int(d) for d in blocks.documents(i)[counted] if np.isin(d, _cut(blocks)).item()}
+            counted &= ~np.isin(blocks.documents(i), list(whole))
+        found += np.bincount(blocks.documents(i)[counted], nats[counted], 6)
+    for document, (start, end) in enumerate(stream.bounds.tolist()):
+        if layout is in_a_row and document in _cut(blocks):
+            continue
+        ids = torch.from_numpy(stream.tokens[start : end - 1]).long()[None]
+        labels = np.where(stream.targets[start + 1 : end], stream.tokens[start + 1 : end], IGNORED)
+        alone = token_nats(model, ids, torch.from_numpy(labels).long()[None]).sum().item()
+        assert found[document] == pytest.approx(alone, rel=1e-5, abs=1e-5)
+
+
+def test_batches_are_alike_where_they_are_asked_to_be():
+    """For a compiled model: one of whole documents has their numbers too."""
+    stream = stream_of([48])
+    block = best_fit(stream, stream.bounds, 48, PAD)[0]
+    assert "documents" not in collate([block])
+    assert "documents" not in collate([block], isolate=False, alike=True)
+    assert not collate([block], alike=True)["documents"].any()
+
+
+def _cut(blocks: Blocks) -> list[int]:
+    """Documents that lie in several blocks."""
+    owners = [set(np.searchsorted(blocks.stream.ends, blocks.spans_of(i)[:, 0]).tolist()) for i in range(len(blocks))]
+    return [d for d in range(len(blocks.stream.ends)) if sum(d in found for found in owners) > 1]
+
+
+def fitted(stream, on_long, size=10):
+    return fit(stream, np.arange(len(stream.ends)), size, on_long, lambda number: f"doc {number}")
+
+
+@pytest.mark.parametrize("layout", [in_a_row, best_fit])
+def test_of_a_truncated_document_nothing_behind_is_predicted(layout):
+    stream = stream_of([11, 12, 5, 30])
+    blocks = layout(stream, fitted(stream, "truncate").bounds, 10, PAD)
+    kept = [range(start, min(start + 10, stop - 1)) for start, stop in stream.bounds.tolist()]
+    expected = [(int(stream.tokens[i]), int(stream.tokens[i + 1])) for positions in kept for i in positions]
+    assert sorted(predictions(blocks)) == sorted(expected)
+
+
+def test_long_documents_are_counted_whatever_becomes_of_them():
+    stream = stream_of([11, 12, 5, 30])
+    assert {on_long: fitted(stream, on_long).n_long for on_long in ("split", "truncate", "drop")} == {
+        "split": 2, "truncate": 2, "drop": 2,
+    }  # fmt: skip
+    assert (fitted(stream, "split").bounds == stream.bounds).all()
+    truncated = fitted(stream, "truncate")
+    assert (truncated.bounds[:, 1] - truncated.bounds[:, 0]).tolist() == [11, 11, 5, 11]
+    assert truncated.n_tokens_dropped == 1 + 19
+    dropped = fitted(stream, "drop")
+    assert dropped.bounds.tolist() == stream.bounds[[0, 2]].tolist() and dropped.n_tokens_dropped == 42
+    with pytest.raises(UserError, match=r"--on-long error: doc 1 has 12 tokens, and --block-size 10 .* \(2 documents"):
+        fitted(stream, "error")
+
+
+def test_truncated_documents_fill_a_block_and_no_more():
+    stream = stream_of([30, 30])
+    blocks = best_fit(stream, fitted(stream, "truncate").bounds, 10, PAD)
+    assert len(blocks) == 2 and blocks.n_supervised == 20
+
+
+def test_documents_without_a_label_are_left_out_and_counted():
+    stream = stream_of([5, 6, 7])
+    stream.targets[5:11] = False
+    found = fitted(stream, "split")
+    assert found.n_unsupervised == 1 and found.bounds.tolist() == stream.bounds[[0, 2]].tolist()
+
+
+def test_what_is_learned_behind_the_window_is_missed_by_name():
+    """A prompt of 24 tokens and an answer of 6, in blocks of 10: of the three pieces one has all that is learned."""
+    stream = stream_of([5, 30])
+    stream.targets[5:29] = False
+    truncated = fitted(stream, "truncate")
+    assert truncated.bounds.tolist() == [[0, 5]]
+    assert [truncated.n_long, truncated.n_unsupervised, truncated.n_tokens_dropped] == [1, 1, 30]
+    bounds = fitted(stream, "split").bounds
+    blocks = best_fit(stream, bounds, 10, PAD)
+    assert blocks.n_inputs == 4 + 9 and unused(bounds, blocks) == 20
+
+
+@given(weights=st.lists(st.floats(0, 3), min_size=1, max_size=3), seed=st.integers(0, 99))
+def test_each_source_is_read_as_often_as_its_weight_says(weights, seed):
+    random = np.random.default_rng(seed)
+    sources = random.integers(0, len(weights), 400).astype(np.uint16)
+    places = random.integers(0, 2**64, 400, dtype=np.uint64)
+    times = np.bincount(repeated(np.arange(400), sources, places, weights), minlength=400)
+    for source, weight in enumerate(weights):
+        found = times[sources == source]
+        assert set(found.tolist()) <= {int(weight), int(weight) + (weight % 1 > 0)}
+        assert found.sum() == np.ceil(round(weight * len(found), 6))

@@ -1,0 +1,85 @@
+import logging
+import random
+
+import pytest
+
+from granite_scu.data.blocks import splitting as splits
+from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, by_block, by_document
+from granite_scu.data.sources.documents import Document
+
+
+def corpus(n: int = 200, seed: int = 0) -> list[Document]:
+    rng = random.Random(seed)
+    return [Document(f"{i}", f"{i} " + "word " * rng.randint(1, 100)) for i in range(n)]
+
+
+def parts_of(split: Split) -> list[list[Document]]:
+    return [split.train, split.validation, split.test]
+
+
+def test_is_80_10_10_by_characters_without_loss_or_overlap():
+    documents = corpus()
+    parts = parts_of(by_document(documents))
+    assert sorted(d.name for part in parts for d in part) == sorted(d.name for d in documents)
+    shares = [sum(len(d.text) for d in part) / sum(len(d.text) for d in documents) for part in parts]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
+
+
+def test_is_the_same_again_and_in_any_order_of_the_corpus():
+    documents = corpus()
+    split = by_document(documents)
+    assert by_document(documents) == split
+    assert by_document(documents[::-1]) == split.map(lambda part: part[::-1])
+
+
+def test_is_a_shuffle_and_another_seed_gives_another(monkeypatch):
+    documents = corpus()
+    held_out = {d.name for d in by_document(documents).validation}
+    assert held_out != {d.name for d in documents[: len(held_out)]}
+    monkeypatch.setattr(splits, "SPLIT_SEED", 1)
+    assert {d.name for d in by_document(documents).validation} != held_out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_texts_stay_on_one_side(seed):
+    documents = corpus(60, seed)
+    copies = [Document(f"copy {i} of {d.name}", d.text) for d in documents for i in range(3)]
+    sides = [{d.text for d in part} for part in parts_of(by_document(documents + copies))]
+    assert not sides[0] & sides[1] and not sides[0] & sides[2] and not sides[1] & sides[2]
+    assert all(sides)
+
+
+@pytest.mark.parametrize("n", range(10, 40))
+def test_texts_of_equal_length_leave_no_part_without_its_share(n):
+    parts = parts_of(by_document([Document(f"{i}", f"{i:04}") for i in range(n)]))
+    assert all(len(part) >= n / 20 for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("documents", "reason"),
+    [
+        (corpus(9), "9 different documents, fewer than 10"),
+        (corpus(9) + corpus(9), "9 different documents, fewer than 10"),
+        ([*corpus(30), Document("large", "x" * 10**6)], "one document holds 99% of the characters"),
+        ([Document(f"{i}", f"{i}" * 1000) for i in range(9)] + [Document("small", "x")], "too uneven"),
+    ],
+    ids=["few", "copies", "large", "uneven"],
+)
+def test_what_cannot_be_divided_by_document_is_said(documents, reason, caplog):
+    with caplog.at_level(logging.INFO):
+        assert by_document(documents) is None
+    assert reason in caplog.text and "the last blocks are held out instead" in caplog.text
+
+
+@pytest.mark.parametrize("n_blocks", [MIN_BLOCKS, 13, 21, 22, 102, 999])
+def test_tail_blocks_are_held_out_with_a_block_between(n_blocks):
+    split = by_block(n_blocks)
+    assert split.train.start == 0 and split.test.stop == n_blocks
+    assert split.validation.start == split.train.stop + 1
+    assert split.test.start == split.validation.stop + 1
+    assert len(split.validation) == len(split.test) == (n_blocks - 2) // 10 >= 1
+    assert len(split.train) >= 0.8 * (n_blocks - 2)
+
+
+def test_tail_of_102_blocks():
+    assert by_block(102) == Split(range(80), range(81, 91), range(92, 102))

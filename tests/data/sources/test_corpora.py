@@ -1,0 +1,74 @@
+import pytest
+
+from granite_scu.data.blocks.splitting import by_document
+from granite_scu.data.sources import corpora
+from granite_scu.data.sources.corpora import is_held_out, load_embedded, pretraining_source, stdlib_docs
+from granite_scu.errors import UserError
+
+
+def package_of(name: str) -> str:
+    return name.split("/")[0].removesuffix(".py")
+
+
+def test_docs_are_prose_in_more_than_50_documents():
+    documents = stdlib_docs()
+    assert len(documents) > 50
+    assert all(document.text.strip() for document in documents)
+    assert "statement" in next(d.text for d in documents if d.name == "topics/while")
+
+
+def test_docs_can_be_divided_by_document():
+    split = by_document(load_embedded("stdlib-docs"))
+    assert split is not None and len(split.validation) >= 3 and len(split.test) >= 3
+
+
+def test_no_held_out_package_is_in_the_pretraining_corpus():
+    seen, kept = pretraining_source(), load_embedded("stdlib-source")
+    assert seen and kept
+    assert not any(is_held_out(package_of(document.name)) for document in seen)
+    assert all(is_held_out(package_of(document.name)) for document in kept)
+
+
+def test_whether_a_package_is_held_out_depends_on_its_name_alone(monkeypatch, tmp_path):
+    kept = {package_of(document.name) for document in load_embedded("stdlib-source")}
+    for package in ("json", "email", *kept):
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / "other.py").write_text(f"# another {package}\n")
+    monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert {package_of(document.name) for document in load_embedded("stdlib-source")} == kept
+
+
+def test_these_packages_are_held_out_for_good():
+    """The embedded model was pretrained without them: a change of the hash would leak."""
+    names = ("argparse", "asyncio", "ast", "collections", "email", "json", "logging", "unittest", "xml")
+    assert [name for name in names if is_held_out(name)] == ["collections", "email", "logging"]
+
+
+def test_an_unknown_corpus_names_those_there_are():
+    with pytest.raises(UserError, match="stdlib-docs, stdlib-source"):
+        load_embedded("stdlib")
+
+
+def test_package_docs_are_numpys_docstrings_and_not_its_code():
+    documents = {document.name: document.text for document in load_embedded("package-docs")}
+    assert len(documents) > 50
+    sums = documents["numpy/lib/_function_base_impl.py"]
+    assert "Compute the weighted average along the specified axis." in sums and "def average(" not in sums
+    assert not any("/tests/" in name for name in documents)
+
+
+def test_package_docs_can_be_divided_by_document_and_repeat_nothing():
+    documents = load_embedded("package-docs")
+    split = by_document(documents)
+    assert split is not None and len(split.validation) >= 3 and len(split.test) >= 3
+    assert documents == load_embedded("package-docs")
+
+
+def test_docstrings_come_in_the_order_of_the_source():
+    source = '"""One."""\nclass A:\n    """Two."""\n    def f(self):\n        """Three."""\ndef g():\n    """Four."""\n'
+    assert list(corpora._docstrings(source)) == ["One.", "Two.", "Three.", "Four."]
+
+
+def test_package_docs_share_no_document_with_the_pretraining_corpus():
+    seen = {document.text for document in pretraining_source()}
+    assert seen.isdisjoint(document.text for document in load_embedded("package-docs"))

@@ -1,0 +1,296 @@
+"""Each kind of file, packed and not, gives the texts that are in it, and says where it is broken."""
+
+import codecs
+import csv
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from backports import zstd
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.sources import files, formats
+from granite_scu.data.sources.read import load, read
+from granite_scu.data.tokens.corpus import prepare
+from granite_scu.errors import UserError
+
+TEXTS = [
+    'Line one,\nline "two"; end',
+    "日本語のテキスト。",
+    "Ελληνικά και русский",
+    "نص عربي 😀👩‍👩‍👧",
+    "हिन्दी\u2028x",
+]
+
+
+TORN = gzip.compress(b"text" * 100, mtime=0)[:-12]  # the same bytes in every process: they name a test
+
+
+TORN_ZSTD = zstd.compress(b'{"text": "a"}\n' * 100)[:-3]
+
+
+def write_jsonl(path: Path, texts: list[str | None]) -> None:
+    path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def write_csv(path: Path, texts: list[str], delimiter: str = ",") -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream, delimiter=delimiter)
+        rows.writerows([["id", "text"], *([1, text] for text in texts)])
+
+
+def write_parquet(path: Path, texts: list[str | None]) -> None:
+    table = pa.table({"id": list(range(len(texts))), "text": pa.array(texts, pa.string())})
+    pa.parquet.write_table(table, path, row_group_size=2)
+
+
+WRITERS = {
+    ".jsonl": write_jsonl,
+    ".csv": write_csv,
+    ".tsv": lambda path, texts: write_csv(path, texts, "\t"),
+    ".parquet": write_parquet,
+}
+
+
+def texts_of(path: Path, **settings) -> list[str]:
+    return [document.text for document in load(str(path), "text", **settings)]
+
+
+def texts_of_column(path: Path, column: str) -> list[str]:
+    return [document.text for document in load(str(path), column)]
+
+
+def refused(path: Path, column: str = "text", **settings) -> str:
+    with pytest.raises(UserError) as caught:
+        load(str(path), column, **settings)
+    message = str(caught.value)
+    assert message.startswith("--data-dir ") and "\n" not in message and "; " in message
+    return message
+
+
+def in_two_frames(data):
+    return zstd.compress(data[:100]) + zstd.compress(data[100:])
+
+
+def in_a_wide_window(data):
+    """As ``zstd --long=28``, with which large dumps are packed."""
+    compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 28})
+    return compressor.compress(data) + compressor.flush()
+
+
+PACKED = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstd.compress,
+    ".many.zst": in_two_frames,
+    ".wide.zst": in_a_wide_window,
+}
+
+
+@pytest.mark.parametrize("packed", PACKED)
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_format_gives_the_texts_in_it(tmp_path, suffix, packed):
+    WRITERS[suffix](tmp_path / f"data{suffix}", TEXTS)
+    data = (tmp_path / f"data{suffix}").read_bytes()
+    (tmp_path / f"data{suffix}").unlink()
+    plain = tmp_path / f"data{suffix}{packed[packed.rfind('.') :] if packed else ''}"
+    plain.write_bytes(PACKED[packed](data))
+    assert texts_of(plain) == TEXTS
+    assert texts_of(tmp_path) == TEXTS
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [*WRITERS, ".txt", ".md"])
+def test_the_tokens_of_every_format(tokenizer, tmp_path, suffix, packed):
+    """A byte's token is its value, and 256 ends a text."""
+    path = tmp_path / f"a{suffix}"
+    if suffix in WRITERS:
+        WRITERS[suffix](path, ["é,", "b"])
+    else:
+        path.write_text("é,", encoding="utf-8")
+    data = PACKED[packed](path.read_bytes())
+    path.unlink()
+    (tmp_path / f"a{suffix}{packed}").write_bytes(data)
+    found = prepare(DataConfig(str(tmp_path), cache_dir=str(tmp_path / "cache")), tokenizer)
+    first, second = [195, 169, 44, 256], [98, 256]
+    assert found.stream.tokens.tolist() == first + (second if suffix in WRITERS else [])
+
+
+def test_every_kind_of_record_file_is_tested():
+    assert set(formats.RECORDS) == set(WRITERS)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_text_file_is_the_same_in_pieces_of_any_size(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(files, "PIECE", size)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + "\n".join(TEXTS).encode()))
+    write_csv(tmp_path / "b.csv", TEXTS)
+    assert texts_of(tmp_path) == ["\n".join(TEXTS), *TEXTS]
+
+
+def test_places_are_the_lines_at_which_rows_begin(tmp_path):
+    write_csv(tmp_path / "a.csv", ["one", "two\nlines", "three"])
+    assert [d.name for d in read(str(tmp_path / "a.csv"), "text")] == [f"{tmp_path / 'a.csv'}:{n}" for n in (2, 3, 5)]
+    write_parquet(tmp_path / "b.parquet", ["one", "two", "three"])
+    assert [d.name for d in read(str(tmp_path / "b.parquet"), "text")][2] == f"{tmp_path / 'b.parquet'}: row 3"
+
+
+@pytest.mark.parametrize("delimiter", formats.DELIMITERS)
+def test_the_separator_of_a_csv_file_shows_in_its_header(tmp_path, delimiter):
+    write_csv(tmp_path / "a.csv", TEXTS, delimiter)
+    assert texts_of(tmp_path) == TEXTS
+
+
+def test_a_field_of_a_csv_file_may_be_long(tmp_path):
+    write_csv(tmp_path / "a.csv", ["x" * 300_000])
+    assert texts_of(tmp_path) == ["x" * 300_000]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_a_missing_value_is_an_empty_text(tmp_path, suffix):
+    WRITERS[suffix](tmp_path / f"a{suffix}", ["a", None])
+    assert texts_of(tmp_path) == ["a", ""]
+
+
+def test_a_pattern_matches_files_in_depth(tmp_path):
+    for name in ("a/1.txt", "a/b/2.txt", "a/b/3.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert texts_of(tmp_path / "**" / "*.txt") == ["a/1.txt", "a/b/2.txt"]
+    assert "no file matches; give a .txt" in refused(tmp_path / "*.csv")
+
+
+def test_several_sources_are_read_one_after_the_other(tmp_path):
+    (tmp_path / "z.txt").write_text("first")
+    (tmp_path / "a.txt").write_text("second")
+    documents = load([str(tmp_path / "z.txt"), str(tmp_path / "a.txt")], "text")
+    assert [document.text for document in documents] == ["first", "second"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16"])
+def test_another_encoding_can_be_named(tmp_path, encoding):
+    (tmp_path / "a.txt").write_text("Il était\nune fois", encoding=encoding)
+    (tmp_path / "b.jsonl").write_text('{"text": "à"}\n', encoding=encoding)
+    assert texts_of(tmp_path, encoding=encoding) == ["Il était\nune fois", "à"]
+
+
+@given(before=st.text(st.characters(exclude_categories=["Cs"]), max_size=20), size=st.integers(1, 9), bom=st.booleans())
+def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, before, size, bom):
+    path = tmp_path_factory.mktemp("broken") / "a.txt"
+    data = (b"\xef\xbb\xbf" if bom else b"") + before.encode()
+    path.write_bytes(data + b"\xff rest")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "PIECE", size)
+        assert f"a.txt: byte {len(data)} (line {before.count(chr(10)) + 1}) is not valid UTF-8" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        ("a.csv", b"id,text\n1,a\n2,b,c\n", "a.csv:3: 3 fields under a header of 2; quote fields"),
+        ("a.csv", b'id,text\n1,a\n2,"b\nc', "a.csv:3: not valid csv (unexpected end of data); close quotes"),
+        ("a.csv", b"id,body\n1,a\n", "a.csv:2: no field 'text', there are: id, body; name one with --text-column"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2: not valid JSON ("),
+        ("a.csv", b"\n\nid,text\n1,a\n2,b,c\n", "a.csv:5: 3 fields under a header of 2"),
+        ("a.csv", b"text,text\na,b\n", "a.csv:1: several columns are called 'text'; give each a name of its own"),
+        ("a.csv", b"id,text\r1,a\r", "a.csv:1: lines end in a carriage return alone; convert the file"),
+        (
+            "a.tsv",
+            b"text\nb,c\td\n",
+            r"a.tsv:2: 2 fields under a header of 1; quote fields that hold the separator '\t'",
+        ),
+        ("a.parquet", b"PAR1 and then nothing", "a.parquet: not a whole parquet file ("),
+        ("a.txt.gz", b"plain text", "a.txt.gz: damaged or not compressed as its name says (Not a gzipped file"),
+        ("a.txt.gz", TORN, "a.txt.gz: damaged or not compressed as its name says ("),
+        ("a.txt.zst", b"plain text", "a.txt.zst: damaged or not compressed as its name says (Unable to decompress"),
+        ("a.txt.zst", b"", "a.txt.zst: damaged or not compressed as its name says (Compressed file ended before"),
+        ("a.jsonl.zst", TORN_ZSTD, "a.jsonl.zst: damaged or not compressed as its name says (Compressed file ended"),
+        ("a.parquet.zst", zstd.compress(b"PAR1"), "a.parquet.zst: not a whole parquet file ("),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path, name, contents, message):
+    (tmp_path / name).write_bytes(contents)
+    assert message in refused(tmp_path)
+
+
+def test_a_name_may_be_repeated_where_it_is_not_needed(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,prompt,text\na,b,c\n")
+    assert texts_of(tmp_path) == ["c"]
+
+
+def test_tools_alone_are_no_conversation(tmp_path):
+    pa.parquet.write_table(pa.table({"tools": ["hammer"], "body": ["a"]}), tmp_path / "a.parquet")
+    assert "a.parquet: row 1: no field 'text', there are: tools, body; name one" in refused(tmp_path)
+    assert texts_of_column(tmp_path, "body") == ["a"]
+
+
+def test_commas_may_stand_in_the_only_column_of_a_tsv_file(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\none, two\n")
+    assert texts_of(tmp_path) == ["one, two"]
+
+
+def test_a_parquet_file_whose_texts_are_none_is_named_with_its_rows(tmp_path):
+    """pyarrow takes bytes for text without a look at them."""
+    texts = pa.array([b"a", b"caf\xe9"]).view(pa.string())
+    pa.parquet.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    assert "a.parquet: rows 1 to 2: cannot be read (bytes that are not UTF-8 in a column" in refused(tmp_path)
+
+
+def test_a_missing_byte_order_mark_is_explained(tmp_path):
+    (tmp_path / "a.txt").write_text("plain")
+    assert "a.txt: not valid utf-16 (UTF-16 stream does not start with BOM); name the" in refused(
+        tmp_path, encoding="utf-16"
+    )
+
+
+def test_a_link_that_leads_nowhere_is_named_and_a_pipe_is_passed_over(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "a.txt").write_text("a")
+    assert texts_of(tmp_path) == ["a"] == texts_of(tmp_path / "*.txt")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
+    assert "b.txt: a link to " in refused(tmp_path)
+
+
+def test_the_bytes_of_a_files_name_need_be_no_text(tmp_path, tokenizer):
+    name = os.fsdecode(b"caf\xe9.jsonl")
+    write_jsonl(tmp_path / name, ["a", "b"])
+    found = prepare(DataConfig(str(tmp_path), cache_dir=str(tmp_path / "cache")), tokenizer)  # in the same folder
+    assert found.n_documents == 2 and found.name(1).endswith("caf\\udce9.jsonl:2")
+
+
+def test_what_is_packed_twice_is_not_read_as_text(tmp_path):
+    (tmp_path / "a.txt.zst.gz").write_bytes(gzip.compress(zstd.compress(b"a")))
+    assert "holds only other files (1 .gz)" in refused(tmp_path)
+
+
+def test_a_parquet_file_without_the_column_names_those_it_has(tmp_path):
+    write_parquet(tmp_path / "a.parquet", ["a"])
+    assert "a.parquet: row 1: no field 'body', there are: id, text; name one" in refused(tmp_path, "body")
+    table = pa.table({"id": [1], "prompt": ["a"], "response": ["b"]})  # half of what it takes
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    assert "row 1: no field 'text', there are: id, prompt, response; name one" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("mark", [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
+def test_a_mark_of_utf_16_is_known(tmp_path, mark):
+    path = tmp_path / "a.txt"
+    path.write_bytes(mark + "text".encode("utf-16-le" if mark == codecs.BOM_UTF16_LE else "utf-16-be"))
+    assert "not UTF-8, but begins with the mark of UTF-16; give --encoding utf-16" in refused(path)
+    assert texts_of(path, encoding="utf-16") == ["text"]
+
+
+def test_a_file_that_vanishes_while_the_corpus_is_read(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    documents = read(str(tmp_path), "text")
+    next(documents)
+    later = next(documents)
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(UserError, match=r"b\.txt: has vanished since the corpus was listed; start again"):
+        list(later.pieces())

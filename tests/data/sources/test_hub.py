@@ -1,0 +1,159 @@
+"""Data sets of the hub: a local folder stands for one, as the datasets library allows."""
+
+import json
+
+import pytest
+
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.blocks.division import divide, divided
+from granite_scu.data.sources import hub
+from granite_scu.data.sources.documents import Document
+from granite_scu.data.sources.read import load, published
+from granite_scu.data.tokens.corpus import prepare
+from granite_scu.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    hub._load.cache_clear()
+    hub._say_what_is_read.cache_clear()
+    yield
+    hub._load.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data set with three splits."""
+    root = tmp_path / "set"
+    root.mkdir()
+    for name, count in (("train", 5), ("validation", 2), ("test", 1)):
+        rows = [{"id": i, "text": f"{name} {i}"} for i in range(count)]
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_path):
+    config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
+    corpus = prepare(config, tokenizer)
+    by, parts = divided(corpus, config)
+    assert by == "published" and [len(part) for part in (parts.train, parts.validation, parts.test)] == [5, 2, 1]
+    assert corpus.name(int(parts.validation[1])).endswith("set/validation: row 2")
+    division = divide(config)
+    assert [document.text for document in division.parts.validation] == ["validation 0", "validation 1"]
+
+
+def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog):
+    with (folder / "train.jsonl").open("a") as rows:
+        rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
+    config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
+    _, parts = divided(prepare(config, tokenizer), config)
+    assert parts.train.tolist() == list(range(5))
+    assert "train: left out 1 documents that validation or test have too" in caplog.text
+
+
+def test_a_text_in_validation_and_test_counts_as_test(folder, tokenizer, tmp_path, caplog):
+    with (folder / "validation.jsonl").open("a") as rows:
+        rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
+    config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
+    _, parts = divided(prepare(config, tokenizer), config)
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [5, 2, 1]
+    assert "validation: left out 1 documents that test has too" in caplog.text
+
+
+def test_validation_that_is_test_is_refused(folder, tokenizer, tmp_path):
+    (folder / "validation.jsonl").write_bytes((folder / "test.jsonl").read_bytes())
+    config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(UserError, match="every document of the validation split is one that test has too"):
+        divided(prepare(config, tokenizer), config)
+
+
+def test_among_several_sources_the_splits_that_are_not_read_are_named(folder, tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("mine")
+    load([str(tmp_path / "a.txt"), f"hf:{folder}"], "text")
+    assert "of its splits train is read, and not test, validation" in caplog.text
+
+
+def test_splits_that_are_not_read_are_named(folder, caplog):
+    (folder / "validation.jsonl").unlink()
+    assert len(load(f"hf:{folder}", "text")) == 5
+    assert caplog.text.count("of its splits train is read, and not test") == 1
+
+
+def test_a_data_set_called_wikitext_with_a_column_of_its_own(tmp_path):
+    root = tmp_path / "wikitext"
+    root.mkdir()
+    (root / "train.jsonl").write_text('{"body": "a"}\n{"body": "b"}\n')
+    assert [document.text for document in load(f"hf:{root}", "body")] == ["a", "b"]
+    with pytest.raises(UserError, match="row 1: no field 'text', there are: body"):
+        load(f"hf:{root}", "text")
+
+
+def test_one_split_is_divided_like_any_text(folder):
+    for name in ("validation", "test"):
+        (folder / f"{name}.jsonl").unlink()
+    assert published(f"hf:{folder}", "text") is None
+    assert [document.text for document in load(f"hf:{folder}", "text")] == [f"train {i}" for i in range(5)]
+
+
+def test_of_several_sources_the_training_split_is_read(folder, tmp_path):
+    (tmp_path / "a.txt").write_text("mine")
+    documents = load([str(tmp_path / "a.txt"), f"hf:{folder}"], "text")
+    assert [document.text for document in documents] == ["mine", *(f"train {i}" for i in range(5))]
+
+
+def test_a_missing_column_names_those_there_are(folder):
+    with pytest.raises(UserError, match=r"train: row 1: no field 'body', there are: id, text; name one"):
+        load(f"hf:{folder}", "body")
+
+
+def test_no_such_data_set_is_one_line_that_names_what_there_is_without_the_hub(tmp_path):
+    with pytest.raises(UserError) as caught:
+        load(f"hf:{tmp_path / 'none'}", "text")
+    assert "cannot be had from the hub (" in str(caught.value) and "--data-dir stdlib-docs" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_default_without_network_names_the_embedded_corpora(monkeypatch):
+    def unreachable(*name, **how):
+        raise ConnectionError("Couldn't reach 'Salesforce/wikitext' on the Hub (LocalEntryNotFoundError)")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(UserError, match=r"no --data-dir, and wikitext-2 .*Couldn't reach .*--data-dir stdlib-docs or"):
+        load(None, "text")
+
+
+def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
+    rows = [
+        "",
+        " = First = \n",
+        "",
+        " Text = more . \n",
+        " = = Part = = \n",
+        " End . \n",
+        " = A = B = \n",
+        " Text . \n",
+    ]
+    splits = {name: [{"text": row.replace("Text", name)} for row in rows] for name in hub.SPLITS}
+    monkeypatch.setattr("datasets.load_dataset", lambda *name, **how: splits)
+    found = published(None, "text")
+    assert list(found.train()) == [
+        Document(
+            "Salesforce/wikitext:wikitext-2-raw-v1/train/First",
+            " = First = \n train = more . \n = = Part = = \n End . \n",
+        ),
+        Document("Salesforce/wikitext:wikitext-2-raw-v1/train/A = B", " = A = B = \n train . \n"),
+    ]
+    assert load(None, "text") == [
+        document for read in (found.train, found.validation, found.test) for document in read()
+    ]
+
+
+def test_a_prefix_alone_names_nothing():
+    with pytest.raises(UserError, match="--data-dir hf:: names no data set; give hf:owner/name"):
+        load("hf:", "text")
+
+
+def test_a_broken_file_of_a_data_set_is_said_to_be_so(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(UserError, match="JSON parse error"):
+        load(f"hf:{tmp_path}", "text")

@@ -1,0 +1,333 @@
+"""Tokens on disk: the same as in memory, made once, taken up after an interruption, made again for another text."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from granite_scu.config.settings import TINY_MODEL, DataConfig
+from granite_scu.data.sources.read import drop_empty, load
+from granite_scu.data.tokens import cache, corpus, encoding
+from granite_scu.data.tokens.corpus import prepare
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.errors import UserError
+
+TEXT = "Une première ligne.\nThe second\n\n  is indented;\nthe last 😀\nline (end)\nAgain\n"
+ARRAYS = ("tokens", "ends", "widths", "targets")
+
+
+@pytest.fixture
+def config(tmp_path) -> DataConfig:
+    """Files of all kinds: a long text, short ones, empty ones, and conversations."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "long.txt").write_text(TEXT * 40)
+    (folder / "short.jsonl").write_text("".join(json.dumps({"text": f"{i} {TEXT}"}) + "\n" for i in range(30)))
+    (folder / "empty.jsonl").write_text('{"text": " "}\n{"text": ""}\n')
+    (folder / "pairs.jsonl").write_text(json.dumps({"prompt": "hi", "completion": "yo"}) + "\n")
+    return DataConfig(str(folder), cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _short_pieces(monkeypatch):
+    monkeypatch.setattr(encoding, "CHUNK", 200)
+    monkeypatch.setattr(encoding, "GROUP", 200)
+    monkeypatch.setattr(cache, "SAVED_EVERY", 1)
+
+
+def same(found: cache.Prepared, tokenizer, config: DataConfig) -> bool:
+    expected = encode(drop_empty(load(config.path, "text"))[0], tokenizer)
+    return all(np.array_equal(getattr(found.stream, name), getattr(expected, name)) for name in ARRAYS)
+
+
+def counted(monkeypatch) -> list[int]:
+    """Grows by the number of characters tokenised at a time."""
+    seen: list[int] = []
+    tokenised = encoding._Encoder.tokenised
+
+    def counting(self, group):
+        seen.append(sum(len(piece.text) for piece in group))
+        return tokenised(self, group)
+
+    monkeypatch.setattr(encoding._Encoder, "tokenised", counting)
+    return seen
+
+
+def test_tokens_on_disk_are_those_in_memory(tokenizer, config, caplog):
+    found = prepare(config, tokenizer)
+    documents, _ = drop_empty(load(config.path, "text"))
+    assert same(found, tokenizer, config)
+    assert [f"{digest:016x}" for digest in found.digests.tolist()] == [document.digest for document in documents]
+    assert found.characters.tolist() == [len(document.text) for document in documents]
+    assert [found.name(i) for i in range(found.n_documents)] == [document.name for document in documents]
+    assert (found.n_empty, found.n_conversations) == (2, 1)
+    assert isinstance(found.stream.tokens, np.memmap)
+    assert "left out 2 of 34 texts, which are empty; the first is " in caplog.text
+
+
+def test_a_second_run_tokenises_nothing(tokenizer, config, monkeypatch):
+    prepare(config, tokenizer)
+    seen = counted(monkeypatch)
+    found = prepare(config, tokenizer)
+    assert not seen and same(found, tokenizer, config)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"loss_on": "all"}, {"text_column": "body"}, {"split_seed": 1}, {"encoding": "utf-8-sig"}],
+    ids=str,
+)
+def test_other_settings_are_other_tokens(tokenizer, config, change):
+    path = Path(config.path, "short.jsonl")
+    path.write_text(json.dumps({"text": TEXT, "body": "x" + TEXT}) + "\n")
+    config = replace(config, path=str(path))
+    one, other = prepare(config, tokenizer), prepare(replace(config, **change), tokenizer)
+    assert one.names != other.names
+
+
+def test_another_tokenizer_or_template_is_other_tokens(tokenizer, chatting, config):
+    found = {prepare(config, t).names for t in (tokenizer, chatting)}
+    chatting.chat_template += "{# #}"
+    assert len(found | {prepare(config, chatting).names}) == 3
+
+
+def test_files_that_are_passed_over_are_said_to_be_so_once(tokenizer, config, caplog):
+    Path(config.path, "image.png").write_bytes(b"")
+    prepare(config, tokenizer)
+    assert caplog.text.count("skipped 1 files") == 1
+
+
+def test_a_text_that_has_changed_is_tokenised_again_and_that_is_said(tokenizer, config, caplog):
+    prepare(config, tokenizer)
+    assert "has changed" not in caplog.text
+    Path(config.path, "long.txt").write_text("another text")
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    assert f"{config.path} has changed since it was last tokenised, and is tokenised again" in caplog.text
+
+
+def test_of_several_sources_the_one_that_has_changed_is_named(tokenizer, config, tmp_path, caplog):
+    (tmp_path / "other.txt").write_text("other")
+    several = replace(config, path=[str(tmp_path / "other.txt"), config.path])
+    prepare(several, tokenizer)
+    (tmp_path / "other.txt").write_text("another")
+    prepare(several, tokenizer)
+    assert f"{tmp_path / 'other.txt'} has changed since" in caplog.text
+
+
+def test_the_same_files_by_another_path_are_the_same_text(tokenizer, config, monkeypatch, caplog):
+    found = prepare(config, tokenizer)
+    monkeypatch.chdir(Path(config.path).parent)
+    name = Path(config.path).name
+    for path in (name, f"./{name}/../{name}"):
+        assert prepare(replace(config, path=path), tokenizer).names == found.names
+    assert "has changed" not in caplog.text
+
+
+def test_a_source_that_is_named_twice_is_refused(tokenizer, config, monkeypatch):
+    monkeypatch.chdir(Path(config.path).parent)
+    with pytest.raises(UserError, match="named twice; name it once, and --data-weights 2 to read it twice"):
+        prepare(replace(config, path=[config.path, Path(config.path).name]), tokenizer)
+
+
+def test_a_text_column_that_no_record_has_is_refused(tokenizer, config):
+    pairs = replace(config, path=str(Path(config.path, "pairs.jsonl")), text_column="contnet")
+    with pytest.raises(UserError, match=r"--text-column contnet: no record of .*pairs.jsonl has a text in it, all are"):
+        prepare(pairs, tokenizer)
+    assert prepare(replace(pairs, text_column="completion"), tokenizer).n_conversations == 0
+
+
+def test_a_run_that_waits_for_another_says_so(tokenizer, config, caplog):
+    folder = Path(config.cache_dir)
+    key = prepare(config, tokenizer).names.parent.name
+    shutil.rmtree(folder / key)
+    taken = threading.Event()
+
+    def other() -> None:
+        with FileLock(folder / f"{key}.lock"):
+            taken.set()
+            for _ in range(200):  # till it is said, or ten seconds
+                if said in caplog.text:
+                    return
+                time.sleep(0.05)
+
+    said = "waiting for another process, which is tokenising the same text"
+    with caplog.at_level(logging.INFO):
+        holder = threading.Thread(target=other)
+        holder.start()
+        assert taken.wait(10)
+        assert same(prepare(config, tokenizer), tokenizer, config)
+        holder.join()
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("parts", [1, 3, 11])
+def test_an_interrupted_preparation_is_taken_up(tokenizer, config, monkeypatch, caplog, parts):
+    made = corpus.encoded
+
+    def interrupted(*arguments, **settings):
+        for number, part in enumerate(made(*arguments, **settings)):
+            if number == parts:
+                raise KeyboardInterrupt
+            yield part
+
+    monkeypatch.setattr(corpus, "encoded", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config, tokenizer)
+    monkeypatch.setattr(corpus, "encoded", made)
+    seen = counted(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        found = prepare(config, tokenizer)
+    again = sum(seen)
+    assert "which was interrupted" in caplog.text
+    assert same(found, tokenizer, config) and found.n_empty == 2
+    whole = sum(map(len, (document.text for document in load(config.path, "text"))))
+    assert again < whole - 150 * parts
+
+
+def interrupt(config, tokenizer, monkeypatch) -> Path:
+    """The folder that a preparation leaves that ends after twenty parts."""
+    made = corpus.encoded
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "encoded", lambda *given, **more: ended(islice(made(*given, **more), 20)))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config, tokenizer)
+    (partial,) = Path(config.cache_dir).glob("*.partial")
+    return partial
+
+
+def ended(parts):
+    yield from parts
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["tokens", "ends"])
+@pytest.mark.parametrize("damage", [lambda file: os.truncate(file, file.stat().st_size // 2), Path.unlink])
+def test_what_is_taken_up_holds_what_it_should(tokenizer, config, monkeypatch, caplog, name, damage):
+    damage(interrupt(config, tokenizer, monkeypatch) / name)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    assert "is damaged; it starts again" in caplog.text
+
+
+NEGATIVE = json.dumps({**cache.NOTHING, "sizes": dict.fromkeys([*cache.ARRAYS, cache.NAMES], -1)})
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", NEGATIVE, "\udcff"])
+@pytest.mark.parametrize("name", [cache.PROGRESS, cache.META, "last"])
+def test_notes_that_hold_something_else_count_as_none(tokenizer, config, monkeypatch, name, text):
+    if name == cache.PROGRESS:
+        (note,) = [interrupt(config, tokenizer, monkeypatch) / name]
+    else:
+        prepare(config, tokenizer)
+        (note,) = Path(config.cache_dir).glob(f"*/{name}" if name == cache.META else f"*.{name}")
+    note.write_text(text, errors="surrogateescape")
+    assert same(prepare(config, tokenizer), tokenizer, config)
+
+
+@pytest.mark.parametrize("name", ["tokens", "ends", "meta.json"])
+def test_what_was_cut_short_is_made_again(tokenizer, config, caplog, name):
+    prepare(config, tokenizer)
+    (file,) = Path(config.cache_dir).glob(f"*/{name}")
+    os.truncate(file, file.stat().st_size // 2)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    assert "are damaged, and are made again" in caplog.text
+
+
+@pytest.mark.parametrize("name", [*cache.OF_DOCUMENTS, cache.NAMES])
+def test_what_is_said_of_documents_is_not_believed_once_it_has_changed(tokenizer, config, name):
+    prepare(config, tokenizer)
+    (file,) = Path(config.cache_dir).glob(f"*/{name}")
+    before = file.read_bytes()
+    file.write_bytes(before[:3] + bytes([before[3] ^ 0x55]) + before[4:])
+    prepare(config, tokenizer)
+    assert file.read_bytes() == before
+
+
+def test_tokens_that_someone_else_keeps_need_only_be_read(tokenizer, config, monkeypatch):
+    """On a file system that is mounted read-only, which root heeds too; the other has read them under other names."""
+    prepare(config, tokenizer)
+    folder = Path(config.cache_dir)
+    for file in [*folder.glob("*.lock"), *folder.glob("*.last")]:
+        file.unlink()
+    before = sorted(folder.rglob("*"))
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "write_text", "write_bytes", "touch"):
+        monkeypatch.setattr(Path, name, refused)
+    monkeypatch.setattr(corpus, "replacing", refused)
+    monkeypatch.setattr(cache, "FileLock", refused)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_tokens_that_may_not_be_read_are_not_taken_for_damaged(tokenizer, config, monkeypatch):
+    prepare(config, tokenizer)
+    read_text = Path.read_text
+
+    def refused(path, *arguments, **settings):
+        if path.name == cache.META:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read_text(path, *arguments, **settings)
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(UserError, match=r"--cache-dir .*meta.json cannot be read \(Permission denied\); have its"):
+        prepare(config, tokenizer)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tokenizer, config, monkeypatch):
+    """Or else half a text would be kept under the name of the whole, and trained on from then on."""
+    tokenised = encoding._Encoder.tokenised
+
+    def shrink(self, group):
+        os.truncate(Path(config.path) / "short.jsonl", 0)
+        return tokenised(self, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoding._Encoder, "tokenised", shrink)
+        with pytest.raises(UserError, match=r"--data-dir .*: changed while it was read"):
+            prepare(config, tokenizer)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+
+
+def test_two_processes_that_prepare_the_same_text_agree(config, tokenizer):
+    """Each prints a digest of the tokens that it got."""
+    script = (
+        "import sys, hashlib\n"
+        "from granite_scu.config.settings import DataConfig\n"
+        "from granite_scu.data.tokens.corpus import prepare\n"
+        "from granite_scu.model.loading import load_tokenizer\n"
+        "found = prepare(DataConfig(sys.argv[1], cache_dir=sys.argv[2]), load_tokenizer(sys.argv[3]))\n"
+        "print(hashlib.sha256(found.stream.tokens.tobytes()).hexdigest())\n"
+    )
+    line = [sys.executable, "-c", script, config.path, config.cache_dir, TINY_MODEL]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    both = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    digests = {process.communicate()[0] for process in both}
+    assert len(digests) == 1 and len(digests.pop()) == 65
+    assert len(list(Path(config.cache_dir).glob("*/meta.json"))) == 1
+    assert not list(Path(config.cache_dir).glob("*.partial"))
+
+
+def test_a_cache_that_cannot_be_written_names_its_flag(tokenizer, config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--cache-dir .*file/cache: cannot be written \(Not a directory\)"):
+        prepare(replace(config, cache_dir=str(tmp_path / "file" / "cache")), tokenizer)
+
+
+def test_several_sources_keep_their_numbers(tokenizer, config):
+    paths = [f"{config.path}/pairs.jsonl", f"{config.path}/short.jsonl"]
+    found = prepare(replace(config, path=paths), tokenizer)
+    assert found.sources.tolist() == [0] + [1] * 30

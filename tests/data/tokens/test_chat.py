@@ -1,0 +1,386 @@
+"""What is learned of a conversation, token by token, through templates with and without generation tags."""
+
+import json
+from datetime import datetime
+
+import pytest
+
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.data.sources.documents import Conversation
+from granite_scu.data.sources.read import load
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.errors import UserError
+
+END, PAD, START, ROLE = 256, 257, 258, 259
+TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+
+
+def conversations(tmp_path, *records) -> list[Conversation]:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    return load(str(path), "text")
+
+
+def learned(tokenizer, documents, loss_on="completion") -> list[int]:
+    stream = encode(documents, tokenizer, loss_on=loss_on)
+    return stream.tokens[stream.targets].tolist()
+
+
+def said(tokenizer, documents) -> str:
+    return tokenizer.decode(learned(tokenizer, documents))
+
+
+def refused(tokenizer, documents) -> str:
+    with pytest.raises(UserError) as caught:
+        encode(documents, tokenizer)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_turn_of_each_gives_these_tokens(chatting, tmp_path):
+    stream = encode(conversations(tmp_path, {"messages": TURN}), chatting)
+    prompt = [START, *b"user", ROLE, *b"hi", END, *b"\n", START, *b"assistant", ROLE]
+    assert stream.tokens.tolist() == [*prompt, *b"yo", END]  # no line end behind the last, and one end of text
+    assert stream.targets.tolist() == [False] * len(prompt) + [True] * 3
+    assert stream.ends.tolist() == [len(prompt) + 2]
+    assert stream.widths.tolist()[-3:] == [1, 1, 0]  # the marks are no text
+
+
+def test_loss_on_all_learns_all_but_the_first_token(chatting, tmp_path):
+    stream = encode(conversations(tmp_path, {"messages": TURN}), chatting, loss_on="all")
+    assert stream.targets.tolist() == [False] + [True] * (len(stream.tokens) - 1)
+
+
+def test_every_turn_of_the_assistant_is_learned_with_its_end(chatting, tmp_path):
+    system = {"role": "system", "content": "be kind"}
+    documents = conversations(
+        tmp_path, {"messages": [system, *TURN, {"role": "user", "content": "?"}, TURN[1], TURN[0]]}
+    )
+    assert said(chatting, documents) == "yo<|end_of_text|>yo<|end_of_text|>"
+
+
+def test_tool_calls_are_learned_and_their_answers_are_not(chatting, tmp_path):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "sum"}}]}
+    answers = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    documents = conversations(tmp_path, {"messages": [TURN[0], call, *answers, TURN[1]]})
+    assert said(chatting, documents) == "<tool_call>sum<|end_of_text|>yo<|end_of_text|>"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "hi", "completion": "yo"},
+        {"prompt": TURN[:1], "completion": TURN[1:]},
+        {"prompt": [TURN[0], {"role": "assistant", "content": "not this"}, TURN[0]], "completion": TURN[1:]},
+    ],
+    ids=["texts", "messages", "several turns"],
+)
+@pytest.mark.parametrize("tags", [False, True])
+def test_of_prompt_and_completion_the_completion_is_learned(chatting, tmp_path, record, tags):
+    if tags:
+        from granite_scu.model.loading import load_tokenizer
+
+        chatting = load_tokenizer(TINY_MODEL)
+    assert said(chatting, conversations(tmp_path, record)) == "yo<|end_of_text|>"
+
+
+def test_without_a_template_prompt_and_completion_follow_each_other(tokenizer, tmp_path):
+    stream = encode(conversations(tmp_path, {"prompt": "hi ", "completion": "yo"}), tokenizer)
+    assert stream.tokens.tolist() == [*b"hi yo", END]
+    assert stream.targets.tolist() == [False] * 3 + [True] * 3
+
+
+def test_generation_tags_say_the_same_as_the_difference_of_prefixes(tmp_path):
+    from granite_scu.model.loading import load_tokenizer
+
+    tagged = load_tokenizer(TINY_MODEL)
+    texts = ["naïve 😀", "日本語\nzwei Zeilen", " spaces  ", "<|fim_pad|>"]
+    messages = [{"role": role, "content": text} for text in texts for role in ("user", "assistant")]
+    documents = conversations(tmp_path, {"messages": messages}, {"messages": messages[1:]}, {"messages": TURN[:1]})
+    by_tags = encode(documents, tagged)
+    plain = load_tokenizer(TINY_MODEL)
+    plain.chat_template = plain.chat_template.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+    by_prefix = encode(documents, plain)
+    assert by_tags.tokens.tolist() == by_prefix.tokens.tolist()
+    assert by_tags.targets.tolist() == by_prefix.targets.tolist()
+    assert plain.decode(by_prefix.tokens[by_prefix.targets]) == 2 * "".join(f"{text}<|end_of_text|>" for text in texts)
+
+
+def test_a_tag_that_ends_before_the_end_of_text_learns_that_too(chatting, tmp_path):
+    chatting.chat_template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '<|end_of_text|>' }}{% endfor %}"
+    )
+    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo<|end_of_text|>"
+
+
+def test_a_template_without_end_of_text_gets_one(chatting, tmp_path):
+    chatting.chat_template = (
+        "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo<|end_of_text|>"
+
+
+def test_a_template_that_renders_beginnings_differently_is_explained(chatting, tmp_path):
+    chatting.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    message = refused(chatting, conversations(tmp_path, {"messages": TURN}))
+    assert (
+        "chats.jsonl:1: the tokenizer's chat template renders the beginning" in message and "--loss-on all" in message
+    )
+    assert learned(chatting, conversations(tmp_path, {"messages": TURN}), "all") == [*b"hiyo", END]
+
+
+def test_a_template_that_refuses_messages_is_named(chatting, tmp_path):
+    chatting.chat_template = "{{ raise_exception('roles must alternate') }}"
+    assert "chats.jsonl:1: the tokenizer's chat template refuses these messages (roles must alternate)" in refused(
+        chatting, conversations(tmp_path, {"messages": TURN})
+    )
+
+
+def test_messages_without_a_template_are_explained(tokenizer, tmp_path):
+    assert "chats.jsonl:1: messages need a chat template" in refused(
+        tokenizer, conversations(tmp_path, {"messages": TURN})
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "messages, message 1 has the unknown role 'robot'; roles are",
+        ),
+        ({"messages": [TURN[0], {"role": "user"}]}, "messages, message 2 has no content; give a text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages, message 1 has a int as content; give a text"),
+        ({"messages": ["hi"]}, 'messages, message 1 is no object; give {"role": "user"'),
+        ({"messages": {"role": "user"}}, "messages is a dict, not a list of messages"),
+        ({"messages": "hi"}, "messages is a text that is not JSON"),
+        (
+            {"prompt": "x", "completion": TURN},
+            "field 'completion' is a list, not text; give prompt and completion both",
+        ),
+        ({"prompt": "x"}, "no field 'text', there are: prompt; name one with --text-column, or give messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages, message 1 holds a lone surrogate"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
+            "messages, message 1 holds a lone surrogate",
+        ),
+        ({"messages": TURN, "tools": "[{"}, "tools is a text that is not JSON; give a list of tools"),
+        ({"messages": "[" * 10**5}, "messages is a text that is not JSON; give a list of messages"),
+    ],
+)
+def test_messages_that_are_none_are_named_by_line(tmp_path, record, message):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": TURN}) + "\n" + json.dumps(record) + "\n")
+    with pytest.raises(UserError) as caught:
+        load(str(path), "text")
+    assert f"chats.jsonl:2: {message}" in str(caught.value)
+
+
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content + eos_token }}{% endfor %}"
+REFUSES = "{% if not messages %}{{ raise_exception('nothing to say') }}{% endif %}"
+INVITES = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "learned_text"),
+    [
+        (REFUSES + TURNS + INVITES, "yo<|end_of_text|>"),
+        (TURNS + INVITES, "yo<|end_of_text|>"),
+        ("SYSTEM" + TURNS, "<|assistant|>yo<|end_of_text|>"),  # which never invites: the role is learned everywhere
+        (
+            REFUSES + TURNS + INVITES.replace("{% if ", "{% if messages[-1].role != 'assistant' and "),
+            "yo<|end_of_text|>",
+        ),
+    ],
+    ids=["refuses", "takes nothing", "never invites", "invites after a question"],
+)
+def test_of_a_chat_that_begins_with_the_answer_that_is_learned(chatting, tmp_path, template, learned_text):
+    chatting.chat_template = template
+    assert said(chatting, conversations(tmp_path, {"messages": TURN[1:]})) == learned_text
+
+
+def test_an_opening_that_is_invited_otherwise_is_explained(chatting, tmp_path):
+    chatting.chat_template = REFUSES + TURNS + INVITES.replace("|>{%", "|><think>{%")
+    assert "renders the beginning of a chat" in refused(chatting, conversations(tmp_path, {"messages": TURN[1:]}))
+
+
+def test_tools_beside_a_prompt_are_read_and_others_are_not(tmp_path):
+    with pytest.raises(UserError, match="tools is a text that is not JSON"):
+        conversations(tmp_path, {"prompt": "a", "completion": "b", "tools": "hammer"})
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a", "tools": "hammer"}\n')
+    assert load(str(path), "text")[0].text == "a"
+
+
+def test_a_column_that_is_asked_for_is_taken_whatever_its_name(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"prompt": "hi", "completion": "yo"}) + "\n")
+    (document,) = load(str(path), "completion")
+    assert document.text == "yo" and not isinstance(document, Conversation)
+
+
+def test_a_message_is_known_by_what_is_said_in_it(tmp_path):
+    """Copies with numbers and times of their own fall into the same split."""
+    stamped = [{**message, "id": number, "sent": "today"} for number, message in enumerate(TURN)]
+    one, other, third = conversations(tmp_path, {"messages": TURN}, {"messages": stamped}, {"messages": TURN[:1]})
+    assert one.digest == other.digest != third.digest
+    assert other.messages[1]["id"] == 1  # which a template may use all the same
+
+
+def test_what_a_table_adds_to_messages_is_left_out_again(tmp_path):
+    """A column has one type: a time that JSON has not, and each field that any message of it has."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    def call(**arguments):
+        made = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [made], "sent": datetime(2024, 1, 1)}
+
+    rows = [[TURN[0], call(city="Rome")], [TURN[0], call(hour=5)]]
+    pa.parquet.write_table(pa.table({"messages": rows, "n": [1, 2]}), tmp_path / "a.parquet")
+    found = load(str(tmp_path / "a.parquet"), "text")
+    arguments = [document.messages[1]["tool_calls"][0]["function"]["arguments"] for document in found]
+    assert arguments == [{"city": "Rome"}, {"hour": 5}]
+    assert found[0].messages[1]["sent"] == datetime(2024, 1, 1) and "sent" not in found[0].messages[0]
+
+
+def test_conversations_in_csv_and_parquet_are_those_of_jsonl(chatting, tmp_path):
+    import csv
+
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    messages = [{"role": "system", "content": "s"}, *TURN]
+    expected = encode(conversations(tmp_path, {"messages": messages}), chatting).tokens.tolist()
+    pa.parquet.write_table(pa.table({"messages": [messages]}), tmp_path / "a.parquet")
+    with (tmp_path / "a.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([["messages"], [json.dumps(messages)]])
+    for name in ("a.parquet", "a.csv"):
+        assert encode(load(str(tmp_path / name), "text"), chatting).tokens.tolist() == expected
+
+
+def test_equal_conversations_have_equal_digests_whatever_the_order_of_their_fields(tmp_path):
+    turned = [{"content": m["content"], "role": m["role"]} for m in TURN]
+    one, other, third = conversations(
+        tmp_path, {"messages": TURN}, {"messages": turned}, {"prompt": "hi", "completion": "yo"}
+    )
+    assert one.digest == other.digest != third.digest
+
+
+TAGGED = (
+    "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{{ '<|end_of_text|>' }}{% endgeneration %}{% else %}{{ m.content }}{{ '<|end_of_text|>' }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_line_end_within_the_tags_behind_the_end_of_text_is_not_learned(chatting, tmp_path):
+    """As in templates for Granite 4 that had the tags put in."""
+    chatting.chat_template = TAGGED.replace("<|end_of_text|>' }}{% endgen", "<|end_of_text|>\n' }}{% endgen")
+    assert said(chatting, conversations(tmp_path, {"messages": TURN + TURN})) == 2 * "yo<|end_of_text|>"
+
+
+def test_a_turn_may_end_otherwise_than_the_text(chatting, tmp_path):
+    chatting.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    chatting.chat_template = TAGGED.replace("'<|end_of_text|>' }}{% endgen", "'<|im_end|>\n' }}{% endgen")
+    documents = conversations(tmp_path, {"messages": SILENT + TURN})
+    assert said(chatting, documents) == "yo<|im_end|>"
+
+
+SILENT = [TURN[0], {"role": "assistant", "content": "  "}]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{"messages": SILENT}, {"prompt": "hi", "completion": None}, {"prompt": "hi", "completion": ""}],
+    ids=str,
+)
+@pytest.mark.parametrize("tags", [False, True])
+def test_an_answer_that_says_nothing_is_not_learned(chatting, tmp_path, record, tags):
+    """Its end of text alone would teach the model not to answer."""
+    if tags:
+        chatting.chat_template = TAGGED
+    documents = conversations(tmp_path, record, {"messages": SILENT + TURN})
+    assert learned(chatting, documents[:1]) == []
+    assert said(chatting, documents) == "yo<|end_of_text|>"
+
+
+def test_without_a_template_neither(tokenizer, tmp_path):
+    assert learned(tokenizer, conversations(tmp_path, {"prompt": "hi", "completion": " "})) == []
+
+
+def test_a_call_without_a_word_is_learned(chatting, tmp_path):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert said(chatting, conversations(tmp_path, {"messages": [TURN[0], call]})) == "<tool_call>f<|end_of_text|>"
+
+
+def test_a_role_that_the_template_passes_over_is_refused(chatting, tmp_path):
+    chatting.chat_template = "{% set messages = messages | rejectattr('role', 'equalto', 'developer') | list %}" + (
+        chatting.chat_template
+    )
+    documents = conversations(
+        tmp_path, {"messages": TURN}, {"messages": [{"role": "developer", "content": "x"}, *TURN]}
+    )
+    words = "chats.jsonl:2: the tokenizer's chat template shows nothing of message 1, whose role is developer"
+    assert words in refused(chatting, documents)
+
+
+@pytest.mark.parametrize("part", [{"type": "image"}, {"type": "input_text", "text": "gone"}, "text", {"type": "text"}])
+def test_a_part_of_a_message_that_is_no_text_is_refused(tmp_path, part):
+    with pytest.raises(UserError, match=r"chats.jsonl:1: messages, message 1 has a part of type '.*'; only"):
+        conversations(tmp_path, {"messages": [{"role": "user", "content": [part]}, TURN[1]]})
+
+
+def test_content_in_parts_is_tried_in_parts(chatting, tmp_path):
+    parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in TURN]
+    assert "prints the parts of message 1 as Python does" in refused(
+        with_template(chatting, "{{ m.content }}"), conversations(tmp_path, {"messages": parts})
+    )
+    looped = with_template(
+        chatting, "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}"
+    )
+    assert said(looped, conversations(tmp_path, {"messages": parts})) == "yo<|end_of_text|>"
+
+
+def with_template(tokenizer, content: str):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ':' }}"
+        + content
+        + "{{ '<|end_of_text|>' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    return tokenizer
+
+
+def test_content_beside_a_call_that_the_template_leaves_out_is_refused(chatting, tmp_path):
+    """Whatever messages came before."""
+    with_template(chatting, "{% if m.tool_calls %}{{ 'call' }}{% else %}{{ m.content }}{% endif %}")
+    both = {**TURN[1], "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    for before in ([], TURN):
+        words = f"nothing of the content of message {len(before) + 2}, which has tool_calls too"
+        assert words in refused(chatting, conversations(tmp_path, {"messages": [*before, TURN[0], both]}))
+
+
+def test_a_second_system_message_that_the_template_leaves_out_is_refused(chatting, tmp_path):
+    chatting.chat_template = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role + m.content + '<|end_of_text|>' }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+    )
+    system = {"role": "system", "content": "s"}
+    documents = conversations(tmp_path, {"messages": [system, *TURN]}, {"messages": [system, system, *TURN]})
+    assert "chats.jsonl:2: the tokenizer's chat template shows nothing of message 2" in refused(chatting, documents)
+
+
+def test_a_thought_is_said(chatting, tmp_path):
+    with_template(chatting, "{{ m.reasoning_content or m.content }}")
+    thought = {"role": "assistant", "content": None, "reasoning_content": "deep"}
+    assert said(chatting, conversations(tmp_path, {"messages": [TURN[0], thought]})) == "deep<|end_of_text|>"
+
+
+def test_messages_count_where_the_text_beside_them_is_empty(tmp_path):
+    """As in a table that was joined from texts and chats."""
+    both = {"text": "a text", "messages": TURN}
+    empty = {"text": "", "messages": TURN}  # of a text that was made of the messages
+    documents = conversations(tmp_path, {"text": None, "messages": TURN}, both, empty, {"text": None, "messages": []})
+    assert [isinstance(document, Conversation) for document in documents] == [True, False, False, False]
+    assert [document.text for document in documents[1:]] == ["a text", "", ""]

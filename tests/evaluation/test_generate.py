@@ -1,0 +1,145 @@
+"""Continuations against plain transformers, and the requests that are refused."""
+
+import io
+import sys
+
+import peft
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
+from granite_scu.errors import UserError
+from granite_scu.evaluation import generate as generation
+from granite_scu.evaluation.generate import Sampling
+from granite_scu.model import adapters, loading
+
+PROMPT = "def read(path):\n    "
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return loading.load_tokenizer(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """An adapter on every linear layer of the embedded model that changes what it says."""
+    torch.manual_seed(0)
+    model = adapters.attach(loading.load_model(BaseConfig(TINY_MODEL), torch.float32), LoraConfig(rank=2))
+    for update in adapters.low_rank_updates(model).values():
+        torch.nn.init.normal_(update.b, std=0.2)
+    folder = tmp_path_factory.mktemp("adapter")
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_both_models_say_with_a_cache_what_plain_transformers_says_with_and_without(tokenizer, adapter):
+    """Our forward of the Mamba-2 layers is installed in the one and not in the other."""
+    inputs = generation.tokenized(tokenizer, PROMPT, chat=False)
+    model = peft.PeftModel.from_pretrained(loading.load_model(BaseConfig(TINY_MODEL), torch.float32), adapter).eval()
+    plain = AutoModelForCausalLM.from_pretrained(loading.resolve(TINY_MODEL), dtype=torch.float32)
+    reference = peft.PeftModel.from_pretrained(plain, adapter).eval()
+
+    def ours() -> tuple[list[int], str]:
+        pieces: list[str] = []
+        found = generation.stream(model.get_base_model(), tokenizer, inputs, Sampling(8), pieces.append)
+        return found[0].tolist(), "".join(pieces)
+
+    def library(**settings) -> list[int]:
+        return reference.generate(**inputs, max_new_tokens=8, do_sample=False, pad_token_id=0, **settings)[0].tolist()
+
+    adapted, text = ours()
+    assert adapted == library() == library(use_cache=False)
+    with model.disable_adapter(), reference.disable_adapter():
+        base, _ = ours()
+        assert base == library() == library(use_cache=False)
+    assert base != adapted
+    assert tokenizer.decode(adapted, skip_special_tokens=True) == PROMPT + text
+
+
+def test_draws_hang_on_the_seed_alone(tokenizer, adapter):
+    inputs = generation.tokenized(tokenizer, PROMPT, chat=False)
+    model = loading.load_model(BaseConfig(TINY_MODEL), torch.float32)
+
+    def draw(seed: int) -> list[int]:
+        sampling = Sampling(6, temperature=1.0, top_p=0.95, seed=seed)
+        return generation.stream(model, tokenizer, inputs, sampling, lambda piece: None)[0].tolist()
+
+    assert draw(1) == draw(1) != draw(2)
+
+
+def test_a_chat_is_put_into_the_models_template(tokenizer):
+    ids = generation.tokenized(tokenizer, "What is a tuple?", chat=True)["input_ids"][0]
+    turn = [{"role": "user", "content": "What is a tuple?"}]
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    without = loading.load_tokenizer(TINY_MODEL)
+    without.chat_template = None
+    with pytest.raises(UserError, match=r"--chat: .* no chat template"):
+        generation.tokenized(without, "What is a tuple?", chat=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_new_tokens": 0}, "--max-new-tokens 0"),
+        ({"temperature": -1.0}, "--temperature -1.0"),
+        ({"temperature": float("nan")}, "--temperature nan"),
+        ({"temperature": 1.0, "top_p": 0.0}, "--top-p 0.0"),
+        ({"top_p": 0.9}, "--temperature 0, which draws nothing"),
+        ({"seed": -1}, "--seed -1"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(settings, words):
+    with pytest.raises(UserError) as refused:
+        Sampling(**settings)
+    assert words in str(refused.value)
+
+
+def test_a_prompt_comes_from_one_place_and_is_text(tmp_path, monkeypatch):
+    file = tmp_path / "prompt.txt"
+    file.write_text("from a file\n")
+    assert generation.read_prompt("given", None) == "given"
+    assert generation.read_prompt(None, str(file)) == "from a file"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("geschrieben über eine Pipe\n".encode())))
+    assert generation.read_prompt(None, None) == "geschrieben über eine Pipe"
+    file.write_bytes(b"\xff\xfe")
+    refusals = [
+        (("text", str(file)), "exclude each other"),
+        ((" \n", None), "--prompt: the text is empty"),
+        ((None, str(file)), "is not UTF-8"),
+        ((None, str(tmp_path / "none.txt")), "cannot be read (No such file"),
+        (("\udcff", None), "is not UTF-8"),
+    ]
+    for given, words in refusals:
+        with pytest.raises(UserError) as refused:
+            generation.read_prompt(*given)
+        assert words in str(refused.value)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(UserError, match="standard input: the text is empty"):
+        generation.read_prompt(None, None)
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(tokenizer):
+    config = loading.load_model_config(TINY_MODEL)
+    inputs = generation.tokenized(tokenizer, PROMPT, chat=False)
+    with pytest.raises(UserError, match="more than the 131,072 that tiny-granite-h can read"):
+        generation.check_length(inputs, Sampling(131_070), config, TINY_MODEL)
+
+
+def test_in_a_terminal_the_texts_stand_beside_one_another():
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, height=20, color_system=None)
+    texts = {"base: a": lambda sink: sink("one"), "adapter: [b]": lambda sink: [sink("tw"), sink("o\nlines")]}
+    generation.beside(texts, console)
+    last = console.file.getvalue().rsplit("┏", 1)[1]
+    rows = [[cell.strip() for cell in row.strip("┃│").replace("┃", "│").split("│")] for row in last.splitlines()]
+    assert ["base: a", "adapter: [b]"] in rows
+    assert ["one", "two"] in rows
+    assert ["", "lines"] in rows
+
+
+def test_into_a_pipe_they_come_one_after_another(capsys):
+    texts = {"base: a": lambda sink: sink("one"), "adapter: b": lambda sink: [sink("tw"), sink("o")]}
+    generation.one_after_another(texts, Console())
+    assert capsys.readouterr().out == "base: a\none\n\nadapter: b\ntwo\n"

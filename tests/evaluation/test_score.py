@@ -1,0 +1,174 @@
+"""Scores against a plain loop in float64."""
+
+import math
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from granite_scu.evaluation.score import Score, score
+
+IGNORED = -100
+
+
+@pytest.fixture
+def module(make_module):
+    return make_module()
+
+
+@pytest.fixture
+def blocks(make_batches):
+    """Rows of one token sequence each, with ever fewer tokens that count."""
+    batches = make_batches(5)
+    return {name: torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "labels")}
+
+
+def in_batches(blocks, size: int, padding: int = 0):
+    """The blocks in batches, each with so many positions of padding at its end."""
+    fill = {"input_ids": 1, "labels": IGNORED}
+    padded = {n: torch.nn.functional.pad(block, (0, padding), value=fill[n]) for n, block in blocks.items()}
+    count = len(blocks["labels"])
+    return [{name: block[i : i + size] for name, block in padded.items()} for i in range(0, count, size)]
+
+
+def plain_score(module, blocks) -> tuple[float, int]:
+    """Token after token in float64, from the model's own logits."""
+    nats, tokens = 0.0, 0
+    for inputs, labels in zip(blocks["input_ids"], blocks["labels"], strict=True):
+        with torch.no_grad():
+            logits = module.language_model(input_ids=inputs[None], use_cache=False).logits[0].double()
+        for distribution, label in zip(logits.log_softmax(-1), labels.tolist(), strict=True):
+            if label != IGNORED:
+                nats -= distribution[label].item()
+                tokens += 1
+    return nats, tokens
+
+
+def test_it_is_the_plain_loops(module, blocks):
+    found = score(module, in_batches(blocks, 3), model=module)
+    nats, tokens = plain_score(module, blocks)
+    assert found.tokens == tokens
+    assert found.nats == pytest.approx(nats, rel=1e-6)
+    assert found.bits_per_token == pytest.approx(nats / tokens / math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.parametrize("padding", [0, 9])
+def test_it_depends_on_neither_the_batch_size_nor_the_padding(module, blocks, size, padding):
+    reference = score(module, in_batches(blocks, 2), model=module)
+    found = score(module, in_batches(blocks, size, padding), model=module)
+    assert found.tokens == reference.tokens
+    assert found.nats == pytest.approx(reference.nats, rel=1e-6)
+
+
+def test_it_is_no_mean_of_the_batches_means(module, blocks):
+    batches = in_batches(blocks, 2)
+    means = [score(module, [batch], model=module).bits_per_token for batch in batches]
+    assert sum(means) / len(means) != pytest.approx(score(module, batches, model=module).bits_per_token, rel=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_scores_in_evaluation_mode_and_leaves_the_mode_as_it_was(make_module, blocks, training):
+    module = make_module(lora={"dropout": 0.5})
+    for update in module.updates.values():
+        torch.nn.init.normal_(update.b)
+    module.train(training)
+    first, second = (score(module, in_batches(blocks, 5), model=module) for _ in range(2))
+    assert first == second  # no dropout
+    assert all(part.training is training for part in module.modules())
+
+
+def test_it_builds_no_graph_and_leaves_no_gradient(module, blocks):
+    score(module, in_batches(blocks, 5), model=module)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_sums_are_reduced_before_the_division(module, blocks):
+    """As over two ranks that hold the same blocks."""
+    one = score(module, in_batches(blocks, 5), model=module)
+    two = score(module, in_batches(blocks, 5), model=module, reduce=lambda sums: 2 * sums)
+    assert (two.nats, two.tokens) == (2 * one.nats, 2 * one.tokens)
+    assert two.bits_per_token == one.bits_per_token
+
+
+def test_every_batch_is_scored_under_the_context(module, blocks):
+    events = []
+
+    @contextmanager
+    def context():
+        events.append("in")
+        yield
+        events.append("out")
+
+    def nats_of(input_ids, labels):
+        events.append("batch")
+        return module(input_ids, labels)
+
+    score(nats_of, in_batches(blocks, 5), model=module, context=context())
+    assert events == ["in", "batch", "batch", "out"]
+
+
+def test_a_model_that_knows_nothing_pays_the_logarithm_of_its_vocabulary(blocks):
+    def uniform(input_ids, labels):
+        return (labels != IGNORED).sum() * math.log(64)
+
+    assert score(uniform, in_batches(blocks, 3), model=torch.nn.Linear(1, 1)).bits_per_token == pytest.approx(6)
+
+
+def test_a_score_over_no_token_has_no_mean():
+    with pytest.raises(ZeroDivisionError):
+        _ = Score(0.0, 0).bits_per_token
+
+
+# By document
+
+
+@pytest.fixture
+def documents():
+    """Blocks of eight tokens over documents of uneven lengths: within a block, across blocks, and at a block's edge."""
+    import numpy as np
+
+    from granite_scu.data.blocks.packing import in_a_row
+    from granite_scu.data.tokens.encoding import Stream
+
+    lengths = [3, 20, 1, 5, 2, 30]
+    tokens = np.random.default_rng(0).integers(0, 60, sum(lengths)).astype(np.int32)
+    ends = np.cumsum(lengths) - 1
+    targets = np.ones(len(tokens), bool)
+    targets[[0, *(ends[:-1] + 1)]] = False
+    stream = Stream(tokens, ends, np.zeros(len(tokens), np.uint16), targets)
+    return in_a_row(stream, stream.bounds, 8, padding=0)
+
+
+def test_document_scores_are_the_plain_loops(module, documents):
+    from granite_scu.evaluation.score import score_documents
+    from granite_scu.model.loss import token_nats
+
+    nats_of = lambda ids, labels: token_nats(module.language_model, ids, labels)  # noqa: E731
+    found = score_documents(nats_of, documents, 3, model=module)
+    nats, tokens = [0.0] * 6, [0] * 6
+    for number, (inputs, labels, _) in enumerate(documents[i] for i in range(len(documents))):
+        with torch.no_grad():
+            ids = torch.from_numpy(inputs).long()[None]
+            logits = module.language_model(input_ids=ids, use_cache=False).logits[0].double()
+        for place, label in enumerate(labels):
+            if label != IGNORED:
+                position = number * 8 + place
+                document = next(d for d, end in enumerate(documents.stream.ends) if position <= end)
+                nats[document] -= logits[place].log_softmax(-1)[label].item()
+                tokens[document] += 1
+    assert found.tokens.tolist() == tokens == [2, 19, 0, 4, 1, 29]
+    assert found.nats == pytest.approx(nats, rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_document_scores_sum_to_the_score(module, documents, size):
+    from granite_scu.data.datamodule import collate
+    from granite_scu.evaluation.score import score_documents
+    from granite_scu.model.loss import token_nats
+
+    nats_of = lambda ids, labels: token_nats(module.language_model, ids, labels)  # noqa: E731
+    by_document = score_documents(nats_of, documents, size, model=module).total
+    whole = score(module, [collate([documents[i] for i in range(len(documents))], isolate=False)], model=module)
+    assert by_document.tokens == whole.tokens == documents.n_supervised
+    assert by_document.nats == pytest.approx(whole.nats, rel=1e-6)

@@ -1,0 +1,70 @@
+"""Evidence without training: records as a run would leave them."""
+
+import pytest
+
+from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
+from granite_scu.experiments.comparison.protocol import (
+    FAMILY,
+    FIXED,
+    ISOLATING,
+    NONE,
+    OTHER_LAWS,
+    PI,
+    PI_SWEPT,
+    STOPPED,
+    Protocol,
+    Task,
+)
+
+
+@pytest.fixture
+def protocol() -> Protocol:
+    """Two tasks, two rates, and every kind of dependency."""
+    return Protocol(
+        name="small",
+        tasks=(Task("first", "stdlib-docs", 1024, 4), Task("second", "stdlib-source", 1024, 4)),
+        arms=(NONE, STOPPED, FIXED[2], PI, *ISOLATING, *OTHER_LAWS),
+        seeds=(0, 1, 2),
+        rates=(1e-3, 2e-3),
+        tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
+        headline=("none", "early-stopping", "fixed", "pi"),
+        swept_pi=PI_SWEPT[1:3],
+        first_seeds=2,
+        selection_task="first",
+    )
+
+
+@pytest.fixture
+def evidence(tmp_path) -> Evidence:
+    return Evidence(tmp_path / "runs")
+
+
+@pytest.fixture
+def finish(evidence):
+    """Leaves the record of a run as if it had been done."""
+
+    def write(spec: Spec, validation: float = 6.0, nats: list[float] | None = None, tokens=(10, 20, 30)) -> dict:
+        nats = nats or [validation * count for count in tokens]
+        strength = spec.settings.get("control.lambda_init", 0.0)
+        record = {
+            "key": spec.key,
+            "task": spec.task.name,
+            "arm": spec.arm,
+            "setting": spec.setting,
+            "seed": spec.seed,
+            "settings": spec.settings,
+            "failed": None,
+            "steps": 8,
+            "tokens": 8192,
+            "n_tokens": 1024,
+            "validation": {"final": validation, "best": validation, "best_step": 8},
+            "test": {"tokens": list(tokens), "final": nats, "best": nats},
+            "law": {"lambda_init": 0.5},
+            "training": {"final": 6.0, "tokens": 1024},
+            "ticks": {"step": [4, 8], "s": [0.1, 0.2], "lambda": [strength + spec.seed, 0.1], "data_bpt": [6.0, 5.0]},
+            "wall_time_s": 100.0,
+        }
+        write_record(evidence.folder / spec.file, record)
+        return evidence.add(evidence.folder / spec.file)
+
+    return write

@@ -1,0 +1,70 @@
+"""Stored runs of laws that heed S are of today's code: on what they measured it sets the lambda that they had."""
+
+import math
+
+import pytest
+from tests.experiments.comparison.test_revisions import ROOT
+
+from granite_scu.config.settings import OptimizerConfig
+from granite_scu.control import Measurement, build
+from granite_scu.control.laws.base import Saved
+from granite_scu.experiments.comparison.evidence import Evidence
+from granite_scu.experiments.comparison.protocol import FULL, VARIED
+from granite_scu.training.module import schedule
+
+EVIDENCE = ROOT / "docs" / "evidence"
+RUNS = {FULL: EVIDENCE / "runs", VARIED: EVIDENCE / "varied" / "runs"}
+FEED_FORWARD = ("pi", "cascade")
+"""The laws whose first lambda follows from their setpoint. That of the others was given."""
+# S is stored with five digits, and scheduled gains are up to eight. What the adapter saves on a text is stored with
+# five too, and the setpoint that a cascade takes from it hangs on differences of a few hundredths of a bit.
+TOLERANCES = {"pi": 2e-3, "p": 2e-3, "i": 2e-3, "original": 2e-3, "cascade": 0.05}
+
+
+def law_of(record):
+    """The law that the run had."""
+    name, own = controller(record), dict(record["law"])
+    if name in FEED_FORWARD:
+        del own["lambda_init"]
+    return build(name, **own)
+
+
+def controller(record):
+    return record["settings"]["control.controller"]
+
+
+def travels(record):
+    """The summed learning rates up to each tick."""
+    names = ("learning_rate", "warmup_steps", "schedule")
+    optimizer = OptimizerConfig(**{name: record["settings"][f"optimizer.{name}"] for name in names})
+    steps = record["steps"]
+    rates = [optimizer.learning_rate * schedule(step, optimizer, steps) for step in range(steps)]
+    return [math.fsum(rates[:step]) for step in record["ticks"]["step"]]
+
+
+def measurements(record):
+    ticks = record["ticks"]
+    for k, (s, data_bpt, travel) in enumerate(zip(ticks["s"], ticks["data_bpt"], travels(record), strict=True)):
+        saved = [ticks[f"saved_{name}"][k] for name in Saved._fields] if "saved_training" in ticks else [None]
+        param_bpt = s / (1 - s) * data_bpt
+        yield Measurement(s, data_bpt, param_bpt, travel=travel, saved=None if None in saved else Saved(*saved))
+
+
+def deviation(record):
+    """The largest |ln(lambda today / lambda then)| of a run's ticks."""
+    law, worst = law_of(record), 0.0
+    state = law.init()
+    for measured, then in zip(measurements(record), record["ticks"]["lambda"], strict=True):
+        state, output = law.update(state, measured)
+        worst = max(worst, abs(math.log(output.reg_strength / then)))
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("folder", "task"),
+    [pytest.param(folder, task.name, id=task.name) for protocol, folder in RUNS.items() for task in protocol.tasks],
+)
+def test_todays_law_sets_the_lambda_that_the_run_had(folder, task):
+    records = [r for r in Evidence(folder) if r["task"] == task and not r["failed"] and controller(r) in TOLERANCES]
+    assert records
+    assert {r["key"]: deviation(r) for r in records if deviation(r) > TOLERANCES[controller(r)]} == {}

@@ -1,0 +1,182 @@
+"""The card says what was measured, what was not, and nothing about the machine; its snippet runs."""
+
+import re
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.export.publish.model_card import model_card
+
+HUB_ID = "ibm-granite/granite-4.0-h-1b"
+
+
+def facts(**changes) -> dict:
+    summary = {
+        "base_test_bpt": 7.1234567,
+        "final_test_bpt": 6.5,
+        "best_val_bpt": 6.61,
+        "final_val_bpt": 6.62,
+        "test_tokens": 24576,
+        "s_ema": 0.019876,
+        "lambda": 12.34567,
+        "steps": 1000,
+        "tokens": 32768000,
+        "wall_time_s": 3661.2,
+    }
+    return {
+        "base_model": HUB_ID,
+        "data": "stdlib-docs",
+        "controller": "pi",
+        "target_s": 0.02,
+        "summary": summary,
+        "hyperparameters": {"rank": 16, "learning_rate": 1e-4, "targets": ["in_proj", "out_proj"]},
+        "versions": {"torch": "2.13.0", "peft": "0.21.2"},
+    } | changes
+
+
+def card(**changes) -> str:
+    return model_card(facts(**changes))
+
+
+def front_matter(text: str) -> dict:
+    return yaml.safe_load(text.split("---\n")[1])
+
+
+def snippet(text: str) -> str:
+    return re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+
+
+def test_the_front_matter_is_what_the_hub_reads():
+    text = card()
+    assert text.startswith("---\n")
+    assert front_matter(text) == {
+        "library_name": "peft",
+        "base_model": HUB_ID,
+        "license": "apache-2.0",
+        "pipeline_tag": "text-generation",
+        "tags": ["lora", "granite", "scu"],
+        "model-index": [
+            {
+                "name": "LoRA adapter for ibm-granite/granite-4.0-h-1b",
+                "results": [
+                    {
+                        "task": {"type": "text-generation"},
+                        "dataset": {
+                            "name": "stdlib-docs, held-out documents",
+                            "type": "stdlib-docs",
+                            "split": "test",
+                        },
+                        "metrics": [{"type": "bits_per_token", "value": 6.5, "name": "bits per token"}],
+                    }
+                ],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("base", [TINY_MODEL, "/home/me/models/granite-local"])
+def test_a_base_that_is_not_on_the_hub_is_no_link_there(base):
+    assert "base_model" not in front_matter(card(base_model=base))
+
+
+@pytest.mark.parametrize(("base", "licence"), [(TINY_MODEL, "apache-2.0"), ("somebody/model", None)])
+def test_only_a_known_licence_is_claimed(base, licence):
+    text = card(base_model=base)
+    assert front_matter(text).get("license") == licence
+    assert ("The adapter: not chosen." in text) == (licence is None)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| base model, held-out test documents | 7.1235 bits per token on 24,576 tokens |",
+        "| with the adapter, same documents | 6.5000 bits per token on 24,576 tokens |",
+        "| at the end, on the validation sample | 6.6200 bits per token |",
+        "| best, on the validation sample | 6.6100 bits per token |",
+        "| S at the end, smoothed | 0.01988 |",
+        "| setpoint S* | 0.02 |",
+        "| lambda at the end | 12.35 |",
+        "| optimizer steps | 1,000 |",
+        "| training tokens | 32,768,000 |",
+        "| wall time | 3,661 s |",
+        "| targets | in_proj, out_proj |",
+        "| learning_rate | 0.0001 |",
+        "| torch | 2.13.0 |",
+        "![S against its setpoint, and lambda, over the optimizer steps](control.png)",
+        "stdlib-docs",
+    ],
+)
+def test_every_fact_is_on_the_card(row):
+    assert row in card().splitlines()
+
+
+def test_an_adapter_to_start_from_has_its_bits_beside_the_others():
+    row = "| with the adapter that training started from, same documents | 6.8000 bits per token on 24,576 tokens |"
+    assert row in card(summary=facts()["summary"] | {"start_test_bpt": 6.8})
+    assert "started from" not in card()
+
+
+def test_what_was_not_measured_is_said():
+    text = card(summary={"steps": 7, "final_test_bpt": None}, data=None, versions={})
+    rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
+    assert rows["optimizer steps"] == "7"
+    unmeasured = ("base model, held-out test documents", "with the adapter, same documents", "lambda at the end")
+    assert [rows[name] for name in unmeasured] == ["not measured"] * 3
+    assert "## Data\n\nnot measured" in text and "## Versions\n\nNot measured." in text
+    assert "None" not in text
+
+
+def test_a_run_without_a_setpoint_claims_none():
+    text = card(controller="none", target_s=None)
+    assert "controller `none`, no setpoint" in text
+    assert "S*" not in text and "its setpoint" not in text
+
+
+@pytest.mark.parametrize("base", ["{folder}/private/granite-local", "/home/me/models/granite-local", "~/granite-local"])
+def test_a_local_base_is_named_without_its_place(tmp_path, base):
+    (tmp_path / "private" / "granite-local").mkdir(parents=True)
+    base = base.format(folder=tmp_path)
+    text = card(base_model=base, data=f"{tmp_path}/private/letters.txt", hyperparameters={"out": "/home/me/run"})
+    assert "`granite-local`, a local model" in text and "letters.txt" in text
+    assert not any(place in text for place in (str(tmp_path), "private", "/home", "~"))
+
+
+def test_a_cell_does_not_break_its_table():
+    assert r"| pattern | a\|b |" in card(hyperparameters={"pattern": "a|b"})
+
+
+@pytest.mark.parametrize(
+    ("base", "source"),
+    [
+        (HUB_ID, f'from_pretrained("{HUB_ID}")\n'),
+        (TINY_MODEL, 'from_pretrained(str(files("granite_scu") / "assets" / "tiny-granite-h"))\n'),
+    ],
+)
+def test_the_snippet_loads_the_base_that_was_trained(base, source):
+    code = snippet(card(base_model=base))
+    compile(code, "README.md", "exec")
+    assert source in code
+
+
+def test_the_snippet_runs(tmp_path, monkeypatch, capsys):
+    base, run = tmp_path / "base", tmp_path / "run"
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **size))
+    model.save_pretrained(base)
+    get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(run)
+    words = {word: index for index, word in enumerate(["?", "A", "function", "is", "not", "a", "model", "."])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(run)
+
+    code = snippet(card(base_model=str(base)))
+    assert '"base")  # a local model: give the path of its folder' in code
+    monkeypatch.chdir(run)
+    exec(code.replace('"base"', repr(str(base))), {})
+    assert capsys.readouterr().out.startswith("A function is")

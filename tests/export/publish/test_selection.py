@@ -1,0 +1,375 @@
+"""What is refused before anything leaves the machine, and what a stranger gets to see of what does leave."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from huggingface_hub import ModelCard
+from safetensors import numpy as safetensors
+
+from granite_scu.errors import UserError
+from granite_scu.export.publish import selection
+
+REPO = "ada/adapter"
+
+
+def change(file: Path, **values) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+
+def change_base(run: Path, name: str) -> None:
+    change(run / "adapter_config.json", base_model_name_or_path=name)
+    training = json.loads((run / "training_config.json").read_text(encoding="utf-8"))
+    change(run / "training_config.json", base=training["base"] | {"name": name})
+
+
+def change_tensors(run: Path, edit) -> None:
+    file = run / "adapter_model.safetensors"
+    tensors = safetensors.load_file(file)
+    edit(tensors, sorted(tensors))
+    safetensors.save_file(tensors, file)
+
+
+def refusal(run: Path, **options) -> str:
+    with pytest.raises(UserError) as raised:
+        selection.prepare(run, REPO, **options)
+    return str(raised.value)
+
+
+# The list
+
+
+def test_only_listed_files_are_published_and_the_rest_is_named(run):
+    (run / "notes.txt").write_text("mine", encoding="utf-8")
+    found = selection.prepare(run, REPO)
+    assert set(found.files) <= set(selection.PUBLISHED)
+    assert {"config.yaml", "training_config.json", "checkpoint-4", "logs", "best", "notes.txt"} <= set(found.left_out)
+    assert next(iter(found.files)) == "README.md"
+
+
+def test_nothing_published_names_this_machine(run):
+    home = [str(Path.home())] * (Path.home() != Path("/"))  # a user without a home has that
+    for name, content in selection.prepare(run, REPO).files.items():
+        for place in (str(run.parent), *home, str(Path(__file__).parents[3])):
+            assert place.encode() not in content, name
+
+
+def test_preparing_leaves_the_folder_as_it_was(run):
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+    selection.prepare(run, REPO)
+    assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+
+
+# The folder
+
+
+@pytest.mark.parametrize("name", selection.REQUIRED)
+def test_a_missing_file_is_named(run, name):
+    (run / name).unlink()
+    assert f"{name} is missing" in refusal(run)
+
+
+def test_what_is_no_run_folder(run, tmp_path):
+    assert "no such folder" in refusal(tmp_path / "nowhere")
+    assert "not a run folder" in refusal(run / "best")
+    assert "no such folder" in refusal(run / "README.md")
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "optimizer.pt", "state.CKPT", "all.pkl"])
+def test_a_pickle_is_refused(run, name):
+    (run / name).write_bytes(b"\x80\x04.")
+    assert "may be a pickle" in refusal(run) and name in refusal(run)
+
+
+@pytest.mark.parametrize("name", [".env", ".env.local", "hf_token.txt", "id_rsa", "server.pem", "my-secrets.json"])
+def test_a_file_named_like_a_secret_is_refused(run, name):
+    (run / name).write_text("x", encoding="utf-8")
+    assert "looks like a secret by its name" in refusal(run)
+
+
+@pytest.mark.parametrize(
+    ("secret", "kind"),
+    [
+        ("hf_" + "a1B2" * 9, "a Hugging Face token"),
+        ("AKIA" + "ABCD" * 4, "an AWS access key"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----", "a private key"),
+        ("ghp_" + "a1B2" * 9, "a GitHub token"),
+    ],
+)
+def test_a_credential_in_a_file_is_refused_and_not_repeated(run, secret, kind):
+    change(run / "tokenizer_config.json", note=secret)
+    words = refusal(run)
+    assert f"tokenizer_config.json:1: looks like {kind}" in words
+    assert secret not in words
+
+
+def test_a_credential_in_the_metadata_of_the_weights_is_refused(run):
+    file = run / "adapter_model.safetensors"
+    safetensors.save_file(safetensors.load_file(file), file, metadata={"note": "hf_" + "a1B2" * 9})
+    assert "adapter_model.safetensors:1: looks like a Hugging Face token" in refusal(run)
+
+
+@pytest.mark.parametrize("path", ["/home/ada/secret/run", "~/runs/mine", "C:\\Users\\ada\\run", "written to /mnt/a/b"])
+def test_a_path_of_this_machine_in_a_file_is_refused(run, path):
+    change(run / "scu_config.json", replay={"from": [path]})
+    assert "scu_config.json: replay.from[0] names" in refusal(run)
+
+
+def test_a_link_that_leads_out_is_refused(run, tmp_path):
+    outside = tmp_path / "outside.json"
+    shutil.move(run / "tokenizer_config.json", outside)
+    os.symlink(outside, run / "tokenizer_config.json")
+    assert "link to a file outside the run folder" in refusal(run)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "scu_metrics.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe"])
+def test_a_damaged_json_file_is_named(run, name, content):
+    (run / name).write_bytes(content)
+    assert name in refusal(run)
+
+
+def test_a_picture_that_is_none_is_refused(run):
+    (run / "control.png").write_bytes(b"<html>")
+    assert "control.png: is not a PNG picture" in refusal(run)
+
+
+# The adapter
+
+
+def test_the_adapter_is_counted(run):
+    tensors = safetensors.load_file(run / "adapter_model.safetensors")
+    counts = selection.prepare(run, REPO).counts
+    assert counts == {"layers": len(tensors) // 2, "parameters": sum(tensor.size for tensor in tensors.values())}
+
+
+def spoil(number):
+    def edit(tensors, names):
+        tensors[names[0]][0, 0] = number
+
+    return edit
+
+
+def test_numbers_that_are_not_finite_are_refused(run):
+    change_tensors(run, spoil(np.nan))
+    assert "is not finite" in refusal(run)
+    change_tensors(run, spoil(np.inf))
+    assert "is not finite" in refusal(run)
+
+
+def test_numbers_that_are_not_finite_in_bfloat16_are_refused(run):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = run / "adapter_model.safetensors"
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(file).items()}
+    save_file(tensors, file)
+    selection.prepare(run, REPO)
+    next(iter(tensors.values()))[0, 0] = torch.inf
+    save_file(tensors, file)
+    assert "is not finite" in refusal(run)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda t, names: t.pop(names[0]), "lacks lora_A"),
+        (lambda t, names: t.update({names[0]: t[names[0]][:-1]}), "adapter_config.json says rank"),
+        (lambda t, names: t.update({names[1]: t[names[1]].T.copy()}), "adapter_config.json says rank"),
+        (lambda t, names: t.update({"model.embed_tokens.weight": np.ones((2, 2))}), "is not a factor of a layer"),
+        (lambda t, names: t.update({names[0]: t[names[0]].astype(np.int8)}), "holds I8 numbers"),
+        (lambda t, names: t.update({n: 0 * t[n] for n in names if "lora_B" in n}), "every lora_B is zero"),
+        (lambda t, names: t.clear(), "holds no tensor"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_configuration_are_refused(run, edit, words):
+    change_tensors(run, edit)
+    assert words in refusal(run)
+
+
+def test_the_rank_pattern_counts(run):
+    tensors = safetensors.load_file(run / "adapter_model.safetensors")
+    one = next(name for name in sorted(tensors) if "in_proj.lora_A" in name)
+    module = one.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+    rank = tensors[one].shape[0]
+    change(run / "adapter_config.json", rank_pattern={module: rank // 2})
+    assert f"{module} has lora_A" in refusal(run)
+
+    def halve(tensors, names):
+        other = one.replace("lora_A", "lora_B")
+        tensors[one], tensors[other] = tensors[one][: rank // 2].copy(), tensors[other][:, : rank // 2].copy()
+
+    change_tensors(run, halve)
+    selection.prepare(run, REPO)
+
+
+def test_an_unnamed_target_is_refused(run):
+    config = json.loads((run / "adapter_config.json").read_text(encoding="utf-8"))
+    change(run / "adapter_config.json", target_modules=[t for t in config["target_modules"] if t != "in_proj"])
+    assert "in_proj" in refusal(run) and "is not a factor of a layer that adapter_config.json names" in refusal(run)
+
+
+def test_torn_weights_are_refused(run):
+    file = run / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "not a whole safetensors file" in refusal(run)
+
+
+def test_another_kind_of_adapter_is_refused(run):
+    change(run / "adapter_config.json", peft_type="IA3")
+    assert "does not describe a LoRA adapter" in refusal(run)
+
+
+# The base model and the licence
+
+
+def test_an_adapter_of_another_base_is_refused(run):
+    change(run / "adapter_config.json", base_model_name_or_path="ibm-granite/granite-4.0-h-1b")
+    assert "the run trained on tiny-granite-h" in refusal(run)
+
+
+@pytest.mark.parametrize("base", ["/home/ada/models/granite", "./granite", "~/granite", "granite-local"])
+def test_a_local_base_needs_its_name_on_the_hub(run, base):
+    change_base(run, base)
+    assert refusal(run).startswith("--base-model-id: needed")
+    found = selection.prepare(run, REPO, base_id="ibm-granite/granite-4.0-h-1b")
+    assert found.base == "ibm-granite/granite-4.0-h-1b"
+    assert json.loads(found.files["adapter_config.json"])["base_model_name_or_path"] == found.base
+    assert ModelCard(found.card).data.base_model == found.base
+    assert all(base.encode() not in content for content in found.files.values())
+
+
+def test_a_base_on_the_hub_takes_no_other_name(run):
+    change_base(run, "ibm-granite/granite-4.0-h-1b")
+    assert "leave the flag out" in refusal(run, base_id="ibm-granite/granite-4.0-h-350m")
+
+
+def test_the_licence_of_a_strange_base_must_be_chosen(run):
+    change_base(run, "somebody/strange-7b")
+    assert refusal(run).startswith("--license: needed")
+    found = selection.prepare(run, REPO, licence="mit")
+    assert ModelCard(found.card).data.license == "mit"
+    assert "The base model `somebody/strange-7b`: its own terms apply" in found.card
+
+
+# The card
+
+
+def test_the_card_is_what_huggingface_hub_reads(run):
+    card = ModelCard(selection.prepare(run, REPO).card)
+    metrics = json.loads((run / "scu_metrics.json").read_text(encoding="utf-8"))
+    data = card.data
+    assert (data.library_name, data.license, data.pipeline_tag) == ("peft", "apache-2.0", "text-generation")
+    assert data.model_name == REPO
+    (result,) = data.eval_results
+    assert (result.metric_type, result.metric_value) == ("bits_per_token", metrics["final_test_bpt"])
+    assert result.dataset_split == "test"
+    assert "letters.txt" in result.dataset_name and "/" not in result.dataset_name
+
+
+def test_the_adapter_that_training_started_from_is_on_the_card_without_its_path(run):
+    training = json.loads((run / "training_config.json").read_text(encoding="utf-8"))
+    card = selection.prepare(run, REPO).card
+    assert "| adapter |" not in card and "| starts from |" not in card
+    start = {"adapter": "mine/best", "sha256": "0123"}
+    change(run / "training_config.json", lora=training["lora"] | {"adapter": "/home/ada/mine/best"}, start=start)
+    card = selection.prepare(run, REPO).card
+    assert "| starts from | mine/best (SHA-256 0123) |" in card and "ada/mine" not in card
+
+
+def evaluated(run: Path, **changes) -> dict:
+    def model(name, adapter, bits):
+        scores = {"bits_per_token": bits, "bits_per_byte": bits / 3, "perplexity": 2**bits}
+        return {"name": name, "adapter": adapter, "base": "tiny-granite-h", **scores}
+
+    content = {
+        "schema": 1,
+        "data": "/home/ada/held out.txt",
+        "documents": 7,
+        "tokens": 1234,
+        "bytes": 5678,
+        "units": "documents",
+        "max_length": 128,
+        "stride": 64,
+        "models": [
+            model("base", None, 5.5),
+            model("best", str(run / "best"), 5.1),
+            model("run", f"runs/{run.name}", 5.0),
+        ],
+        "pairs": [
+            {"a": "base", "b": "best", **interval(-0.4, -0.45, -0.3), "verdict": "better"},
+            {"a": "base", "b": "run", **interval(-0.5, -0.56, -0.41), "verdict": "better"},
+        ],
+    } | changes
+    (run / "eval_bpt.json").write_text(json.dumps(content), encoding="utf-8")
+    return content
+
+
+def interval(middle: float, low: float, high: float) -> dict:
+    return {"difference_bits_per_token": middle, "low": low, "high": high, "confidence": 0.95}
+
+
+def test_the_interval_of_the_evaluation_is_on_the_card(run):
+    evaluated(run)
+    found = selection.prepare(run, REPO)
+    results = {(r.dataset_name, r.metric_type): r for r in ModelCard(found.card).data.eval_results}
+    difference = results["held out.txt", "bits_per_token_difference"]
+    assert difference.metric_value == -0.5
+    assert difference.metric_args == {"low": -0.56, "high": -0.41, "confidence": 0.95}
+    assert "95 % interval -0.5600 to -0.4100" in difference.metric_name
+    assert results["held out.txt", "bits_per_token"].metric_value == 5.0
+    rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", found.card, re.MULTILINE))
+    assert rows["with the adapter, bits per token"] == "5.0000"
+    assert rows["difference in bits per token, adapter minus base"] == "-0.5000, 95 % interval -0.5600 to -0.4100"
+    assert (
+        "7 documents, 1,234 tokens, in windows of 128 tokens" in found.card and "no interval is given" not in found.card
+    )
+    assert not any("no interval" in note for note in found.notes)
+    assert "/home/ada" not in found.card
+
+
+def test_an_evaluation_from_inside_the_folder_is_its_own(run):
+    """Somebody who stood in the run folder named it by a dot."""
+    content = evaluated(run)
+    *others, mine = content["models"]
+    evaluated(run, models=[*others, mine | {"adapter": "."}])
+    assert "| with the adapter, bits per token | 5.0000 |" in selection.prepare(run, REPO).card
+
+
+def test_a_pair_the_other_way_round_is_turned(run):
+    evaluated(run, pairs=[{"a": "run", "b": "base", **interval(0.5, 0.41, 0.56), "verdict": "worse"}])
+    results = ModelCard(selection.prepare(run, REPO).card).data.eval_results
+    difference = next(r for r in results if r.metric_type == "bits_per_token_difference")
+    assert (difference.metric_value, difference.metric_args["low"], difference.metric_args["high"]) == (
+        -0.5,
+        -0.56,
+        -0.41,
+    )
+
+
+def test_too_few_documents_give_no_interval(run):
+    nothing = {"a": "base", "b": "run", **interval(-0.5, None, None), "verdict": "no difference shown"}
+    evaluated(run, pairs=[nothing], units="windows")
+    card = selection.prepare(run, REPO).card
+    difference = next(r for r in ModelCard(card).data.eval_results if r.metric_type == "bits_per_token_difference")
+    assert difference.metric_value == -0.5 and not difference.metric_args
+    assert "| -0.5000, too few documents for an interval |" in card and "probably too narrow" in card
+
+
+@pytest.mark.parametrize("changes", [{"pairs": []}, {"models": []}, {"models": None}])
+def test_an_evaluation_of_something_else_is_refused(run, changes):
+    evaluated(run, **changes)
+    assert "does not compare the adapter of run with its base" in refusal(run)
+
+
+def test_what_was_not_evaluated_and_what_is_no_better_is_noted(run):
+    metrics = json.loads((run / "scu_metrics.json").read_text(encoding="utf-8"))
+    change(
+        run / "scu_metrics.json", final_test_bpt=metrics["base_test_bpt"] + 1, best_val_bpt=metrics["final_val_bpt"] - 1
+    )
+    notes = " ".join(selection.prepare(run, REPO).notes)
+    assert "no better than its base" in notes and "best/ validated better" in notes and "no interval" in notes

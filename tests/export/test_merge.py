@@ -1,0 +1,232 @@
+"""Merged models against PEFT's own merge and against the adapter, and what is refused."""
+
+import importlib.util
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from granite_scu.config.settings import BaseConfig
+from granite_scu.errors import RunFailed, UserError
+from granite_scu.export import merge as merging
+from granite_scu.model import adapters, loading
+from granite_scu.model import saved_adapter as saved
+
+needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+
+TOKENS = torch.arange(2, 40)[None]
+
+
+def plain(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@torch.no_grad()
+def logits(model):
+    return model(input_ids=TOKENS, use_cache=False).logits
+
+
+@pytest.fixture
+def make_adapter(small_granite, tmp_path):
+    """Saves a LoRA adapter with random factors for a base, as PEFT does."""
+
+    def make(base=small_granite, **settings) -> Path:
+        torch.manual_seed(1)
+        config = {"r": 4, "lora_alpha": 8, "target_modules": ["in_proj", "out_proj", "q_proj", "input_linear"]}
+        model = peft.get_peft_model(plain(base), peft.LoraConfig(**(config | settings), task_type="CAUSAL_LM"))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+        folder = tmp_path / "adapter"
+        model.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def merge(small_granite, tmp_path, monkeypatch):
+    """Merges an adapter without the comparison, which wants a tokenizer; returns the merged model's folder."""
+    monkeypatch.setattr(merging.Merger, "_write_tokenizer", lambda self, folder: None)
+
+    def run(adapter, base=small_granite, quantize_4bit=False) -> Path:
+        out = tmp_path / "merged"
+        merger = merging.Merger(saved.find(adapter), BaseConfig(str(base), quantize_4bit=quantize_4bit), out)
+        merger.check_out(overwrite=False)
+        merger.merge(merging.make_console(), device=None)
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True},
+        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"out_proj": 3, "input_linear": 16}},
+        {"target_modules": r".*layers\.1\..*q_proj|.*in_proj"},
+    ],
+    ids=["plain", "rslora", "patterns", "regex"],
+)
+def test_it_is_what_peft_makes_of_it(small_granite, make_adapter, merge, settings):
+    folder = make_adapter(**settings)
+    expected = peft.PeftModel.from_pretrained(plain(small_granite), folder)
+    with_adapter = logits(expected)
+    reference = expected.merge_and_unload().state_dict()
+    merged = plain(merge(folder))
+    for name, tensor in merged.state_dict().items():
+        torch.testing.assert_close(tensor, reference[name], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(logits(merged), with_adapter, rtol=1e-3, atol=1e-3)
+    assert (logits(plain(small_granite)) - with_adapter).abs().max() > 0.01
+
+
+def test_a_base_in_bf16_is_rounded_once(small_granite, make_adapter, merge, tmp_path):
+    base = tmp_path / "bf16"
+    plain(small_granite).bfloat16().save_pretrained(base)
+    folder = make_adapter(base)
+    merged, factors = load_file(merge(folder, base) / "model.safetensors"), load_file(folder / saved.WEIGHTS)
+    name = "model.layers.0.mamba.in_proj"
+    a, b = (factors[f"base_model.model.{name}.lora_{factor}.weight"].float() for factor in "AB")
+    weight = load_file(base / "model.safetensors")[f"{name}.weight"]
+    assert merged[f"{name}.weight"].dtype == torch.bfloat16
+    assert torch.equal(merged[f"{name}.weight"], (weight.float() + 2 * (b @ a)).bfloat16())
+
+
+def test_shards_stay_as_they_are(small_granite, make_adapter, merge, tmp_path):
+    base = tmp_path / "sharded"
+    plain(small_granite).save_pretrained(base, max_shard_size="20KB")
+    shards = {path.name for path in base.glob("*.safetensors")}
+    assert len(shards) > 1
+    folder = make_adapter(base)
+    out = merge(folder, base)
+    assert {path.name for path in out.glob("*.safetensors")} == shards
+    assert (out / "model.safetensors.index.json").read_bytes() == (base / "model.safetensors.index.json").read_bytes()
+    expected = logits(peft.PeftModel.from_pretrained(plain(base), folder))
+    torch.testing.assert_close(logits(plain(out)), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_base_whose_files_leave_out_the_models_prefix(small_granite, make_adapter, merge, tmp_path):
+    base = tmp_path / "unprefixed"
+    shutil.copytree(small_granite, base)
+    tensors = load_file(base / "model.safetensors")
+    unprefixed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(unprefixed, base / "model.safetensors", {"format": "pt"})
+    folder = make_adapter(base)
+    expected = logits(peft.PeftModel.from_pretrained(plain(base), folder))
+    torch.testing.assert_close(logits(plain(merge(folder, base))), expected, rtol=1e-3, atol=1e-3)
+
+
+@needs_bitsandbytes
+def test_of_a_qlora_run_the_base_is_what_4_bits_made_of_it(small_granite, make_adapter, merge):
+    from bitsandbytes import functional
+
+    folder = make_adapter(target_modules=["in_proj"])
+    merged = load_file(merge(folder, quantize_4bit=True) / "model.safetensors")
+    quantised = loading.load_model(BaseConfig(small_granite, quantize_4bit=True), torch.bfloat16)
+    factors = load_file(folder / saved.WEIGHTS)
+    layers = adapters.linear_layers(quantised)
+    assert any(name.endswith("o_proj") for name in layers)  # no adapter on it, in 4 bits all the same
+    for name, layer in layers.items():
+        weight = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+        if name.endswith("in_proj"):
+            a, b = (factors[f"base_model.model.{name}.lora_{factor}.weight"] for factor in "AB")
+            weight = weight + 2 * (b @ a)
+        assert torch.equal(merged[f"{name}.weight"], weight), name
+    untouched = load_file(Path(small_granite) / "model.safetensors")
+    assert torch.equal(merged["model.embed_tokens.weight"], untouched["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"use_dora": True}, "use_dora = True"),
+        ({"modules_to_save": ["o_proj"]}, "modules_to_save = ['o_proj']"),
+        ({"bias": "lora_only"}, "bias = 'lora_only'"),
+        ({"target_modules": ["embed_tokens"]}, "adapts model.embed_tokens"),
+        ({"target_modules": ["conv1d"], "r": 64}, "adapts model.layers.0.mamba.conv1d"),
+    ],
+)
+def test_what_is_not_plain_lora_is_refused_by_name(make_adapter, merge, settings, words):
+    with pytest.raises(UserError) as refused:
+        merge(make_adapter(**settings))
+    assert words in str(refused.value)
+
+
+def test_pissa_is_refused_because_it_changes_the_base(make_adapter, merge):
+    folder = make_adapter()
+    config = json.loads((folder / saved.CONFIG).read_text())
+    (folder / saved.CONFIG).write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
+    with pytest.raises(UserError, match=r"pissa.*changes the base"):
+        merge(folder)
+
+
+def test_an_adapter_for_another_base_is_refused_before_anything_is_written(
+    small_granite, make_adapter, merge, tmp_path
+):
+    folder = make_adapter()
+    other = tmp_path / "other"
+    model = plain(small_granite)
+    model.config.shared_intermediate_size = 48
+    AutoModelForCausalLM.from_config(model.config).save_pretrained(other)
+    with pytest.raises(
+        UserError, match=r"does not fit .*input_linear.lora_B.weight would have to be 96 x 4 and is 64 x 4"
+    ):
+        merge(folder, other)
+    config = json.loads((folder / saved.CONFIG).read_text())
+    (folder / saved.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "ibm-granite/a"}))
+    with pytest.raises(UserError, match=r"was trained on ibm-granite/a, and not on --model ibm-granite/b"):
+        saved.base_of(saved.find(folder), "ibm-granite/b")
+    (folder / saved.MARK).write_text(json.dumps({"base": {"name": "ibm-granite/b"}}))
+    with pytest.raises(UserError, match=r"ibm-granite/a, and .* trained on ibm-granite/b; one of the files is of"):
+        saved.find(folder)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_the_output_folder_is_refused_where_something_is_in_it(small_granite, make_adapter, tmp_path, monkeypatch):
+    adapter = saved.find(make_adapter())
+
+    def check(out, overwrite=False) -> str:
+        with pytest.raises(UserError) as refused:
+            merging.Merger(adapter, BaseConfig(small_granite), out).check_out(overwrite)
+        return str(refused.value)
+
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.txt").write_text("years of work")
+    assert "not empty" in check(full)
+    assert "no merged model of ours" in check(full, overwrite=True)
+    assert "is a file" in check(full / "thesis.txt")
+    assert "merged from" in check(adapter.folder, overwrite=True)
+    assert "merged from" in check(tmp_path, overwrite=True)
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**20))
+    assert "0.0 GiB are free" in check(tmp_path / "new")
+    assert (full / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_merged_model_that_differs_is_not_kept(small_granite, make_adapter, tmp_path, monkeypatch):
+    """Whatever the reason; here nothing was merged at all."""
+    from granite_scu.export import merge_check
+
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(2, 60, (2, 33), generator=generator)
+    batches = [{"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}]
+    monkeypatch.setattr(merge_check, "_held_out", lambda adapter, base: (batches, "random text"))
+    monkeypatch.setattr(merging.Merger, "_write_tokenizer", lambda self, folder: None)
+    out = tmp_path / "merged"
+    merger = merging.Merger(saved.find(make_adapter()), BaseConfig(small_granite), out)
+    with monkeypatch.context() as broken:
+        broken.setattr(merging.Merger, "_merged", lambda self, name, weight, factors, dtype: weight)
+        with pytest.raises(RunFailed, match="differ by more than"):
+            merger.merge(merging.make_console(), torch.device("cpu"))
+    assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
+    record = merger.merge(merging.make_console(), torch.device("cpu"))
+    assert abs(record["check"]["difference"]) < 1e-4
+    assert abs(record["check"]["base_bpt"] - record["check"]["adapter_bpt"]) > 3e-3

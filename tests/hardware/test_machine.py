@@ -1,0 +1,155 @@
+"""Processes, attention and the device of a process, over machines that are described and not present."""
+
+import dataclasses
+
+import pytest
+import torch
+from devices import A100, CPU, T4
+
+from granite_scu import hardware
+from granite_scu.config.settings import TRAINER_DEFAULTS, BaseConfig, RunConfig
+from granite_scu.errors import UserError
+from granite_scu.hardware import machine
+from granite_scu.hardware.tuning import taking_tf32
+from granite_scu.model.mamba2 import kernels
+
+TRAINER = {**TRAINER_DEFAULTS, "precision": None}
+SHARED = RunConfig(multi_gpu=True, fsdp=True)
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Resolves a request on a described device, with the environment of a launcher."""
+
+    def resolve(device, base=None, run=None, environment=None, **trainer):
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in (environment or {}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(hardware, "detect", lambda accelerator: device)
+        monkeypatch.setattr(hardware, "resolve_accelerator", lambda asked, cpu_is_meant: device.kind)
+        return machine.resolve(base or BaseConfig(), run or RunConfig(), {**TRAINER, **trainer})
+
+    return resolve
+
+
+def test_one_process_without_being_asked_for_more(on):
+    assert on(dataclasses.replace(A100, count=8)).world_size == 1
+
+
+def test_every_visible_gpu_when_asked(on):
+    assert on(dataclasses.replace(A100, count=8), run=RunConfig(multi_gpu=True)).world_size == 8
+
+
+def test_a_launchers_processes_win_over_the_gpus_visible(on):
+    environment = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    found = on(dataclasses.replace(A100, count=8), run=RunConfig(multi_gpu=True), environment=environment)
+    assert (found.devices, found.nodes) == (2, 2)
+
+
+def test_slurm_tasks_are_processes(on):
+    environment = {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "0"}
+    found = on(A100, run=RunConfig(multi_gpu=True), environment=environment)
+    assert (found.devices, found.nodes) == (2, 3)
+
+
+def test_several_launched_processes_without_multi_gpu_are_refused(on):
+    with pytest.raises(UserError, match=r"2 processes were started.*--multi-gpu"):
+        on(CPU, environment={"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+
+
+def test_a_lone_cpu_process_cannot_be_several(on):
+    with pytest.raises(UserError, match=r"--multi-gpu: there is no GPU.*torchrun"):
+        on(CPU, run=RunConfig(multi_gpu=True))
+
+
+def test_a_process_loads_onto_its_own_gpu(on):
+    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    found = on(dataclasses.replace(A100, count=2), run=RunConfig(multi_gpu=True), environment=environment)
+    assert str(found.torch_device) == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "precision", "expected"),
+    [
+        (A100, True, None, "flash_attention_2"),
+        (A100, False, None, "sdpa"),
+        (A100, True, "32-true", "sdpa"),
+        (T4, True, None, "sdpa"),
+        (CPU, True, None, "sdpa"),
+    ],
+)
+def test_auto_takes_flash_attention_only_where_it_can_run(on, monkeypatch, device, installed, precision, expected):
+    monkeypatch.setattr(machine, "find_spec", lambda name: object() if installed else None)
+    assert on(device, base=BaseConfig(attention="auto"), precision=precision).attention == expected
+
+
+def test_flash_attention_asked_for_where_it_cannot_run_is_refused(on, monkeypatch):
+    monkeypatch.setattr(machine, "find_spec", lambda name: object())
+    with pytest.raises(UserError, match=r"--attn flash_attention_2.*use --attn sdpa"):
+        on(T4, base=BaseConfig(attention="flash_attention_2"))
+
+
+@pytest.mark.parametrize(("asked", "deterministic", "expected"), [("auto", False, "auto"), ("auto", True, "torch")])
+def test_a_deterministic_run_takes_no_compiled_kernels(on, asked, deterministic, expected):
+    found = on(A100, base=BaseConfig(kernels=asked), deterministic=deterministic)
+    assert found.kernels == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "deterministic", "words"),
+    [
+        (CPU, {"fla-core": "0.6.0"}, False, "on the CPU"),
+        (A100, {}, False, "pip install"),
+        (A100, {"fla-core": "0.6.0"}, True, "--deterministic"),
+    ],
+)
+def test_compiled_kernels_insisted_on_where_they_cannot_be_are_refused(
+    on, monkeypatch, device, installed, deterministic, words
+):
+    monkeypatch.setattr(kernels, "installed", lambda: installed)
+    with pytest.raises(UserError, match=rf"^--kernels cuda: .*{words}"):
+        on(device, base=BaseConfig(kernels="cuda"), deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("base", "run", "words"),
+    [
+        (BaseConfig(), RunConfig(fsdp=True), "one process has nobody to share"),
+        (BaseConfig(quantize_4bit=True), SHARED, "leave out --4bit-quantization or --fsdp"),
+        (BaseConfig(compile=True), SHARED, "leave out --torch-compile"),
+    ],
+)
+def test_what_cannot_be_shared_out(on, base, run, words):
+    with pytest.raises(UserError, match=words):
+        on(dataclasses.replace(A100, count=2), base=base, run=run)
+
+
+@pytest.mark.parametrize(
+    ("device", "run", "limits", "products"),
+    [
+        (A100, RunConfig(), [], "high"),
+        (A100, RunConfig(tf32=False, memory_fraction=0.4), [(0.4, "cuda:1")], "highest"),
+        (T4, RunConfig(), [], "highest"),
+    ],
+)
+def test_a_process_claims_its_gpu_a_share_of_the_memory_and_tf32(on, monkeypatch, device, run, limits, products):
+    current, limited = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: current.append(str(index)))
+    limit = lambda fraction, index: limited.append((fraction, str(index)))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
+    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    found = on(device, run=dataclasses.replace(run, multi_gpu=True), environment=environment)
+    with taking_tf32(products == "highest"):  # whatever it was before
+        found.claim(run.memory_fraction)
+        assert torch.get_float32_matmul_precision() == products
+        assert torch.backends.cudnn.allow_tf32 is found.tf32 is (products == "high")
+    assert (current, limited) == (["cuda:1"], limits)
+
+
+def test_a_process_on_the_cpu_claims_nothing(on):
+    found = on(CPU)
+    with taking_tf32(True):
+        found.claim(0.5)
+        assert torch.get_float32_matmul_precision() == "high"
+    assert not found.tf32

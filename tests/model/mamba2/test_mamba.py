@@ -1,0 +1,177 @@
+"""The replaced Mamba-2 forward against the library's own, on the embedded model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import FalconH1Config, FalconH1ForCausalLM
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
+
+from granite_scu.config.settings import BaseConfig, LoraConfig
+from granite_scu.errors import UserError
+from granite_scu.model import adapters, loading
+from granite_scu.model.mamba2 import mamba
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(2, 4096, (2, 70), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def forbidden(monkeypatch):
+    """Stands in for the fused kernel, which machines with mamba-ssm have and which passes the modules by."""
+
+    def fused(*args, **kwargs):
+        raise AssertionError("the fused kernel was called")
+
+    monkeypatch.setattr(modeling, "mamba2_split_conv1d_scan_combined", fused)
+
+
+def logits_of(model, tokens, **kwargs):
+    return model(input_ids=tokens, use_cache=False, **kwargs).logits
+
+
+def mamba_layers(model):
+    return [module for module in model.modules() if mamba.is_mamba2(module)]
+
+
+def test_every_mamba_layer_of_the_embedded_model_is_replaced(library_model):
+    assert mamba.install(library_model) == library_model.config.layer_types.count("linear_attention") == 4
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_logits_and_gradients_are_those_of_the_library(library_model, model, tokens, training):
+    results = []
+    for each in (library_model, model):
+        each.train(training).requires_grad_(True)
+        logits = logits_of(each, tokens)
+        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        results.append((logits.detach(), {name: p.grad for name, p in each.named_parameters()}))
+    (library_logits, library_gradients), (logits, gradients) = results
+    assert (logits - library_logits).norm() < 1e-5 * library_logits.norm()
+    for name, gradient in library_gradients.items():
+        assert (gradients[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("time", [1, 9, 63, 64, 65, 128])
+def test_sequences_of_any_length_are_served(library_model, model, time):
+    tokens = torch.randint(2, 4096, (2, time), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected, found = (logits_of(each, tokens) for each in (library_model, model))
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_masked_as_the_library_masks_it(library_model, model, tokens, side):
+    mask = torch.ones_like(tokens)
+    padded = slice(0, 11) if side == "left" else slice(-11, None)
+    mask[0, padded] = 0
+    expected, found = (logits_of(each, tokens, attention_mask=mask) for each in (library_model, model))
+    assert (found - expected)[mask.bool()].norm() < 1e-5 * expected[mask.bool()].norm()
+
+
+def test_what_stands_on_masked_positions_does_not_matter(model, tokens):
+    mask = torch.ones_like(tokens)
+    mask[:, :11] = 0
+    other = tokens.clone()
+    other[:, :11] = 7
+    one, two = (logits_of(model, t, attention_mask=mask)[:, 11:] for t in (tokens, other))
+    torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_on_the_output_projection_is_trained_even_where_the_fused_kernel_is_there(model, tokens, forbidden):
+    adapted = adapters.attach(model, LoraConfig(rank=2, targets=["in_proj", "out_proj"])).train()
+    logits = logits_of(adapted, tokens)
+    F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+    updates = adapters.low_rank_updates(adapted)
+    assert len(updates) == 2 * len(mamba_layers(model))
+    assert adapters.untrained(updates) == []
+
+
+def test_the_library_alone_would_call_the_fused_kernel(library_model, tokens, forbidden):
+    with pytest.raises(AssertionError, match="the fused kernel was called"):
+        logits_of(library_model.train(), tokens)
+
+
+def test_generation_with_a_cache_continues_as_the_full_forward_does(model, tokens):
+    model.eval()
+    prompt = tokens[:1, :9]
+    generated = model.generate(prompt, max_new_tokens=12, do_sample=False, use_cache=True, eos_token_id=None)
+    continued = prompt
+    for _ in range(12):
+        continued = torch.cat([continued, logits_of(model, continued)[:, -1:].argmax(-1)], dim=1)
+    assert generated.tolist() == continued.tolist()
+
+
+def test_generation_with_a_cache_runs_the_librarys_forward(model, tokens, monkeypatch):
+    def ours(*args):
+        raise AssertionError("the cache-free forward was called")
+
+    monkeypatch.setattr(mamba, "mix", ours)
+    model.eval().generate(tokens[:1, :9], max_new_tokens=2, do_sample=False, eos_token_id=None)
+    with pytest.raises(AssertionError, match="cache-free"):
+        logits_of(model, tokens)
+
+
+@pytest.mark.parametrize("field", ["dt_bias", "D", "norm", "time_step_limit", "num_heads"])
+def test_a_layer_that_lacks_what_the_forward_needs_is_named(library_model, field):
+    layer = library_model.model.layers[0].mamba
+    delattr(layer, field)
+    with pytest.raises(UserError, match=rf"model\.layers\.0\.mamba .* has no {field}; .* not supported"):
+        mamba.install(library_model)
+
+
+@pytest.mark.parametrize("field", ["A_log", "in_proj", "ssm_state_size"])
+def test_a_layer_of_a_hybrid_that_is_no_longer_known_is_not_left_to_the_library(library_model, field):
+    delattr(library_model.model.layers[0].mamba, field)
+    with pytest.raises(
+        UserError, match=r"^transformers .*: 3 of 4 linear_attention layers .* pip install transformers=="
+    ):
+        mamba.install(library_model)
+
+
+def test_a_library_that_changed_is_refused_before_anything_is_made_of_its_layers(small_granite, monkeypatch):
+    init = modeling.GraniteMoeHybridMambaLayer.__init__
+
+    def renamed(layer, *args, **kwargs):
+        init(layer, *args, **kwargs)
+        layer.groups = layer.__dict__.pop("n_groups")
+
+    monkeypatch.setattr(modeling.GraniteMoeHybridMambaLayer, "__init__", renamed)
+    with pytest.raises(UserError, match="has no n_groups; this version is not supported"):
+        loading.load_model(BaseConfig(small_granite), torch.float32)
+
+
+def test_the_version_named_is_the_one_that_is_tested():
+    pinned = (Path(__file__).parents[3] / "constraints.txt").read_text()
+    assert f"\ntransformers=={mamba.TESTED};" in pinned
+
+
+def test_a_model_without_mamba_layers_is_left_alone():
+    assert mamba.install(torch.nn.Sequential(torch.nn.Linear(2, 2))) == 0
+
+
+def test_documents_of_a_block_are_mixed_as_if_each_stood_alone(model):
+    layer = mamba_layers(model)[0]
+    hidden = torch.randn(1, 30, layer.in_proj.in_features)
+    documents = torch.repeat_interleave(torch.tensor([4, 9, 4]), torch.tensor([3, 16, 11]))[None]
+    with torch.no_grad():
+        together = layer(hidden, seq_idx=documents)
+        alone = torch.cat([layer(part) for part in hidden.split([3, 16, 11], 1)], 1)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_another_activation_is_refused(library_model):
+    library_model.model.layers[0].mamba.activation = "gelu"
+    with pytest.raises(UserError, match=r"model\.layers\.0\.mamba has the activation gelu .* only silu"):
+        mamba.install(library_model)
+
+
+def test_falcons_mixer_which_scales_what_it_projects_keeps_its_own_forward():
+    config = FalconH1Config(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, mamba_d_ssm=32, mamba_n_heads=2, mamba_d_head=16, mamba_d_state=8,
+    )  # fmt: skip
+    assert mamba.install(FalconH1ForCausalLM(config)) == 0

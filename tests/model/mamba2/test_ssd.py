@@ -1,0 +1,259 @@
+"""The chunked scan against the recurrence it stands for, one token after the other in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from granite_scu.model.mamba2 import ssd
+from granite_scu.model.mamba2.ssd import ssd_scan
+
+NAMES = ("x", "dt", "a", "b", "c", "d")
+
+
+def recurrence(x, dt, a, b, c, d):
+    """H_t = exp(dt_t A) H_{t-1} + dt_t x_t B_t^T; y_t = H_t C_t + D x_t."""
+    batch, time, heads, head_dim = x.shape
+    b, c = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (b, c))
+    state = x.new_zeros(batch, heads, head_dim, b.shape[-1])
+    outputs = []
+    for t in range(time):
+        step = dt[:, t, :, None, None]
+        state = (step * a[:, None, None]).exp() * state + step * x[:, t, :, :, None] * b[:, t, :, None, :]
+        outputs.append((state * c[:, t, :, None, :]).sum(-1) + d[:, None] * x[:, t])
+    return torch.stack(outputs, 1)
+
+
+def inputs(batch=2, time=37, heads=4, head_dim=5, groups=1, state=6, step=0.1, rate=1.0, seed=0):
+    """Inputs of which ``step * rate`` is about the decay's exponent a token."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    return (
+        normal(batch, time, heads, head_dim),
+        step * (0.5 + torch.rand(batch, time, heads, generator=generator)),
+        -rate * (0.5 + torch.rand(heads, generator=generator)),
+        normal(batch, time, groups, state),
+        normal(batch, time, groups, state),
+        normal(heads),
+    )
+
+
+def relative_error(found, expected):
+    return float(((found.double() - expected).norm() / expected.norm().clamp(min=1e-30)).detach())
+
+
+def doubled(tensors):
+    return tuple(t.detach().double().requires_grad_() for t in tensors)
+
+
+def assert_scan_is_the_recurrence(tensors, chunk, outputs=1e-5, gradients=1e-4):
+    tensors = tuple(t.requires_grad_() for t in tensors)
+    exact = doubled(tensors)
+    found, expected = ssd_scan(*tensors, chunk=chunk), recurrence(*exact)
+    assert found.shape == expected.shape
+    assert found.dtype == torch.float32
+    assert relative_error(found, expected) < outputs
+    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found_gradients = torch.autograd.grad((found * weight.float()).sum(), tensors)
+    expected_gradients = torch.autograd.grad((expected * weight).sum(), exact)
+    for name, one, other in zip(NAMES, found_gradients, expected_gradients, strict=True):
+        assert torch.isfinite(one).all(), name
+        assert relative_error(one, other) < gradients, name  # also one that all but vanishes beside the others
+
+
+@pytest.mark.parametrize("time", [1, 2, 15, 16, 17, 32, 37, 100])
+def test_outputs_and_gradients_are_those_of_the_recurrence_at_any_length(time):
+    assert_scan_is_the_recurrence(inputs(time=time), chunk=16)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_heads_read_the_projections_of_their_own_group(groups):
+    assert_scan_is_the_recurrence(inputs(heads=8, groups=groups), chunk=8)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(1e-4, 1e-4), (1e-3, 16.0), (0.1, 16.0), (5.0, 16.0), (100.0, 100.0)],
+    ids=["hardly any decay", "slow", "common", "strong", "nothing survives a token"],
+)
+def test_decays_of_any_strength_are_exact_and_finite(step, rate):
+    assert_scan_is_the_recurrence(inputs(time=70, step=step, rate=rate), chunk=32)
+
+
+def test_a_token_that_wipes_the_state_leaves_what_comes_after_it_exact():
+    """The decays after it are differences of sums that it made large."""
+    x, dt, a, b, c, d = inputs(time=70, step=1e-2)
+    dt[:, 10] = 1000.0
+    x[:, 10] = 0.0  # or its own contribution would drown the others
+    expected = recurrence(*(t.double() for t in (x, dt, a, b, c, d)))
+    assert relative_error(ssd_scan(x, dt, a, b, c, d)[:, 11:], expected[:, 11:]) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["mixed", "now and then", "once"])
+def test_weak_decays_beside_strong_ones_keep_their_digits(case):
+    """Decays, and the gradient of the rates, are differences of sums that one strong step makes large.
+
+    Without D, which would hide the error.
+    """
+    x, dt, a, b, c, d = inputs(time=70, rate=16.0)
+    generator = torch.Generator().manual_seed(1)
+    if case == "mixed":
+        dt = 10 ** (4 * torch.rand(dt.shape, generator=generator) - 3)
+    elif case == "now and then":
+        dt[:, ::16] = 20.0
+    else:
+        dt[:, 10] = 1e4
+        x[:, 10] = 1e-4 * x[:, 10]
+    tensors = tuple(t.requires_grad_() for t in (x, dt, a, b, c))
+    exact = doubled(tensors)
+    none = torch.zeros_like(d)
+    found = ssd_scan(*tensors, none, chunk=32)
+    expected = recurrence(*exact, none.double())
+    assert relative_error(found, expected) < 1e-6
+    weight = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+    gradients = torch.autograd.grad((found * weight.float()).sum(), tensors)
+    for one, other in zip(gradients, torch.autograd.grad((expected * weight).sum(), exact), strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
+def test_a_step_as_large_as_the_configuration_allows_leaves_everything_finite():
+    x, dt, a, b, c, d = (t.requires_grad_() for t in inputs(time=70))
+    dt = dt.detach().fill_(1e6).requires_grad_()  # the upper end of time_step_limit
+    y = ssd_scan(x, dt, a, b, c, d)
+    assert torch.isfinite(y).all()
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(y.sum(), (x, dt, a, b, c, d)))
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 3), st.integers(1, 50), st.integers(1, 3), st.integers(1, 3), st.integers(1, 64), st.integers(0, 99)
+)
+def test_the_result_does_not_depend_on_the_chunk(batch, time, groups, heads_per_group, chunk, seed):
+    tensors = inputs(batch=batch, time=time, groups=groups, heads=groups * heads_per_group, seed=seed)
+    torch.testing.assert_close(ssd_scan(*tensors, chunk=chunk), ssd_scan(*tensors), rtol=1e-4, atol=1e-5)
+
+
+def test_the_backward_pass_is_the_derivative_in_double_precision():
+    x, dt, a, b, c, d = (t.double().requires_grad_() for t in inputs(batch=1, time=7, heads=4, groups=2, head_dim=2))
+    state = torch.randn(1, 4, 2, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
+
+    def scan(x, dt, a, b, c, d, state):
+        return ssd_scan(x, dt, a, b, c, d, 3, documents, state, return_state=True)
+
+    assert torch.autograd.gradcheck(scan, (x, dt, a, b, c, d, state))
+
+
+@pytest.mark.parametrize("chunk", [4, 16, 64])
+def test_a_scan_of_two_halves_that_hand_over_the_state_is_the_scan_of_the_whole(chunk):
+    x, dt, a, b, c, d = inputs(time=40, groups=2)
+    whole, last = ssd_scan(x, dt, a, b, c, d, chunk, return_state=True)
+    parts, state = [], None
+    for half in (slice(0, 19), slice(19, None)):
+        args = (x[:, half], dt[:, half], a, b[:, half], c[:, half], d)
+        y, state = ssd_scan(*args, chunk, initial_state=state, return_state=True)
+        parts.append(y)
+    assert state.shape == (2, 4, 5, 6)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state, last, rtol=1e-5, atol=1e-5)
+
+
+def test_the_state_returned_is_the_one_that_the_recurrence_ends_in():
+    x, b = torch.ones(1, 2, 1, 1), torch.ones(1, 2, 1, 1)
+    dt, a = torch.tensor([[[0.5], [2.0]]]), torch.tensor([-1.0])
+    _, state = ssd_scan(x, dt, a, b, b, torch.zeros(1), return_state=True)
+    torch.testing.assert_close(state.item(), 0.5 * math.exp(-2.0) + 2.0)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=5), st.sampled_from([4, 16, 64]), st.integers(1, 2), st.booleans()
+)
+def test_documents_of_a_block_are_scanned_as_if_each_stood_alone(lengths, chunk, groups, numbers_come_back):
+    time = sum(lengths)
+    tensors = tuple(t.requires_grad_() for t in inputs(batch=1, time=time, groups=groups))
+    numbers = [i % 2 if numbers_come_back else i for i in range(len(lengths))]
+    documents = torch.repeat_interleave(torch.tensor(numbers), torch.tensor(lengths))[None]
+    together = ssd_scan(*tensors, chunk, seq_idx=documents)
+    x, dt, a, b, c, d = tensors
+    parts = zip(*(t.split(lengths, 1) for t in (x, dt, b, c)), strict=True)
+    alone = torch.cat([ssd_scan(x, dt, a, b, c, d, chunk) for x, dt, b, c in parts], 1)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    weight = torch.randn(alone.shape, generator=torch.Generator().manual_seed(1))
+    for one, other in zip(*(torch.autograd.grad((y * weight).sum(), tensors) for y in (together, alone)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_the_state_before_the_first_token_belongs_to_the_first_document_only():
+    x, dt, a, b, c, d = inputs(batch=1, time=12)
+    state, documents = torch.randn(1, 4, 5, 6), torch.tensor([[3] * 5 + [7] * 7])
+    y = ssd_scan(x, dt, a, b, c, d, 4, documents, state)
+    first = ssd_scan(x[:, :5], dt[:, :5], a, b[:, :5], c[:, :5], d, initial_state=state)
+    second = ssd_scan(x[:, 5:], dt[:, 5:], a, b[:, 5:], c[:, 5:], d)
+    torch.testing.assert_close(y, torch.cat([first, second], 1), rtol=1e-5, atol=1e-5)
+
+
+def test_all_chunks_at_once_as_on_a_gpu_give_what_one_after_the_other_gives(monkeypatch):
+    tensors = tuple(t.requires_grad_() for t in inputs(time=50, groups=2))
+    results = []
+    for spans in (ssd._spans, lambda x: [slice(0, x.shape[1])]):
+        monkeypatch.setattr(ssd, "_spans", spans)
+        y = ssd_scan(*tensors, chunk=8)
+        results.append((y, *torch.autograd.grad(y.square().sum(), tensors)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_the_backward_pass_keeps_the_inputs_and_the_chunks_states_and_nothing_else():
+    tensors = tuple(t.requires_grad_() for t in inputs(batch=2, time=64, heads=4, head_dim=5, state=6))
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        ssd_scan(*tensors, chunk=16)
+    states = 2 * 4 * 4 * 5 * 6  # batch, chunks, heads, head dimension, state
+    assert sum(kept.values()) <= sum(t.numel() for t in tensors) + states
+
+
+@pytest.mark.slow
+def test_it_compiles_without_a_graph_break():
+    tensors = tuple(t.requires_grad_() for t in inputs(time=50, groups=2))
+    compiled = torch.compile(ssd_scan, fullgraph=True)
+    results = []
+    for scan in (ssd_scan, compiled):
+        y = scan(*tensors, chunk=16)
+        results.append((y, *torch.autograd.grad(y.square().sum(), tensors)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_later_tokens_do_not_change_earlier_outputs():
+    x, dt, a, b, c, d = inputs(time=40)
+    whole = ssd_scan(x, dt, a, b, c, d, chunk=16)
+    part = ssd_scan(x[:, :21], dt[:, :21], a, b[:, :21], c[:, :21], d, chunk=16)
+    torch.testing.assert_close(whole[:, :21], part, rtol=1e-5, atol=1e-6)
+
+
+def test_bf16_inputs_give_what_the_recurrence_gives_to_their_precision():
+    x, dt, a, b, c, d = inputs(time=200)
+    x, b, c = x.bfloat16(), b.bfloat16(), c.bfloat16()
+    found = ssd_scan(x, dt, a, b, c, d)
+    assert found.dtype == torch.float32
+    assert relative_error(found, recurrence(*(t.double() for t in (x, dt, a, b, c, d)))) < 1e-2
+
+
+def test_decays_are_fp32_whatever_the_inputs_are():
+    """One token fades for 20 steps of 1.0035, which in bf16 would be steps of 1 and 7 per cent off in the end."""
+    x, b = torch.zeros(1, 21, 1, 1, dtype=torch.bfloat16), torch.ones(1, 21, 1, 1, dtype=torch.bfloat16)
+    x[:, 0] = 1.0
+    y = ssd_scan(x, torch.full((1, 21, 1), 1.0035), torch.tensor([-1.0]), b, b, torch.zeros(1), chunk=8)
+    expected = 1.0035 * (-1.0035 * torch.arange(21.0)).exp()
+    torch.testing.assert_close(y.flatten(), expected, rtol=1e-2, atol=0)

@@ -1,0 +1,105 @@
+"""Documents that share a block are computed as if each stood alone: losses, gradients, and the KL divergence."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GraniteConfig
+
+from granite_scu.config.settings import BaseConfig
+from granite_scu.model import loading
+from granite_scu.model.document_mask import can_isolate, isolating
+from granite_scu.model.kl_divergence import summed_kl
+from granite_scu.model.loss import IGNORED, summed_nats, token_nats
+
+LENGTHS = [[9, 1, 22, 8], [40], [3, 37]]
+
+
+def dense() -> torch.nn.Module:
+    """A Granite with rotary positions and no Mamba layer."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = GraniteConfig(**sizes, **heads, initializer_range=0.3, logits_scaling=4.0, attention_multiplier=0.3)
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.fixture(params=["hybrid sdpa", "hybrid eager", "dense sdpa", "dense eager"])
+def model(request, small_granite):
+    kind, attention = request.param.split()
+    found = loading.load_model(BaseConfig(small_granite), torch.float32) if kind == "hybrid" else dense()
+    found.set_attn_implementation(attention)
+    return found.requires_grad_(True).train()
+
+
+@pytest.fixture
+def block():
+    """Inputs, labels and document numbers of three rows; a document's last position predicts nothing."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(2, 60, (3, 40), generator=generator)
+    labels = torch.randint(2, 60, (3, 40), generator=generator)
+    documents = torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in LENGTHS])
+    for row, lengths in enumerate(LENGTHS):
+        labels[row, torch.tensor(lengths).cumsum(0) - 1] = IGNORED
+    return inputs, labels, documents
+
+
+def alone(inputs, labels):
+    """Each document in a batch of its own."""
+    for row, lengths in enumerate(LENGTHS):
+        start = 0
+        for length in lengths:
+            part = slice(start, start + length)
+            yield inputs[row : row + 1, part], labels[row : row + 1, part], (row, part)
+            start += length
+
+
+def test_each_document_of_a_block_has_the_loss_that_it_has_alone(model, block):
+    inputs, labels, documents = block
+    together = token_nats(model, inputs, labels, documents)
+    for ids, targets, (row, part) in alone(inputs, labels):
+        torch.testing.assert_close(together[row, part], token_nats(model, ids, targets)[0], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(together, token_nats(model, inputs, labels), atol=1e-3), "seen as a whole it differs"
+
+
+def test_gradients_are_the_sum_of_those_alone(model, block):
+    inputs, labels, documents = block
+    parameters = [p for name, p in model.named_parameters() if "norm" not in name][:12]
+    together = torch.autograd.grad(summed_nats(model, inputs, labels, documents), parameters)
+    nats = sum(summed_nats(model, ids, targets) for ids, targets, _ in alone(inputs, labels))
+    for found, expected in zip(together, torch.autograd.grad(nats, parameters), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+
+
+@torch.no_grad()
+def test_the_divergence_keeps_documents_apart_too(model, block):
+    """From a model whose layers' weights are larger by a tenth."""
+    inputs, labels, documents = block
+    model.eval()
+    layers = [p for name, p in model.named_parameters() if "proj" in name]
+
+    @contextmanager
+    def as_it_was():
+        for weight in layers:
+            weight.mul_(1.1)
+        yield
+        for weight in layers:
+            weight.div_(1.1)
+
+    together = summed_kl(model, inputs, labels, as_it_was, documents)
+    expected = sum(summed_kl(model, ids, targets, as_it_was) for ids, targets, _ in alone(inputs, labels))
+    torch.testing.assert_close(together, expected, atol=0, rtol=1e-3)
+    seen_as_a_whole = summed_kl(model, inputs, labels, as_it_was)
+    assert not torch.allclose(together, seen_as_a_whole, rtol=1e-2), (together, seen_as_a_whole)
+
+
+def test_a_block_that_is_seen_as_a_whole_takes_no_arguments(model):
+    assert isolating(model, None) == {}
+
+
+def test_where_isolation_is_not_known_to_work_it_is_said(small_granite):
+    hybrid = loading.load_model(BaseConfig(small_granite), torch.float32)
+    assert can_isolate(hybrid, "sdpa") and can_isolate(dense(), "eager")
+    assert not can_isolate(hybrid, "flash_attention_2")
+    hybrid.config.model_type = "bamba"
+    assert not can_isolate(hybrid, "sdpa")

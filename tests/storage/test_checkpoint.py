@@ -1,0 +1,281 @@
+"""Checkpoints that PEFT loads as they lie, and that a run goes on from."""
+
+import errno
+import json
+import logging
+import os
+import random
+import resource
+import shutil
+
+import killing
+import lightning as L
+import numpy as np
+import peft
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.config.settings import BaseConfig
+from granite_scu.errors import UserError
+from granite_scu.model import loading
+from granite_scu.storage import manifest
+from granite_scu.storage.checkpoint import STATE, AdapterCheckpointIO, find, load_state, prune, save_adapter
+from granite_scu.storage.run_folder import RunFolder
+
+
+@pytest.fixture
+def trained(make_module, make_batches, fit, tmp_path):
+    """A module after a few steps, and the checkpoint folder that its Trainer wrote."""
+    module, io = make_module(), AdapterCheckpointIO()
+    io.module = module
+    trainer = fit(module, make_batches(3), plugins=[io])
+    folder = tmp_path / "run" / "checkpoint-3"
+    trainer.save_checkpoint(folder)
+    return module, folder
+
+
+def nats(model, batch):
+    with torch.no_grad():
+        return model(input_ids=batch["input_ids"], use_cache=False).logits
+
+
+def test_a_checkpoint_is_a_folder_with_an_adapter_and_a_state(trained):
+    module, folder = trained
+    assert sorted(entry.name for entry in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "manifest.json",
+        STATE,
+    ]
+    base = sum(p.numel() for p in module.model.parameters() if not p.requires_grad)
+    assert (folder / "adapter_model.safetensors").stat().st_size < 4 * base
+
+
+def test_peft_alone_loads_the_adapter_as_it_lies(trained, make_batches):
+    module, folder = trained
+    base = loading.load_model(BaseConfig(module.base.name), torch.float32)
+    loaded = peft.PeftModel.from_pretrained(base, folder)
+    (batch,) = make_batches(1)
+    assert torch.equal(nats(loaded, batch), nats(module.model.eval(), batch))
+
+
+def test_the_adapter_names_its_base_as_the_user_did(trained, tmp_path):
+    module, _ = trained
+    before = module.model.peft_config["default"].base_model_name_or_path
+    save_adapter(module.model, tmp_path / "adapter", "tiny-granite-h")
+    saved = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == "tiny-granite-h"
+    assert module.model.peft_config["default"].base_model_name_or_path == before
+
+
+def test_a_run_goes_on_from_the_folder(trained, make_module, make_batches, fit):
+    module, folder = trained
+    seen = []
+
+    class Watch(L.Callback):
+        def on_train_start(self, trainer, resumed):
+            seen.append((trainer.global_step, {n: u.b.detach().clone() for n, u in resumed.updates.items()}))
+
+    fit(
+        make_module(),
+        make_batches(3),
+        plugins=[AdapterCheckpointIO()],
+        ckpt_path=folder,
+        max_epochs=2,
+        callbacks=[Watch()],
+    )
+    ((step, factors),) = seen
+    assert step == 3
+    assert all(torch.equal(factors[name], u.b) for name, u in module.updates.items())
+
+
+def test_a_checkpoint_appears_whole_or_not_at_all(trained, tmp_path):
+    module, _ = trained
+    io = AdapterCheckpointIO()
+    io.module = module
+    with pytest.raises(Exception, match="pickle"):
+        io.save_checkpoint({"what": lambda: None}, tmp_path / "checkpoint-9")
+    assert not list(tmp_path.glob("*checkpoint-9*"))
+
+
+def save_in_a_fork(io, state, folder, prepare) -> int:
+    """Save a checkpoint and prune to one, in a child; returns its exit code, 1 for an error of the system."""
+    child = os.fork()
+    if not child:
+        code = 2
+        try:
+            prepare()
+            io.save_checkpoint(state, folder / "checkpoint-6")
+            prune(RunFolder(folder), keep=1)
+            code = 0
+        except OSError:
+            code = 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize(
+    "strike",
+    [
+        pytest.param(lambda: os._exit(9), id="crash"),
+        pytest.param(killing.fail_with(killing.FULL), id="full", marks=pytest.mark.slow),
+    ],
+)
+def test_wherever_a_save_is_cut_short_a_whole_checkpoint_is_left(trained, tmp_path, strike):
+    """At each of its calls that change the file system, one after the other."""
+    module, folder = trained
+    io, state = AdapterCheckpointIO(), {name: v for name, v in load_state(folder).items() if name != "random"}
+    io.module, struck, places = module, tmp_path / "struck", 0
+
+    def strike_and_tell():
+        struck.touch()
+        strike()
+
+    while places == 0 or struck.exists():
+        struck.unlink(missing_ok=True)
+        places += 1
+        run = shutil.copytree(folder.parent, tmp_path / f"run{places}")
+        save_in_a_fork(io, state, run, killing.at_change(run, places, strike_and_tell))
+        newest = find("last", run)
+        assert newest.name in ("checkpoint-3", "checkpoint-6")
+        assert load_state(newest)["global_step"] == 3
+    assert places > 15
+    assert [path.name for path in RunFolder(run).checkpoints()] == ["checkpoint-6"]
+
+
+def test_wherever_a_file_of_a_save_no_longer_fits_a_whole_checkpoint_is_left(trained, tmp_path):
+    module, folder = trained
+    io, state = AdapterCheckpointIO(), {name: v for name, v in load_state(folder).items() if name != "random"}
+    io.module = module
+    unhindered = shutil.copytree(folder.parent, tmp_path / "unhindered")
+    assert save_in_a_fork(io, state, unhindered, lambda: None) == 0
+    largest = max(path.stat().st_size for path in (unhindered / "checkpoint-6").iterdir())
+    # a fork seeds Python's generator anew, so each child's state pickles to a size some hundred bytes apart
+    for number, most in enumerate((0, 100, 1000, largest // 2, largest - 1024)):
+        run = shutil.copytree(folder.parent, tmp_path / f"run{number}")
+        limit = lambda most=most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
+        assert save_in_a_fork(io, state, run, limit) == 1
+        assert [path.name for path in run.iterdir()] == ["checkpoint-3"]
+        assert find("last", run).name == "checkpoint-3"
+
+
+@pytest.fixture
+def several(tmp_path):
+    """A run folder with three small checkpoints that are whole."""
+    for step in (900, 1000, 200):
+        folder = tmp_path / f"checkpoint-{step}"
+        (folder / "best").mkdir(parents=True)
+        for name in (STATE, "adapter_model.safetensors", "best/validation.json"):
+            (folder / name).write_bytes(f"{name} {step}".encode())
+        manifest.write(folder)
+    return tmp_path
+
+
+@pytest.mark.parametrize("resume", ["last", "auto"])
+def test_last_and_auto_name_the_newest_checkpoint(several, resume):
+    assert find(resume, several).name == "checkpoint-1000"
+
+
+def test_a_damaged_one_is_passed_over_and_named(several, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
+    (several / "checkpoint-1000" / "best" / "validation.json").write_bytes(b"another")
+    assert find("last", several).name == "checkpoint-900"
+    assert "checkpoint-1000: best/validation.json is damaged; going on from checkpoint-900 instead" in caplog.text
+    with pytest.raises(UserError, match=r"best/validation\.json is damaged; go on from another, or from the last"):
+        find(str(several / "checkpoint-1000"), several)
+
+
+def test_without_a_whole_one_nothing_goes_on(several):
+    for folder in RunFolder(several).checkpoints():
+        (folder / STATE).unlink()
+    for resume in ("last", "auto"):  # auto does not begin again what may only have to be mended
+        with pytest.raises(UserError, match=f"none in .* is whole .*checkpoint-200: {STATE} is missing"):
+            find(resume, several)
+
+
+def test_auto_begins_where_there_is_no_checkpoint(tmp_path):
+    assert find("auto", tmp_path) is None
+
+
+@given(data=st.data())
+def test_damage_to_any_byte_shows(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    contents = data.draw(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
+    for number, content in enumerate(contents):
+        (folder / f"file{number}").write_bytes(content)
+    manifest.write(folder)
+    assert manifest.damage(folder) is None
+    path = data.draw(st.sampled_from(sorted(folder.iterdir())))
+    whole = path.read_bytes()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    cut = data.draw(st.booleans())
+    path.write_bytes(whole[:place] if cut else whole[:place] + bytes([whole[place] ^ 1 << 5]) + whole[place + 1 :])
+    assert manifest.damage(folder) is not None
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_damage(several, monkeypatch):
+    def broken(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(manifest, "_sha256", broken)
+    assert (
+        manifest.damage(several / "checkpoint-900") == "adapter_model.safetensors cannot be read (Input/output error)"
+    )
+
+
+def test_files_that_came_later_are_no_damage(several):
+    (several / "checkpoint-900" / ".DS_Store").write_text("")
+    assert manifest.damage(several / "checkpoint-900") is None
+
+
+def test_the_only_whole_checkpoint_is_never_removed(several):
+    (several / "checkpoint-1000" / STATE).write_bytes(b"")
+    (several / "checkpoint-900" / STATE).unlink()
+    prune(RunFolder(several), keep=1)
+    assert [path.name for path in RunFolder(several).checkpoints()] == [
+        "checkpoint-200",
+        "checkpoint-900",
+        "checkpoint-1000",
+    ]
+    shutil.rmtree(several / "checkpoint-900")
+    shutil.copytree(several / "checkpoint-200", several / "checkpoint-950")
+    prune(RunFolder(several), keep=1)
+    assert [path.name for path in RunFolder(several).checkpoints()] == ["checkpoint-950", "checkpoint-1000"]
+
+
+def test_every_generator_goes_on_where_it_was(trained):
+    _, folder = trained
+    AdapterCheckpointIO().load_checkpoint(folder)
+    draw = lambda: (random.random(), np.random.rand(), torch.rand(()).item())  # noqa: E731
+    first = draw()
+    assert draw() != first
+    AdapterCheckpointIO().load_checkpoint(folder)
+    assert draw() == first
+
+
+def test_a_checkpoint_is_found_by_its_folder(trained):
+    _, folder = trained
+    assert find(str(folder), "elsewhere") == folder
+
+
+@pytest.mark.parametrize(("resume", "problem"), [("last", "holds no checkpoint"), ("./nowhere", "no state.ckpt in it")])
+def test_a_checkpoint_that_is_not_there_is_refused(tmp_path, resume, problem):
+    with pytest.raises(UserError, match=f"--resume-from-checkpoint {resume}: .*{problem}"):
+        find(resume, tmp_path)
+
+
+def test_a_run_folder_in_place_of_a_checkpoint_is_put_right(several):
+    with pytest.raises(UserError, match=rf"no {STATE} in it\); the newest of that run is last --output-dir {several}"):
+        find(str(several), "elsewhere")
+
+
+@pytest.mark.parametrize("damage", [b"", b"no checkpoint", None])
+def test_a_damaged_state_is_refused(trained, damage):
+    _, folder = trained
+    whole = (folder / STATE).read_bytes()
+    (folder / STATE).write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    with pytest.raises(UserError, match=f"--resume-from-checkpoint .*: {STATE} is damaged"):
+        load_state(folder)

@@ -1,0 +1,314 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import HISTORY, HISTORY_LINES, LOCK, MARK, METRICS, RunFolder, finite, replacing
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    return folder
+
+
+def contents(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def refusal(folder, **options) -> str:
+    with pytest.raises(UserError) as refused:
+        folder.check(**({"overwrite": False, "resuming": False} | options))
+    message = str(refused.value)
+    assert "\n" not in message
+    assert str(folder.path) in message
+    return message
+
+
+# Who may write
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resuming": True}])
+def test_a_folder_that_is_missing_or_empty_is_accepted_and_made_later(tmp_path, options):
+    folder = RunFolder(tmp_path / "a" / "b")
+    folder.check(**({"overwrite": False, "resuming": False} | options))
+    assert contents(tmp_path) == []
+    for _ in range(2):
+        folder.make()
+        folder.check(overwrite=False, resuming=False)
+        assert contents(folder.path) == []
+
+
+def test_a_relative_folder_is_looked_for_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RunFolder("a/b").check(overwrite=False, resuming=False)
+    assert contents(tmp_path) == []
+
+
+def test_the_home_folder_may_be_abbreviated(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunFolder("~/run").path == tmp_path / "run"
+
+
+def test_a_folder_that_is_not_empty_is_refused(folder):
+    (folder.path / MARK).write_text("{}")
+    message = refusal(folder)
+    assert "--overwrite" in message and "--resume-from-checkpoint last" in message
+
+
+def test_a_run_may_be_replaced_or_gone_on_with(folder):
+    (folder.path / MARK).write_text("{}")
+    folder.check(overwrite=True, resuming=False)
+    folder.check(overwrite=False, resuming=True)
+    assert contents(folder.path) == [MARK]  # a check deletes nothing
+
+
+def test_what_is_no_run_folder_is_never_overwritten(folder):
+    (folder.path / "thesis.tex").write_text("years of work")
+    assert "not a run folder" in refusal(folder, overwrite=True)
+    assert (folder.path / "thesis.tex").read_text() == "years of work"
+
+
+def test_what_is_no_folder_or_lies_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+    for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "link"):
+        assert "cannot be written" in refusal(RunFolder(path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_write_permission_is_refused(folder):
+    folder.path.chmod(0o500)
+    for refused in (folder, RunFolder(folder.path / "a" / "b")):
+        assert "cannot be written" in refusal(refused)
+
+
+def test_clearing_empties_the_folder_and_follows_no_link(folder, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("")
+    (folder.path / "logs").mkdir()
+    (folder.path / "logs" / "log").write_text("")
+    (folder.path / MARK).write_text("{}")
+    (folder.path / "link").symlink_to(outside)
+    folder.clear()
+    assert contents(folder.path) == []
+    assert contents(outside) == ["kept"]
+
+
+def test_the_mark_of_a_run_folder_goes_last(folder, monkeypatch):
+    for name in ("adapter_config.json", MARK, "config.yaml"):
+        (folder.path / name).write_text("{}")
+    unlink, gone = Path.unlink, []
+    monkeypatch.setattr(Path, "unlink", lambda path: (gone.append(path.name), unlink(path)))
+    folder.clear()
+    assert len(gone) == 3 and gone[-1] == MARK
+
+
+def test_two_processes_do_not_share_a_folder(folder):
+    """The lock goes with the process that holds it, however that ends."""
+    line = "import sys, time; from granite_scu.storage.run_folder import RunFolder; folder = RunFolder(sys.argv[1]); "
+    line += "folder.lock(); print('locked', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", line, str(folder.path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "locked\n"
+    with pytest.raises(UserError, match=f"--output-dir {folder.path}: another process is running in it"):
+        folder.lock()
+    other.kill()
+    other.wait()
+    folder.lock()
+    folder.lock()  # a process may have its own folder
+    folder.unlock()
+
+
+def test_what_a_kill_left_half_written_is_swept(folder):
+    (folder.path / ".checkpoint-5.123.tmp" / "best").mkdir(parents=True)
+    (folder.path / "best").mkdir()
+    (folder.path / "best" / ".validation.json.7.tmp").write_text("half")
+    (folder.path / "kept.tmp").write_text("")
+    folder.sweep()
+    assert sorted(path.name for path in folder.path.rglob("*")) == ["best", "kept.tmp"]
+
+
+# All or nothing
+
+
+class Crash(Exception):
+    pass
+
+
+def write_half(path, *, as_folder: bool) -> None:
+    """Begin to replace ``path``, and crash."""
+    with replacing(path) as temporary:
+        if as_folder:
+            temporary.mkdir()
+        (temporary / "part" if as_folder else temporary).write_text("half")
+        raise Crash
+
+
+def test_a_file_or_folder_appears_whole(tmp_path):
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_text("new")
+        assert not (tmp_path / "file").exists()
+    with replacing(tmp_path / "folder") as temporary:
+        temporary.mkdir()
+        (temporary / "part").write_text("new")
+        assert not (tmp_path / "folder").exists()
+    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "part").read_text() == "new"
+    assert contents(tmp_path) == ["file", "folder"]
+
+
+def test_what_was_there_is_replaced_as_a_whole(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "stale").write_text("old")
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_text("new")
+    with replacing(tmp_path / "folder") as temporary:
+        temporary.mkdir()
+        (temporary / "part").write_text("new")
+    assert (tmp_path / "file").read_text() == "new"
+    assert contents(tmp_path / "folder") == ["part"]
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_crash_while_writing_leaves_what_was_there_and_nothing_else(tmp_path, as_folder):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "part").write_text("old")
+    for name in ("folder" if as_folder else "file", "not there yet"):
+        with pytest.raises(Crash):
+            write_half(tmp_path / name, as_folder=as_folder)
+    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "part").read_text() == "old"
+    assert contents(tmp_path) == ["file", "folder"]
+
+
+# JSON
+
+
+def test_numbers_that_json_cannot_say_become_null():
+    value = {"a": math.nan, "b": [1.0, math.inf, (-math.inf, 2)], "c": {"d": True, "e": None, "f": "NaN"}}
+    assert finite(value) == {"a": None, "b": [1.0, None, [None, 2]], "c": {"d": True, "e": None, "f": "NaN"}}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_what_is_written_is_always_json(value):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    text = json.dumps(finite(value), allow_nan=False)
+    assert json.loads(text, parse_constant=refuse) == finite(value)
+
+
+def test_a_json_file_is_written_whole_or_not_at_all(folder):
+    folder.write_json("metrics.json", {"s": math.nan, "steps": 3})
+    assert json.loads((folder.path / "metrics.json").read_text()) == {"s": None, "steps": 3}
+    with pytest.raises(TypeError):
+        folder.write_json("metrics.json", {"s": object()})
+    assert json.loads((folder.path / "metrics.json").read_text()) == {"s": None, "steps": 3}
+    assert contents(folder.path) == ["metrics.json"]
+
+
+# The history
+
+
+def record(step: int, s: float = 0.5) -> dict:
+    return {"step": step, "s": s}
+
+
+def test_a_record_is_on_the_disk_once_it_is_appended(folder):
+    assert folder.read_history() == []
+    folder.append_history(record(1))
+    folder.append_history(record(2, math.nan))
+    lines = (folder.path / HISTORY_LINES).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [record(1), {"step": 2, "s": None}]
+    assert folder.read_history() == [record(1), {"step": 2, "s": None}]
+
+
+def test_a_last_line_that_a_crash_tore_is_left_out(folder):
+    folder.append_history(record(1))
+    folder.append_history(record(2))
+    lines = folder.path / HISTORY_LINES
+    lines.write_text(lines.read_text()[:-5])
+    assert folder.read_history() == [record(1)]
+
+
+def test_a_damaged_line_is_named(folder):
+    for step in (1, 2):
+        folder.append_history(record(step))
+    lines = folder.path / HISTORY_LINES
+    lines.write_bytes(b"\xff" + lines.read_bytes()[1:])
+    with pytest.raises(UserError, match=rf"{HISTORY_LINES}: line 1 is damaged"):
+        folder.read_history()
+
+
+def test_a_resumed_run_appends_after_its_checkpoint(folder):
+    for step in (1, 2, 3):
+        folder.append_history(record(step))
+    lines = folder.path / HISTORY_LINES
+    lines.write_text(lines.read_text()[:-5])
+    folder.rewind_history(2)
+    folder.append_history(record(3, 0.25))
+    assert folder.read_history() == [record(1), record(2), record(3, 0.25)]
+
+
+def test_rewinding_drops_what_came_after_the_checkpoint(folder):
+    for step in (10, 20, 30):
+        folder.append_history(record(step))
+    folder.rewind_history(20)
+    assert folder.read_history() == [record(10), record(20)]
+    folder.rewind_history(5)
+    assert folder.read_history() == []
+
+
+def test_a_finished_history_is_one_list(folder):
+    for step in (1, 2):
+        folder.append_history(record(step))
+    assert folder.finish_history() == [record(1), record(2)]
+    assert json.loads((folder.path / HISTORY).read_text()) == [record(1), record(2)]
+    assert contents(folder.path) == [HISTORY]
+    assert folder.read_history() == [record(1), record(2)]
+
+
+def test_a_finished_run_can_be_gone_on_with(folder):
+    for step in (1, 2, 3):
+        folder.append_history(record(step))
+    folder.finish_history()
+    folder.write_json(METRICS, {"steps": 3})
+    folder.rewind_history(2)
+    assert contents(folder.path) == [HISTORY_LINES]  # it does not look finished
+    folder.append_history(record(3, 0.25))
+    assert folder.finish_history() == [record(1), record(2), record(3, 0.25)]
+    assert contents(folder.path) == [HISTORY]
+
+
+# Checkpoints
+
+
+def test_checkpoints_are_listed_by_step_and_half_written_ones_are_not(folder):
+    for name in ("checkpoint-1000", "checkpoint-200", ".checkpoint-300.17.tmp", "checkpoint-best", "best", "logs"):
+        (folder.path / name).mkdir()
+    assert [path.name for path in folder.checkpoints()] == ["checkpoint-200", "checkpoint-1000"]
+
+
+def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_run(folder):
+    for name in (LOCK, ".training_config.json.77.tmp"):
+        (folder.path / name).write_text("")
+    folder.check(overwrite=False, resuming=False)
+    (folder.path / "notes.txt").write_text("")
+    with pytest.raises(UserError, match="is not empty"):
+        folder.check(overwrite=False, resuming=False)

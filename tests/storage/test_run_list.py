@@ -1,0 +1,140 @@
+"""The list of runs, from folders as runs leave them: finished, cut off, damaged."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from granite_scu.cli import main as commands
+from granite_scu.storage import run_list as runs
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Writes a run folder's files."""
+
+    def make(name, time, *, finished=True, ticks=3, controller="pi", base=5.5, adapter=5.0, rate=1000.0):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        files = {
+            "training_config.json": {"plan": {"steps": 30}, "base": {"name": "tiny-granite-h"}},
+            "scu_config.json": {"controller": controller, "target_s": 0.05},
+        }
+        tick = {"s_target": 0.05, "tokens_per_s": rate}
+        records = [tick | {"step": 10 * n, "s_ema": 0.01 * n, "lambda": 2.0 / n} for n in range(1, ticks + 1)]
+        if finished:
+            files |= {
+                "scu_history.json": records,
+                "scu_metrics.json": {
+                    "steps": 30,
+                    "base_test_bpt": base,
+                    "final_test_bpt": adapter,
+                    "tokens_per_s": rate,
+                    "stopped": {"reason": "max_steps"},
+                    "best_val_bpt": 5.1,
+                    "better": {"adapter": "best", "by_bpt": 0.1},
+                },
+            }
+        else:
+            lines = "".join(json.dumps(record) + "\n" for record in records)
+            (folder / "scu_history.jsonl").write_text(lines + '{"step": 99, "s_')
+        for file, content in files.items():
+            (folder / file).write_text(json.dumps(content))
+        for file in folder.iterdir():
+            os.utime(file, (time, time))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def listed(capsys):
+    def listed(*argv) -> tuple[int, str, str]:
+        code = commands.main(["runs", *map(str, argv)])
+        return code, *capsys.readouterr()
+
+    return listed
+
+
+def test_each_run_says_what_its_files_do(make_run, tmp_path):
+    finished = runs.summarise(make_run("finished", 2e9))
+    assert (finished.finished, finished.step, finished.steps, finished.stopped) == (True, 30, 30, "max_steps")
+    assert (finished.controller, finished.s_target, finished.s, finished.strength) == ("pi", 0.05, 0.03, 2 / 3)
+    assert (finished.base_bpt, finished.adapter_bpt, finished.saved_bpt) == (5.5, 5.0, 0.5)
+    assert (finished.best_val_bpt, finished.better, finished.tokens_per_s) == (5.1, "best", 1000.0)
+    cut_off = runs.summarise(make_run("cut-off", 2e9, finished=False, ticks=2))
+    assert (cut_off.finished, cut_off.step, cut_off.s, cut_off.base_bpt) == (False, 20, 0.02, None)
+    not_begun = runs.summarise(make_run("not-begun", 2e9, finished=False, ticks=0))
+    assert (not_begun.finished, not_begun.step, not_begun.s) == (False, 0, None)
+    assert not_begun.s_target == 0.05
+
+
+def test_newest_first_or_as_asked_with_what_is_unknown_last(make_run, tmp_path, listed):
+    make_run("old", 1e9, adapter=4.0, rate=10.0)
+    make_run("deep/new", 2e9, adapter=5.0, rate=30.0)
+    make_run("cut", 1.5e9, finished=False, rate=20.0)
+
+    def order(*argv):
+        code, out, err = listed(tmp_path, "--json", *argv)
+        assert (code, err) == (0, "")
+        return [os.path.relpath(run["path"], tmp_path) for run in json.loads(out)["runs"]]
+
+    assert order() == order("--sort", "time") == ["deep/new", "cut", "old"]
+    assert order("--sort", "name") == ["cut", "deep/new", "old"]
+    assert order("--sort", "bpt") == order("--sort", "saved") == ["old", "deep/new", "cut"]
+    assert order("--sort", "speed") == ["deep/new", "cut", "old"]
+
+
+def test_the_table(make_run, tmp_path, listed):
+    make_run("[mine]", 2e9)
+    make_run("cut", 1.5e9, finished=False, ticks=1, controller="fixed")
+    code, out, _ = listed(tmp_path)
+    rows = [line.split() for line in out.splitlines()]
+    assert code == 0
+    mine = next(row for row in rows if row[:1] == ["[mine]"])
+    assert mine[3:] == ["finished", "pi", "5.00%", "3.00%", "0.667", "5.5000", "->", "5.0000", "+0.5000", "1,000"]
+    cut = next(row for row in rows if row[:1] == ["cut"])
+    assert cut[3:] == ["unfinished,", "10/30", "fixed", "5.00%", "1.00%", "2", "-", "-", "1,000"]
+
+
+def test_broken_folders_are_named_and_not_fatal(make_run, tmp_path, listed):
+    make_run("sound", 2e9)
+    (make_run("torn", 2e9) / "scu_metrics.json").write_text('{"steps": 3')
+    (make_run("unmarked", 2e9) / "training_config.json").unlink()
+    (make_run("emptied", 2e9) / "training_config.json").write_text("{}")
+    (make_run("listed", 2e9) / "scu_config.json").write_text("[]")
+    (make_run("gibberish", 2e9, finished=False) / "scu_history.jsonl").write_text("\0\n")
+    make_run("worded", 2e9, rate="fast")
+    code, out, err = listed(tmp_path)
+    assert (code, err) == (0, "")
+    broken = {line.split(": ")[1]: line for line in out.splitlines() if line.startswith("broken: ")}
+    assert {os.path.basename(path) for path in broken} == {
+        "torn",
+        "unmarked",
+        "emptied",
+        "listed",
+        "gibberish",
+        "worded",
+    }
+    assert "tokens_per_s is no number in its files, but 'fast'" in broken[str(tmp_path / "worded")]
+    assert "training_config.json is missing" in broken[str(tmp_path / "unmarked")]
+    assert "'plan' is missing" in broken[str(tmp_path / "emptied")]
+    assert "sound" in out
+
+
+def test_nothing_there(tmp_path, listed):
+    for argv, words in (((tmp_path,), "holds no run folder"), ((tmp_path / "none",), "no such folder")):
+        code, out, err = listed(*argv)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+    code, _, err = listed(tmp_path, "--sort", "colour")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--sort" in err
+
+
+def test_nothing_heavy_is_loaded_for_it():
+    loaded = "import sys, granite_scu.cli.main, granite_scu.storage.run_list; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

@@ -1,0 +1,75 @@
+"""The best validation and its adapter are one folder, which a resumed run goes on from."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from granite_scu.training.callbacks.best_adapter import RECORD, BestAdapter
+
+ADAPTER = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def saved(make_module, tmp_path):
+    """A run's best adapter after validations at steps 10, 20 and 30, of which the second was the best."""
+    best, module = BestAdapter(tmp_path / "run" / "best"), make_module()
+    best.folder.parent.mkdir()
+    for step, val_bpt in ((10, 5.5), (20, 5.1), (30, 5.3)):
+        best.consider(SimpleNamespace(global_step=step, is_global_zero=True), module, val_bpt)
+    return best
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """The best adapter of a run in another folder, which has none yet."""
+    (tmp_path / "other").mkdir()
+    return BestAdapter(tmp_path / "other" / "best")
+
+
+def contents(folder):
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+
+
+def test_the_record_lies_beside_its_adapter(saved):
+    assert set(contents(saved.folder)) == {ADAPTER, "adapter_config.json", RECORD}
+    assert json.loads((saved.folder / RECORD).read_text()) == {"val_bpt": 5.1, "step": 20}
+    assert (saved.latest, saved.latest_step) == (5.3, 30)
+
+
+def test_a_run_that_goes_on_has_its_record_to_beat(saved, make_module):
+    before, best = contents(saved.folder), BestAdapter(saved.folder)
+    best.resume(saved.folder, write=False)
+    assert (best.val_bpt, best.step) == (5.1, 20)
+    trainer, module = SimpleNamespace(global_step=40, is_global_zero=True), make_module()
+    best.consider(trainer, module, 5.2)
+    assert contents(saved.folder) == before
+    best.consider(trainer, module, 5.0)
+    assert json.loads((saved.folder / RECORD).read_text()) == {"val_bpt": 5.0, "step": 40}
+
+
+def test_the_latest_validation_is_remembered(saved):
+    best = BestAdapter(saved.folder)
+    best.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    assert (best.latest, best.latest_step) == (5.3, 30)
+
+
+def test_a_checkpoints_copy_takes_the_place_of_what_came_later(saved, elsewhere):
+    """The steps after it are done again, perhaps otherwise."""
+    elsewhere.folder.mkdir()
+    (elsewhere.folder / "from a later step").write_text("")
+    elsewhere.resume(saved.folder, write=True)
+    assert (elsewhere.val_bpt, elsewhere.step) == (5.1, 20)
+    assert contents(elsewhere.folder) == contents(saved.folder)
+
+
+def test_a_checkpoint_without_a_copy_leaves_nothing_to_beat(saved, tmp_path):
+    saved.resume(tmp_path / "nowhere" / "best", write=True)
+    assert (saved.val_bpt, saved.step) == (None, None)
+    assert not saved.folder.exists()
+
+
+def test_a_rank_that_does_not_write_only_reads(saved, elsewhere):
+    elsewhere.resume(saved.folder, write=False)
+    assert (elsewhere.val_bpt, elsewhere.step) == (5.1, 20)
+    assert not elsewhere.folder.exists()

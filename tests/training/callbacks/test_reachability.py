@@ -1,0 +1,102 @@
+"""The watch over reachability in a real run of a small model."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from granite_scu import control
+from granite_scu.control.diagnostics.reachability import Reachability
+from granite_scu.training.callbacks.reachability import ReachabilityMonitor
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.stopwatch import Stopwatch
+
+BOUNDS = (1e-6, 1e6)
+RECORD = {
+    **{"step": 4, "s_ema": 0.1, "data_bpt": 5.0, "param_bpt": 0.5, "lambda": 0.3, "saturated": False, "held": False},
+    **{"data_grad_norm": 2.0, "penalty_grad_norm": 0.5},
+}
+
+
+@pytest.fixture(autouse=True)
+def _logs(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="granite_scu")
+
+
+def watched(target: float, steps: int, **settings):
+    law = control.build("pi", target_s=target, lambda_init=1e-4, lambda_min=1e-4, **settings)
+    scu = ShannonControl(law, 2, Stopwatch())
+    planned = [1e-3 * step for step in range(steps + 1)]
+    monitor = ReachabilityMonitor(scu, Reachability(target), (1e-4, 1e6), planned)
+    return monitor, [scu.stopwatch, scu, monitor]
+
+
+def test_a_setpoint_beyond_reach_is_warned_of_once_and_the_run_goes_on(make_module, make_batches, fit, caplog):
+    monitor, callbacks = watched(0.9, steps=40)
+    module = make_module(optimizer={"learning_rate": 1e-3}, n_tokens=10**6)
+    trainer = fit(module, make_batches(40), callbacks=callbacks)
+    assert trainer.global_step == 40
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "out of reach (S_free below S*)" in warnings[0].getMessage()
+    found = monitor.summary()
+    assert found["verdict"] == "stuck below the setpoint"
+    assert found["episodes"] == 1
+    assert found["s_free"] is None or found["s_free"] < 0.9
+
+
+def test_a_setpoint_that_is_crossed_makes_no_sound(make_module, make_batches, fit, caplog):
+    monitor, callbacks = watched(1e-5, steps=30)
+    fit(make_module(optimizer={"learning_rate": 1e-3}, n_tokens=10**6), make_batches(30), callbacks=callbacks)
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert monitor.summary()["verdict"] == "reached"
+
+
+def make(record=RECORD, travel=4e-3, **settings) -> ReachabilityMonitor:
+    scu = SimpleNamespace(latest=record, travel=travel)
+    return ReachabilityMonitor(scu, Reachability(0.5), BOUNDS, [0.0, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3], **settings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "value"),
+    [
+        ({}, "penalty_share", 0.25),
+        ({"penalty_grad_norm": 0.0}, "penalty_share", 0.0),
+        ({}, "moved", 4e-3),
+        ({}, "moved_at_end", 5e-3),
+        ({"saturated": True, "lambda": 1e-6}, "at_low", True),
+        ({"saturated": True, "lambda": 1e6}, "at_low", False),
+        ({"saturated": True, "lambda": 1e6}, "at_high", True),
+    ],
+)
+def test_a_record_is_read_for_what_it_says(changed, name, value):
+    assert getattr(make()._sight(RECORD | changed), name) == pytest.approx(value)
+
+
+def test_how_far_the_run_has_moved_is_what_its_steps_did_whatever_is_planned_now():
+    """As after a resumption at a tenth of the learning rate: what was moved at the old one stays moved."""
+    sight = make(travel=40e-3)._sight(RECORD)
+    assert (sight.moved, sight.moved_at_end) == pytest.approx((40e-3, 41e-3))
+    assert make(travel=0.0)._sight(RECORD) is None
+
+
+@pytest.mark.parametrize("changed", [{"held": True}, {"s_ema": None}, {"data_bpt": float("nan")}, {"param_bpt": 0.0}])
+def test_a_record_without_a_measurement_says_nothing(changed):
+    assert make()._sight(RECORD | changed) is None
+
+
+def test_where_lambda_acts_otherwise_the_gradients_say_nothing():
+    assert make(in_gradient=False)._sight(RECORD).penalty_share is None
+
+
+def test_its_state_survives_a_round_trip():
+    monitor = make()
+    for step in range(1, 6):
+        record = RECORD | {"step": step, "saturated": True, "lambda": 1e-6}
+        monitor.state = monitor.law.update(monitor.state, monitor._sight(record))
+    fresh = make()
+    fresh.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
+    assert fresh.state == monitor.state
+    assert fresh.state.side == monitor.state.side

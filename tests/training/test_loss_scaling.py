@@ -1,0 +1,112 @@
+"""Training in fp16 with loss scaling: real fp16 products and a real GradScaler, both on the CPU.
+
+Lightning keeps fp16 for GPUs, so the plugin that it would build there is handed to it.
+"""
+
+from dataclasses import replace
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from test_module import Endless, description_gradient, error, factors, mean_gradient, minus, norm, same, set_factors
+
+from granite_scu.training.module import GraniteModule
+
+USUAL = 2.0**16
+"""The scale that PyTorch starts with."""
+
+
+@pytest.fixture
+def fit_fp16(fit):
+    """As ``fit``, in fp16 with a loss scaler that starts at ``scale``."""
+
+    def run(module, batches, scale=USUAL, scaling=None, **settings) -> L.Trainer:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, **(scaling or {}))
+        return fit(module, batches, plugins=[MixedPrecision("16-mixed", "cpu", scaler)], **settings)
+
+    return run
+
+
+class Watched(GraniteModule):
+    """Keeps the gradient that the newest optimizer step was given."""
+
+    def prepare_gradient(self, optimizer) -> None:
+        super().prepare_gradient(optimizer)
+        self.given = [p.grad if p.grad is None else p.grad.clone() for p in factors(self)]
+
+
+@pytest.fixture
+def make_fp16(make_module):
+    """As ``make_module``, the frozen weights in fp16."""
+    return lambda **arguments: make_module(Watched, dtype=torch.float16, **arguments)
+
+
+@pytest.fixture
+def trained(make_module, fit, make_batches) -> list[torch.Tensor]:
+    """Factors that training has reached, where B is not zero."""
+    module = make_module(optimizer={"learning_rate": 0.01})
+    fit(module, make_batches(4))
+    return [factor.detach().clone() for factor in factors(module)]
+
+
+@pytest.mark.parametrize("scale", [2.0**6, USUAL])
+def test_lambda_adds_exactly_its_gradient_whatever_the_scale(
+    make_module, make_fp16, fit_fp16, make_batches, trained, scale
+):
+    strength, prior, given = 3.0, {"sigma": 0.002, "n_tokens": 1}, {}
+    for each in (0.0, strength):
+        module = make_fp16(**prior)
+        set_factors(module, trained)
+        module.reg_strength = each
+        fit_fp16(module, make_batches(2), scale, accumulate_grad_batches=2)
+        given[each] = module.given
+    exact = make_module(**prior)
+    set_factors(exact, trained)
+    assert error(given[0.0], mean_gradient(exact, make_batches(2))) < 0.01  # of fp16's rounding
+    penalty = [strength * gradient for gradient in description_gradient(exact)]
+    assert norm(penalty) > norm(given[0.0])  # so that fp32 can tell the difference
+    assert error(minus(given[strength], given[0.0]), penalty) < 1e-6
+
+
+def test_steps_that_overflow_are_skipped_counted_and_leave_no_trace(make_fp16, fit_fp16, make_batches):
+    batches, options = make_batches(6), {"optimizer": {"learning_rate": 0.01}}
+    module, without = make_fp16(**options), make_fp16(**options)
+    module.reg_strength = without.reg_strength = 2.0
+    scaler = fit_fp16(module, batches, USUAL * 2**32, {"backoff_factor": 2.0**-16}).precision_plugin.scaler
+    fit_fp16(without, batches[2:])
+    assert scaler.get_scale() == USUAL
+    window = module.read_window()
+    assert (window.applied, window.skipped) == (4, 2)
+    assert window == replace(without.read_window(), skipped=2)
+    assert same(factors(module), factors(without))
+
+
+def test_a_penalty_that_overflows_skips_the_step_and_not_the_scale(make_fp16, fit_fp16, make_batches, trained):
+    module = make_fp16(sigma=1e-18, n_tokens=1)
+    set_factors(module, trained)
+    module.reg_strength = 1e6
+    scaler = fit_fp16(module, make_batches(2)).precision_plugin.scaler
+    window = module.read_window()
+    assert (window.applied, window.skipped) == (0, 2)
+    assert same(factors(module), trained)
+    assert scaler.get_scale() == USUAL
+
+
+def test_clipping_acts_on_the_unscaled_sum(make_fp16, fit_fp16, make_batches, trained):
+    module = make_fp16(optimizer={"gradient_clip": 0.25}, sigma=0.002, n_tokens=1)
+    set_factors(module, trained)
+    module.reg_strength = 3.0
+    fit_fp16(module, make_batches(1))
+    assert norm(module.given) == pytest.approx(0.25, rel=1e-4)
+
+
+def test_a_resumed_run_goes_on_at_the_scale_it_had(make_fp16, fit_fp16, make_batches, tmp_path):
+    batches, growing = make_batches(5), {"growth_interval": 2}
+    whole, half, resumed = make_fp16(), make_fp16(), make_fp16()
+    scaler = fit_fp16(whole, Endless(batches), 2.0**8, growing, max_steps=5).precision_plugin.scaler
+    fit_fp16(half, Endless(batches), 2.0**8, growing, max_steps=3).save_checkpoint(tmp_path / "state.ckpt")
+    trainer = fit_fp16(resumed, Endless(batches[3:]), 2.0**8, growing, max_steps=5, ckpt_path=tmp_path / "state.ckpt")
+    assert scaler.get_scale() == 2.0**10  # grown twice, once before the checkpoint
+    assert trainer.precision_plugin.scaler.state_dict() == scaler.state_dict()
+    assert same(factors(resumed), factors(whole))

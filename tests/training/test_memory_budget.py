@@ -1,0 +1,135 @@
+"""What fits into a device, and what is said where it does not; the devices are simulated, the model is not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from devices import CPU, RTX_3060, T4
+
+from granite_scu.cli import request_parser as cli
+from granite_scu.errors import RunFailed, UserError
+from granite_scu.hardware import GIB
+from granite_scu.hardware import machine as machines
+from granite_scu.training import batch_size
+from granite_scu.training import memory_budget as budget
+
+TINY = ("--base.name=tiny-granite-h", "--data.block_size=512", "--data.batch_size=6")
+
+
+@pytest.fixture
+def asked(machine):
+    """The request and the machine of a command line on a device."""
+
+    def ask(device, *flags: str):
+        machine(device)
+        request = cli.parse(["fit", *TINY, "--trainer.accumulate_grad_batches=4", *flags]).request
+        return request, machines.resolve(request.base, request.run, request.trainer)
+
+    return ask
+
+
+def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
+    request, found = asked(T4)
+    assert budget.limit(request, found) == pytest.approx(0.9 * 15 * GIB)
+    request, found = asked(T4, "--run.memory_fraction=0.5")
+    assert budget.limit(request, found) == pytest.approx(0.9 * 7.5 * GIB)
+
+
+def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
+    request, found = asked(T4, "--run.memory_fraction=0.05")
+    assert budget.sizes(request) == [24, 12, 8, 6, 4, 3, 2, 1]
+    fitting = [
+        size
+        for size in budget.sizes(request)
+        if budget.predict(budget.with_batch(request, size), found).total <= budget.limit(request, found)
+    ]
+    chosen = budget.largest_that_fits(request, found)
+    assert 1 < chosen.data.batch_size == fitting[0] < 24
+    assert budget.blocks_of(chosen) == 24
+
+
+def test_advice_starts_with_what_costs_least(asked):
+    request, found = asked(T4, "--run.memory_fraction=0.02")
+    assert budget.advice(request, found).startswith("try --batch-size ")
+    request, found = asked(T4, "--run.memory_fraction=0.003")
+    said = budget.advice(budget.with_batch(request, 1), found)
+    assert said.startswith("try --gradient-checkpointing") and "--gradient-accumulation-steps" not in said
+    request, found = asked(T4, "--run.memory_fraction=0.0001")
+    assert budget.advice(request, found) == (
+        "no batch, block or quantisation of it is predicted to fit: take a smaller --model, or a larger device"
+    )
+
+
+def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked, monkeypatch):
+    request, found = asked(RTX_3060, "--run.memory_fraction=0.02")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB // 2, 12 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 11 * GIB)
+    words = "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 11.76 GiB"
+    with pytest.raises(RunFailed) as failed, budget.explained(lambda: request, found):
+        raise torch.OutOfMemoryError(words)
+    said = str(failed.value)
+    there_was = "2.2 GiB asked for, 0.5 of 12.0 GiB free, 11.0 held"
+    assert said.startswith(f"out of memory on NVIDIA GeForce RTX 3060: {there_was}")
+    assert "try --batch-size" in said and said.endswith("or let --auto-batch-size find the batch")
+
+
+def test_the_cpu_runs_out_in_words_of_its_own_and_other_errors_pass(asked):
+    request, found = asked(CPU, "--trainer.accelerator=cpu")
+    said = r"out of memory on Plain CPU: 93\.1 GiB asked for, "
+    with pytest.raises(RunFailed, match=said), budget.explained(lambda: request, found):
+        _ask_for_too_much()
+    with pytest.raises(RuntimeError, match="shapes"), budget.explained(lambda: request, found):
+        raise RuntimeError("shapes differ")
+
+
+def _ask_for_too_much():
+    raise RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 100000000000 bytes. Error code 12 (Cannot allocate memory)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--run.resume=last"], "--auto-batch-size: a resumed run keeps the batch of its checkpoint"),
+        (["--run.multi_gpu=true"], "--auto-batch-size: one process looks for the batch"),
+    ],
+)
+def test_what_the_search_cannot_serve_is_refused(asked, flags, words):
+    from dataclasses import replace
+
+    request, found = asked(replace(T4, count=2), *flags)
+    with pytest.raises(UserError, match=words):
+        batch_size.check(request, found)
+
+
+def test_a_card_on_which_not_even_a_block_fits_is_refused(asked):
+    request, found = asked(T4, "--run.memory_fraction=0.003")
+    with pytest.raises(UserError, match=r"one block takes 0\.\d\d GiB: weights .* of 0.04 GiB that .* Tesla T4; try"):
+        batch_size.first_guess(request, found)
+
+
+def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch):
+    """As on a CPU that has little memory left."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Paragraph {n} says that {n} times {n} is {n * n}." for n in range(400)))
+    out = tmp_path / "out"
+    flags = ("--data.block_size=64", f"--data.path={text}", f"--run.output_dir={out}", "--trainer.max_steps=3")
+    request = cli.parse(
+        ["fit", *TINY, *flags, "--trainer.accelerator=cpu", "--run.auto_batch_size=true", "--data.batch_size=4",
+         "--control.every=1", "--control.target_s=0.02", "--trainer.precision=32-true", "--optimizer.warmup_steps=0"]
+    ).request  # fmt: skip
+    asked: list[int] = []
+    real = batch_size._try
+    # The first is told not to fit, so that a smaller one is taken.
+    monkeypatch.setattr(batch_size, "_try", lambda run: asked.append(run.request.data.batch_size) or (
+        None if len(asked) == 1 else real(run)))  # fmt: skip
+    run = cli.Run(request)
+    assert run.request.data.batch_size == 16  # 4 x 4 blocks at once are predicted to fit
+    summary = run.fit()
+    assert asked == [16, 8]
+    assert summary["steps"] == 3 and summary["tokens"] > 2 * 16 * 64
+    again = cli.parse(["fit", f"--config={out / 'config.yaml'}"]).request
+    assert (again.data.batch_size, again.trainer["accumulate_grad_batches"]) == (8, 2)
+    assert not again.run.auto_batch_size and Path(again.run.output_dir) == out

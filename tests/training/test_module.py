@@ -1,0 +1,856 @@
+"""Proof that lambda reaches the weights, and that everything else in a step's gradient is what it should be.
+
+Real runs of a small model under Lightning's Trainer. ``Probe`` is an SGD that keeps what each optimizer step was
+given; what it should have been given is worked out apart, with the model's own logits and autograd.
+"""
+
+import math
+import traceback
+from dataclasses import dataclass
+from itertools import cycle
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, IterableDataset
+
+from granite_scu.config.settings import OptimizerConfig
+from granite_scu.errors import RunFailed, UserError
+from granite_scu.model.description_length import param_npt
+from granite_scu.model.loss import IGNORED
+from granite_scu.training.module import GraniteModule, schedule
+
+RATE = 0.05
+
+
+@dataclass
+class Step:
+    """What an optimizer step was given: the factors before it, and their gradient."""
+
+    weights: list[Tensor]
+    gradient: list[Tensor]
+
+
+class Probe(torch.optim.SGD):
+    """SGD that remembers."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, lr=RATE)
+        self.seen: list[Step] = []
+
+    def step(self, closure):
+        loss = closure()  # the backward passes, then Lightning's hooks before an optimizer step
+        parameters = self.param_groups[0]["params"]
+        self.seen.append(Step([p.detach().clone() for p in parameters], [p.grad.clone() for p in parameters]))
+        super().step()
+        return loss
+
+
+class Endless(IterableDataset):
+    """Micro-batches without end, as a run's loader gives them."""
+
+    def __init__(self, batches: list[dict]) -> None:
+        self.batches = batches
+
+    def __iter__(self):
+        return cycle(self.batches)
+
+
+class UnderSGD(GraniteModule):
+    def configure_optimizers(self):
+        return Probe(factors(self))
+
+
+class UnderUnfusedAdam(GraniteModule):
+    """As under a GradScaler."""
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(factors(self), lr=RATE, weight_decay=0.0, fused=False)
+
+
+def factors(module) -> list[Tensor]:
+    return [factor for u in module.updates.values() for factor in (u.a, u.b)]
+
+
+@torch.no_grad()
+def set_factors(module, values) -> None:
+    for factor, value in zip(factors(module), values, strict=True):
+        factor.copy_(value)
+
+
+def trained_factors(module, size: float = 0.1) -> None:
+    """Give every B some value, as training does."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for u in module.updates.values():
+            u.b.copy_(size * torch.randn(u.b.shape, generator=generator))
+
+
+def supervised(batch: dict) -> int:
+    return int((batch["labels"] != -100).sum())
+
+
+def plain_nats(module, batch: dict) -> Tensor:
+    logits = module.language_model(input_ids=batch["input_ids"], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum", ignore_index=-100)
+
+
+def mean_gradient(module, window: list[dict]) -> list[Tensor]:
+    """Of the mean cross-entropy over every supervised token of a window."""
+    nats = sum(plain_nats(module, batch) for batch in window)
+    return list(torch.autograd.grad(nats / sum(map(supervised, window)), factors(module)))
+
+
+def gradient_of_mean_of_means(module, window: list[dict]) -> list[Tensor]:
+    """Of what is often taken for it."""
+    means = [plain_nats(module, batch) / supervised(batch) for batch in window]
+    return list(torch.autograd.grad(sum(means) / len(means), factors(module)))
+
+
+def description_gradient(module) -> list[Tensor]:
+    """Of ParamNPT, by autograd through its definition."""
+    explicit = sum((u.scale * u.b @ u.a).square().sum() for u in module.updates.values())
+    return list(torch.autograd.grad(explicit / (2 * module.prior_sigma**2 * module.n_tokens), factors(module)))
+
+
+def norm(tensors) -> float:
+    return float(torch.nn.utils.get_total_norm(list(tensors)))
+
+
+def minus(ones, others) -> list[Tensor]:
+    return [one - other for one, other in zip(ones, others, strict=True)]
+
+
+def plus(ones, others, weight: float = 1.0) -> list[Tensor]:
+    return [one + weight * other for one, other in zip(ones, others, strict=True)]
+
+
+def error(found, expected) -> float:
+    return norm(minus(found, expected)) / norm(expected)
+
+
+def run(make_module, fit, batches, strength=0.0, weights=None, **arguments) -> tuple[GraniteModule, list[Step]]:
+    """Train under the probe; returns the module and what its steps were given."""
+    settings = {name: arguments.pop(name) for name in ("accumulate_grad_batches", "callbacks") if name in arguments}
+    module = make_module(UnderSGD, **arguments)
+    if weights:
+        set_factors(module, weights)
+    module.reg_strength = strength
+    trainer = fit(module, batches, **settings)
+    return module, trainer.optimizers[0].seen
+
+
+# Lambda
+
+
+@pytest.mark.parametrize("strength", [0.03, 1.0, 300.0])
+def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_module, fit, make_batches, strength):
+    """At weights that training has reached, where B is not zero."""
+    trained, _ = run(make_module, fit, make_batches(3))
+    assert all(u.b.any() for u in trained.updates.values())
+    weights = [factor.detach().clone() for factor in factors(trained)]
+    # A prior this narrow makes the penalty larger than the data's gradient, so that fp32 can tell the difference.
+    prior = {"sigma": 0.02 * math.sqrt(0.03 / strength), "n_tokens": 1}
+    (without,), (with_penalty,) = (
+        run(make_module, fit, make_batches(1), each, weights, **prior)[1] for each in (0.0, strength)
+    )
+    set_factors(trained, weights)
+    trained.prior_sigma, trained.n_tokens = prior["sigma"], prior["n_tokens"]
+    expected = [strength * gradient for gradient in description_gradient(trained)]
+    assert norm(expected) > norm(without.gradient)
+    assert error(minus(with_penalty.gradient, without.gradient), expected) < 1e-6
+
+
+def test_lambda_shows_first_at_the_second_step(make_module, fit, make_batches):
+    """At B = 0 the description's gradient is zero."""
+    (first, second), (first_with, second_with) = (
+        run(make_module, fit, make_batches(2), strength)[1] for strength in (0.0, 10.0)
+    )
+    assert norm(minus(first_with.gradient, first.gradient)) == 0
+    assert norm(minus(second_with.weights, second.weights)) == 0
+    assert norm(minus(second_with.gradient, second.gradient)) > 1e-3 * norm(second.gradient)
+
+
+def test_every_step_of_a_run_follows_the_gradient_of_the_objective(make_module, fit, make_batches):
+    batches = make_batches(6)
+    module, steps = run(make_module, fit, batches, 20.0, accumulate_grad_batches=2)
+    assert len(steps) == 3
+    for i, step in enumerate(steps):
+        set_factors(module, step.weights)
+        objective = plus(mean_gradient(module, batches[2 * i : 2 * i + 2]), description_gradient(module), 20.0)
+        assert error(step.gradient, objective) < 1e-5
+
+
+def test_under_plain_sgd_the_weights_move_by_rate_times_lambda_times_the_gradient(make_module, fit, make_batches):
+    start = make_module()
+    trained_factors(start)
+    weights = [factor.detach().clone() for factor in factors(start)]
+    ends = [
+        factors(run(make_module, fit, make_batches(1), strength, weights, n_tokens=50)[0]) for strength in (0.0, 2.0)
+    ]
+    start.n_tokens = 50
+    expected = [-RATE * 2.0 * gradient for gradient in description_gradient(start)]
+    assert error(minus(ends[1], ends[0]), expected) < 1e-4  # fp32 weights, of which the step is a small part
+
+
+def test_lambda_may_change_between_steps(make_module, fit, make_batches):
+    class SetStrength(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            module.reg_strength = [0.0, 5.0, 50.0][index]
+
+    batches = make_batches(3)
+    module, steps = run(make_module, fit, batches, callbacks=[SetStrength()])
+    for strength, batch, step in zip([0.0, 5.0, 50.0], batches, steps, strict=True):
+        set_factors(module, step.weights)
+        objective = plus(mean_gradient(module, [batch]), description_gradient(module), strength)
+        assert error(step.gradient, objective) < 1e-5
+
+
+def test_a_larger_lambda_gives_a_shorter_description(make_module, fit, make_batches):
+    lengths = []
+    for strength in (0.0, 1.0, 10.0):
+        module = make_module(optimizer={"learning_rate": 1e-2})
+        module.reg_strength = strength
+        fit(module, make_batches(20))
+        lengths.append(math.fsum(module.layer_bpt()))
+    assert lengths[0] > 1.5 * lengths[1] > 1.5 * 1.5 * lengths[2] > 0
+
+
+def test_the_description_is_zero_before_training(make_module):
+    assert set(make_module().layer_bpt()) == {0}
+
+
+# Other ways to act
+
+
+def product(update) -> Tensor:
+    return update.scale * update.b @ update.a
+
+
+@pytest.fixture
+def start(make_module):
+    """Factors of which every B has some value."""
+    module = make_module()
+    trained_factors(module)
+    return [factor.detach().clone() for factor in factors(module)]
+
+
+def test_decoupled_lambda_shrinks_the_update_by_exactly_its_factor_and_no_gradient(
+    make_module, fit, make_batches, start
+):
+    strength, decoupled = 2.0, {"actuator": "decoupled"}
+    (plain, (without,)), (shrunk, (with_lambda,)) = (
+        run(make_module, fit, make_batches(1), each, start, **decoupled) for each in (0.0, strength)
+    )
+    assert norm(minus(with_lambda.gradient, without.gradient)) == 0
+    rho = math.exp(-RATE * strength / (plain.prior_sigma**2 * plain.n_tokens))
+    assert 0.5 < rho < 0.9
+    for one, other in zip(shrunk.updates.values(), plain.updates.values(), strict=True):
+        assert error([product(one)], [rho * product(other)]) < 1e-6
+    window = shrunk.read_window()
+    assert window.penalty_grad_norm == 0
+    assert window.grad_norm == window.data_grad_norm > 0
+
+
+def test_decoupled_lambda_acts_at_the_rate_of_the_step(make_module, fit, make_batches, start):
+    """With the learning rate at half its peak, and at every step."""
+    modules = []
+    for strength in (0.0, 2.0):
+        module = make_module(UnderSGD, actuator="decoupled", optimizer={"learning_rate": 123.0})
+        set_factors(module, start)
+        module.reg_strength = strength
+
+        class Halve(L.Callback):
+            def on_train_start(self, trainer, module):
+                trainer.optimizers[0].param_groups[0]["lr"] = RATE / 2
+
+        empty = [batch | {"labels": torch.full_like(batch["labels"], -100)} for batch in make_batches(3)]
+        fit(module, empty, callbacks=[Halve()])  # without a label nothing else moves the factors
+        modules.append(module)
+    untouched, shrunk = modules
+    rho = math.exp(-RATE / 2 * 2.0 / (shrunk.prior_sigma**2 * shrunk.n_tokens))
+    for one, other in zip(shrunk.updates.values(), untouched.updates.values(), strict=True):
+        assert error([product(one)], [rho**3 * product(other)]) < 1e-6
+
+
+def test_a_constant_decoupled_lambda_is_adamws_weight_decay(make_module, fit, make_batches, start):
+    """Of lambda / (2 sigma^2 N), but for terms of second order in the learning rate."""
+    rate, strength, batches = 1e-3, 40.0, make_batches(6)
+
+    def trained(strength: float = 0.0, weight_decay: float = 0.0) -> list[torch.Tensor]:
+        module = make_module(actuator="decoupled", optimizer={"learning_rate": rate, "weight_decay": weight_decay})
+        set_factors(module, start)
+        module.reg_strength = strength
+        fit(module, batches)
+        return factors(module)
+
+    sigma, n_tokens = make_module().prior_sigma, make_module().n_tokens
+    free, ours, adamw = trained(), trained(strength), trained(weight_decay=strength / (2 * sigma**2 * n_tokens))
+    assert norm(minus(ours, free)) > 0.05 * norm(free)
+    assert norm(minus(ours, adamw)) < 0.03 * norm(minus(ours, free))
+
+
+@pytest.mark.parametrize("cls", [GraniteModule, UnderUnfusedAdam])
+@pytest.mark.parametrize("way", ["decoupled", "projection"])
+def test_a_skipped_step_leaves_the_update_alone_in_every_way(make_module, fit, make_batches, poison, start, cls, way):
+    module = make_module(cls, actuator="decoupled")
+    set_factors(module, start)
+    if way == "decoupled":
+        module.reg_strength = 2.0
+    else:
+        module.param_bound = 1e-6
+    (batch,) = make_batches(1)
+    fit(module, [poison(module, batch)])
+    assert same(factors(module), start)
+
+
+def test_each_matrix_may_have_a_lambda_of_its_own(make_module, fit, make_batches, start):
+    gradients = []
+    strengths = None
+    for scale in (0.0, 1.0):
+        module = make_module(UnderSGD, n_tokens=1)
+        set_factors(module, start)
+        strengths = tuple(0.5 + 0.25 * i for i in range(len(module.updates)))
+        module.reg_strength, module.layer_strengths = 77.0, tuple(scale * strength for strength in strengths)
+        (step,) = fit(module, make_batches(1)).optimizers[0].seen
+        gradients.append(step.gradient)
+    set_factors(module, start)
+    expected = [strengths[i // 2] * gradient for i, gradient in enumerate(description_gradient(module))]
+    assert error(minus(gradients[1], gradients[0]), expected) < 1e-5
+
+
+def test_each_matrix_may_shrink_by_a_lambda_of_its_own(make_module, fit, make_batches, start):
+    ends = []
+    for scale in (0.0, 1.0):
+        module = make_module(UnderSGD, actuator="decoupled")
+        set_factors(module, start)
+        strengths = tuple(0.1 * i for i in range(len(module.updates)))
+        module.layer_strengths = tuple(scale * strength for strength in strengths)
+        fit(module, make_batches(1))
+        ends.append(list(module.updates.values()))
+    for strength, plain, shrunk in zip(strengths, *ends, strict=True):
+        rho = math.exp(-RATE * strength / (0.02**2 * 1000))
+        assert error([product(shrunk)], [rho * product(plain)]) < 1e-6
+
+
+@pytest.mark.parametrize("measure", ["delta", "factors"])
+def test_projection_keeps_the_description_on_its_bound_and_the_updates_direction(
+    make_module, fit, make_batches, start, measure
+):
+    free, _ = run(make_module, fit, make_batches(1), 0.0, start, measure=measure)
+    bound = math.fsum(free.layer_bpt()) / 3
+    module = make_module(UnderSGD, measure=measure)
+    set_factors(module, start)
+    module.param_bound = bound
+    fit(module, make_batches(1))
+    assert math.fsum(module.layer_bpt()) == pytest.approx(bound, rel=1e-5)
+    shares = [one / other for one, other in zip(module.layer_bpt(), free.layer_bpt(), strict=True)]
+    assert shares == pytest.approx([1 / 3] * len(shares), rel=1e-5)
+    for one, other in zip(module.updates.values(), free.updates.values(), strict=True):
+        cosine = (product(one) * product(other)).sum() / (product(one).norm() * product(other).norm())
+        assert cosine.item() == pytest.approx(1, abs=1e-5)
+
+
+def test_projection_leaves_a_shorter_description_alone(make_module, fit, make_batches, start):
+    free, _ = run(make_module, fit, make_batches(2), 0.0, start)
+    module = make_module(UnderSGD)
+    set_factors(module, start)
+    module.param_bound = 1.01 * math.fsum(free.layer_bpt())
+    fit(module, make_batches(2))
+    assert same(factors(module), factors(free))
+
+
+def test_lambda_on_the_factors_adds_their_own_gradient(make_module, fit, make_batches, start):
+    (without,), (with_penalty,) = (
+        run(make_module, fit, make_batches(1), strength, start, measure="factors")[1] for strength in (0.0, 3.0)
+    )
+    module = make_module(measure="factors")
+    set_factors(module, start)
+    explicit = sum(u.a.square().sum() + u.b.square().sum() for u in module.updates.values())
+    unit = 2 * module.prior_sigma**2 * module.n_tokens
+    expected = torch.autograd.grad(3.0 * explicit / unit, factors(module))
+    assert error(minus(with_penalty.gradient, without.gradient), expected) < 1e-5
+    assert math.fsum(module.layer_bpt()) == pytest.approx(float(explicit) / unit / math.log(2), rel=1e-6)
+
+
+# The distance from the base model
+
+
+class Distance(L.Callback):
+    """The KL from the base model before each optimizer step, and as the model's own logits say."""
+
+    def __init__(self):
+        self.found, self.expected = [], []
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        self.found.append(module.kl_from_start())
+        ids, counted = module.latest_batch["input_ids"], module.latest_batch["labels"] != IGNORED
+        with torch.no_grad():
+            adapted = module.language_model(input_ids=ids, use_cache=False).logits.double().log_softmax(-1)
+            with module.model.disable_adapter():
+                base = module.language_model(input_ids=ids, use_cache=False).logits.double().log_softmax(-1)
+        nats = (adapted.exp() * (adapted - base))[counted].sum()
+        self.expected.append(nats.item() / int(counted.sum()) / math.log(2))
+        assert module.model.training
+
+
+def test_the_kl_from_the_base_model_is_zero_at_first_and_then_what_the_logits_say(make_module, fit, make_batches):
+    distance = Distance()
+    fit(make_module(optimizer={"learning_rate": 1e-2}), make_batches(4), callbacks=[distance])
+    assert distance.found[0] == 0
+    assert all(kl > 1e-4 for kl in distance.found[1:])
+    assert distance.found == pytest.approx(distance.expected, rel=1e-4, abs=1e-6)
+
+
+def test_a_run_that_goes_on_from_its_last_step_reads_the_batch_of_that_anew(
+    make_module, fit, make_batches, monkeypatch
+):
+    """Its last tick comes before any step, and a law that heeds the KL is owed the one of an uninterrupted run."""
+    module, batches, found = make_module(optimizer={"learning_rate": 1e-2}), make_batches(3), []
+
+    class End(L.Callback):
+        def on_train_end(self, trainer, module):
+            found.append(module.kl_from_start())
+            module.latest_batch = None
+            with monkeypatch.context() as patch:
+                upcoming = SimpleNamespace(upcoming=lambda start, count: batches[start : start + count])
+                patch.setattr(trainer, "datamodule", upcoming, raising=False)
+                found.append(module.kl_from_start())
+
+    fit(module, batches, callbacks=[End()])
+    assert found[0] == found[1] > 0
+
+
+def test_what_is_not_supervised_counts_nowhere_in_the_kl(make_module, fit, make_batches):
+    """A block that is half padding, and one without: the same tokens and the same KL."""
+
+    found = []
+
+    class Padded(L.Callback):
+        def on_train_end(self, trainer, module):
+            whole = module.latest_batch
+            padding = {"input_ids": torch.zeros_like(whole["input_ids"]), "labels": IGNORED}
+            for batch in (whole, {name: pad(part, padding[name]) for name, part in whole.items()}):
+                module.latest_batch = batch
+                found.append(module.kl_from_start())
+            module.latest_batch = {**whole, "labels": torch.full_like(whole["labels"], IGNORED)}
+            assert math.isnan(module.kl_from_start())
+
+    def pad(part, value):
+        return torch.cat([part, torch.zeros_like(part) + value], dim=1)
+
+    fit(make_module(optimizer={"learning_rate": 1e-2}), make_batches(3), callbacks=[Padded()])
+    whole, padded = found
+    assert padded == pytest.approx(whole, rel=1e-4) and whole > 1e-4
+
+
+def test_measuring_the_kl_changes_nothing(make_module, fit, make_batches):
+    plain, measured = make_module(), make_module()
+    fit(plain, make_batches(3))
+    fit(measured, make_batches(3), callbacks=[Distance()])
+    assert same(factors(plain), factors(measured))
+
+
+# The data's gradient
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_data_gradient_is_the_mean_over_the_windows_supervised_tokens(make_module, fit, make_batches, accumulate):
+    """Also in the short window at the end of an epoch, which Lightning divides like a full one."""
+    batches = make_batches(7)
+    module, steps = run(make_module, fit, batches, accumulate_grad_batches=accumulate)
+    windows = [batches[i : i + accumulate] for i in range(0, 7, accumulate)]
+    assert len(windows[-1]) == 1
+    for step, window in zip(steps, windows, strict=True):
+        set_factors(module, step.weights)
+        assert error(step.gradient, mean_gradient(module, window)) < 1e-5
+        if len(window) > 1:
+            assert error(step.gradient, gradient_of_mean_of_means(module, window)) > 0.01
+
+
+def test_how_tokens_are_dealt_to_micro_batches_does_not_matter(make_module, fit, make_batches):
+    batches = make_batches(4)
+    whole = [{name: torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "labels")}]
+    (one,) = run(make_module, fit, whole)[1]
+    (four,) = run(make_module, fit, batches, accumulate_grad_batches=4)[1]
+    assert error(four.gradient, one.gradient) < 1e-5
+
+
+def test_a_window_without_supervised_tokens_leaves_the_weights_alone(make_module, fit, make_batches):
+    (batch,) = make_batches(1)
+    module, (step,) = run(make_module, fit, [batch | {"labels": torch.full_like(batch["labels"], -100)}])
+    assert norm(step.gradient) == 0
+    assert math.isnan(module.read_window().data_bpt)
+
+
+def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, make_batches):
+    """transformers heeds gradient checkpointing in training mode only, and loads models in evaluation mode."""
+    calls, steps = [], []
+    for checkpointing in (False, True):
+        module = make_module(UnderSGD, base={"gradient_checkpointing": checkpointing})
+        counted = []
+        module.language_model.model.layers[0].mamba.in_proj.register_forward_hook(lambda *_, c=counted: c.append(1))
+        steps += fit(module, make_batches(1)).optimizers[0].seen
+        calls.append(len(counted))
+    assert calls == [1, 2]
+    assert error(steps[1].gradient, steps[0].gradient) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "cleared"), [("cuda", 1), ("cpu", 0)])
+def test_a_gpu_s_cache_is_cleared_after_validation(make_module, monkeypatch, device, cleared):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(device))
+    module = make_module()
+    monkeypatch.setattr(type(module), "device", torch.device(device))
+    module.on_validation_end()
+    assert len(calls) == cleared
+
+
+def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_batches, monkeypatch):
+    def broken(graph, inputs):
+        raise ValueError("no compiler here")
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compile_with(function, backend=broken))
+    module = make_module(base={"compile": True})
+    with pytest.raises(RunFailed, match=r"--torch-compile: .*no compiler here.*--no-torch-compile"):
+        module(**make_batches(1)[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monkeypatch, backend):
+    """Whatever lambda does, and though validation has no gradients and a last batch that is smaller."""
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode: compile_with(function, backend=backend))
+
+    class Steer(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            module.reg_strength = 0.1 * index
+
+    class Validated(UnderSGD):
+        def val_dataloader(self):
+            return DataLoader([*make_batches(2), *make_batches(1, rows=1)], batch_size=None)
+
+    counters = torch._dynamo.utils.counters
+    gradients = []
+    for compiled in (False, True):
+        counters.clear()
+        module = make_module(Validated, base={"compile": compiled})
+        trained_factors(module)
+        trainer = fit(module, make_batches(5), callbacks=[Steer()], val_check_interval=2)
+        gradients.append([step.gradient for step in trainer.optimizers[0].seen])
+        assert counters["stats"]["unique_graphs"] == int(compiled)
+        assert not counters["graph_break"]
+    for one, other in zip(*gradients, strict=True):
+        assert error(one, other) < 1e-4
+
+
+def test_everything_is_in_training_mode_while_training(make_module, fit, make_batches):
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            assert all(part.training for part in module.modules())
+
+    fit(make_module(), make_batches(1), callbacks=[Watch()])
+
+
+# Clipping
+
+
+def test_clipping_acts_on_the_sum_of_data_and_penalty(make_module, fit, make_batches):
+    start = make_module()
+    trained_factors(start)
+    weights = [factor.detach().clone() for factor in factors(start)]
+    batches = make_batches(1)
+    data, penalty = mean_gradient(start, batches), description_gradient(start)
+    strength = norm(data) / norm(penalty)  # as large as the data's
+    whole = plus(data, penalty, strength)
+    limit = norm(data) / 10
+    module, (step,) = run(make_module, fit, batches, strength, weights, optimizer={"gradient_clip": limit})
+    assert norm(step.gradient) == pytest.approx(limit, rel=1e-4)
+    assert error(step.gradient, [limit / norm(whole) * gradient for gradient in whole]) < 1e-4
+    window = module.read_window()
+    assert window.grad_norm == pytest.approx(norm(whole), rel=1e-5)  # before clipping
+    assert window.data_grad_norm == pytest.approx(norm(data), rel=1e-5)
+    assert window.penalty_grad_norm == pytest.approx(strength * norm(penalty), rel=1e-5)
+
+
+def test_a_gradient_below_the_limit_is_not_touched(make_module, fit, make_batches):
+    (unclipped,) = run(make_module, fit, make_batches(1))[1]
+    (step,) = run(make_module, fit, make_batches(1), optimizer={"gradient_clip": 2 * norm(unclipped.gradient)})[1]
+    assert norm(minus(step.gradient, unclipped.gradient)) == 0
+
+
+# Steps that are not finite
+
+
+class States(L.Callback):
+    """The weights and Adam's state after every optimizer step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        state = trainer.optimizers[0].state_dict()["state"]
+        tensors = [value for entry in state.values() for _, value in sorted(entry.items())]
+        self.seen.append([t.detach().clone() for t in factors(module) + tensors])
+
+
+def same(ones, others) -> bool:
+    return len(ones) == len(others) and all(map(torch.equal, ones, others))
+
+
+@pytest.mark.parametrize("cls", [GraniteModule, UnderUnfusedAdam])
+def test_a_step_with_a_loss_that_is_not_finite_is_skipped(make_module, fit, make_batches, poison, cls):
+    states = States()
+    module, batches = make_module(cls), make_batches(6)
+    batches[3] = poison(module, batches[3])
+    module.reg_strength = 1.0
+    (optimizer,) = fit(module, batches, accumulate_grad_batches=2, callbacks=[states]).optimizers
+    first, skipped, third = states.seen[1::2]
+    assert same(first, skipped)
+    assert not same(skipped, third)
+    assert all(torch.isfinite(t).all() for t in third)
+    window = module.read_window()
+    assert (window.applied, window.skipped) == (2, 1)
+    assert window.travel == pytest.approx(2 * optimizer.param_groups[0]["lr"])
+    assert window.tokens == sum(supervised(batches[i]) for i in (0, 1, 4, 5))
+    assert math.isfinite(window.nats) and math.isfinite(window.grad_norm)
+
+
+@pytest.mark.parametrize("cls", [GraniteModule, UnderUnfusedAdam])
+def test_a_first_step_that_is_not_finite_is_skipped(make_module, fit, make_batches, poison, cls):
+    module, untouched, (first, second) = make_module(cls), make_module(cls), make_batches(2)
+    fit(module, [poison(module, first), second])
+    fit(untouched, [second])
+    assert same(factors(module), factors(untouched))
+
+
+@pytest.mark.parametrize("cls", [GraniteModule, UnderUnfusedAdam])
+def test_a_step_with_a_penalty_that_is_not_finite_is_skipped(make_module, fit, make_batches, cls):
+    module = make_module(cls, sigma=1e-18, n_tokens=1)
+    trained_factors(module)
+    before = [factor.detach().clone() for factor in factors(module)]
+    module.reg_strength = 1e6
+    fit(module, make_batches(1))
+    assert same(before, factors(module))
+    window = module.read_window()
+    assert (window.applied, window.skipped) == (0, 1)
+    assert math.isfinite(window.data_grad_norm) and not math.isfinite(window.penalty_grad_norm)
+
+
+class Waits(TorchDispatchMode):
+    """Operators for which the host would wait for a GPU: they read a number, hang on one, or copy one there."""
+
+    WAITED_FOR = tuple(
+        getattr(torch.ops.aten, name) for name in ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh")
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.overloadpacket in self.WAITED_FOR:
+            self.seen.append(f"{operator} in {traceback.extract_stack()[-4]}")
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("way", ["loss", "decoupled", "projection"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_nothing_waits_for_the_device_between_ticks(make_module, fit, make_batches, poison, way, documents):
+    waits = Waits()
+
+    class Watch(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            waits.__enter__()
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            waits.__exit__(None, None, None)
+
+    module = make_module(actuator="loss" if way == "loss" else "decoupled", optimizer={"gradient_clip": 1.0})
+    module.reg_strength, module.param_bound = (0.0, 1e-6) if way == "projection" else (1.0, None)
+    batches = make_batches(4)
+    if documents:
+        batches = [batch | {"documents": torch.tensor([[0] * 5 + [1] * 7, [0] * 12])} for batch in batches]
+    fit(module, [poison(module, batches[0]), *batches[1:]], accumulate_grad_batches=2, callbacks=[Watch()])
+    assert waits.seen == []
+    assert module.counts() == (1, 0)
+    with waits:
+        module.latest_step_was_finite  # noqa: B018
+    assert waits.seen, "this one waits, so that it is seen above"
+
+
+def test_the_optimizer_of_a_run_is_fused_adam_without_weight_decay(make_module, fit, make_batches):
+    (optimizer,) = fit(make_module(optimizer={"beta2": 0.97}), make_batches(1)).optimizers
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["fused"]
+    assert optimizer.defaults["weight_decay"] == 0
+    assert optimizer.defaults["betas"] == (0.9, 0.97)
+
+
+# The reading
+
+
+class Read(L.Callback):
+    """Reads the module's window at the end of the given micro-batches."""
+
+    def __init__(self, *after: int):
+        self.after, self.windows = after, []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        if index in self.after:
+            self.windows.append(module.read_window())
+
+
+def test_a_reading_covers_every_token_since_the_last_one(make_module, fit, make_batches):
+    batches = make_batches(8)
+    read = Read(3, 7)
+    module, steps = run(make_module, fit, batches, 1.0, accumulate_grad_batches=2, callbacks=[read])
+    for k, window in enumerate(read.windows):
+        nats = tokens = 0
+        for i in range(4 * k, 4 * k + 4):
+            set_factors(module, steps[i // 2].weights)
+            nats += plain_nats(module, batches[i]).item()
+            tokens += supervised(batches[i])
+        assert window.nats == pytest.approx(nats, rel=1e-6)
+        assert window.tokens == tokens
+        assert window.data_bpt == pytest.approx(nats / tokens / math.log(2), rel=1e-6)
+        assert (window.applied, window.skipped) == (2, 0)
+    assert read.windows[0].tokens != read.windows[1].tokens
+
+
+def test_a_reading_measures_the_adapter_as_it_is_now(make_module, fit, make_batches):
+    module, _ = run(make_module, fit, make_batches(2))
+    explicit = param_npt(list(module.updates.values()), module.prior_sigma, module.n_tokens).item() / math.log(2)
+    assert module.read_window().param_bpt == math.fsum(module.layer_bpt()) == pytest.approx(explicit) and explicit > 0
+
+
+def test_validation_weighs_tokens_and_not_batches(make_module, make_batches, tmp_path):
+    module, batches = make_module(), make_batches(4)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    trainer.validate(module, loader, verbose=False)
+    with torch.no_grad():
+        nats = sum(plain_nats(module, batch).item() for batch in batches)
+    expected = nats / sum(map(supervised, batches)) / math.log(2)
+    assert float(trainer.callback_metrics["val_bpt"]) == pytest.approx(expected, rel=1e-6)
+    trainer.test(module, loader, verbose=False)
+    assert float(trainer.callback_metrics["test_bpt"]) == pytest.approx(expected, rel=1e-6)
+
+
+# Without a controller
+
+
+def test_without_any_callback_it_is_plain_lora_fine_tuning(make_module, fit, make_batches):
+    module = make_module(optimizer={"learning_rate": 1e-2})
+    batch = make_batches(1)
+    with torch.no_grad():
+        before = plain_nats(module, batch[0])
+    fit(module, batch * 20)
+    with torch.no_grad():
+        assert plain_nats(module, batch[0]) < 0.9 * before
+    window = module.read_window()
+    assert (window.applied, window.penalty_grad_norm) == (20, 0.0)
+    assert window.grad_norm == window.data_grad_norm > 0
+
+
+def test_a_loaded_model_is_not_loaded_again(make_module):
+    module = make_module()
+    model = module.model
+    module.configure_model()
+    assert module.model is model
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_holds_the_adapters_and_nothing_of_the_base(make_module, fit, make_batches, tmp_path):
+    module = make_module()
+    fit(module, make_batches(4), accumulate_grad_batches=2).save_checkpoint(tmp_path / "state.ckpt")
+    saved = torch.load(tmp_path / "state.ckpt", weights_only=True)
+    assert len(saved["state_dict"]) == 2 * len(module.updates)
+    assert all(".lora_A." in name or ".lora_B." in name for name in saved["state_dict"])
+    assert saved["micro_batches"] == 4
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_module, fit, make_batches, tmp_path):
+    batches = make_batches(5)
+    whole = make_module()
+    fit(whole, Endless(batches), max_steps=5)
+    half = make_module()
+    fit(half, Endless(batches), max_steps=3).save_checkpoint(tmp_path / "state.ckpt")
+    resumed = make_module()
+    fit(resumed, Endless(batches[3:]), max_steps=5, ckpt_path=tmp_path / "state.ckpt")
+    assert same(factors(resumed), factors(whole))
+    assert resumed.micro_batches == 5
+    assert resumed.read_window() == whole.read_window()  # what was not yet read at the checkpoint is in it
+
+
+@pytest.mark.parametrize("lora", [{"rank": 2}, {"targets": ["q_proj"]}])
+def test_a_checkpoint_with_other_adapters_is_refused(make_module, fit, make_batches, tmp_path, lora):
+    fit(make_module(), make_batches(1)).save_checkpoint(tmp_path / "state.ckpt")
+    with pytest.raises(UserError, match=r"--resume-from-checkpoint: .*--lora-r"):
+        fit(make_module(lora=lora), make_batches(1), max_epochs=2, ckpt_path=tmp_path / "state.ckpt")
+
+
+def test_what_is_given_to_a_resumed_run_beats_the_checkpoints_optimizer(make_module, fit, make_batches, tmp_path):
+    fit(make_module(), make_batches(2)).save_checkpoint(tmp_path / "state.ckpt")
+    seen = []
+
+    class Watch(L.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            (group,) = optimizer.param_groups
+            seen.append((group["lr"], group["betas"], group["weight_decay"]))
+
+    given = {"learning_rate": 0.1, "schedule": "linear", "beta2": 0.9, "weight_decay": 0.01}
+    module = make_module(optimizer=given, total_steps=4)
+    fit(module, make_batches(4), max_steps=4, callbacks=[Watch()], ckpt_path=tmp_path / "state.ckpt")
+    assert seen == [(pytest.approx(rate), (0.9, 0.9), 0.01) for rate in (0.05, 0.025)]
+
+
+# The schedule
+
+
+def rates(kind: str, warmup: int = 4, total: int = 12) -> list[float]:
+    config = OptimizerConfig(schedule=kind, warmup_steps=warmup)
+    return [schedule(step, config, total) for step in range(total + 1)]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
+def test_the_rate_warms_up_from_above_zero_to_its_peak(kind):
+    assert rates(kind)[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates(kind, warmup=0)[0] == 1.0
+
+
+def test_the_rate_after_the_warm_up():
+    assert rates("linear")[4:] == pytest.approx([1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0])
+    cosine = rates("cosine")
+    assert (cosine[6], cosine[8], cosine[10]) == pytest.approx((0.853553, 0.5, 0.146447), abs=1e-6)
+    assert rates("constant")[4:] == [1.0] * 9
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_the_rate_ends_at_zero_and_stays_there(kind):
+    config = OptimizerConfig(schedule=kind, warmup_steps=4)
+    assert [schedule(step, config, 12) for step in (12, 13, 100)] == pytest.approx([0, 0, 0], abs=1e-12)
+
+
+def test_a_run_shorter_than_its_warm_up_has_a_rate():
+    assert all(0 < rate <= 1 for rate in rates("cosine", warmup=20, total=10))
+
+
+def test_a_run_follows_its_schedule(make_module, fit, make_batches):
+    seen = []
+
+    class Watch(L.Callback):
+        def on_before_zero_grad(self, trainer, module, optimizer):
+            seen.append(optimizer.param_groups[0]["lr"])
+
+    options = {"learning_rate": 0.1, "schedule": "linear", "warmup_steps": 1}
+    fit(make_module(optimizer=options, total_steps=5), make_batches(10), accumulate_grad_batches=2, callbacks=[Watch()])
+    assert seen == pytest.approx([0.05, 0.1, 0.075, 0.05, 0.025])

@@ -1,0 +1,121 @@
+"""What is said before a run: how far S can come, whether it fits, and whether its settings go together."""
+
+import importlib.machinery
+from pathlib import Path
+
+import pytest
+from devices import A100, RTX_3060, RTX_4090
+
+from granite_scu.cli import request_parser as cli
+from granite_scu.cli.requirements import Check, can_start
+from granite_scu.config import flags
+from granite_scu.config.settings import OptimizerConfig
+from granite_scu.control import build
+from granite_scu.experiments.identification.excitation import Excitation
+from granite_scu.hardware import machine as machine_
+from granite_scu.training.preflight import (
+    AS_A_WHOLE,
+    beyond_the_bounds,
+    beyond_the_ceiling,
+    cumulated_rates,
+    with_the_run,
+)
+
+CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
+
+
+def test_the_rates_of_warm_up_and_a_linear_fall_add_up():
+    optimizer = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=3)
+    sums = cumulated_rates(optimizer, 7)
+    assert sums == pytest.approx([0, 0.25, 0.75, 1.5, 2.5, 3.25, 3.75, 4.0])
+
+
+@pytest.mark.parametrize(("setpoint", "most", "warned"), [(0.9, 0.4, True), (0.3, 0.4, False), (0.9, None, False)])
+def test_a_setpoint_above_the_ceiling_is_warned_of(setpoint, most, warned):
+    assert (beyond_the_ceiling(setpoint, most) is not None) == warned
+    if warned:
+        assert "--target-s" in beyond_the_ceiling(setpoint, most)
+
+
+@pytest.mark.parametrize(
+    ("target", "bounds", "words"),
+    [
+        (
+            0.004,
+            {"lambda_max": 0.1},
+            "--lambda-max 0.1: S* = 0.004 is expected to take a lambda of 3.2, so S",
+        ),
+        (
+            0.004,
+            {"lambda_max": 0.1},
+            "rest above it with lambda on that bound; raise --lambda-max to 3.2 or further",
+        ),
+        (
+            0.5,
+            {"lambda_min": 0.3},
+            "rest below it with lambda on that bound; lower --lambda-min to 0.08 or further, or lower",
+        ),
+        (0.004, {"lambda_max": 1.1}, None),
+        (0.5, {"lambda_min": 0.2}, None),
+        (0.004, {}, None),
+        (0.004, {"lambda_max": 0.1, "lambda_init": 0.05}, None),
+    ],
+)
+def test_a_bound_far_from_the_lambda_that_is_expected_is_warned_of(target, bounds, words):
+    said = beyond_the_bounds(build("pi", target_s=target, **bounds))
+    assert said is None if words is None else words in said
+
+
+def test_a_bound_is_warned_of_where_identify_steps_around_the_law():
+    law = build("pi", target_s=0.004, lambda_max=0.1)
+    assert beyond_the_bounds(Excitation(law, settle=40, amplitude=1.0, dwell=5)) == beyond_the_bounds(law) is not None
+
+
+def test_a_law_that_expects_no_lambda_is_not_warned_of():
+    assert beyond_the_bounds(build("i", target_s=0.004, lambda_init=0.05, lambda_max=0.1)) is None
+
+
+@pytest.fixture
+def judged(machine):
+    """The checks of a run on a simulated card, of which memory alone was looked at."""
+
+    def judge(device, *argv) -> list[Check]:
+        machine(device)
+        request = cli.parse(flags.translate(["--data-dir", "stdlib-docs", *argv], CONFIG)[0]).request
+        return with_the_run([Check("GPU memory", "12 GiB", None, False, "not yet known")], request)
+
+    return judge
+
+
+@pytest.mark.slow
+def test_the_default_model_is_predicted_before_it_is_there(judged):
+    (fits,) = judged(RTX_4090, "--hardware", "gpu_4090")
+    assert fits.ok and not fits.remedy and " of 21.15 GiB" in fits.meaning
+
+
+def test_requirements_say_whether_the_run_fits_and_what_would(judged):
+    (fits,) = judged(RTX_3060, "--model", "tiny-granite-h")
+    assert fits.ok and not fits.remedy and " of 10.62 GiB" in fits.meaning
+    (too_large,) = judged(RTX_3060, "--model", "tiny-granite-h", "--memory-fraction", "0.02")
+    assert too_large.ok is None and too_large.remedy.startswith("try --batch-size")
+    (unknown,) = judged(RTX_3060, "--model", "someone/model")
+    assert unknown.meaning.startswith("not predicted before")
+
+
+def test_requirements_find_settings_that_contradict_one_another(judged, monkeypatch):
+    *_, check = judged(A100, "--fsdp")
+    assert check.name == AS_A_WHOLE and check.blocks and check.remedy.startswith("--fsdp: one process")
+    monkeypatch.setattr(machine_, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
+    *_, check = judged(A100, "--attn", "flash_attention_2")
+    assert check.blocks and "--no-isolate-documents" in check.remedy
+    assert can_start(judged(A100, "--attn", "auto"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [("--model", "cannot be loaded"), ("--data-dir", "holds only other files"), ("--adapter", "is not a run folder")],
+)
+def test_what_cannot_be_read_is_a_lack_like_any_other(judged, tmp_path, flag, reason):
+    (tmp_path / "config.json").write_text("{")
+    *_, check = judged(A100, "--model", "tiny-granite-h", flag, str(tmp_path))
+    assert check.blocks and check.remedy.startswith(flag) and reason in check.remedy
