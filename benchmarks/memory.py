@@ -102,12 +102,12 @@ def take_steps(gate: Gate, flagged: Flagged) -> None:
     import lightning as L
 
     console = training.quiet_console()
-    from granite_scu.training.recipe import Run
+    from granite_scu.training.recipe import prepare, train
 
     def fit(case: Case, callback: L.Callback) -> None:
         with tempfile.TemporaryDirectory() as folder:
             request = training.make_request(gate.device, case, STEPS, flagged.flags, folder)
-            Run(replace(request, trainer={**request.trainer, "callbacks": [callback]}), console).fit()
+            train(prepare(replace(request, trainer={**request.trainer, "callbacks": [callback]}), console))
 
     class Measured(L.Callback):
         def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:

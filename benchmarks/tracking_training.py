@@ -22,7 +22,7 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
     import torch
 
     from granite_scu.cli import request_parser as cli
-    from granite_scu.training.recipe import Run
+    from granite_scu.training import recipe
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -31,8 +31,8 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
         cli.quiet(console)
         if cell.disturbance:
             request = replace(request, trainer={**request.trainer, "callbacks": [_disturbance(cell, request)]})
-        run = Run(request, console)
-        run.fit()
+        run = recipe.prepare(request, console)
+        recipe.train(run)
         return json.loads((run.folder.path / "scu_history.json").read_text(encoding="utf-8"))
 
 

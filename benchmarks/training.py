@@ -160,12 +160,12 @@ def run_ours(gate: Gate, case: Case, steps: int, flags: tuple[str, ...], plain: 
         plain: train without the callback that measures and steers S.
     """
     console = quiet_console()
-    from granite_scu.training.recipe import Run
+    from granite_scu.training.recipe import prepare, train
 
     with tempfile.TemporaryDirectory() as folder:
         request = make_request(gate.device, case, steps, flags, folder)
         request = replace(request, trainer={**request.trainer, "callbacks": [_gated_callback(gate, case, plain)]})
-        Run(request, console).fit()
+        train(prepare(request, console))
 
 
 def quiet_console() -> Any:

@@ -31,10 +31,14 @@ from granite_scu.control import CONTROLLERS
 from granite_scu.errors import UserError
 from granite_scu.evaluation.split_score import score_split
 from granite_scu.experiments.identification import step_test as identify
+from granite_scu.export.present import presented
 from granite_scu.hardware import presets
+from granite_scu.hardware.machine import resolve_request
+from granite_scu.model.loading import load_tokenizer
+from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import preflight as planning
+from granite_scu.training import recipe
 from granite_scu.training.callbacks.progress import LIVE
-from granite_scu.training.recipe import Run
 
 COMMANDS = ("fit", "validate", "test", "identify")
 SCORED = {"validate": "validation", "test": "test"}
@@ -229,14 +233,30 @@ def _run(arguments: list[str]) -> int:
     quiet(make_console(stderr=True) if answers else console)  # what goes to stdout is JSON then, and nothing else
     if cli.step_test is not None:
         return identify.identify(cli.request, cli.step_test, console, as_json)
-    job = Run(cli.request, console)
     if cli.subcommand == "fit":
-        summary = job.fit()
-        if summary:
-            print_summary(summary, job.folder.path, console)
-        return 0
-    console.print_json(data=score_split(job, SCORED[cli.subcommand]))
+        return fit(cli.request, console)
+    console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
     return 0
+
+
+def fit(request: Request, console: Console) -> int:
+    """Train, and leave everything to look at in the run folder."""
+    run = recipe.prepare(request, console)
+    with presented(run.folder):
+        summary = recipe.train(run)
+    if summary:
+        print_summary(summary, run.folder.path, console)
+    return 0
+
+
+def _score(request: Request, split: str) -> dict:
+    """Bits per token of a split under the base model and under the run folder's adapter."""
+    machine = resolve_request(request)
+    data = recipe.build_data(request)
+    data.prepare(load_tokenizer(request.base.name))
+    machine.claim(request.run.memory_fraction)
+    loader = {"validation": data.val_dataloader, "test": data.test_dataloader}[split]()
+    return score_split(RunFolder(request.run.output_dir).path, request.base, machine, loader, split)
 
 
 def print_config(arguments: list[str]) -> int:
@@ -252,10 +272,7 @@ def dry_run(arguments: list[str], as_json: bool) -> int:
     with layers.naming_files(arguments):
         cli = parse(arguments)
         quiet(make_console(stderr=True) if as_json else console)
-        job = Run(cli.request, console)
-        job.check_folder()
-        job.folder.unlock()
-        facts = planning.describe(job)
+        facts = planning.describe(recipe.prepare(cli.request, console))
     print(json.dumps(facts, indent=2)) if as_json else _print_facts("plan (nothing is trained)", facts, console)
     return 0
 

@@ -36,18 +36,3 @@ class Request:
     seed: int
     yaml: str = field(repr=False)
     hardware: str | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the run will do.
-
-    Attributes:
-        steps: optimizer steps.
-        tokens_per_step: supervised and padded positions of a step, over all devices.
-        n_tokens: N of ParamNPT.
-    """
-
-    steps: int
-    tokens_per_step: int
-    n_tokens: int

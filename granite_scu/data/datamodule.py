@@ -1,5 +1,6 @@
 """The data of a run, as Lightning wants it: read, split, packed, and served in batches."""
 
+import copy
 import logging
 import math
 import os
@@ -54,23 +55,37 @@ class TextDataModule(LightningDataModule):
 
     Attributes:
         start_batch: micro-batches that each rank has trained on already; training goes on after them.
-        alike: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
+        uniform_batches: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
     """
 
     begin_worker: Callable[[int], None] = staticmethod(leave_signals_to_the_run)
     """Called in each loader process before anything else."""
 
-    def __init__(self, config: DataConfig, seed: int) -> None:
+    def __init__(self, config: DataConfig, seed: int, uniform_batches: bool = False) -> None:
         super().__init__()
         self.config = config
         self.seed = seed
         self.start_batch = 0
-        self.alike = False
+        self.uniform_batches = uniform_batches
         self._blocks: Split[Blocks] | None = None
         self._split_by = ""
         self._n_empty = self._n_conversations = self._n_copies = 0
         self._fitted: dict[str, Fitted] = {}
         self._recorded: Callable[[], Iterator[str]] = partial(as_record, "document", Split([], [], []))
+
+    def start_at(self, batch: int) -> None:
+        """Continue training after so many micro-batches of each rank."""
+        self.start_batch = batch
+
+    def with_batch_size(self, size: int) -> "TextDataModule":
+        """The same prepared data in other micro-batches."""
+        other = copy.copy(self)
+        other.config = replace(self.config, batch_size=size)
+        return other
+
+    def release_trainer(self) -> None:
+        """Let go of the Trainer, which keeps the model, and the model the device's memory."""
+        self.trainer = None
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
@@ -247,7 +262,7 @@ class TextDataModule(LightningDataModule):
 
     @property
     def _collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
-        return partial(collate, isolate=self.config.isolate_documents, alike=self.alike)
+        return partial(collate, isolate=self.config.isolate_documents, uniform=self.uniform_batches)
 
     @property
     def _prepared(self) -> Split[Blocks]:
@@ -307,11 +322,11 @@ class _WithEmpty:
         return first._replace(labels=np.full_like(first.labels, IGNORED))
 
 
-def collate(blocks: list[Block], isolate: bool = True, alike: bool = False) -> dict[str, Tensor]:
-    """Blocks as a batch. One of whole blocks has no ``documents`` unless ``alike``: attention is faster unmasked."""
+def collate(blocks: list[Block], isolate: bool = True, uniform: bool = False) -> dict[str, Tensor]:
+    """Blocks as a batch. One of whole blocks has no ``documents`` unless ``uniform``: attention is faster unmasked."""
     inputs, labels, documents = (torch.from_numpy(np.stack(arrays)).long() for arrays in zip(*blocks, strict=True))
     batch = {"input_ids": inputs, "labels": labels}
-    return batch | {"documents": documents} if isolate and (alike or documents.any()) else batch
+    return batch | {"documents": documents} if isolate and (uniform or documents.any()) else batch
 
 
 def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:

@@ -304,9 +304,9 @@ class StreamedDataModule(TextDataModule):
         digests = division.parts.map(lambda documents: [document.digest for document in documents])
         self._recorded = partial(as_record, division.by, replace(digests, train=[]), streamed=True)
         digests_held_out = frozenset(document.digest for document in held_out)
-        self._stream = lambda **place: StreamedBlocks(
-            self.config, tokenizer, layout, digests_held_out, self.seed, **place
-        )  # of the configuration as it is then: --auto-batch-size changes it
+        self._stream = lambda config, **place: StreamedBlocks(
+            config, tokenizer, layout, digests_held_out, self.seed, **place
+        )
 
     def _encoded(
         self, split: str, documents: list[Document], layout: Layout, tokenizer: PreTrainedTokenizerBase
@@ -332,7 +332,7 @@ class StreamedDataModule(TextDataModule):
 
     def _streamed(self, start: int) -> DataLoader:
         rank, world_size = self._rank_and_world_size()
-        blocks = self._stream(rank=rank, world_size=world_size, start=start)
+        blocks = self._stream(self.config, rank=rank, world_size=world_size, start=start)
         return self._loader(blocks, batch_size=self.config.batch_size)
 
     @staticmethod

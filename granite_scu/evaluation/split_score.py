@@ -1,50 +1,50 @@
 """``validate`` and ``test``: bits per token of a split under the base model and under a run folder's final adapter."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import peft
 import torch
 
+from granite_scu.config.settings import BaseConfig
 from granite_scu.errors import UserError
 from granite_scu.evaluation.score import score
+from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading
+from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
 from granite_scu.model.loss import summed_nats
-from granite_scu.training.announcement import announce_kernels
-from granite_scu.training.module import DTYPES
-
-if TYPE_CHECKING:
-    from granite_scu.training.recipe import Run
 
 
-def score_split(run: "Run", split: str) -> dict:
+def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterable[dict], split: str) -> dict:
     """Score the whole of a split.
 
     Args:
-        run: whose folder holds the adapter.
-        split: "validation" or "test".
+        folder: of the run, with its adapter.
+        base: the model.
+        machine: what it is scored on.
+        loader: batches of the split.
+        split: its name.
 
     Raises:
         UserError: there is no adapter, or it does not fit the base model.
     """
-    folder, request = run.folder.path, run.request
     if not (folder / "adapter_model.safetensors").is_file():
         raise UserError(f"--run.output_dir {folder}: holds no adapter_model.safetensors; run fit first")
-    run.machine.claim(request.run.memory_fraction)
-    device, dtype = run.machine.torch_device, DTYPES[run.machine.precision]
-    base = loading.load_model(run.base(), dtype, run.machine.attention, device).to(device)
+    device, dtype = machine.torch_device, WEIGHT_DTYPES[machine.precision]
+    frozen = loading.load_model(replace(base, kernels=machine.kernels), dtype, machine.attention, device).to(device)
     # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
     try:
-        model = peft.PeftModel.from_pretrained(base, folder)
+        model = peft.PeftModel.from_pretrained(frozen, folder)
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"--run.output_dir {folder}: its adapter does not fit {request.base.name}") from error
-    announce_kernels(base)
-    loader = {"validation": run.data.val_dataloader, "test": run.data.test_dataloader}[split]
+        raise UserError(f"--run.output_dir {folder}: its adapter does not fit {base.name}") from error
+    announce_kernels(frozen)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
-    adapter = score(partial(summed_nats, model.get_base_model()), loader(), model=model, context=autocast)
+    adapter = score(partial(summed_nats, model.get_base_model()), loader, model=model, context=autocast)
     with model.disable_adapter():
-        base_score = score(partial(summed_nats, model.get_base_model()), loader(), model=model, context=autocast)
+        base_score = score(partial(summed_nats, model.get_base_model()), loader, model=model, context=autocast)
     return {
         "split": split,
         "tokens": adapter.tokens,

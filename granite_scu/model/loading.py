@@ -33,6 +33,9 @@ UNQUANTISED = ["lm_head"]
 
 CPU = torch.device("cpu")
 
+WEIGHT_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "32-true": torch.float32}
+"""What the frozen weights are held in under each of Lightning's precisions."""
+
 
 def resolve(name: str) -> str:
     """Where a model's files are: the embedded folder, a local folder, or the hub id as given.
@@ -170,3 +173,9 @@ class _HubErrors:
                 f"--model {self.name}: cannot be loaded ({reason}); check the name and the network, "
                 f"give a local folder, or use the embedded {TINY_MODEL}"
             ) from error
+
+
+def announce_kernels(model: torch.nn.Module) -> None:
+    """Say what the Mamba-2 layers run in, if there are any."""
+    if found := mamba.kernels_in_use(model):
+        log.info("Mamba-2 layers run in %s", found.name)

@@ -68,10 +68,14 @@ def _as_os_error(error: SafetensorError, path: Path) -> Exception:
 
 
 class AdapterCheckpointIO(CheckpointIO):
-    """Writes Lightning's checkpoint as a folder, whole or not at all, with the adapter beside the state."""
+    """Writes Lightning's checkpoint as a folder, whole or not at all, with the adapter beside the state.
 
-    def __init__(self) -> None:
-        self.module = None  # set by whoever builds the trainer; the state alone cannot write a PEFT adapter
+    Args:
+        module: whose adapter is saved: the state alone cannot write a PEFT adapter. Loading needs none.
+    """
+
+    def __init__(self, module: Any = None) -> None:
+        self.module = module
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         path, state = Path(path), io.BytesIO()

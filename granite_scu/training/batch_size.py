@@ -3,24 +3,19 @@
 An optimizer step keeps its blocks; how many of them are on the device at once changes, and nothing but speed with it.
 """
 
-import gc
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-import torch
-from lightning.pytorch.utilities.seed import isolate_rng
+import yaml
 
+from granite_scu.config.request import Request
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.hardware import GIB
+from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
-from granite_scu.storage import checkpoint
 from granite_scu.training import memory_budget as budget
-from granite_scu.training.trainer import build_trainer
-
-if TYPE_CHECKING:
-    from granite_scu.config.request import Request
-    from granite_scu.hardware.machine import Machine
-    from granite_scu.training.recipe import Run
+from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.short_training import short_training
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +23,7 @@ STEPS = 2
 """Optimizer steps that prove a batch: Adam has its moments after the first."""
 
 
-def check(request: "Request", machine: "Machine") -> None:
+def check(request: Request, machine: Machine) -> None:
     """Refuse what the search cannot serve.
 
     Raises:
@@ -46,7 +41,7 @@ def check(request: "Request", machine: "Machine") -> None:
         )
 
 
-def first_guess(request: "Request", machine: "Machine") -> "Request":
+def first_guess(request: Request, machine: Machine) -> Request:
     """The request in the largest micro-batches that are predicted to fit.
 
     Raises:
@@ -63,69 +58,57 @@ def first_guess(request: "Request", machine: "Machine") -> "Request":
     return found
 
 
-def prove(run: "Run") -> "Request":
-    """Train on the longest micro-batches, smaller ones until one fits; returns the request with it.
+def prove(run: PreparedRun) -> PreparedRun:
+    """Train on the longest micro-batches, smaller ones until one fits; returns the run with it, as if it was asked for.
 
     The random state of the process is left alone.
 
     Raises:
         RunFailed: not even one block fits.
     """
-    request, machine = run.request, run.machine
-    allowed = budget.limit(request, machine)
-    for size in budget.sizes(request, request.data.batch_size):
-        run.take_request(budget.with_batch(request, size))
-        predicted = budget.predict(run.request, machine).total
-        with isolate_rng():
-            taken = _try(run)
+    machine = run.machine
+    allowed = budget.limit(run.request, machine)
+    for size in budget.sizes(run.request, run.request.data.batch_size):
+        tried = with_request(run, budget.with_batch(run.request, size))
+        predicted = budget.predict(tried.request, machine).total
+        taken = _try(tried)
         if taken is not None and taken <= allowed:
             log.info(
                 "--auto-batch-size: %d x %d tokens, accumulated %d times, take %.2f GiB of %.2f (predicted: %.2f)",
-                *(size, request.data.block_size, run.request.trainer["accumulate_grad_batches"]),
+                *(size, tried.request.data.block_size, tried.request.trainer["accumulate_grad_batches"]),
                 *(taken / GIB, allowed / GIB, predicted / GIB),
             )
-            return run.request
+            return with_request(run, _as_asked_for(tried.request))
         took = "more than there is" if taken is None else f"{taken / GIB:.2f} GiB"
-        log.info("--auto-batch-size: %d x %d tokens take %s", size, request.data.block_size, took)
-    raise RunFailed(f"--auto-batch-size: not even one block fits; {budget.advice(run.request, machine)}")
+        log.info("--auto-batch-size: %d x %d tokens take %s", size, tried.request.data.block_size, took)
+    raise RunFailed(f"--auto-batch-size: not even one block fits; {budget.advice(tried.request, machine)}")
 
 
-def _try(run: "Run") -> int | None:
+def with_request(run: PreparedRun, request: Request) -> PreparedRun:
+    """The run with a request that differs in the size of the micro-batches alone."""
+    return replace(run, request=request, data=run.data.with_batch_size(request.data.batch_size))
+
+
+def _as_asked_for(request: Request) -> Request:
+    """The request as if its batch size had been given, also in the YAML that the run folder keeps."""
+    given = yaml.safe_load(request.yaml)
+    given["data"]["batch_size"] = request.data.batch_size
+    given["trainer"]["accumulate_grad_batches"] = request.trainer["accumulate_grad_batches"]
+    given["run"]["auto_batch_size"] = False
+    settled = replace(request.run, auto_batch_size=False)
+    return replace(request, run=settled, yaml=yaml.safe_dump(given, sort_keys=False))
+
+
+def _try(run: PreparedRun) -> int | None:
     """The most bytes that training takes on top of what the process held; None where there are not so many."""
     device = run.machine.torch_device.type
     before = reset_peak_memory(device)
+    accumulated = min(2, run.request.trainer["accumulate_grad_batches"])  # gradients are there all the time
     try:
-        _train(run)
+        short_training(run, STEPS, STEPS, [], limit_val_batches=1, accumulate_grad_batches=accumulated)
     except (RuntimeError, MemoryError) as error:
         if not budget.ran_out(error):
             raise
         return None
-    finally:
-        run.data.trainer = None  # it would keep the model, and the model the device's memory
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
     most = peak_memory(device)
     return 0 if most is None or before is None else most - before
-
-
-def _train(run: "Run") -> None:
-    module = run.make_module(compile=False)  # what is compiled takes no more
-    module.configure_model()
-    settings = run.request.trainer
-    settings = settings | {
-        "callbacks": None,
-        "logger": None,
-        "limit_val_batches": 1,
-        "accumulate_grad_batches": min(2, settings["accumulate_grad_batches"]),  # gradients are there all the time
-    }
-    trainer = build_trainer(
-        settings,
-        run.machine,
-        steps=STEPS,
-        eval_steps=STEPS,
-        callbacks=[],
-        loggers=[],
-        plugin=checkpoint.AdapterCheckpointIO(),
-    )
-    run.train(trainer, module, None)

@@ -1,20 +1,14 @@
 """The controller that a configuration names, and the setpoint that it is to hold."""
 
-import json
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from granite_scu import control
+from granite_scu.config.request import Request
 from granite_scu.config.settings import ControlConfig
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.errors import UserError
-from granite_scu.training import setpoint_probe as probe
-
-if TYPE_CHECKING:
-    from granite_scu.config.request import Request
-    from granite_scu.training.recipe import Run
-    from granite_scu.training.resume import Resume
 
 LEAST_VALIDATIONS = 10
 """Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
@@ -56,9 +50,9 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
         raise UserError(f"--replay {config.replay}: {error}") from error
 
 
-def holds_setpoint(run: "Run") -> bool:
-    """Whether S is to be held at a setpoint that is known, by lambda or by projection."""
-    return run.request.control.controller in control.TRACKING and run.controller.setpoint is not None
+def holds_setpoint(name: str, controller: control.Controller) -> bool:
+    """Whether a controller of that name is to hold S at a setpoint that is known, by lambda or by projection."""
+    return name in control.TRACKING and controller.setpoint is not None
 
 
 def check_equilibrium_stop(config: ControlConfig) -> None:
@@ -90,7 +84,7 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
 
 
-def check_length(request: "Request", steps: int) -> None:
+def check_length(request: Request, steps: int) -> None:
     """Refuse what could do nothing in a run of so many optimizer steps.
 
     Raises:
@@ -118,7 +112,7 @@ def check_length(request: "Request", steps: int) -> None:
     _check_patience(request, steps)
 
 
-def _check_patience(request: "Request", steps: int) -> None:
+def _check_patience(request: Request, steps: int) -> None:
     patience, heeded = request.run.early_stopping, (steps - 1) // request.run.eval_steps
     if patience and heeded <= patience:  # the first validation has none to fall behind
         most = (steps - 1) // (patience + 1)
@@ -129,7 +123,7 @@ def _check_patience(request: "Request", steps: int) -> None:
         )
 
 
-def _check_validations(request: "Request", steps: int) -> None:
+def _check_validations(request: Request, steps: int) -> None:
     if request.data.stream:
         raise UserError("--controller cascade: looks ahead in the training text, which --stream cannot; take another")
     every = max(request.run.eval_steps, request.control.every)  # what a tick finds is the newest validation
@@ -141,23 +135,3 @@ def _check_validations(request: "Request", steps: int) -> None:
             f"--controller cascade: moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and "
             f"{steps} steps hold {heeded}; {denser}train for longer"
         )
-
-
-def setpoint_of_auto(run: "Run", resume: "Resume | None") -> tuple[float, dict[str, Any], float]:
-    """What ``--target-s auto`` stands for: the checkpoint's setpoint where there is one, or else what a probe proposes.
-
-    Returns:
-        The setpoint, what is written down about it, and the seconds that finding it took.
-
-    Raises:
-        UserError: the checkpoint has no setpoint.
-    """
-    if not resume:
-        found = probe.find_setpoint(run)
-        return found.proposal.target_s, {"reason": found.proposal.reason, **probe.as_json(found)}, found.seconds
-    target = resume.state["callbacks"]["ShannonControl"].get("setpoint")
-    if target is None:
-        raise UserError(f"--resume-from-checkpoint {resume.path}: has no setpoint; give --target-s as a number")
-    stored = resume.path.parent / "scu_config.json"
-    record = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-    return target, record.get("auto") or {"reason": "the checkpoint's"}, 0.0

@@ -1,7 +1,7 @@
 """What a run takes of its device's memory, what it may take, and what to change where that is not enough."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from granite_scu.errors import RunFailed
 from granite_scu.hardware import GIB, MARGIN
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
-from granite_scu.training.module import DTYPES
+from granite_scu.model.loading import WEIGHT_DTYPES
 
 if TYPE_CHECKING:
     from granite_scu.config.request import Request
@@ -30,7 +30,7 @@ def predict(request: "Request", machine: Machine) -> memory.Footprint:
     setting = memory.Setting(
         replace(request.base, attention=machine.attention),
         lora,
-        DTYPES[machine.precision],
+        WEIGHT_DTYPES[machine.precision],
         request.data.batch_size,
         request.data.block_size,
         machine.accelerator,
@@ -136,11 +136,11 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def explained(request: Callable[[], "Request"], machine: Machine) -> Iterator[None]:
+def explained(request: "Request", machine: Machine) -> Iterator[None]:
     """Make of an error for want of memory one line: what was asked for, what there was, and what to try next.
 
     Args:
-        request: gives the run's, which may change while it runs.
+        request: the run's.
         machine: what it is on.
 
     Raises:
@@ -151,7 +151,7 @@ def explained(request: Callable[[], "Request"], machine: Machine) -> Iterator[No
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        line = f"out of memory on {machine.device.name}: {_asked(error, machine)}; {advice(request(), machine)}"
+        line = f"out of memory on {machine.device.name}: {_asked(error, machine)}; {advice(request, machine)}"
         raise RunFailed(f"{line}, or let --auto-batch-size find the batch") from error
 
 

@@ -23,14 +23,12 @@ from granite_scu.model import adapters, loading, loss
 from granite_scu.model import kl_divergence as divergence
 from granite_scu.model.description_length import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
 from granite_scu.model.initial_adapter import SHA256, Start
+from granite_scu.training.learning_rate import schedule
 
 LOSS_UNIT = 4096
 """Tokens that a micro-batch's summed loss is divided by before the backward pass and multiplied by after it.
 
 A constant power of two: exact, and it keeps fp16's scaled gradients near those of a mean."""
-
-DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "32-true": torch.float32}
-"""What the frozen weights are held in under each of Lightning's precisions."""
 
 
 @dataclass(frozen=True)
@@ -455,20 +453,6 @@ class GraniteModule(L.LightningModule):
         measured = {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, "--measure": self.measure}
         start = self.start.sha256 if self.start else "none"
         return {**measured, "--actuator": self.actuator, SHA256: start, **self.position}
-
-
-def schedule(step: int, config: OptimizerConfig, total_steps: int) -> float:
-    """The learning rate at an optimizer step, as a fraction of its peak: warm-up, then the course chosen."""
-    if step < config.warmup_steps:
-        return (step + 1) / (config.warmup_steps + 1)
-    progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
-    match config.schedule:
-        case "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        case "linear":
-            return 1 - progress
-        case _:
-            return 1.0
 
 
 def compile_training(model: torch.nn.Module, mode: str) -> None:

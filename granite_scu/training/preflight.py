@@ -1,31 +1,35 @@
 """What a run will cost, said before it starts. Estimates, and marked as such."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from granite_scu import hardware
 from granite_scu.cli.requirements import MEMORY, Check, can_start, is_at_hand
-from granite_scu.config.settings import BaseConfig, OptimizerConfig
+from granite_scu.config.request import Request
+from granite_scu.config.settings import BaseConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.ceiling import ceiling, growth, growth_from
 from granite_scu.control.diagnostics.setpoint import probe_steps
+from granite_scu.control.laws.replay import recorded_weight
+from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.hub import is_on_hub
 from granite_scu.data.sources.read import readable_files
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.errors import UserError
-from granite_scu.experiments.identification.wrapper import Wrapper
 from granite_scu.hardware.machine import Machine, resolve_request
 from granite_scu.model import flops
 from granite_scu.model import initial_adapter as starting
+from granite_scu.model.document_mask import can_isolate
+from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
 from granite_scu.training import memory_budget as budget
-from granite_scu.training.module import DTYPES, schedule
+from granite_scu.training.learning_rate import cumulated_rates
+from granite_scu.training.module import GraniteModule
+from granite_scu.training.prepared_run import PreparedRun
 
-if TYPE_CHECKING:
-    from granite_scu.config.request import Request
-    from granite_scu.training.recipe import Run
+log = logging.getLogger(__name__)
 
 AS_A_WHOLE = "the run as a whole"
 """The check of what no requirement says alone."""
@@ -33,11 +37,14 @@ AS_A_WHOLE = "the run as a whole"
 FEED_FORWARD_ERROR = 3.0
 """Factor within which the lambda that PI starts from is what holds S*; see ``control.pi``."""
 
+SAME_WEIGHT = 1.1
+"""Factor within which two runs' sigma^2 N count as one. The training text of another seed differs by less."""
+
 UTILISATION = 0.3
 """Share of the measured matrix-product rate that a training step is assumed to reach."""
 
 
-def with_the_run(checks: list[Check], request: "Request") -> list[Check]:
+def with_the_run(checks: list[Check], request: Request) -> list[Check]:
     """The requirements, and what only all settings together can tell: whether they agree, and the memory they take.
 
     Args:
@@ -55,7 +62,7 @@ def with_the_run(checks: list[Check], request: "Request") -> list[Check]:
     return checks
 
 
-def _open_files(request: "Request") -> None:
+def _open_files(request: Request) -> None:
     """Refuse text or an adapter to start from that are not there. Raises UserError."""
     for source in request.data.sources:
         if source not in EMBEDDED and not is_on_hub(source):
@@ -65,7 +72,7 @@ def _open_files(request: "Request") -> None:
         starting.lora_of(request.lora, starting.open_start(request.lora.adapter, request.base.name))
 
 
-def _with_prediction(check: Check, request: "Request", machine: Machine) -> Check:
+def _with_prediction(check: Check, request: Request, machine: Machine) -> Check:
     name = request.base.name
     if name != BaseConfig.name and not is_at_hand(name):
         return replace(check, meaning="not predicted before the model's configuration is downloaded")
@@ -77,20 +84,20 @@ def _with_prediction(check: Check, request: "Request", machine: Machine) -> Chec
     return replace(check, ok=fits or None, meaning=meaning, remedy="" if fits else budget.advice(request, machine))
 
 
-def describe(run: "Run") -> dict:
+def describe(run: PreparedRun) -> dict:
     """The plan of a run as readable facts: steps, tokens, first batch, memory and time estimates.
 
     Memory: what ``model.memory`` finds. Time: the operations of ``model.flops`` at ``UTILISATION`` of the rate that
     matrix products are measured to have here.
     """
-    request, plan, machine = run.request, run.plan, run.machine
+    request, length, machine = run.request, run.length, run.machine
     size = flops.measure(request.base.name, request.lora, request.data.block_size, run.start and run.start.shapes)
-    dtype = DTYPES[machine.precision]
+    dtype = WEIGHT_DTYPES[machine.precision]
     with errors_in_one_line():
         batch = next(iter(run.data.train_dataloader()))
     rate = hardware.matmul_tflops(machine.device, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
-    steps = plan.steps + (probe_steps(plan.steps) if run.seeks_setpoint else 0)
-    seconds = steps * plan.tokens_per_step / machine.world_size * size.flops_per_token / rate
+    steps = length.steps + (probe_steps(length.steps) if run.seeks_setpoint else 0)
+    seconds = steps * length.tokens_per_step / machine.world_size * size.flops_per_token / rate
     return {
         "model": request.base.name,
         "parameters": f"{size.frozen:,} frozen, {size.trained:,} trained in {len(size.adapted)} adapters",
@@ -99,41 +106,41 @@ def describe(run: "Run") -> dict:
         "device": machine.device.name,
         "precision": machine.precision,
         "processes": machine.world_size,
-        "steps": plan.steps,
-        "tokens_per_step": plan.tokens_per_step,
-        "tokens": plan.steps * plan.tokens_per_step,
-        "n_tokens": plan.n_tokens,
+        "steps": length.steps,
+        "tokens_per_step": length.tokens_per_step,
+        "tokens": length.steps * length.tokens_per_step,
+        "n_tokens": length.n_tokens,
         "controller": request.control.controller,
         "target_s": _setpoint(run),
         **_reach(run, [(out, rank) for out, _, rank in size.adapted]),
-        **_memory(run),
+        **_memory(request, machine),
         "time_s_estimate": round(seconds),
         "output_dir": str(run.folder.path),
     }
 
 
-def _memory(run: "Run") -> dict:
+def _memory(request: Request, machine: Machine) -> dict:
     """What the run takes of the device's memory, what it may take, and what to change where that is less; GiB."""
-    footprint, allowed = budget.predict(run.request, run.machine), budget.limit(run.request, run.machine)
+    footprint, allowed = budget.predict(request, machine), budget.limit(request, machine)
     fits = footprint.total <= allowed
     return {
-        "batch": f"{run.request.data.batch_size} x {run.request.data.block_size} tokens, accumulated "
-        f"{run.request.trainer['accumulate_grad_batches']} times",
+        "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
+        f"{request.trainer['accumulate_grad_batches']} times",
         "memory_gib_estimate": round(footprint.total / hardware.GIB, 3),
         "memory_parts": budget.in_words(footprint),
         "memory_gib_allowed": round(allowed / hardware.GIB, 3),
         "memory_fits": fits,
-        **({} if fits else {"memory_advice": budget.advice(run.request, run.machine)}),
+        **({} if fits else {"memory_advice": budget.advice(request, machine)}),
     }
 
 
-def _setpoint(run: "Run") -> float | str | None:
+def _setpoint(run: PreparedRun) -> float | str | None:
     if run.seeks_setpoint:
-        return f"auto: a probe of {probe_steps(run.plan.steps)} steps comes first"
+        return f"auto: a probe of {probe_steps(run.length.steps)} steps comes first"
     return run.controller.setpoint
 
 
-def _reach(run: "Run", shapes: Iterable[tuple[int, int]]) -> dict:
+def _reach(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> dict:
     """How far S can come, and what to change where a setpoint that is known already lies above that."""
     shapes = list(shapes)
     most = s_ceiling(run, shapes)
@@ -144,25 +151,19 @@ def _reach(run: "Run", shapes: Iterable[tuple[int, int]]) -> dict:
     }
 
 
-def out_of_reach(run: "Run", shapes: Iterable[tuple[int, int]]) -> list[str]:
+def out_of_reach(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> list[str]:
     """Why the run's setpoint cannot be expected to be held and what to change, a line each; none where it can be.
 
     Of ``identify`` too, whose laws act around one that holds a setpoint. A setpoint that is still sought is not judged.
     """
     setpoint = run.controller.setpoint
-    if setpoint is None or (run.seeks_setpoint and run.found is None):
+    if setpoint is None or run.seeks_setpoint:
         return []
     warnings = beyond_the_ceiling(setpoint, s_ceiling(run, shapes)), beyond_the_bounds(run.controller)
     return [warning for warning in warnings if warning]
 
 
-def cumulated_rates(optimizer: OptimizerConfig, steps: int) -> list[float]:
-    """The sum of the learning rates of the first 0, 1, ... ``steps`` optimizer steps."""
-    rates = (optimizer.learning_rate * schedule(step, optimizer, steps) for step in range(steps))
-    return list(accumulate(rates, initial=0.0))
-
-
-def update_growth(run: "Run", shapes: Iterable[tuple[int, int]]) -> float | None:
+def update_growth(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> float | None:
     """G of ``control.ceiling``, for new adapters of these (out, rank), or for those that the run starts from.
 
     None under the measure of factors, which is not zero at the start.
@@ -170,15 +171,15 @@ def update_growth(run: "Run", shapes: Iterable[tuple[int, int]]) -> float | None
     if run.request.control.measure != "delta":
         return None
     if run.start:
-        return growth_from(run.start.matrices, run.request.prior.sigma, run.plan.n_tokens)
+        return growth_from(run.start.matrices, run.request.prior.sigma, run.length.n_tokens)
     lora = run.request.lora.resolved()
-    return growth(shapes, lora.alpha / lora.rank, run.request.prior.sigma, run.plan.n_tokens)
+    return growth(shapes, lora.alpha / lora.rank, run.request.prior.sigma, run.length.n_tokens)
 
 
-def s_ceiling(run: "Run", shapes: Iterable[tuple[int, int]]) -> float | None:
+def s_ceiling(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> float | None:
     """The largest S to be expected of the run, by ``control.ceiling``, should the data cost ever so little."""
     found = update_growth(run, shapes)
-    moved = cumulated_rates(run.request.optimizer, run.plan.steps)[-1]
+    moved = cumulated_rates(run.request.optimizer, run.length.steps)[-1]
     return None if found is None else ceiling(found, moved)
 
 
@@ -209,4 +210,44 @@ def beyond_the_bounds(controller: Controller[Any]) -> str | None:
     return (
         f"{flag} {bound:g}: S* = {law.setpoint:.3g} is expected to take a lambda of {wanted:.2g}, so S may come "
         f"to rest {side} it with lambda on that bound; {change} {flag} to {wanted:.2g} or further, or {other}"
+    )
+
+
+# What the log has before the first step
+
+
+SAME_WEIGHT = 1.1
+"""Factor within which two runs' sigma^2 N count as one. The training text of another seed differs by less."""
+
+
+def announce(run: PreparedRun, module: GraniteModule) -> None:
+    """Say it all. The model is loaded, and its adapters are in place."""
+    announce_kernels(module.language_model)
+    if run.request.data.isolate_documents and not can_isolate(module.language_model, run.machine.attention):
+        log.warning(
+            "%s has recurrent layers that carry their state from one document of a block into the next; "
+            "--no-isolate-documents says that this is meant",
+            run.request.base.name,
+        )
+    if run.start and (warning := run.start.mismatch(run.request.base.quantize_4bit)):
+        log.warning(warning)
+    if run.found:
+        log.info("--target-s auto: S* = %.3g: %s", run.controller.setpoint, run.found["reason"])
+    if warning := _other_weight(run):
+        log.warning(warning)
+    for warning in out_of_reach(run, [tuple(u.b.shape) for u in module.updates.values()]):
+        log.warning(warning)
+
+
+def _other_weight(run: PreparedRun) -> str | None:
+    """A warning in one line, where the lambda that is replayed had another penalty to weigh."""
+    path = run.request.control.replay
+    if run.request.control.controller != "replay" or path is None or not (there := recorded_weight(path)):
+        return None
+    here = run.request.prior.sigma**2 * run.length.n_tokens
+    if 1 / SAME_WEIGHT < here / there < SAME_WEIGHT:
+        return None
+    return (
+        f"--replay {path}: its run had sigma^2 N = {there:.3g} and this one has {here:.3g}, so the same lambda holds "
+        f"the adapter {there / here:.3g} times as hard; --prior-sigma and --n-tokens set both"
     )

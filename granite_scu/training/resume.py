@@ -4,18 +4,16 @@ import logging
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from granite_scu.config import flags
-from granite_scu.control import CONTROLLERS
+from granite_scu.config.request import Request
+from granite_scu.control import CONTROLLERS, Controller
 from granite_scu.errors import UserError
+from granite_scu.hardware.machine import Machine
 from granite_scu.storage import checkpoint, manifest
 from granite_scu.storage.run_folder import RunFolder, step_of
 from granite_scu.training.callbacks.checkpoints import has_ended
-from granite_scu.training.module import GraniteModule
-
-if TYPE_CHECKING:
-    from granite_scu.training.recipe import Run
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +57,16 @@ class Resume:
         return self.state["global_step"]
 
     @property
+    def micro_batches(self) -> int:
+        """That each rank has trained on."""
+        return self.state["micro_batches"]
+
+    @property
+    def setpoint(self) -> float | None:
+        """That the run held when it was saved."""
+        return self.state["callbacks"]["ShannonControl"].get("setpoint")
+
+    @property
     def latest_tick(self) -> int:
         """Step of the newest tick that the state knows of; 0 before the first."""
         return self.state["callbacks"]["ShannonControl"]["latest"].get("step", 0)
@@ -74,17 +82,24 @@ def open_checkpoint(resume: str | None, output_dir: str | Path) -> Resume | None
     return Resume(path, checkpoint.load_state(path)) if path else None
 
 
-def settings(run: "Run") -> dict[str, Any]:
-    """What the course of a run hangs on, by the flag of the script that sets it or else by its dotted key."""
-    request, names = run.request, {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
-    found: dict[str, Any] = {"trainer.max_steps": run.plan.steps, "trainer.precision": run.machine.precision}
+def settings(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:
+    """What the course of a run depends on, by the flag of the script that sets it or else by its dotted key.
+
+    Args:
+        request: what was asked for.
+        machine: what it runs on.
+        steps: optimizer steps of the run.
+        setpoint: that its controller holds.
+    """
+    names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
+    found: dict[str, Any] = {"trainer.max_steps": steps, "trainer.precision": machine.precision}
     for group in flags.GROUPS:
         every = asdict(getattr(request, group))
         found |= {f"{group}.{k}": v for k, v in every.items() if k not in NO_INFLUENCE.get(group, ())}
     found |= {f"trainer.{name}": request.trainer[name] for name in OF_THE_TRAINER}
-    found |= {"control.target_s": run.controller.setpoint, "seed_everything": request.seed}
-    found |= {"device": run.machine.accelerator, "attention in use": run.machine.attention}
-    found |= {"TF32 in use": run.machine.tf32}
+    found |= {"control.target_s": setpoint, "seed_everything": request.seed}
+    found |= {"device": machine.accelerator, "attention in use": machine.attention}
+    found |= {"TF32 in use": machine.tf32}
     return {names.get(key, key): _plain(value) for key, value in found.items()}
 
 
@@ -92,39 +107,38 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bool | None) else str(value)
 
 
-def check(run: "Run", module: GraniteModule, resume: Resume) -> None:
+def check(
+    resume: Resume, controller: Controller, steps: int, now: dict[str, Any], in_place: bool, overwrite: bool
+) -> None:
     """Refuse what needs no model to be seen, before one is loaded, and name what will not be as it would have been.
 
+    Args:
+        resume: the checkpoint.
+        controller: of the run.
+        steps: optimizer steps of the run.
+        now: the run's ``settings``.
+        in_place: whether the run continues in the folder that the checkpoint lies in.
+        overwrite: whether later checkpoints may make way.
+
     Raises:
-        UserError: the checkpoint is of another controller or text, of a run that is finished, or not the newest of the
-            run folder that it lies in.
+        UserError: the checkpoint is of another controller, of a run that is finished, or not the newest of the run
+            folder that it lies in.
     """
-    module.require_same_settings(resume.state)
-    _require_same_controller(run, resume)
-    finished = RunFolder(resume.path.parent).finished and run.continues(resume)
-    if resume.step > run.plan.steps or (resume.step == run.plan.steps and finished):
+    _require_same_controller(resume, type(controller).__name__)
+    finished = RunFolder(resume.path.parent).finished and in_place
+    if resume.step > steps or (resume.step == steps and finished):
         raise UserError(
             f"--resume-from-checkpoint {resume.path}: it is at step {resume.step} and the run ends at "
-            f"{run.plan.steps}; raise --max-steps to go on"
+            f"{steps}; raise --max-steps to go on"
         )
-    if finished and has_ended(resume.state, settings(run)):
+    if finished and has_ended(resume.state, now):
         raise UserError(
             f"--resume-from-checkpoint {resume.path}: the run ended there, at step {resume.step}, before --max-steps; "
             "raise --max-time, --early-stopping or --stop-at-equilibrium, whichever ended it, to go on"
         )
-    if run.continues(resume) and not run.request.run.overwrite:
+    if in_place and not overwrite:
         _require_newest(resume)
-    _name_changes(resume.state["settings"], settings(run))
-
-
-def go_on(run: "Run", module: GraniteModule, resume: Resume) -> None:
-    """Put the loaded module and the data loader where the checkpoint is.
-
-    Raises:
-        UserError: the checkpoint is of another model.
-    """
-    module.on_load_checkpoint(resume.state)
-    run.data.start_batch = resume.state["micro_batches"]
+    _name_changes(resume.state["settings"], now)
 
 
 def _require_newest(resume: Resume) -> None:
@@ -142,8 +156,8 @@ def _later(resume: Resume) -> list[Path]:
     return [path for path in RunFolder(resume.path.parent).checkpoints() if step_of(path) > resume.step]
 
 
-def _require_same_controller(run: "Run", resume: Resume) -> None:
-    then, now = resume.state["callbacks"]["ShannonControl"]["name"], type(run.controller).__name__
+def _require_same_controller(resume: Resume, now: str) -> None:
+    then = resume.state["callbacks"]["ShannonControl"]["name"]
     if then != now:
         flag = next((name for name, law in CONTROLLERS.items() if law.__name__ == then), then)
         raise UserError(
@@ -158,15 +172,15 @@ def _name_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
         log.warning("the run does not go on as it would have without the interruption: %s", each)
 
 
-def rewind(folder: RunFolder, resume: Resume, continues: bool, drop_later: bool) -> None:
+def rewind(folder: RunFolder, resume: Resume, in_place: bool, drop_later: bool) -> None:
     """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own.
 
     In its own folder what came after it makes way, newest first: ``last`` goes on wherever this is cut short.
     """
-    if continues and drop_later:
+    if in_place and drop_later:
         for path in reversed(_later(resume)):
             shutil.rmtree(path)
-    if not continues:
+    if not in_place:
         for record in RunFolder(resume.path.parent).read_history():
             folder.append_history(record)
     kept = folder.rewind_history(resume.latest_tick)

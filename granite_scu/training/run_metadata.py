@@ -1,15 +1,12 @@
 """What the run folder says of a run from its start: the whole of its settings, and the controller's."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from granite_scu.storage.provenance import git_revision, versions
-
-if TYPE_CHECKING:
-    from granite_scu.training.recipe import Run
+from granite_scu.training.prepared_run import PreparedRun
 
 
-def scu_config(run: "Run") -> dict:
+def scu_config(run: PreparedRun) -> dict:
     """The controller as it starts, and what it measures: ``scu_config.json``."""
     config = run.request.control
     return {
@@ -21,12 +18,12 @@ def scu_config(run: "Run") -> dict:
         "measure": config.measure,
         "actuator": config.actuator,
         "prior_sigma": run.request.prior.sigma,
-        "n_tokens": run.plan.n_tokens,
+        "n_tokens": run.length.n_tokens,
         **({"auto": run.found} if run.found else {}),
     }
 
 
-def training_config(run: "Run") -> dict:
+def training_config(run: PreparedRun) -> dict:
     """Settings, plan, data, machine and versions: ``training_config.json``."""
     request = run.request
     groups = ("base", "lora", "optimizer", "prior", "data", "control", "run")
@@ -38,7 +35,7 @@ def training_config(run: "Run") -> dict:
         "trainer": {k: v for k, v in request.trainer.items() if isinstance(v, str | int | float | None)},
         "seed": request.seed,
         "hardware_preset": request.hardware,
-        "plan": asdict(run.plan),
+        "plan": asdict(run.length),
         "data_summary": run.data.summary(),
         "machine": asdict(run.machine),
         "versions": versions(),

@@ -1,16 +1,15 @@
 """``--target-s auto``: train a while without lambda, see how far S grows, and propose a setpoint from that."""
 
-import gc
+import json
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.utilities.seed import isolate_rng
 
 from granite_scu import control
 from granite_scu.config.settings import ControlConfig
@@ -25,16 +24,13 @@ from granite_scu.control.diagnostics.setpoint import (
     turn,
 )
 from granite_scu.errors import Diverged, UserError
-from granite_scu.storage import checkpoint
 from granite_scu.training.callbacks.progress import ProgressLine
-from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.shannon_control import ControlTick, ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.callbacks.ticks import AfterTick
-from granite_scu.training.preflight import cumulated_rates
-from granite_scu.training.trainer import TimeLimit, build_trainer
-
-if TYPE_CHECKING:
-    from granite_scu.training.recipe import Run
+from granite_scu.training.learning_rate import cumulated_rates
+from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.short_training import short_training
+from granite_scu.training.trainer import TimeLimit
 
 log = logging.getLogger(__name__)
 
@@ -90,21 +86,26 @@ def provisional(config: ControlConfig) -> ControlConfig:
     return replace(config, target_s=STAND_IN) if config.target_s == AUTO else config
 
 
-class _Listener(AfterTick):
-    """Keeps the ticks and validations of the probe, on every rank."""
+class _Observer(L.Callback):
+    """Keeps the ticks and validations of the probe and the time it takes, the same on every rank."""
 
-    def __init__(self, control: ShannonControl, moved: Sequence[float]) -> None:
-        super().__init__(control)
-        self.moved = moved
+    def __init__(self, moved: Sequence[float], clock: Timer) -> None:
+        self.moved, self.clock = moved, clock
         self.points: list[Point] = []
         self.validations: list[tuple[int, float]] = []
         self.seconds = 0.0
 
-    def on_tick(self, trainer: L.Trainer, module: L.LightningModule, record: dict) -> None:
+    def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: L.LightningModule) -> None:
+        record = tick.record
         self.points.append(Point(record["step"], self.moved[record["step"]], record["param_bpt"], record["data_bpt"]))
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.validations.append((trainer.global_step, module.val_bpt))
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        # The measurements are reduced over ranks already; rank 0's word rules out any last bit of difference.
+        found = (self.points, self.validations, self.clock.time_elapsed())
+        self.points, self.validations, self.seconds = trainer.strategy.broadcast(found)
 
 
 class _Line(ProgressLine):
@@ -114,7 +115,7 @@ class _Line(ProgressLine):
         pass
 
 
-def find_setpoint(run: "Run") -> Found:
+def find_setpoint(run: PreparedRun) -> Found:
     """Train a fresh adapter without lambda over the first steps of the run, and propose a setpoint.
 
     Model, data, order, seed and learning rates are the run's. Nothing of it is left: no file, no random state. Its time
@@ -124,28 +125,26 @@ def find_setpoint(run: "Run") -> Found:
         UserError: the probe leaves the run no time.
         Diverged: the probe could measure nothing.
     """
-    steps = probe_steps(run.plan.steps)
+    steps = probe_steps(run.length.steps)
     log.info(
         "--target-s auto: a probe of %d steps without lambda comes first, %.0f %% on top of the run's %d, which then "
         "starts afresh",
         steps,
-        100 * steps / run.plan.steps,
-        run.plan.steps,
+        100 * steps / run.length.steps,
+        run.length.steps,
     )
-    with isolate_rng():
-        listener = _train(run, steps)
+    moved = cumulated_rates(run.request.optimizer, run.length.steps)
+    observed = _train(run, steps, moved)
     if run.machine.accelerator == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    _require_time_left(run.request.trainer["max_time"], steps, listener.seconds)
-    moved = cumulated_rates(run.request.optimizer, run.plan.steps)
+    _require_time_left(run.request.trainer["max_time"], steps, observed.seconds)
     try:
-        free = extrapolate(listener.points, moved[-1])
+        free = extrapolate(observed.points, moved[-1])
     except ValueError as error:
         raise Diverged(f"--target-s auto: {error}; give a setpoint as a number") from error
-    at_turn = _s_at(turn(listener.validations), listener.points)
-    proposal = propose_setpoint(free, run.plan.steps, at_turn)
-    return Found(steps, listener.seconds, free, tuple(listener.validations), proposal)
+    at_turn = _s_at(turn(observed.validations), observed.points)
+    proposal = propose_setpoint(free, run.length.steps, at_turn)
+    return Found(steps, observed.seconds, free, tuple(observed.validations), proposal)
 
 
 def _s_at(step: int | None, points: Sequence[Point]) -> float | None:
@@ -163,37 +162,36 @@ def _require_time_left(max_time: Any, steps: int, spent: float) -> None:
         )
 
 
-def _train(run: "Run", steps: int) -> _Listener:
-    """Train the probe and let go of it; returns what it measured, the same on every rank."""
-    module = run.make_module(compile=False)
-    module.configure_model()
+def _train(run: PreparedRun, steps: int, moved: Sequence[float]) -> _Observer:
+    """Train the probe; returns what it measured, the same on every rank."""
+    stopwatch, clock, line = Stopwatch(), Timer(), _Line(steps + 1, run.console)
+    observer = _Observer(moved, clock)
     every = max(1, steps // TICKS)
-    stopwatch, clock = Stopwatch(), Timer()
-    scu = ShannonControl(control.NoControl(), every, stopwatch)
-    listener = _Listener(scu, cumulated_rates(run.request.optimizer, run.plan.steps))
-    settings = run.request.trainer
-    settings = settings | {
-        "callbacks": None,
-        "logger": None,
-        "limit_val_batches": min(settings["limit_val_batches"], BATCHES),
-    }
-    trainer = build_trainer(
-        settings,
-        run.machine,
-        steps=steps,
-        eval_steps=max(1, steps // VALIDATIONS),
-        callbacks=[clock, stopwatch, scu, listener, _Line(scu, steps + 1, run.console)],
-        loggers=[],
-        plugin=checkpoint.AdapterCheckpointIO(),
-    )
-    run.train(trainer, module, None)
-    # The measurements are reduced over ranks already; rank 0's word rules out any last bit of difference.
-    found = (listener.points, listener.validations, clock.time_elapsed())
-    listener.points, listener.validations, listener.seconds = trainer.strategy.broadcast(found)
-    run.data.trainer = None  # it would keep the model, and the model the device's memory
-    del module, trainer
-    gc.collect()
-    return listener
+    scu = ShannonControl(control.NoControl(), every, stopwatch, listeners=[observer, line])
+    batches = min(run.request.trainer["limit_val_batches"], BATCHES)
+    eval_steps = max(1, steps // VALIDATIONS)
+    short_training(run, steps, eval_steps, [clock, stopwatch, scu, observer, line], limit_val_batches=batches)
+    return observer
+
+
+def setpoint_of(run: PreparedRun) -> tuple[float, dict[str, Any], float]:
+    """What ``--target-s auto`` stands for: the checkpoint's setpoint where there is one, or else what a probe proposes.
+
+    Returns:
+        The setpoint, what is written down about it, and the seconds that finding it took.
+
+    Raises:
+        UserError: the checkpoint has no setpoint.
+    """
+    resume = run.resume
+    if resume is None:
+        found = find_setpoint(run)
+        return found.proposal.target_s, {"reason": found.proposal.reason, **as_json(found)}, found.seconds
+    if resume.setpoint is None:
+        raise UserError(f"--resume-from-checkpoint {resume.path}: has no setpoint; give --target-s as a number")
+    stored = resume.path.parent / "scu_config.json"
+    record = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    return resume.setpoint, record.get("auto") or {"reason": "the checkpoint's"}, 0.0
 
 
 def as_json(found: Found) -> dict:

@@ -3,17 +3,20 @@
 import inspect
 import subprocess
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from granite_scu.config.settings import TRAINER_DEFAULTS
-from granite_scu.errors import UserError
+from granite_scu.data.workers import errors_in_one_line
+from granite_scu.errors import RunFailed, Stopped, UserError
 from granite_scu.hardware.machine import Machine
-from granite_scu.training.sharding import ShardedBase
+from granite_scu.model.sharding import ShardedBase
 
 SET_BY_THE_RUN = {
     "devices": "--multi-gpu",
@@ -67,6 +70,12 @@ class TimeLimit(Timer):
         super().__init__(max_time)
         self.load_state_dict({"time_elapsed": {"train": spent}})
 
+    @property
+    def stop_reason(self) -> str | None:
+        """Why this ended the run; None where it did not."""
+        left = self.time_remaining()
+        return "max_time" if left is not None and left <= 0 else None
+
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if (trainer.fit_loop.total_batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             super().on_train_batch_end(trainer, *args, **kwargs)
@@ -81,27 +90,23 @@ def build_trainer(
     callbacks: list,
     loggers: list,
     plugin: Any,
-    spent: float = 0.0,
 ) -> L.Trainer:
     """The Trainer.
 
     Args:
-        settings: the user's arguments, checked by ``check_trainer``.
+        settings: the user's arguments, checked by ``check_trainer``; of these ``max_time`` is a ``TimeLimit`` among
+            the callbacks.
         machine: devices, processes and precision.
         steps: optimizer steps of the run.
         eval_steps: optimizer steps between validations.
         callbacks: ours, in order; the user's follow.
         loggers: ours; the user's follow.
         plugin: writes checkpoints.
-        spent: seconds of the time limit that are gone already.
 
     Raises:
         UserError: Lightning refuses the combination.
     """
-    settings = dict(settings)
-    max_time = settings.pop("max_time")
-    settings["benchmark"] = _cudnn_benchmark(settings, machine)
-    limits = [TimeLimit(max_time, spent)] if max_time else []
+    settings = settings | {"max_time": None, "benchmark": _cudnn_benchmark(settings, machine)}
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
     kind = ShardedBase if machine.sharded else DDPStrategy
     several = kind(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
@@ -121,7 +126,7 @@ def build_trainer(
         "enable_checkpointing": False,  # Lightning's own; callbacks.checkpoints does it
         "use_distributed_sampler": False,  # data.sampling shards
         "gradient_clip_val": None,  # the module clips, after the penalty
-        "callbacks": [*limits, *callbacks, *_as_list(settings.get("callbacks"))],
+        "callbacks": [*callbacks, *_as_list(settings.get("callbacks"))],
         "logger": [*loggers, *_as_list(settings.get("logger"))],
         "plugins": [plugin, *_as_list(settings.get("plugins"))],
     }
@@ -154,6 +159,65 @@ def _leave_signals_alone(trainer: L.Trainer) -> None:
     ):
         getattr(owner, name)  # gone in another version of Lightning: fail here, and not by a deadlock
         setattr(owner, name, lambda: None)
+
+
+def fit(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule, checkpoint: Path | None) -> None:
+    """Train to the end, or to a signal.
+
+    Raises:
+        Stopped: a signal ended it, between two steps, on every rank.
+        KeyboardInterrupt: a Ctrl-C that did not wait.
+        RunFailed: another process was lost.
+    """
+    try:
+        with errors_in_one_line():
+            trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    except Stopped:
+        part(trainer)
+        raise
+    except SystemExit as stop:  # Lightning's answer to Ctrl-C
+        raise KeyboardInterrupt from stop
+    except RuntimeError as error:
+        if cause := _lost(error):
+            raise RunFailed(f"{cause}; --resume-from-checkpoint last goes on from the last checkpoint") from error
+        raise
+
+
+def conclude(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """What comes after the last step. Lightning passes over it where steps or time leave no step to take."""
+    trainer.strategy.model_to_device()
+    for callback in trainer.callbacks:
+        callback.on_train_start(trainer, module)
+    for callback in trainer.callbacks:
+        callback.on_train_end(trainer, module)
+
+
+def _lost(error: RuntimeError) -> str | None:
+    """What ended without a word of its own, as the libraries' errors tell it."""
+    words = str(error)
+    if "DataLoader worker" in words:
+        return "a loader process died, as one does when memory runs out; lower --num-workers or --prefetch-factor"
+    if isinstance(error, torch.distributed.DistError) or "closed by peer" in words or "gloo" in words:
+        return "another process of this run was lost"
+    return None
+
+
+def part(trainer: L.Trainer) -> None:
+    """End the bond between processes, all at once and when the last file is written.
+
+    One that ended early, with gloo's threads still running, could be aborted by them; torchrun then stops the others.
+    """
+    children(trainer).clear()
+    if torch.distributed.is_initialized():
+        trainer.strategy.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def kill_children(trainer: L.Trainer) -> None:
+    """End the processes that Lightning started: all that was to be saved, this process has saved."""
+    for child in children(trainer):
+        child.kill()
+    children(trainer).clear()
 
 
 def children(trainer: L.Trainer) -> list[subprocess.Popen]:

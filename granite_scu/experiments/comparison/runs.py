@@ -1,12 +1,13 @@
 """One run of the comparison: trained as a user's run is, scored by document, and kept as one small record."""
 
+import json
 import math
 import tempfile
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import lightning as L
 import torch
@@ -21,15 +22,14 @@ from granite_scu.evaluation.score import DocumentScores, score, score_documents
 from granite_scu.experiments.comparison.data import ComparedData
 from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
+from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.loss import token_nats
 from granite_scu.storage.provenance import git_revision, origin
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training.callbacks.best_adapter import BestAdapter
-from granite_scu.training.callbacks.final_score import Finish
-from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.module import DTYPES, GraniteModule
-from granite_scu.training.recipe import Run
+from granite_scu.training.callbacks.final_score import FinalScore
+from granite_scu.training.module import GraniteModule
+from granite_scu.training.prepared_run import PreparedRun, build_module
+from granite_scu.training.recipe import prepare, train
 
 
 def carry_out(spec: Spec, evidence: Path) -> dict:
@@ -48,11 +48,14 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         settings = dict(spec.settings)
         if "control.replay" in settings:
             settings["control.replay"] = _write_history(spec, evidence, folder)
-        run = ComparedRun(spec, settings, folder / "run")
+        request = cli.parse(command_line(spec, settings, folder / "run")).request
+        data = ComparedData(request.data, request.seed, spec.task, request.base.name)
+        run = prepare(request, Console(quiet=True), data=data)
         try:
-            result = run.score_base() if spec.task.steps == 0 else run.fit()
+            result = score_base(run, data) if spec.task.steps == 0 else _train(run, spec)
         except Diverged as error:
             result = {"failed": str(error)}
+        found = _controller_as_run(run.folder.path).get("auto")
     record = {
         "key": spec.key,
         "task": spec.task.name,
@@ -62,8 +65,8 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         "settings": {**TRAINING, **spec.settings, "trainer.precision": spec.precision},
         "corpora": [corpus for corpus in (spec.task.corpus, spec.task.then) if corpus],
         **result,
-        **({"auto": run.found} if run.found else {}),
-        "text": run.data.text_digest,
+        **({"auto": found} if found else {}),
+        "text": data.text_digest,
         "wall_time_s": round(time.perf_counter() - started, 1),
         "cpu_time_s": round(time.process_time() - started_cpu, 1),
         **origin(),
@@ -106,58 +109,46 @@ def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
     return str(folder / "scu_history.json")
 
 
-class ComparedRun(Run):
-    """A run whose summary is its part of the record. It leaves no pictures.
+def _train(run: PreparedRun, spec: Spec) -> dict:
+    """Train and score. The seed is set anew, so that a worker's earlier runs do not show in the initial adapter."""
+    L.seed_everything(run.request.seed, verbose=False)
+    summary = train(run, final_score=ScoreByDocument)
+    law, ticks = _controller_as_run(run.folder.path), summary.pop("ticks")
+    return {
+        **summary,
+        "law": {**spec.law, "lambda_init": law["initial_strength"], "target_s": law["target_s"]},
+        "ticks": ticks,
+    }
 
-    Args:
-        spec: the run.
-        settings: its settings, a replayed history as a file.
-        folder: its run folder, which nobody keeps.
-    """
 
-    def __init__(self, spec: Spec, settings: dict[str, Any], folder: Path) -> None:
-        self.spec = spec
-        super().__init__(cli.parse(command_line(spec, settings, folder)).request, Console(quiet=True))
+def _controller_as_run(folder: Path) -> dict:
+    """What the run folder says of the controller; empty where the run did not come to write it."""
+    path = folder / "scu_config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
-    def make_data(self) -> ComparedData:
-        return ComparedData(self.request.data, self.request.seed, self.spec.task, self.request.base.name)
 
-    def make_finish(self, scu: ShannonControl, best: BestAdapter, stopwatch: Stopwatch) -> Finish:
-        finish = ScoreByDocument(self.folder, scu, best, stopwatch, self.tokenizer, self.console)
-        finish.law = self.spec.law
-        return finish
+def score_base(run: PreparedRun, data: ComparedData) -> dict:
+    """The base model on the training and validation texts and, by document, on the test text."""
+    module = build_module(run)
+    module.configure_model()  # its adapters are untrained: B = 0, and they add nothing
+    dtype = WEIGHT_DTYPES[run.machine.precision]
 
-    def illustrate(self) -> None:
-        """No pictures and no model card."""
-
-    def fit(self) -> dict:
-        """Train and score. The seed is set anew, so that a worker's earlier runs do not show in the initial adapter."""
-        L.seed_everything(self.request.seed, verbose=False)
-        return super().fit()
-
-    def score_base(self) -> dict:
-        """The base model on the training and validation texts and, by document, on the test text."""
-        module = self.make_module()
-        module.configure_model()  # its adapters are untrained: B = 0, and they add nothing
-        training = score(module, self.data.whole_training_text(), model=module, context=self._autocast())
-        validation = score(module, self.data.val_dataloader(), model=module, context=self._autocast())
-        test = by_document(module, self.data, self._autocast())
-        return {
-            "training": {"final": _rounded(training.bits_per_token), "tokens": training.tokens},
-            "validation": {"final": _rounded(validation.bits_per_token), "tokens": validation.tokens},
-            "test": {"documents": self.data.test_documents, "tokens": test.tokens.tolist(), "final": _nats(test)},
-        }
-
-    def _autocast(self) -> AbstractContextManager:
+    def autocast() -> AbstractContextManager:
         """What the Trainer's precision is outside of it."""
-        dtype = DTYPES[self.machine.precision]
         return nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
 
+    training = score(module, data.whole_training_text(), model=module, context=autocast())
+    validation = score(module, data.val_dataloader(), model=module, context=autocast())
+    test = by_document(module, data, autocast())
+    return {
+        "training": {"final": _rounded(training.bits_per_token), "tokens": training.tokens},
+        "validation": {"final": _rounded(validation.bits_per_token), "tokens": validation.tokens},
+        "test": {"documents": data.test_documents, "tokens": test.tokens.tolist(), "final": _nats(test)},
+    }
 
-class ScoreByDocument(Finish):
+
+class ScoreByDocument(FinalScore):
     """Scores the test documents with the final and with the best-validated adapter; saves nothing."""
-
-    law: ClassVar[dict[str, Any]] = {}
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self.stopwatch.stop()
@@ -172,28 +163,26 @@ class ScoreByDocument(Finish):
         if best.step != trainer.global_step:
             set_peft_model_state_dict(module.model, load_file(best.folder / "adapter_model.safetensors"))
             at_best = by_document(module, data, context())
+        ticks = self.folder.finish_history()
         self.summary = {
             "failed": None,
             "steps": trainer.global_step,
-            "tokens": self.control.tokens,
+            "tokens": ticks[-1]["tokens"],
             "n_tokens": module.n_tokens,
-            "skipped_steps": self.control.skipped,
+            "skipped_steps": ticks[-1]["skipped"],
             "train_time_s": round(self.stopwatch.seconds, 1),
             "validation": {"final": _rounded(best.latest), "best": _rounded(best.val_bpt), "best_step": best.step},
             "test": {"tokens": final.tokens.tolist(), "final": _nats(final), "best": _nats(at_best)},
-            **self._course(),
+            "ticks": _course(ticks),
         }
 
-    def _course(self) -> dict:
-        controller = self.control.controller
-        ticks = self.folder.finish_history()
-        names = {"step": "step", "s": "s", "lambda": "lambda", "data_bpt": "data_bpt"}
-        if any(tick["saved_held_out"] is not None for tick in ticks):  # what a setpoint was moved by, and to where
-            names |= {name: name for name in ("s_target", *(f"saved_{field}" for field in Saved._fields))}
-        return {
-            "law": {**self.law, "lambda_init": controller.initial_strength, "target_s": controller.setpoint},
-            "ticks": {name: [_short(tick[field]) for tick in ticks] for name, field in names.items()},
-        }
+
+def _course(ticks: list[dict]) -> dict[str, list]:
+    """What a record keeps of the ticks, a list for each field."""
+    names = {"step": "step", "s": "s", "lambda": "lambda", "data_bpt": "data_bpt"}
+    if any(tick["saved_held_out"] is not None for tick in ticks):  # what a setpoint was moved by, and to where
+        names |= {name: name for name in ("s_target", *(f"saved_{field}" for field in Saved._fields))}
+    return {name: [_short(tick[field]) for tick in ticks] for name, field in names.items()}
 
 
 def by_document(module: GraniteModule, data: ComparedData, context: AbstractContextManager) -> DocumentScores:

@@ -28,9 +28,11 @@ from granite_scu.experiments.identification.setpoint_step import SetpointStep
 from granite_scu.experiments.identification.simc import Gains, effective, simc
 from granite_scu.experiments.identification.stability import margins
 from granite_scu.experiments.identification.step_response import Step, describe_step, step_response
+from granite_scu.export.present import presented
 from granite_scu.storage.run_folder import RunFolder, finite
 from granite_scu.training.controller import build_controller
-from granite_scu.training.recipe import Run
+from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.recipe import prepare, train
 
 RESULT = "identification.json"
 OFF_SETPOINT = 0.25
@@ -54,7 +56,6 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     excitation = Excitation(law, config.settle, config.amplitude, config.dwell, request.seed)
     test = _experiment(request, "excitation", config.ticks, excitation, console)
     # Refused now and not after the step test, which is the half of the work.
-    test.check_folder()
     if config.verify:
         RunFolder(folder.path / "verification").check(request.run.overwrite, resuming=False)
 
@@ -115,7 +116,7 @@ def _law(request: Request, config: IdentifyConfig) -> control.PI:
 
 def _experiment(
     request: Request, name: str, ticks: int, controller: control.Controller, console: Console, shift: int = 0
-) -> Run:
+) -> PreparedRun:
     """A run of so many ticks under that controller, in a folder of its own.
 
     The learning rate keeps its peak after the warm-up. A falling one slows the plant down while it is being
@@ -139,21 +140,21 @@ def _experiment(
         trainer={**request.trainer, "max_steps": steps},
         seed=request.seed + shift,
     )
-    job = Run(asked, console, controller=controller)
-    if job.machine.world_size > 1:
+    prepared = prepare(asked, console, controller=controller)
+    if prepared.machine.world_size > 1:
         raise UserError("--run.multi_gpu: identify runs in one process, twice; leave it out")
-    return job
+    return prepared
 
 
-def _train(job: Run, ticks: int, seed: int) -> list[dict]:
+def _train(run: PreparedRun, ticks: int, seed: int) -> list[dict]:
     """Train, and return a record a tick."""
     L.seed_everything(seed, verbose=False)
-    with _own_log():
-        job.fit()
-    history = job.folder.read_history()
+    with _own_log(), presented(run.folder):
+        train(run)
+    history = run.folder.read_history()
     if len(history) < ticks:
         raise RunFailed(
-            f"{job.folder.path}: ended after {len(history)} of {ticks} ticks; give it more time (--trainer.max_time), "
+            f"{run.folder.path}: ended after {len(history)} of {ticks} ticks; give it more time (--trainer.max_time), "
             "or shorten --step_test.ticks"
         )
     return history[:ticks]

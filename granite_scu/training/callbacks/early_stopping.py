@@ -12,3 +12,8 @@ class OwnPatience(EarlyStopping):
 
     def on_train_batch_start(self, *_) -> None:
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED  # a run that takes another step goes on
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why this ended the run; None where it did not."""
+        return None if self.stopping_reason is EarlyStoppingReason.NOT_STOPPED else "early_stopping"

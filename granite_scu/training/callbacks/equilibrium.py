@@ -8,27 +8,25 @@ import lightning as L
 from granite_scu.control.diagnostics.effect import Effect
 from granite_scu.control.diagnostics.equilibrium import Equilibrium, Tick, as_mappings, from_mappings
 from granite_scu.model.description_length import decay
-from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.ticks import AfterTick, penalty_share
+from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
 
 
-class EquilibriumStop(AfterTick):
+class EquilibriumStop(L.Callback):
     """Asks ``rule`` at every tick; when it says so, the run ends there, its optimizer step complete.
 
     A tick of a run that ends there anyway is remembered, for a run that goes on from it, but decides nothing: the extra
     tick at the end, the one at the last step, and the one after which the time is over.
 
     Args:
-        control: the callback that ticks.
         rule: the decision.
+        every: optimizer steps between ticks.
     """
 
-    def __init__(self, control: ShannonControl, rule: Equilibrium) -> None:
-        super().__init__(control)
-        self.rule = rule
+    def __init__(self, rule: Equilibrium, every: int) -> None:
+        self.rule, self.every = rule, every
         self.ticks: tuple[Tick, ...] = ()
         self.stopped_at: int | None = None
         self.rise: float | None = None  # the summed learning rates with which S first came up to its band
@@ -37,8 +35,14 @@ class EquilibriumStop(AfterTick):
     def on_train_batch_start(self, *_) -> None:
         self.stopped_at = None  # a run that takes another step goes on from where one had stopped
 
-    def on_tick(self, trainer: L.Trainer, module: GraniteModule, record: dict) -> None:
-        self.ticks = self.rule.remember(self.ticks, self._tick(module, record))
+    @property
+    def stop_reason(self) -> str | None:
+        """Why this ended the run; None where it did not."""
+        return None if self.stopped_at is None else "equilibrium"
+
+    def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None:
+        record = tick.record
+        self.ticks = self.rule.remember(self.ticks, self._observed(tick, module))
         if trainer.should_stop or trainer.global_step >= trainer.max_steps:
             return
         decision = self.rule.decide(self.ticks)
@@ -49,11 +53,12 @@ class EquilibriumStop(AfterTick):
             if trainer.is_global_zero:
                 log.info("step %d: stops at equilibrium: %s", record["step"], decision.reason)
 
-    def _tick(self, module: GraniteModule, record: dict) -> Tick:
+    def _observed(self, tick: ControlTick, module: GraniteModule) -> Tick:
+        record, travel = tick
         if self.rise is None and (record["s_ema"] or 0.0) >= (1 - self.rule.band) * self.rule.setpoint:
-            self.rise = self.control.travel
+            self.rise = travel
         if self.rise is not None:
-            self.effect = self.effect.update(record["param_bpt"], record["lambda"], self.control.travel)
+            self.effect = self.effect.update(record["param_bpt"], record["lambda"], travel)
         return Tick(
             step=record["step"],
             s=record["s_ema"],
@@ -63,7 +68,7 @@ class EquilibriumStop(AfterTick):
             held=record["held"],
             in_deadband=record["in_deadband"],
             authority=self._authority(module, record),
-            travel=self.control.travel / self.rise if self.rise else 0.0,
+            travel=travel / self.rise if self.rise else 0.0,
             effect=self.effect.score,
         )
 
@@ -71,7 +76,7 @@ class EquilibriumStop(AfterTick):
         if module.actuator == "loss":
             return penalty_share(record)
         step = decay(record["lambda"], record["lr"] or 0.0, module.prior_sigma, module.n_tokens)
-        return 1 - step ** (4 * self.control.every)  # |Delta W|^2 goes with the fourth power of the factors' scale
+        return 1 - step ** (4 * self.every)  # |Delta W|^2 goes with the fourth power of the factors' scale
 
     def state_dict(self) -> dict:
         return {

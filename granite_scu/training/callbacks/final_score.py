@@ -1,12 +1,11 @@
 """The end of a run: score base and adapter on held-out documents, save, summarise."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Protocol
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, Timer
-from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from rich.console import Console
 from rich.progress import track
 from torch.utils.data import DataLoader
@@ -17,40 +16,50 @@ from granite_scu.evaluation.score import Score, score
 from granite_scu.storage.checkpoint import save_adapter
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.callbacks.best_adapter import BestAdapter
-from granite_scu.training.callbacks.equilibrium import EquilibriumStop
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
-from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.module import GraniteModule
 
 
-class Finish(L.Callback):
+class Stopper(Protocol):
+    """A callback that may end the run before its last step."""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why it ended the run; None where it did not."""
+
+
+class FinalScore(L.Callback):
     """Writes the final adapter, the history as one list, and ``scu_metrics.json``.
 
     Args:
         folder: the run folder.
-        control: the callback that ticked.
-        best: the callback that kept the best validated adapter.
-        stopwatch: for the training time.
         tokenizer: saved beside the adapter.
         console: for the progress of the scoring.
-
-    Attributes:
-        reachability: what watches whether the setpoint can be reached; None where nothing steers.
+        best: the callback that kept the best validated adapter.
+        stopwatch: for the training time.
+        monitor: sums up throughput and MFU.
+        setpoint: that S is judged by; None where there was none, or one that moved about by itself.
+        reachability: what watched whether the setpoint can be reached; None where nothing holds one.
+        stoppers: what may have ended the run, the most telling first.
     """
 
     def __init__(
         self,
         folder: RunFolder,
-        control: ShannonControl,
-        best: BestAdapter,
-        stopwatch: Stopwatch,
         tokenizer: PreTrainedTokenizerBase,
         console: Console,
+        best: BestAdapter,
+        stopwatch: Stopwatch,
+        monitor: Monitor,
+        setpoint: float | None,
+        reachability: ReachabilityMonitor | None = None,
+        stoppers: Sequence[Stopper] = (),
     ) -> None:
-        self.reachability: ReachabilityMonitor | None = None
-        self.folder, self.control, self.best, self.stopwatch = folder, control, best, stopwatch
-        self.tokenizer, self.console = tokenizer, console
+        self.folder, self.tokenizer, self.console = folder, tokenizer, console
+        self.best, self.stopwatch, self.monitor = best, stopwatch, monitor
+        self.setpoint, self.reachability, self.stoppers = setpoint, reachability, stoppers
         self.summary: dict = {}
         self._started = time.perf_counter()
 
@@ -87,20 +96,21 @@ class Finish(L.Callback):
 
     def _judged(self, history: list[dict]) -> list[dict]:
         """The history, without a setpoint where that moved about by itself: there was none to be judged by."""
-        moving = self.control.controller.setpoint is None
-        return [record | {"s_target": None} for record in history] if moving else history
+        return [record | {"s_target": None} for record in history] if self.setpoint is None else history
 
-    def _speed(self, steps: int, history: list[dict]) -> dict:
-        monitor = self.control.monitor
-        return monitor.summary(steps, self.stopwatch.seconds, history) if monitor else {}
+    def _stop_reason(self, trainer: L.Trainer) -> str:
+        """Why training ended: max_steps, what a stopper says, or other for a callback of the user's."""
+        if trainer.global_step >= trainer.max_steps:
+            return "max_steps"
+        return next((reason for stopper in self.stoppers if (reason := stopper.stop_reason)), "other")
 
     def _summarise(self, trainer: L.Trainer, base: Score, adapter: Score) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
-        final_val = self.best.latest
+        final_val, tokens = self.best.latest, last.get("tokens", 0)
         return {
             "steps": trainer.global_step,
-            "tokens": self.control.tokens,
+            "tokens": tokens,
             "base_test_bpt": base.bits_per_token,
             "final_test_bpt": adapter.bits_per_token,
             "test_tokens": adapter.tokens,
@@ -114,14 +124,14 @@ class Finish(L.Callback):
             "s_ema": last.get("s_ema"),
             "s_target": last.get("s_target"),
             "lambda": last.get("lambda"),
-            "skipped_steps": self.control.skipped,
+            "skipped_steps": last.get("skipped", 0),
             "train_time_s": self.stopwatch.seconds,
             "wall_time_s": time.perf_counter() - self._started,
-            "tokens_per_s": self.control.tokens / self.stopwatch.seconds if self.stopwatch.seconds else None,
+            "tokens_per_s": tokens / self.stopwatch.seconds if self.stopwatch.seconds else None,
             "peak_gpu_memory_gb": last.get("gpu_memory_gb"),
-            **self._speed(trainer.global_step, history),
+            **self.monitor.summary(trainer.global_step, self.stopwatch.seconds, history),
             "control": summarise(self._judged(history)),
-            "stopped": {"reason": stop_reason(trainer), "step": trainer.global_step},
+            "stopped": {"reason": self._stop_reason(trainer), "step": trainer.global_step},
             "reachability": self.reachability.summary() if self.reachability else None,
         }
 
@@ -132,23 +142,3 @@ def better_of(final: float, best: float) -> dict[str, str | float]:
     The final one where they are level: as a rule they are one and the same then.
     """
     return {"adapter": "best" if best < final else "final", "by_bpt": max(0.0, final - best)}
-
-
-def stop_reason(trainer: L.Trainer) -> str:
-    """Why training ended: max_steps, max_time, equilibrium, early_stopping, or other for a callback of the user's."""
-    if trainer.global_step >= trainer.max_steps:
-        return "max_steps"
-    found = {reason for callback in trainer.callbacks if (reason := _reason_of(callback))}
-    # The time last: it may also have run out after another reason, in the validation of the last step.
-    return next((reason for reason in ("equilibrium", "early_stopping", "max_time") if reason in found), "other")
-
-
-def _reason_of(callback: L.Callback) -> str | None:
-    """Why this callback would have ended the run; None where it would not."""
-    if isinstance(callback, EquilibriumStop) and callback.stopped_at is not None:
-        return "equilibrium"
-    if isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
-        return "early_stopping"
-    if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None and left <= 0:
-        return "max_time"
-    return None

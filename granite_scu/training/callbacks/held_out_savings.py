@@ -1,43 +1,45 @@
 """What the adapter saves on held-out text and on the training text that is next, as it is and scaled down."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import lightning as L
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor
 
+from granite_scu.control.laws.base import Saved
 from granite_scu.control.laws.cascade import PROBED_SCALE
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation.score import score
-from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.module import GraniteModule
 
 
 class Savings(L.Callback):
-    """After each validation measures the savings, in bits per token, and hands them to ``control`` for its next tick.
+    """After each validation measures the savings, in bits per token, for the law to see at its next tick.
 
     The validation itself has scored the adapter as it is. Scaled down it is scored on the same text, another
     validation each time, and the base model once. The training text is new each time: as many blocks as a validation
     has, to a batch, scored three times before they are trained on.
 
     Args:
-        control: the callback that ticks.
+        deliver: takes what was measured.
+        stopwatch: stands still meanwhile: it counts training alone.
     """
 
-    def __init__(self, control: ShannonControl) -> None:
-        self.control = control
+    def __init__(self, deliver: Callable[[Saved], None], stopwatch: Stopwatch) -> None:
+        self.deliver, self.stopwatch = deliver, stopwatch
         self._base: float | None = None
 
     def on_validation_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if trainer.state.fn != "fit":
             return
-        self.control.stopwatch.stop()  # it counts training alone
-        self.control.heed(**self._measure(trainer, module))
-        self.control.stopwatch.start()
+        self.stopwatch.stop()
+        self.deliver(self._measure(trainer, module))
+        self.stopwatch.start()
 
-    def _measure(self, trainer: L.Trainer, module: GraniteModule) -> dict[str, float]:
+    def _measure(self, trainer: L.Trainer, module: GraniteModule) -> Saved:
         n_batches = trainer.num_val_batches[0]
         held_out = lambda: islice(trainer.val_dataloaders, n_batches)  # noqa: E731
         if self._base is None:
@@ -47,12 +49,12 @@ class Savings(L.Callback):
         per_batch = (data.config.eval_batch_size or data.config.batch_size) / data.config.batch_size
         upcoming = data.upcoming(module.micro_batches, math.ceil(n_batches * per_batch))
         base = _base(trainer, module, upcoming)
-        return {
-            "held_out": self._base - adapted,
-            "held_out_scaled": self._base - _scaled(trainer, module, held_out()),
-            "training": base - _score(trainer, module, upcoming),
-            "training_scaled": base - _scaled(trainer, module, upcoming),
-        }
+        return Saved(
+            held_out=self._base - adapted,
+            held_out_scaled=self._base - _scaled(trainer, module, held_out()),
+            training=base - _score(trainer, module, upcoming),
+            training_scaled=base - _scaled(trainer, module, upcoming),
+        )
 
 
 def _base(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:

@@ -6,7 +6,7 @@ import lightning as L
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.shannon_control import ControlTick
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +21,13 @@ class ProgressLine(L.Callback):
     ``logging_steps`` optimizer steps, at the next tick.
 
     Args:
-        control: where the latest tick's record is.
         logging_steps: optimizer steps between written lines.
         console: where the live line goes.
     """
 
-    def __init__(self, control: ShannonControl, logging_steps: int, console: Console) -> None:
-        self.control, self.logging_steps, self.console = control, logging_steps, console
+    def __init__(self, logging_steps: int, console: Console) -> None:
+        self.logging_steps, self.console = logging_steps, console
+        self._latest: dict | None = None
         self._progress: Progress | None = None
         self._written = self._shown = 0
 
@@ -39,12 +39,15 @@ class ProgressLine(L.Callback):
             self._task = self._progress.add_task("", total=trainer.max_steps, completed=self._shown)
             self._progress.start()
 
+    def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._latest = tick.record
+
     def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *_) -> None:
         step = trainer.global_step
         if step == self._shown:
             return
         self._shown = step
-        record = self.control.latest
+        record = self._latest
         text = describe(record) if record else ""
         if self._progress:
             self._progress.update(self._task, completed=step, description=text)

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 import lightning as L
 
 from granite_scu.control.diagnostics.reachability import Reachability, Sight
-from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.ticks import AfterTick, penalty_share
+from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share
 
 log = logging.getLogger(__name__)
 
 
-class ReachabilityMonitor(AfterTick):
+class ReachabilityMonitor(L.Callback):
     """Shows every tick to ``law`` and logs what changes in its verdict.
 
     Args:
-        control: the callback that ticks.
         law: the judgement.
         bounds: of lambda, lower and upper.
         planned: sum of the learning rates after 0, 1, ... steps, to the end of the run. Where the run goes on from one
@@ -27,19 +25,18 @@ class ReachabilityMonitor(AfterTick):
 
     def __init__(
         self,
-        control: ShannonControl,
         law: Reachability,
         bounds: tuple[float, float],
         planned: Sequence[float],
         in_gradient: bool = True,
     ) -> None:
-        super().__init__(control)
         self.law, self.planned, self.in_gradient = law, planned, in_gradient
         self.low, self.high = bounds
         self.state = law.init()
 
-    def on_tick(self, trainer: L.Trainer, module: L.LightningModule, record: dict) -> None:
-        before, self.state = self.state, self.law.update(self.state, self._sight(record))
+    def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: L.LightningModule) -> None:
+        record = tick.record
+        before, self.state = self.state, self.law.update(self.state, self._sight(tick))
         if not trainer.is_global_zero:
             return
         if self.state.side is not None and self.state.side != before.side:
@@ -47,8 +44,8 @@ class ReachabilityMonitor(AfterTick):
         elif self.state.side is None and before.side is not None:
             log.info("step %d: S* = %.3g is in reach again", record["step"], self.law.setpoint)
 
-    def _sight(self, record: dict) -> Sight | None:
-        moved = self.control.travel
+    def _sight(self, tick: ControlTick) -> Sight | None:
+        record, moved = tick
         values = (record["s_ema"], record["data_bpt"], record["param_bpt"], moved)
         if record["held"] or any(value is None or not 0 < value < math.inf for value in values):
             return None

@@ -1,8 +1,8 @@
 """The one place where the module and a controller meet: measure S, update the law, set lambda, log."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import lightning as L
 
@@ -26,6 +26,24 @@ class Action(NamedTuple):
     param_bound: float | None = None
 
 
+class ControlTick(NamedTuple):
+    """What a tick tells its listeners, the same on every rank but for the times in it.
+
+    Attributes:
+        record: the line of ``scu_history.json``.
+        travel: sum of the learning rates of all applied steps so far.
+    """
+
+    record: dict
+    travel: float
+
+
+class Listener(Protocol):
+    """Takes part in every tick, the one at the end of the run among them."""
+
+    def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: GraniteModule) -> None: ...
+
+
 class ShannonControl(L.Callback):
     """Every ``every`` applied optimizer steps (a tick) measures S and sets the module's ``reg_strength``.
 
@@ -38,9 +56,7 @@ class ShannonControl(L.Callback):
         stopwatch: for tokens per second.
         record: takes each tick's record on rank 0.
         monitor: adds throughput, MFU and the device's state to the records.
-
-    Attributes:
-        saved: savings that the law has not yet seen; see ``Savings``.
+        listeners: are told of each tick, in this order, when its record is written.
     """
 
     def __init__(
@@ -50,9 +66,10 @@ class ShannonControl(L.Callback):
         stopwatch: Stopwatch,
         record: Callable[[dict], None] = lambda r: None,
         monitor: Monitor | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         self.controller, self.every, self.stopwatch, self.record = controller, every, stopwatch, record
-        self.monitor = monitor
+        self.monitor, self.listeners = monitor, listeners
         self.state = controller.init()
         self.action = Action(controller.initial_strength)
         self.latest: dict = {}
@@ -87,9 +104,9 @@ class ShannonControl(L.Callback):
         if self.latest.get("step") != self._step:
             self.tick(trainer, module)
 
-    def heed(self, **saved: float) -> None:
-        """Take what the adapter saves, the fields of ``Saved``, for the next tick."""
-        self.saved = Saved(**saved)
+    def set_saved(self, saved: Saved) -> None:
+        """Take what the adapter saves, for the law to see at the next tick."""
+        self.saved = saved
 
     def tick(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Measure, update, act and log."""
@@ -110,6 +127,8 @@ class ShannonControl(L.Callback):
         scalars = {f"scu/{name}": value for name, value in self.latest.items() if isinstance(value, float | int)}
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=self._step)
+        for listener in self.listeners:
+            listener.on_tick(ControlTick(self.latest, self.travel), trainer, module)
 
     def _measure(self, trainer: L.Trainer, module: GraniteModule, window: Window) -> Measurement:
         return Measurement(
@@ -185,3 +204,10 @@ class ShannonControl(L.Callback):
         self.travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
         self.saved = state["saved"] and Saved(*state["saved"])
         self._learning_rate = state["learning_rate"]
+
+
+def penalty_share(record: dict) -> float:
+    """Norm of the penalty's gradient over that of the data's, of the newest step; 0 where either is missing."""
+    data = record["data_grad_norm"]
+    share = record["penalty_grad_norm"] / data if data > 0 else 0.0
+    return share if share < float("inf") else 0.0

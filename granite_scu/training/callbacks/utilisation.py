@@ -6,8 +6,7 @@ from typing import Any
 
 import lightning as L
 
-from granite_scu.training.callbacks.shannon_control import ShannonControl
-from granite_scu.training.callbacks.ticks import AfterTick
+from granite_scu.training.callbacks.shannon_control import ControlTick
 
 log = logging.getLogger(__name__)
 
@@ -15,22 +14,21 @@ JUDGED_TICKS = 5
 """Ticks over which MFU is judged, after a first one in which kernels are loaded, compiled and tuned."""
 
 
-class UtilisationWatch(AfterTick):
+class UtilisationWatch:
     """Says, once, when the run stays below the MFU that its preset expects, and what to change.
 
     Args:
-        control: the callback that ticks.
         expected: share of the peak.
         settings: what the run uses, as ``advice`` takes it.
     """
 
-    def __init__(self, control: ShannonControl, expected: float, settings: dict[str, Any]) -> None:
-        super().__init__(control)
+    def __init__(self, expected: float, settings: dict[str, Any]) -> None:
         self.expected, self.settings = expected, settings
         self._judged: list[dict] = []
         self._ticks = 0
 
-    def on_tick(self, trainer: L.Trainer, module: L.LightningModule, record: dict) -> None:
+    def on_tick(self, tick: ControlTick, trainer: L.Trainer, module: L.LightningModule) -> None:
+        record = tick.record
         self._ticks += 1
         if self._ticks == 1 or record["mfu"] is None or len(self._judged) >= JUDGED_TICKS:
             return

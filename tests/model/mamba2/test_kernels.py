@@ -20,7 +20,7 @@ from granite_scu.model.mamba2 import kernels, mamba
 from granite_scu.model.mamba2.kernels import TORCH, Sizes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+WEIGHT_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def recurrence(x, dt, a, b, c, d, first=None):
@@ -296,7 +296,7 @@ def test_without_packages_the_layers_run_in_pytorch(install, warnings_of):
 
 
 @pytest.mark.parametrize("request_", ["auto", "cuda"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES)
 @pytest.mark.parametrize("kind", [MambaSSM, FlaCore])
 def test_right_kernels_are_taken_and_used(install, on_a_gpu, warnings_of, kind, dtype, request_):
     package = kind()
@@ -345,7 +345,7 @@ def test_wrong_kernels_are_refused(install, on_a_gpu, warnings_of, spoil, words)
     assert len(warnings_of()) == 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES)
 def test_an_error_of_a_tenth_is_seen_in_every_precision(dtype):
     wrong = mamba.Kernels("wrong", lambda **inputs: 0.9 * TORCH.scan(**inputs), TORCH.conv)
     assert "the output is off by" in kernels.prove(wrong, CPU, dtype, Sizes())
@@ -405,7 +405,7 @@ def test_insisting_where_there_is_nothing_to_try_is_refused(install):
 # What must not change with it
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES)
 def test_ours_proves_right_in_every_precision(dtype):
     assert kernels.prove(TORCH, CPU, dtype, Sizes()) is None
 
@@ -452,7 +452,7 @@ def test_a_loaded_model_says_what_it_runs_in(model):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES[1:])
 @pytest.mark.parametrize("name", kernels.CANDIDATES)
 def test_what_is_installed_proves_right(name, dtype):
     if name not in kernels.installed():

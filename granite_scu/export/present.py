@@ -1,0 +1,46 @@
+"""What people look at in a run folder: the picture of S and lambda, the report, and the model card."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from granite_scu.errors import UserError
+from granite_scu.export.publish import model_card
+from granite_scu.storage.run_folder import RunFolder
+
+
+@contextlib.contextmanager
+def presented(folder: RunFolder) -> Iterator[None]:
+    """Around a run: afterwards its folder has everything to look at, or, if it failed, the report of how far it got."""
+    main = rank_zero_only.rank == 0
+    try:
+        yield
+    except BaseException:
+        # Should the report fail too, the first failure counts.
+        with contextlib.suppress(OSError, ValueError, UserError):
+            if main and folder.read_history():
+                report(folder.path)
+        raise
+    if main:
+        present(folder.path)
+
+
+def present(folder: Path) -> None:
+    """Write the picture, the report and the model card of a finished run."""
+    from viz.control_plot import plot_control
+    from viz.run_folder import read_run
+    from viz.style import save
+
+    save(plot_control(read_run(folder)), folder / "control")
+    report(folder)
+    model_card.write_model_card(folder)
+
+
+def report(folder: Path) -> None:
+    """Write the page about a run, as far as it got."""
+    from viz.report import NAME, write_report
+    from viz.run_folder import read_run
+
+    write_report(read_run(folder), folder / NAME)

@@ -1,0 +1,114 @@
+"""A run that can start: what was asked for, and all that was settled about it before a model is loaded."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from granite_scu import control
+from granite_scu.config.request import Request
+from granite_scu.config.settings import DEFAULT_STEPS
+from granite_scu.data.datamodule import TextDataModule
+from granite_scu.hardware.machine import Machine
+from granite_scu.model.initial_adapter import Start
+from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training.module import GraniteModule
+from granite_scu.training.resume import Resume
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How long the run is.
+
+    Attributes:
+        steps: optimizer steps.
+        tokens_per_step: supervised and padded positions of a step, over all devices.
+        n_tokens: N of ParamNPT.
+    """
+
+    steps: int
+    tokens_per_step: int
+    n_tokens: int
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """Everything that a run depends on. What settles more of it returns a new one.
+
+    Attributes:
+        request: what was asked for, with what an adapter to start from and the search for a batch size decide.
+        console: where progress goes.
+        machine: what it runs on.
+        folder: its run folder.
+        resume: the checkpoint that it continues from; None where it starts.
+        tokenizer: of the base model.
+        start: the adapter that training starts from; None where it is a new one.
+        data: prepared.
+        length: steps and tokens.
+        controller: sets lambda.
+        seeks_setpoint: whether a probe is still to find the setpoint.
+        found: what is known of the setpoint that ``--target-s auto`` found; None otherwise.
+        probe_seconds: that the search for the setpoint took; they count against ``--max-time``.
+    """
+
+    request: Request
+    console: Console
+    machine: Machine
+    folder: RunFolder
+    resume: Resume | None
+    tokenizer: PreTrainedTokenizerBase
+    start: Start | None
+    data: TextDataModule
+    length: RunLength
+    controller: control.Controller
+    seeks_setpoint: bool
+    found: dict[str, Any] | None = None
+    probe_seconds: float = 0.0
+
+
+def length_of(request: Request, data: TextDataModule, processes: int) -> RunLength:
+    """Steps and tokens of a run over prepared data."""
+    trainer = request.trainer
+    blocks = request.data.batch_size * trainer["accumulate_grad_batches"] * processes
+    limits = [trainer["max_steps"]] if trainer["max_steps"] > 0 else []
+    if request.data.num_epochs is not None:
+        # Rounded up, so that the passes asked for are complete.
+        limits.append(math.ceil(request.data.num_epochs * data.steps_per_epoch(blocks)))
+    steps, tokens_per_step = min(limits, default=DEFAULT_STEPS), blocks * request.data.block_size
+    # Nobody has counted a stream; what is read of it counts once.
+    counted = steps * tokens_per_step if request.data.stream else data.n_tokens
+    return RunLength(steps, tokens_per_step, n_tokens=request.prior.n_tokens or counted)
+
+
+def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
+    """The module that is trained, its model not yet loaded.
+
+    Args:
+        run: the run.
+        changed: fields of the base's configuration that are to differ.
+    """
+    request, machine = run.request, run.machine
+    return GraniteModule(
+        replace(request.base, kernels=machine.kernels, **changed),
+        request.lora,
+        request.optimizer,
+        request.prior.sigma,
+        run.length.n_tokens,
+        run.length.steps,
+        WEIGHT_DTYPES[machine.precision],
+        machine.attention,
+        machine.torch_device,
+        position={
+            "--batch-size": request.data.batch_size,
+            "processes": machine.world_size,
+            "--isolate-documents": request.data.isolate_documents,
+            "the text of --data-dir (its checksum)": run.data.checksum,
+            **({"--num-workers": request.data.num_workers} if request.data.stream else {}),
+        },
+        measure=request.control.measure,
+        actuator=request.control.actuator,
+        start=run.start,
+    )
