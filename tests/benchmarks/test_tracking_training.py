@@ -13,12 +13,11 @@ def test_every_flag_of_a_run_can_be_set(monkeypatch, setting):
     """With the bounds that it was published with the original law is as it is without any of ours."""
     requests = []
 
-    def refuse(self, request, console):
+    def refuse(request, console):
         requests.append(request)
         raise InterruptedError
 
-    # Not the class itself: a module that is first imported meanwhile would keep what stands in for it.
-    monkeypatch.setattr("granite_scu.training.recipe.Run.__init__", refuse)
+    monkeypatch.setattr("granite_scu.training.recipe.prepare", refuse)
     options = ["--quick", "--controller", "original", "--set", setting, "lambda_max=2", "lambda_init=1"]
     cell = tracking._cells(asked(*options))[0]
     with pytest.raises(InterruptedError):

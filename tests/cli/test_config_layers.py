@@ -17,6 +17,7 @@ from granite_scu.config import flags
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
 from granite_scu.training import preflight as planning
+from granite_scu.training.recipe import prepare
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -83,7 +84,7 @@ def test_what_a_preset_of_another_card_asks_for_is_refused_with_the_preset_that_
     machine(T4)
     request = script("--hardware", "gpu_4090", "--model", "tiny-granite-h", "--data-dir", "stdlib-docs")
     with pytest.raises(UserError, match=r"--precision bf16: Tesla T4 has .*; --hardware gpu_4090: made for.*gpu_t4 is"):
-        cli.Run(request)
+        prepare(request)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +234,7 @@ def planned(machine, monkeypatch, text, tmp_path):
         machine(device)
         ours = [f"--base.name={model}", f"--data.path={text}", f"--run.output_dir={tmp_path / 'out'}"]
         # No loader processes for the one batch: they take longer than all the rest.
-        job = cli.Run(cli.parse(["fit", f"--config={path}", *ours, "--data.num_workers=0"]).request)
-        job.check_folder()
-        return planning.describe(job)
+        return planning.describe(prepare(cli.parse(["fit", f"--config={path}", *ours, "--data.num_workers=0"]).request))
 
     return plan
 

@@ -18,9 +18,9 @@ def count_at_the_end(where):
     def prepare(rank):
         from torch.distributed.tensor import DTensor
 
-        from granite_scu.training.callbacks.final_score import Finish
+        from granite_scu.training.callbacks.final_score import FinalScore
 
-        ended = Finish.on_train_end
+        ended = FinalScore.on_train_end
 
         def counted(finish, trainer, module):
             ended(finish, trainer, module)
@@ -29,7 +29,7 @@ def count_at_the_end(where):
             own = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
             torch.save([sum(p.numel() for p in each) for each in (own, frozen)], where / f"held-{rank}.pt")
 
-        Finish.on_train_end = counted
+        FinalScore.on_train_end = counted
 
     return prepare
 

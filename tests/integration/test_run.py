@@ -588,13 +588,13 @@ def test_flash_attention_is_refused_where_documents_are_to_be_kept_apart(launch,
     """It is only found where the machine has it, which is why the machine is put there."""
     from granite_scu.training import recipe as run
 
-    found = run.machine.resolve
+    found = run.machines.resolve
 
     def with_flash(base, *rest):
         attention = "flash_attention_2" if base.attention in ("auto", "flash_attention_2") else base.attention
         return replace(found(replace(base, attention="sdpa"), *rest), attention=attention)
 
-    monkeypatch.setattr(run.machine, "resolve", with_flash)
+    monkeypatch.setattr(run.machines, "resolve", with_flash)
     code, _, err = launch("--test-run", "--dry-run", "--attn", "flash_attention_2")
     assert code == 2 and "documents in a block would see one another; use --attn sdpa" in err
     assert launch("--test-run", "--dry-run", "--attn", "auto")[0] == 0

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from granite_scu import control
 from granite_scu.cli import request_parser as cli
-from granite_scu.training.recipe import Run
+from granite_scu.training.recipe import prepare
 
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
 SMALL += ("--warmup-steps", 2, "--control-every", 2)
@@ -188,8 +188,8 @@ def test_no_probe_is_needed_where_a_controller_is_given_as_an_object(corpus):
         corpus,
     )
     request = cli.parse(["fit", *map(str, keys), "--data.block_size=64", "--data.batch_size=1"]).request
-    assert Run(request).seeks_setpoint
-    assert not Run(request, controller=control.build("pi", target_s=0.1)).seeks_setpoint
+    assert prepare(request).seeks_setpoint
+    assert not prepare(request, controller=control.build("pi", target_s=0.1)).seeks_setpoint
 
 
 def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):

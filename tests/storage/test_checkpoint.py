@@ -28,8 +28,8 @@ from granite_scu.storage.run_folder import RunFolder
 @pytest.fixture
 def trained(make_module, make_batches, fit, tmp_path):
     """A module after a few steps, and the checkpoint folder that its Trainer wrote."""
-    module, io = make_module(), AdapterCheckpointIO()
-    io.module = module
+    module = make_module()
+    io = AdapterCheckpointIO(module)
     trainer = fit(module, make_batches(3), plugins=[io])
     folder = tmp_path / "run" / "checkpoint-3"
     trainer.save_checkpoint(folder)
@@ -93,8 +93,7 @@ def test_a_run_goes_on_from_the_folder(trained, make_module, make_batches, fit):
 
 def test_a_checkpoint_appears_whole_or_not_at_all(trained, tmp_path):
     module, _ = trained
-    io = AdapterCheckpointIO()
-    io.module = module
+    io = AdapterCheckpointIO(module)
     with pytest.raises(Exception, match="pickle"):
         io.save_checkpoint({"what": lambda: None}, tmp_path / "checkpoint-9")
     assert not list(tmp_path.glob("*checkpoint-9*"))
@@ -127,8 +126,8 @@ def save_in_a_fork(io, state, folder, prepare) -> int:
 def test_wherever_a_save_is_cut_short_a_whole_checkpoint_is_left(trained, tmp_path, strike):
     """At each of its calls that change the file system, one after the other."""
     module, folder = trained
-    io, state = AdapterCheckpointIO(), {name: v for name, v in load_state(folder).items() if name != "random"}
-    io.module, struck, places = module, tmp_path / "struck", 0
+    io, state = AdapterCheckpointIO(module), {name: v for name, v in load_state(folder).items() if name != "random"}
+    struck, places = tmp_path / "struck", 0
 
     def strike_and_tell():
         struck.touch()
@@ -148,8 +147,7 @@ def test_wherever_a_save_is_cut_short_a_whole_checkpoint_is_left(trained, tmp_pa
 
 def test_wherever_a_file_of_a_save_no_longer_fits_a_whole_checkpoint_is_left(trained, tmp_path):
     module, folder = trained
-    io, state = AdapterCheckpointIO(), {name: v for name, v in load_state(folder).items() if name != "random"}
-    io.module = module
+    io, state = AdapterCheckpointIO(module), {name: v for name, v in load_state(folder).items() if name != "random"}
     unhindered = shutil.copytree(folder.parent, tmp_path / "unhindered")
     assert save_in_a_fork(io, state, unhindered, lambda: None) == 0
     largest = max(path.stat().st_size for path in (unhindered / "checkpoint-6").iterdir())

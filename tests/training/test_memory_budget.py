@@ -12,6 +12,7 @@ from granite_scu.hardware import GIB
 from granite_scu.hardware import machine as machines
 from granite_scu.training import batch_size
 from granite_scu.training import memory_budget as budget
+from granite_scu.training.recipe import prepare, train
 
 TINY = ("--base.name=tiny-granite-h", "--data.block_size=512", "--data.batch_size=6")
 
@@ -65,7 +66,7 @@ def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked,
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB // 2, 12 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 11 * GIB)
     words = "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 11.76 GiB"
-    with pytest.raises(RunFailed) as failed, budget.explained(lambda: request, found):
+    with pytest.raises(RunFailed) as failed, budget.explained(request, found):
         raise torch.OutOfMemoryError(words)
     said = str(failed.value)
     there_was = "2.2 GiB asked for, 0.5 of 12.0 GiB free, 11.0 held"
@@ -76,9 +77,9 @@ def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked,
 def test_the_cpu_runs_out_in_words_of_its_own_and_other_errors_pass(asked):
     request, found = asked(CPU, "--trainer.accelerator=cpu")
     said = r"out of memory on Plain CPU: 93\.1 GiB asked for, "
-    with pytest.raises(RunFailed, match=said), budget.explained(lambda: request, found):
+    with pytest.raises(RunFailed, match=said), budget.explained(request, found):
         _ask_for_too_much()
-    with pytest.raises(RuntimeError, match="shapes"), budget.explained(lambda: request, found):
+    with pytest.raises(RuntimeError, match="shapes"), budget.explained(request, found):
         raise RuntimeError("shapes differ")
 
 
@@ -125,9 +126,9 @@ def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch)
     # The first is told not to fit, so that a smaller one is taken.
     monkeypatch.setattr(batch_size, "_try", lambda run: asked.append(run.request.data.batch_size) or (
         None if len(asked) == 1 else real(run)))  # fmt: skip
-    run = cli.Run(request)
+    run = prepare(request)
     assert run.request.data.batch_size == 16  # 4 x 4 blocks at once are predicted to fit
-    summary = run.fit()
+    summary = train(run)
     assert asked == [16, 8]
     assert summary["steps"] == 3 and summary["tokens"] > 2 * 16 * 64
     again = cli.parse(["fit", f"--config={out / 'config.yaml'}"]).request

@@ -98,12 +98,6 @@ class FinalScore(L.Callback):
         """The history, without a setpoint where that moved about by itself: there was none to be judged by."""
         return [record | {"s_target": None} for record in history] if self.setpoint is None else history
 
-    def _stop_reason(self, trainer: L.Trainer) -> str:
-        """Why training ended: max_steps, what a stopper says, or other for a callback of the user's."""
-        if trainer.global_step >= trainer.max_steps:
-            return "max_steps"
-        return next((reason for stopper in self.stoppers if (reason := stopper.stop_reason)), "other")
-
     def _summarise(self, trainer: L.Trainer, base: Score, adapter: Score) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
@@ -131,9 +125,16 @@ class FinalScore(L.Callback):
             "peak_gpu_memory_gb": last.get("gpu_memory_gb"),
             **self.monitor.summary(trainer.global_step, self.stopwatch.seconds, history),
             "control": summarise(self._judged(history)),
-            "stopped": {"reason": self._stop_reason(trainer), "step": trainer.global_step},
+            "stopped": {"reason": stop_reason(trainer, self.stoppers), "step": trainer.global_step},
             "reachability": self.reachability.summary() if self.reachability else None,
         }
+
+
+def stop_reason(trainer: L.Trainer, stoppers: Sequence[Stopper]) -> str:
+    """Why training ended: max_steps, what the first of the stoppers says that has a reason, or other."""
+    if trainer.global_step >= trainer.max_steps:
+        return "max_steps"
+    return next((reason for stopper in stoppers if (reason := stopper.stop_reason)), "other")
 
 
 def better_of(final: float, best: float) -> dict[str, str | float]:

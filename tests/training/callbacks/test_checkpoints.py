@@ -8,8 +8,8 @@ from granite_scu.training.callbacks.stopwatch import Stopwatch
 
 def test_while_steps_are_not_finite_none_is_saved_and_none_removed(make_module, make_batches, fit, poison, tmp_path):
     """The weights may have gone wrong before; then the checkpoints from before that are all there is."""
-    module, io, seen = make_module(), AdapterCheckpointIO(), []
-    io.module = module
+    module, seen = make_module(), []
+    io = AdapterCheckpointIO(module)
     folder = RunFolder(tmp_path / "run")
     folder.make()
 

@@ -4,7 +4,6 @@ import json
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import Timer
 
 from granite_scu import control
 from granite_scu.control.diagnostics.effect import Effect
@@ -13,6 +12,7 @@ from granite_scu.training.callbacks.equilibrium import EquilibriumStop
 from granite_scu.training.callbacks.final_score import stop_reason
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.trainer import TimeLimit
 
 
 class StopsAfter(Equilibrium):
@@ -23,8 +23,8 @@ class StopsAfter(Equilibrium):
 
 
 def attached(rule, controller=None, every=1) -> tuple[EquilibriumStop, list]:
-    scu = ShannonControl(controller or control.build("pi", target_s=0.02), every, Stopwatch())
-    stop = EquilibriumStop(scu, rule)
+    stop = EquilibriumStop(rule, every)
+    scu = ShannonControl(controller or control.build("pi", target_s=0.02), every, Stopwatch(), listeners=[stop])
     return stop, [scu.stopwatch, scu, stop]
 
 
@@ -37,7 +37,7 @@ def test_the_run_ends_at_the_tick_with_its_optimizer_step_complete(make_module, 
     )
     assert stop.stopped_at == trainer.global_step == 16
     assert module.micro_batches == 16 * accumulate
-    assert stop_reason(trainer) == "equilibrium"
+    assert stop_reason(trainer, [stop]) == "equilibrium"
 
 
 class StopAt(L.Callback):
@@ -61,20 +61,22 @@ def test_only_a_tick_under_way_ends_a_run(make_module, make_batches, fit, caplog
     with caplog.at_level("INFO", logger="granite_scu"):
         trainer = fit(make_module(), make_batches(40), max_steps=max_steps, callbacks=[*callbacks, StopAt(stop_at)])
     assert len(stop.ticks) == 8
-    assert stop_reason(trainer) == reason
+    assert stop_reason(trainer, [stop]) == reason
     assert caplog.text.count("stops at equilibrium") == (reason == "equilibrium")
 
 
 def test_time_that_runs_out_after_the_stop_is_not_its_reason(make_module, make_batches, fit):
-    timer, (_, callbacks) = Timer("00:00:01:00"), attached(StopsAfter(0.02, 8))
+    timer, (stop, callbacks) = TimeLimit("00:00:01:00"), attached(StopsAfter(0.02, 8))
     trainer = fit(make_module(), make_batches(40), max_steps=40, callbacks=[timer, *callbacks])
     timer.load_state_dict({"time_elapsed": {"train": 60.0}})
-    assert stop_reason(trainer) == "equilibrium"
+    assert stop_reason(trainer, [stop, timer]) == "equilibrium"
+    assert stop_reason(trainer, [timer]) == "max_time"
 
 
 def test_a_timer_without_a_limit_is_no_reason(make_module, make_batches, fit):
-    trainer = fit(make_module(), make_batches(40), max_steps=40, callbacks=[Timer(), StopAt(3)])
-    assert stop_reason(trainer) == "other"
+    timer = TimeLimit(None)
+    trainer = fit(make_module(), make_batches(40), max_steps=40, callbacks=[timer, StopAt(3)])
+    assert stop_reason(trainer, [timer]) == "other"
 
 
 def test_a_run_that_does_not_settle_goes_to_its_end(make_module, make_batches, fit):
@@ -82,7 +84,7 @@ def test_a_run_that_does_not_settle_goes_to_its_end(make_module, make_batches, f
     trainer = fit(make_module(), make_batches(20), max_steps=20, callbacks=callbacks)
     assert trainer.global_step == 20
     assert stop.stopped_at is None
-    assert stop_reason(trainer) == "max_steps"
+    assert stop_reason(trainer, [stop]) == "max_steps"
     assert {tick.authority for tick in stop.ticks} == {0.0}
 
 
@@ -104,7 +106,7 @@ def test_a_run_that_goes_on_from_a_stop_does_not_call_it_its_own(make_module, ma
     stop.load_state_dict(stop.state_dict() | {"stopped_at": 100})
     assert stop.stopped_at == 100, "so that a run of which only the end was missing still says why it ended"
     trainer = fit(make_module(), make_batches(40), max_steps=40, callbacks=[*callbacks, StopAt(3)])
-    assert stop_reason(trainer) == "other"
+    assert stop_reason(trainer, [stop]) == "other"
 
 
 def test_its_window_survives_a_round_trip(make_module, make_batches, fit):
@@ -139,4 +141,4 @@ def test_travel_counts_in_rises_of_s(make_module, make_batches, fit):
     assert stop.ticks[risen].travel == pytest.approx(1.0)
     assert all(tick.travel == 0 for tick in stop.ticks[:risen])
     assert stop.ticks[-1].travel > 1.0
-    assert stop.rise == pytest.approx(stop.control.travel / stop.ticks[-1].travel)
+    assert stop.rise == pytest.approx(callbacks[1].travel / stop.ticks[-1].travel)

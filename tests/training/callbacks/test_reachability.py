@@ -2,14 +2,13 @@
 
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 
 from granite_scu import control
 from granite_scu.control.diagnostics.reachability import Reachability
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
-from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.shannon_control import ControlTick, ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 
 BOUNDS = (1e-6, 1e6)
@@ -27,9 +26,9 @@ def _logs(caplog, monkeypatch):
 
 def watched(target: float, steps: int, **settings):
     law = control.build("pi", target_s=target, lambda_init=1e-4, lambda_min=1e-4, **settings)
-    scu = ShannonControl(law, 2, Stopwatch())
     planned = [1e-3 * step for step in range(steps + 1)]
-    monitor = ReachabilityMonitor(scu, Reachability(target), (1e-4, 1e6), planned)
+    monitor = ReachabilityMonitor(Reachability(target), (1e-4, 1e6), planned)
+    scu = ShannonControl(law, 2, Stopwatch(), listeners=[monitor])
     return monitor, [scu.stopwatch, scu, monitor]
 
 
@@ -54,9 +53,8 @@ def test_a_setpoint_that_is_crossed_makes_no_sound(make_module, make_batches, fi
     assert monitor.summary()["verdict"] == "reached"
 
 
-def make(record=RECORD, travel=4e-3, **settings) -> ReachabilityMonitor:
-    scu = SimpleNamespace(latest=record, travel=travel)
-    return ReachabilityMonitor(scu, Reachability(0.5), BOUNDS, [0.0, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3], **settings)
+def make(**settings) -> ReachabilityMonitor:
+    return ReachabilityMonitor(Reachability(0.5), BOUNDS, [0.0, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3], **settings)
 
 
 @pytest.mark.parametrize(
@@ -72,30 +70,30 @@ def make(record=RECORD, travel=4e-3, **settings) -> ReachabilityMonitor:
     ],
 )
 def test_a_record_is_read_for_what_it_says(changed, name, value):
-    assert getattr(make()._sight(RECORD | changed), name) == pytest.approx(value)
+    assert getattr(make()._sight(ControlTick(RECORD | changed, 4e-3)), name) == pytest.approx(value)
 
 
 def test_how_far_the_run_has_moved_is_what_its_steps_did_whatever_is_planned_now():
     """As after a resumption at a tenth of the learning rate: what was moved at the old one stays moved."""
-    sight = make(travel=40e-3)._sight(RECORD)
+    sight = make()._sight(ControlTick(RECORD, 40e-3))
     assert (sight.moved, sight.moved_at_end) == pytest.approx((40e-3, 41e-3))
-    assert make(travel=0.0)._sight(RECORD) is None
+    assert make()._sight(ControlTick(RECORD, 0.0)) is None
 
 
 @pytest.mark.parametrize("changed", [{"held": True}, {"s_ema": None}, {"data_bpt": float("nan")}, {"param_bpt": 0.0}])
 def test_a_record_without_a_measurement_says_nothing(changed):
-    assert make()._sight(RECORD | changed) is None
+    assert make()._sight(ControlTick(RECORD | changed, 4e-3)) is None
 
 
 def test_where_lambda_acts_otherwise_the_gradients_say_nothing():
-    assert make(in_gradient=False)._sight(RECORD).penalty_share is None
+    assert make(in_gradient=False)._sight(ControlTick(RECORD, 4e-3)).penalty_share is None
 
 
 def test_its_state_survives_a_round_trip():
     monitor = make()
     for step in range(1, 6):
         record = RECORD | {"step": step, "saturated": True, "lambda": 1e-6}
-        monitor.state = monitor.law.update(monitor.state, monitor._sight(record))
+        monitor.state = monitor.law.update(monitor.state, monitor._sight(ControlTick(record, 4e-3)))
     fresh = make()
     fresh.load_state_dict(json.loads(json.dumps(monitor.state_dict())))
     assert fresh.state == monitor.state

@@ -11,6 +11,7 @@ from granite_scu.hardware import Peak
 from granite_scu.hardware.nvml import Sensors
 from granite_scu.training.callbacks import throughput as monitoring
 from granite_scu.training.callbacks.progress import describe
+from granite_scu.training.callbacks.shannon_control import ControlTick
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import JUDGED_TICKS, UtilisationWatch, advice
 
@@ -69,13 +70,11 @@ def test_the_summary_is_of_the_whole_run(on_gpu):
 
 def judged(caplog, mfus: list[float]) -> list[str]:
     trainer = SimpleNamespace(is_global_zero=True)
-    control = SimpleNamespace(latest={})
-    watch = UtilisationWatch(control, 0.2, SETTINGS)
+    watch = UtilisationWatch(0.2, SETTINGS)
     with caplog.at_level(logging.WARNING, "granite_scu"):
         for step, mfu in enumerate(mfus):
             device = {"gpu_memory_gb": 11.2, "gpu_memory_total_gb": 24.0, "gpu_utilisation": 97}
-            control.latest = {"step": step, "mfu": mfu, **device}
-            watch.on_train_batch_end(trainer, None)
+            watch.on_tick(ControlTick({"step": step, "mfu": mfu, **device}, 0.0), trainer, None)
     return [record.getMessage() for record in caplog.records]
 
 
