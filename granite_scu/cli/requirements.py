@@ -345,10 +345,10 @@ def _mamba_sizes(model: str) -> kernels.Sizes | None:
 
 def _dtype(precision: str | None, device: Device) -> torch.dtype | None:
     """What the layers' products are taken in; None where the check of the precision refuses it."""
-    from granite_scu.training.module import DTYPES  # late: it brings Lightning
+    from granite_scu.model.loading import WEIGHT_DTYPES  # late: it brings transformers
 
     try:
-        return DTYPES[resolve_precision(precision, device)]
+        return WEIGHT_DTYPES[resolve_precision(precision, device)]
     except UserError:
         return None
 

@@ -22,7 +22,7 @@ from granite_scu.config.settings import SEED
 from granite_scu.errors import UserError
 from granite_scu.model import loading
 from granite_scu.model import saved_adapter as saved
-from granite_scu.training.module import DTYPES
+from granite_scu.model.loading import WEIGHT_DTYPES
 
 LEAST_WIDTH = 80
 """Columns of a terminal from which on two texts are readable beside one another."""
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     device = loading.device_named(options.device)
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout
-    dtype = DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
+    dtype = WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
     frozen = loading.load_model(base, dtype, device=device).to(device)
     model = peft.PeftModel.from_pretrained(frozen, adapter.folder).eval()
 

@@ -9,9 +9,8 @@ import torch
 from granite_scu.errors import UserError
 from granite_scu.evaluation.score import score
 from granite_scu.model import loading
+from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
 from granite_scu.model.loss import summed_nats
-from granite_scu.training.announcement import announce_kernels
-from granite_scu.training.module import DTYPES
 
 if TYPE_CHECKING:
     from granite_scu.training.recipe import Run
@@ -31,7 +30,7 @@ def score_split(run: "Run", split: str) -> dict:
     if not (folder / "adapter_model.safetensors").is_file():
         raise UserError(f"--run.output_dir {folder}: holds no adapter_model.safetensors; run fit first")
     run.machine.claim(request.run.memory_fraction)
-    device, dtype = run.machine.torch_device, DTYPES[run.machine.precision]
+    device, dtype = run.machine.torch_device, WEIGHT_DTYPES[run.machine.precision]
     base = loading.load_model(run.base(), dtype, run.machine.attention, device).to(device)
     # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
     try:

@@ -34,9 +34,9 @@ from granite_scu.export import merge_check
 from granite_scu.model import loading
 from granite_scu.model import saved_adapter as saved
 from granite_scu.model.adapters import linear_layers
+from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import replacing
-from granite_scu.training.module import DTYPES
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
@@ -160,7 +160,7 @@ class Merger:
         return record
 
     def _write_weights(self, folder: Path, console: Console) -> None:
-        dtype = DTYPES.get(self.adapter.precision, torch.bfloat16)
+        dtype = WEIGHT_DTYPES.get(self.adapter.precision, torch.bfloat16)
         with self.adapter.open() as factors, _bar(console, sum(map(len, self.shards.values()))) as advance:
             for shard, names in self.shards.items():
                 tensors = {}

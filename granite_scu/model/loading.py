@@ -33,6 +33,9 @@ UNQUANTISED = ["lm_head"]
 
 CPU = torch.device("cpu")
 
+WEIGHT_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "32-true": torch.float32}
+"""What the frozen weights are held in under each of Lightning's precisions."""
+
 
 def resolve(name: str) -> str:
     """Where a model's files are: the embedded folder, a local folder, or the hub id as given.
@@ -145,6 +148,12 @@ def load_model(
         sizes = kernels.Sizes.of(next(iter(mixers.values())))
         mamba.install(model, kernels.choose(config.kernels, device, dtype, sizes))
     return model
+
+
+def announce_kernels(model: torch.nn.Module) -> None:
+    """Say what the Mamba-2 layers run in, if there are any."""
+    if found := mamba.kernels_in_use(model):
+        log.info("Mamba-2 layers run in %s", found.name)
 
 
 def _let_go_of_the_files(model: PreTrainedModel) -> None:

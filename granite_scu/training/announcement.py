@@ -3,11 +3,9 @@
 import logging
 from typing import TYPE_CHECKING
 
-import torch
-
 from granite_scu.control.laws.replay import recorded_weight
 from granite_scu.model.document_mask import can_isolate
-from granite_scu.model.mamba2 import mamba
+from granite_scu.model.loading import announce_kernels
 from granite_scu.training import preflight as planning
 from granite_scu.training.module import GraniteModule
 
@@ -51,9 +49,3 @@ def _other_weight(run: "Run") -> str | None:
         f"--replay {path}: its run had sigma^2 N = {there:.3g} and this one has {here:.3g}, so the same lambda holds "
         f"the adapter {there / here:.3g} times as hard; --prior-sigma and --n-tokens set both"
     )
-
-
-def announce_kernels(model: torch.nn.Module) -> None:
-    """Say what the Mamba-2 layers run in, if there are any."""
-    if kernels := mamba.kernels_in_use(model):
-        log.info("Mamba-2 layers run in %s", kernels.name)

@@ -14,7 +14,7 @@ from granite_scu.errors import RunFailed
 from granite_scu.hardware import GIB, MARGIN
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
-from granite_scu.training.module import DTYPES
+from granite_scu.model.loading import WEIGHT_DTYPES
 
 if TYPE_CHECKING:
     from granite_scu.config.request import Request
@@ -30,7 +30,7 @@ def predict(request: "Request", machine: Machine) -> memory.Footprint:
     setting = memory.Setting(
         replace(request.base, attention=machine.attention),
         lora,
-        DTYPES[machine.precision],
+        WEIGHT_DTYPES[machine.precision],
         request.data.batch_size,
         request.data.block_size,
         machine.accelerator,

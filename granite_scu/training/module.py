@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from granite_scu.config.settings import BaseConfig, LoraConfig, OptimizerConfig
+from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.model import adapters, loading, loss
 from granite_scu.model import kl_divergence as divergence
@@ -28,9 +28,6 @@ LOSS_UNIT = 4096
 """Tokens that a micro-batch's summed loss is divided by before the backward pass and multiplied by after it.
 
 A constant power of two: exact, and it keeps fp16's scaled gradients near those of a mean."""
-
-DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "32-true": torch.float32}
-"""What the frozen weights are held in under each of Lightning's precisions."""
 
 
 @dataclass(frozen=True)
@@ -512,7 +509,7 @@ def _fingerprint(value: object) -> int:
 
 
 def _supervised(batch: dict[str, Tensor]) -> Tensor:
-    return (batch["labels"] != loss.IGNORED).sum().double()
+    return (batch["labels"] != IGNORED).sum().double()
 
 
 def _is_adapter(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from granite_scu import hardware
 from granite_scu.cli.requirements import MEMORY, Check, can_start, is_at_hand
-from granite_scu.config.settings import BaseConfig, OptimizerConfig
+from granite_scu.config.settings import IGNORED, BaseConfig, OptimizerConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.ceiling import ceiling, growth, growth_from
 from granite_scu.control.diagnostics.setpoint import probe_steps
@@ -20,8 +20,10 @@ from granite_scu.experiments.identification.wrapper import Wrapper
 from granite_scu.hardware.machine import Machine, resolve_request
 from granite_scu.model import flops
 from granite_scu.model import initial_adapter as starting
+from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.model.mamba2 import kernels
 from granite_scu.training import memory_budget as budget
-from granite_scu.training.module import DTYPES, schedule
+from granite_scu.training.module import schedule
 
 if TYPE_CHECKING:
     from granite_scu.config.request import Request
@@ -46,6 +48,7 @@ def with_the_run(checks: list[Check], request: "Request") -> list[Check]:
     """
     try:
         machine = resolve_request(request)
+        kernels.check(machine.kernels, machine.accelerator)
         checks = [_with_prediction(check, request, machine) if check.name in MEMORY else check for check in checks]
         _open_files(request)
     except UserError as error:
@@ -85,7 +88,7 @@ def describe(run: "Run") -> dict:
     """
     request, plan, machine = run.request, run.plan, run.machine
     size = flops.measure(request.base.name, request.lora, request.data.block_size, run.start and run.start.shapes)
-    dtype = DTYPES[machine.precision]
+    dtype = WEIGHT_DTYPES[machine.precision]
     with errors_in_one_line():
         batch = next(iter(run.data.train_dataloader()))
     rate = hardware.matmul_tflops(machine.device, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
@@ -95,7 +98,7 @@ def describe(run: "Run") -> dict:
         "model": request.base.name,
         "parameters": f"{size.frozen:,} frozen, {size.trained:,} trained in {len(size.adapted)} adapters",
         "data": run.data.summary(),
-        "first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {int((batch['labels'] != -100).sum()):,} supervised",
+        "first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {(batch['labels'] != IGNORED).sum():,} supervised",
         "device": machine.device.name,
         "precision": machine.precision,
         "processes": machine.world_size,

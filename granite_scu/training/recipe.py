@@ -23,6 +23,7 @@ from granite_scu.export.publish import model_card
 from granite_scu.hardware import machine, presets
 from granite_scu.model import initial_adapter as starting
 from granite_scu.model import loading
+from granite_scu.model.mamba2 import kernels
 from granite_scu.storage import checkpoint
 from granite_scu.storage.run_folder import DOCUMENTS, LOCK, MARK, RunFolder
 from granite_scu.training import batch_size
@@ -36,7 +37,7 @@ from granite_scu.training.callbacks.final_score import Finish
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, setpoint_of_auto
-from granite_scu.training.module import DTYPES, GraniteModule
+from granite_scu.training.module import GraniteModule
 from granite_scu.training.resume import Resume, check, go_on, open_checkpoint, rewind
 from granite_scu.training.trainer import check_trainer, children
 
@@ -69,6 +70,7 @@ class Run:
         if request.run.stop_at_equilibrium:
             check_equilibrium_stop(request.control)
         self.machine = machine.resolve_request(request)
+        kernels.check(self.machine.kernels, self.machine.accelerator)
         if warning := presets.mismatch(request.hardware, self.machine.device):
             log.warning(warning)
         self.folder = RunFolder(request.run.output_dir)
@@ -262,7 +264,7 @@ class Run:
             request.prior.sigma,
             self.plan.n_tokens,
             self.plan.steps,
-            DTYPES[self.machine.precision],
+            loading.WEIGHT_DTYPES[self.machine.precision],
             self.machine.attention,
             self.machine.torch_device,
             position={

@@ -11,16 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import IterableDataset
 
-from granite_scu.config.settings import ControlConfig, LoraConfig
+from granite_scu.config.settings import IGNORED, ControlConfig, LoraConfig
 from granite_scu.control.diagnostics.ceiling import growth, growth_from
 from granite_scu.errors import UserError
 from granite_scu.model import adapters
 from granite_scu.model import initial_adapter as starting
 from granite_scu.model import saved_adapter as saved
 from granite_scu.model.description_length import LN2
-from granite_scu.model.loss import IGNORED
+from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.training.module import DTYPES
 
 TARGETS = ["in_proj", "q_proj", "input_linear"]
 
@@ -175,7 +174,7 @@ def test_the_kl_is_from_the_adapter_and_not_from_the_base(from_adapter, fit, mak
             self.found.append(module.kl_from_start())
 
     distance = Distance()
-    module = from_adapter(optimizer={"learning_rate": 1e-2}, dtype=DTYPES[precision])
+    module = from_adapter(optimizer={"learning_rate": 1e-2}, dtype=WEIGHT_DTYPES[precision])
     fit(module, make_batches(3), callbacks=[distance], precision=precision)
     assert all(kl > 1e-4 for kl in distance.found)
     assert distance.found == pytest.approx(distance.expected, rel=1e-2 if precision == "bf16-mixed" else 1e-4)

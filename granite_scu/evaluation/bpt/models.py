@@ -18,7 +18,7 @@ from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading
 from granite_scu.model.adapters import leave_casting_to_autocast
-from granite_scu.training.module import DTYPES
+from granite_scu.model.loading import WEIGHT_DTYPES
 
 SAMPLE = 200_000
 """Characters of the texts on which tokenizers are compared."""
@@ -110,14 +110,14 @@ def load_with_adapters(base: BaseConfig, name: str, adapters: Sequence[Subject],
 
 def autocast(machine: Machine) -> AbstractContextManager:
     """The context of forward passes in the machine's precision."""
-    dtype = DTYPES[machine.precision]
+    dtype = WEIGHT_DTYPES[machine.precision]
     return torch.autocast(machine.torch_device.type, dtype, enabled=dtype != torch.float32)
 
 
 def _load(base: BaseConfig, machine: Machine) -> nn.Module:
     device = machine.torch_device
     config = replace(base, kernels=machine.kernels)
-    return loading.load_model(config, DTYPES[machine.precision], machine.attention, device).to(device).eval()
+    return loading.load_model(config, WEIGHT_DTYPES[machine.precision], machine.attention, device).to(device).eval()
 
 
 def _with_adapters(plain: nn.Module, adapters: Sequence[Subject], base: str, device: torch.device) -> peft.PeftModel:

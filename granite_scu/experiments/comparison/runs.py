@@ -21,6 +21,8 @@ from granite_scu.evaluation.score import DocumentScores, score, score_documents
 from granite_scu.experiments.comparison.data import ComparedData
 from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
+from granite_scu.hardware import detect
+from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.loss import token_nats
 from granite_scu.storage.provenance import git_revision, origin
 from granite_scu.storage.run_folder import RunFolder
@@ -28,7 +30,7 @@ from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.final_score import Finish
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
-from granite_scu.training.module import DTYPES, GraniteModule
+from granite_scu.training.module import GraniteModule
 from granite_scu.training.recipe import Run
 
 
@@ -66,7 +68,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         "text": run.data.text_digest,
         "wall_time_s": round(time.perf_counter() - started, 1),
         "cpu_time_s": round(time.process_time() - started_cpu, 1),
-        **origin(),
+        **origin(detect("cpu").name),
     }
     write_record(evidence / spec.file, record)
     return record
@@ -150,7 +152,7 @@ class ComparedRun(Run):
 
     def _autocast(self) -> AbstractContextManager:
         """What the Trainer's precision is outside of it."""
-        dtype = DTYPES[self.machine.precision]
+        dtype = WEIGHT_DTYPES[self.machine.precision]
         return nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
 
 
