@@ -71,7 +71,7 @@ def load(case: Case, device: str) -> Ready:
     import torch
     from transformers.utils import logging
 
-    from granite_scu.config.settings import BaseConfig, LoraConfig, RunConfig
+    from granite_scu.config.settings import PRECISIONS, BaseConfig, LoraConfig, RunConfig
     from granite_scu.data.blocks.packing import encode
     from granite_scu.data.sources.read import load as read
     from granite_scu.evaluation.bpt import models
@@ -83,9 +83,7 @@ def load(case: Case, device: str) -> Ready:
     logging.disable_progress_bar()
     trained = case.trained
     base = BaseConfig(trained.name)
-    here = machine.resolve(
-        base, RunConfig(), {"accelerator": device, "precision": training.PRECISIONS[trained.precision]}
-    )
+    here = machine.resolve(base, RunConfig(), {"accelerator": device, "precision": PRECISIONS[trained.precision]})
     with tempfile.TemporaryDirectory() as folder:
         plain = loading.load_model(base, torch.bfloat16)
         for number in range(ADAPTERS):
@@ -136,8 +134,8 @@ def theirs(gate: Gate, case: Case) -> None:
     import torch
     from torch.nn import functional as F
 
+    from granite_scu.config.settings import IGNORED
     from granite_scu.evaluation.bpt.passes import batches
-    from granite_scu.model.loss import IGNORED
 
     ready = load(case, gate.device)
     model = ready.loaded.model

@@ -23,6 +23,7 @@ from granite_scu.cli import guard
 from granite_scu.config.settings import ControlConfig
 from granite_scu.errors import Diverged, UserError
 from granite_scu.experiments.comparison import evidence
+from granite_scu.hardware import detect
 from granite_scu.storage import provenance
 
 COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
@@ -37,7 +38,7 @@ def run_cell(cell: Cell, scratch: Path | None = None) -> dict[str, Any]:
         figures = {"failed": None, **measure(cell, course(cell, trajectory)), "trajectory": trajectory}
     except Diverged as error:
         figures = {"failed": str(error), **nothing_held(cell), "trajectory": []}
-    return {"cell": asdict(cell), **figures, **provenance.origin()}
+    return {"cell": asdict(cell), **figures, **provenance.origin(detect("cpu").name)}
 
 
 def trajectory_of(history: list[dict[str, Any]]) -> list[list[float | bool | None]]:

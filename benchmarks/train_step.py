@@ -35,6 +35,7 @@ from benchmarks.gate import Outcome, race
 from benchmarks.measure import ratio, shown
 from granite_scu import hardware
 from granite_scu.cli import guard
+from granite_scu.config.settings import PRECISIONS
 from granite_scu.errors import UserError
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)
@@ -95,7 +96,7 @@ def peak_tflops(device: str, case: training.Case) -> float | None:
     if device != "cuda":
         return None
     found = hardware.detect(device)
-    return hardware.peak_flops(found, training.PRECISIONS[case.precision], tf32=found.supports_tf32).flops / 1e12
+    return hardware.peak_flops(found, PRECISIONS[case.precision], tf32=found.supports_tf32).flops / 1e12
 
 
 def swept(cases: list[training.Case]) -> list[training.Case]:

@@ -25,7 +25,6 @@ from granite_scu.config.settings import TINY_MODEL, DataConfig
 MODELS = ("embedded", "cut", "whole")
 """The embedded model; ten blocks of Granite-4.0-H-1B, and all forty, of random weights."""
 
-PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
 CORPUS = "stdlib-docs"
 SEED = 42
 LEARNING_RATE = 1e-4
@@ -199,7 +198,7 @@ def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], fo
 def _gated_callback(gate: Gate, case: Case, plain: bool) -> Any:
     import lightning as L
 
-    from granite_scu.model.loss import IGNORED
+    from granite_scu.config.settings import IGNORED
     from granite_scu.training.callbacks.shannon_control import ShannonControl
     from granite_scu.training.module import LOSS_UNIT
 
@@ -307,7 +306,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--precisions",
         nargs="+",
-        choices=list(PRECISIONS),
+        choices=["fp32", "bf16"],
         help="default: both for the embedded model, bf16 for the others",
     )
     parser.add_argument("--batch", type=int, help="sequences in a step (default: 8 of the embedded model, or 2)")

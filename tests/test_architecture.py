@@ -72,10 +72,6 @@ TO_CUT = {
     "experiments/comparison/runs.py",
     "experiments/identification/step_test.py",
     "export/merge.py",
-    "hardware/advice.py",
-    "hardware/machine.py",
-    "model/mamba2/kernels.py",
-    "storage/provenance.py",
     "training/callbacks/signals.py",
     "training/preflight.py",
 }

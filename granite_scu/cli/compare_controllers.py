@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from granite_scu.cli.argument_parser import Parser
+from granite_scu.config import settings
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import require_writable
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from granite_scu.experiments.comparison.plan import Plan
     from granite_scu.experiments.comparison.protocol import Protocol
 
-PRECISIONS = {"auto": None, "bf16": "bf16-mixed", "fp32": "32-true"}
+PRECISIONS = {"auto": None, **{name: settings.PRECISIONS[name] for name in ("bf16", "fp32")}}
 """What the flag says, and the Trainer's name for it. On a CPU, where the runs are done, there is no fp16."""
 
 

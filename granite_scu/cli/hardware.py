@@ -26,10 +26,14 @@ def main() -> int:
         return _say_gpu()
     if given.command:
         print(training_command())
-    elif given.json:
-        print(json.dumps({"info": detect_gpu_info(), "recommended": get_recommended_config()}, indent=2))
+        return 0
+    from granite_scu.model.memory import of_default_model  # late: transformers takes seconds
+
+    if given.json:
+        recommended = get_recommended_config(predict=of_default_model)
+        print(json.dumps({"info": detect_gpu_info(), "recommended": recommended}, indent=2))
     else:
-        print_hardware_info()
+        print_hardware_info(predict=of_default_model)
     return 0
 
 

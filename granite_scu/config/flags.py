@@ -21,7 +21,7 @@ from granite_scu.control.diagnostics.setpoint import FRACTION
 from granite_scu.control.laws.pi import MARGINAL_SAVING
 from granite_scu.errors import UserError
 
-PRECISIONS = {"auto": "null", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
+PRECISIONS = {"auto": "null", **config.PRECISIONS}
 GROUPS = {
     "base": config.BaseConfig,
     "lora": config.LoraConfig,

@@ -30,6 +30,12 @@ DEFAULT_RANK, DEFAULT_ALPHA = 16, 32.0
 
 SEED = 42
 
+PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
+"""Lightning's names by those of ``--precision``."""
+
+IGNORED = -100
+"""Label of a token that is not learned and not measured: what PyTorch's cross-entropy leaves out."""
+
 TRAINER_DEFAULTS = {
     "accumulate_grad_batches": 4,
     "limit_val_batches": 50,

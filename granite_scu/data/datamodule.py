@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.config.settings import DataConfig
+from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.blocks.division import SPLITS, as_record, divided, recorded
 from granite_scu.data.blocks.filtering import Fitted, fit, repeated, report, unused
-from granite_scu.data.blocks.packing import IGNORED, Block, Blocks, best_fit, in_a_row, padding_of
+from granite_scu.data.blocks.packing import Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches
 from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, by_block
 from granite_scu.data.tokens.corpus import prepare

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import Blocks
 from granite_scu.model.description_length import bits
-from granite_scu.model.loss import IGNORED
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """What a person wants to know of the machine: what it is, which settings suit it, with which command to start."""
 
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -14,6 +16,14 @@ from granite_scu.hardware.nvml import driver, why_no_cuda
 from granite_scu.hardware.precision import resolve_precision
 
 SCRIPT = "python scripts/train_granite_cuda.py"
+
+
+class Predictor(Protocol):
+    """Says how many bytes training takes; ``model.memory.of_default_model`` does."""
+
+    def __call__(self, base: BaseConfig, lora: LoraConfig, data: DataConfig, precision: str, kind: str) -> int:
+        """Bytes in micro-batches of ``data.batch_size`` blocks, on a device of this kind."""
+        ...
 
 
 def detect_gpu_info() -> dict[str, Any]:
@@ -43,18 +53,19 @@ def detect_gpu_info() -> dict[str, Any]:
     }
 
 
-def get_recommended_config(gpu_memory_gb: float | None = None) -> dict[str, Any]:
+def get_recommended_config(gpu_memory_gb: float | None = None, predict: Predictor | None = None) -> dict[str, Any]:
     """Settings for a card, out of the preset that fits it.
 
     Args:
         gpu_memory_gb: its memory, GB; 0 means no GPU; null looks at the device of this process.
+        predict: says what training takes; null takes the preset's batch as it is.
 
     Returns:
         ``preset``, ``batch_size`` (blocks on each device), ``block_size`` (tokens), ``gradient_accumulation_steps``,
         ``num_workers``, ``gradient_checkpointing``, ``quantize_4bit``, ``compile``, ``compile_mode``, ``precision`` (as
         the Trainer takes it; ``auto`` where only the device can say), ``mixed_precision`` and ``memory_gib_estimate``,
-        what the default model is predicted to take so. Where that is more than the card has, the batch is halved until
-        it fits, and as many more are accumulated.
+        what is predicted to be taken so, None without ``predict``. Where that is more than the card has, the batch is
+        halved until it fits, and as many more are accumulated.
     """
     device = detect()
     name = presets.choose(device) if gpu_memory_gb is None else presets.for_memory(gpu_memory_gb)
@@ -66,7 +77,9 @@ def get_recommended_config(gpu_memory_gb: float | None = None) -> dict[str, Any]
     lora = LoraConfig(**chosen.get("lora", {}))
     kind = "cpu" if name == "cpu" else "cuda"
     room = gpu_memory_gb if gpu_memory_gb and kind == "cuda" else device.memory_gb
-    batch, taken = _fitting(BaseConfig(**base), lora, DataConfig(**data), precision, kind, room)
+    batch, taken = data["batch_size"], None
+    if predict:
+        batch, taken = _fitting(partial(predict, BaseConfig(**base), lora), DataConfig(**data), precision, kind, room)
     return {
         "preset": name,
         "batch_size": batch,
@@ -79,27 +92,22 @@ def get_recommended_config(gpu_memory_gb: float | None = None) -> dict[str, Any]
         "compile_mode": base["compile_mode"],
         "precision": precision,
         "mixed_precision": precision != "32-true",
-        "memory_gib_estimate": round(taken / GIB, 1),
+        "memory_gib_estimate": None if taken is None else round(taken / GIB, 1),
     }
 
 
 def _fitting(
-    base: BaseConfig, lora: LoraConfig, data: DataConfig, precision: str, kind: str, memory_gb: float
+    predict: Callable[..., int], data: DataConfig, precision: str, kind: str, memory_gb: float
 ) -> tuple[int, int]:
-    """The preset's batch, halved until the default model is predicted to fit, and the bytes that it then takes."""
-    from granite_scu.model import loading, memory  # late: transformers takes seconds
-
-    dtype = {"32-true": torch.float32, "16-mixed": torch.float16}.get(precision, torch.bfloat16)
-    config, batch = loading.default_config(), data.batch_size
+    """The preset's batch, halved until it is predicted to fit, and the bytes that it then takes."""
     while True:
-        setting = memory.Setting(base, lora, dtype, batch, data.block_size, kind)
-        taken = memory.predict(config, setting).total
-        if taken <= (1 - MARGIN) * memory_gb * GIB or batch % 2:
-            return batch, taken
-        batch //= 2
+        taken = predict(data, precision, kind)
+        if taken <= (1 - MARGIN) * memory_gb * GIB or data.batch_size % 2:
+            return data.batch_size, taken
+        data = replace(data, batch_size=data.batch_size // 2)
 
 
-def print_hardware_info(console: Console | None = None) -> None:
+def print_hardware_info(console: Console | None = None, predict: Predictor | None = None) -> None:
     """Print what ``detect_gpu_info`` and ``get_recommended_config`` say, and the command that trains with it."""
     console = console or Console()
     info, device = detect_gpu_info(), detect()
@@ -115,7 +123,7 @@ def print_hardware_info(console: Console | None = None) -> None:
     }
     if device.kind == "cpu":
         found["CPU"] = device.name
-    advice = get_recommended_config()
+    advice = get_recommended_config(predict=predict)
     for title, rows in (("this machine", found), ("recommended", advice)):
         table = Table(title=title, title_justify="left", show_header=False)
         for name, value in rows.items():

@@ -11,7 +11,6 @@ from granite_scu import hardware
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
-from granite_scu.model.mamba2.kernels import check
 
 if TYPE_CHECKING:
     from granite_scu.config.request import Request
@@ -28,7 +27,7 @@ class Machine:
         devices: processes on this node.
         nodes: machines.
         attention: transformers' attention implementation.
-        kernels: what the Mamba-2 layers may take; see ``model.kernels.choose``.
+        kernels: what the Mamba-2 layers may take; ``model.mamba2.kernels.check`` refuses what is not here.
         sharded: whether the frozen layers are shared out over the processes.
         tf32: whether the model's fp32 products are taken in TF32.
     """
@@ -77,7 +76,7 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machin
     if run.fsdp:
         _check_sharding(base, devices * nodes)
     attention = _attention(base.attention, device, precision)
-    kernels = _kernels(base.kernels, accelerator, bool(trainer.get("deterministic")))
+    kernels = _kernels(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
 
@@ -156,8 +155,7 @@ def _attention(requested: str, device: hardware.Device, precision: str) -> str:
     return ("flash_attention_2" if usable else "sdpa") if requested == "auto" else requested
 
 
-def _kernels(requested: str, accelerator: str, deterministic: bool) -> str:
-    check(requested, accelerator)
+def _kernels(requested: str, deterministic: bool) -> str:
     if requested == "cuda" and deterministic:
         raise UserError(
             "--kernels cuda: compiled kernels may add in any order, and --deterministic wants one; drop one"

@@ -4,11 +4,12 @@ from typing import Literal
 
 import torch
 
+from granite_scu.config.settings import PRECISIONS
 from granite_scu.errors import UserError
 from granite_scu.hardware.detection import Device, dotted
 from granite_scu.hardware.nvml import why_no_cuda
 
-_PRECISION_FLAGS = {"bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32"}
+_PRECISION_FLAGS = {name: flag for flag, name in PRECISIONS.items()}
 
 
 def resolve_precision(requested: str | None, device: Device) -> str:

@@ -57,13 +57,15 @@ class LowRankUpdate:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Products of fp32 matrices in fp32, where a run takes those of its model in TF32."""
-    before = torch.get_float32_matmul_precision()
+    """Products and convolutions of fp32 in fp32, where a run takes those of its model in TF32."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 @exact_products()

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.model.document_mask import isolating
-from granite_scu.model.loss import CHUNKED_TYPES, IGNORED, chunk_on, hidden_states
+from granite_scu.model.loss import CHUNKED_TYPES, chunk_on, hidden_states
 
 
 def summed_kl(

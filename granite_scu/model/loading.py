@@ -150,6 +150,12 @@ def load_model(
     return model
 
 
+def announce_kernels(model: torch.nn.Module) -> None:
+    """Say what the Mamba-2 layers run in, if there are any."""
+    if found := mamba.kernels_in_use(model):
+        log.info("Mamba-2 layers run in %s", found.name)
+
+
 def _let_go_of_the_files(model: PreTrainedModel) -> None:
     """Copy what was not quantised: on the CPU it is a view of the mapped files, whose other pages would stay too."""
     for parameter in model.parameters():
@@ -173,9 +179,3 @@ class _HubErrors:
                 f"--model {self.name}: cannot be loaded ({reason}); check the name and the network, "
                 f"give a local folder, or use the embedded {TINY_MODEL}"
             ) from error
-
-
-def announce_kernels(model: torch.nn.Module) -> None:
-    """Say what the Mamba-2 layers run in, if there are any."""
-    if found := mamba.kernels_in_use(model):
-        log.info("Mamba-2 layers run in %s", found.name)

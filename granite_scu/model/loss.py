@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.model.document_mask import isolating
-
-IGNORED = -100
 
 
 def chunk_on(device: str) -> int:

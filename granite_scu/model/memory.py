@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from granite_scu.config.settings import BaseConfig, LoraConfig
-from granite_scu.model import adapters, loss
+from granite_scu.config.settings import BaseConfig, DataConfig, LoraConfig
+from granite_scu.model import adapters, loading, loss
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.mamba import HYBRID
 from granite_scu.model.mamba2.tiling import describing
@@ -95,6 +95,21 @@ def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
 
 _known: dict[tuple[str, str], Footprint] = {}
 """Predictions of this process: a plan, its advice and the search for a batch ask for the same ones."""
+
+
+def of_default_model(base: BaseConfig, lora: LoraConfig, data: DataConfig, precision: str, kind: str) -> int:
+    """Bytes that training the default model takes, which is known without a download.
+
+    Args:
+        base: how the model is held.
+        lora: the adapters.
+        data: micro-batches and blocks of it count.
+        precision: Lightning's; one it has no name for is taken for bf16.
+        kind: ``cpu`` or ``cuda``.
+    """
+    dtype = loading.WEIGHT_DTYPES.get(precision, torch.bfloat16)
+    setting = Setting(base, lora, dtype, data.batch_size, data.block_size, kind)
+    return predict(loading.default_config(), setting).total
 
 
 def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:

@@ -15,13 +15,15 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
 
 
-def origin() -> dict[str, Any]:
-    """Where a result is from, for its record: ``machine``, ``versions`` and ``git_revision``."""
+def origin(cpu_name: str) -> dict[str, Any]:
+    """Where a result is from, for its record: ``machine``, ``versions`` and ``git_revision``.
+
+    Args:
+        cpu_name: of the processor.
+    """
     import torch  # late: who only wants the versions need not wait for it
 
-    from granite_scu.hardware import detect
-
-    machine = {"cpu": detect("cpu").name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    machine = {"cpu": cpu_name, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return {"machine": machine, "versions": versions(), "git_revision": git_revision()}
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from granite_scu.config.settings import BaseConfig, LoraConfig, OptimizerConfig
+from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.model import adapters, loading, loss
 from granite_scu.model import kl_divergence as divergence
@@ -496,7 +496,7 @@ def _fingerprint(value: object) -> int:
 
 
 def _supervised(batch: dict[str, Tensor]) -> Tensor:
-    return (batch["labels"] != loss.IGNORED).sum().double()
+    return (batch["labels"] != IGNORED).sum().double()
 
 
 def _is_adapter(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from granite_scu import hardware
 from granite_scu.cli.requirements import MEMORY, Check, can_start, is_at_hand
 from granite_scu.config.request import Request
-from granite_scu.config.settings import BaseConfig
+from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.ceiling import ceiling, growth, growth_from
 from granite_scu.control.diagnostics.setpoint import probe_steps
@@ -24,6 +24,7 @@ from granite_scu.model import flops
 from granite_scu.model import initial_adapter as starting
 from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
+from granite_scu.model.mamba2 import kernels
 from granite_scu.training import memory_budget as budget
 from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.module import GraniteModule
@@ -53,6 +54,7 @@ def with_the_run(checks: list[Check], request: Request) -> list[Check]:
     """
     try:
         machine = resolve_request(request)
+        kernels.check(machine.kernels, machine.accelerator)
         checks = [_with_prediction(check, request, machine) if check.name in MEMORY else check for check in checks]
         _open_files(request)
     except UserError as error:
@@ -102,7 +104,7 @@ def describe(run: PreparedRun) -> dict:
         "model": request.base.name,
         "parameters": f"{size.frozen:,} frozen, {size.trained:,} trained in {len(size.adapted)} adapters",
         "data": run.data.summary(),
-        "first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {int((batch['labels'] != -100).sum()):,} supervised",
+        "first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {(batch['labels'] != IGNORED).sum():,} supervised",
         "device": machine.device.name,
         "precision": machine.precision,
         "processes": machine.world_size,

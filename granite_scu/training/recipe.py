@@ -20,6 +20,7 @@ from granite_scu.errors import UserError
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
 from granite_scu.model import flops, initial_adapter, loading
+from granite_scu.model.mamba2 import kernels
 from granite_scu.storage import checkpoint
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import batch_size, memory_budget, setpoint_probe
@@ -77,6 +78,7 @@ def prepare(
 
     # The machine.
     machine = machines.resolve_request(request)
+    kernels.check(machine.kernels, machine.accelerator)
     if warning := presets.mismatch(request.hardware, machine.device):
         log.warning(warning)
 

@@ -11,8 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from granite_scu.config.settings import DataConfig
-from granite_scu.data.blocks.packing import IGNORED
+from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.errors import UserError
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from granite_scu.config.settings import DataConfig
+from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data import streaming
-from granite_scu.data.blocks.packing import IGNORED, in_a_row
+from granite_scu.data.blocks.packing import in_a_row
 from granite_scu.data.sources import hub
 from granite_scu.data.sources.read import load
 from granite_scu.data.streaming import StreamedBlocks, StreamedDataModule, beginning, shuffled

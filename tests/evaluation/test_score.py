@@ -6,9 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.evaluation.score import Score, score
-
-IGNORED = -100
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GraniteConfig
 
-from granite_scu.config.settings import BaseConfig
+from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.model import loading
 from granite_scu.model.document_mask import can_isolate, isolating
 from granite_scu.model.kl_divergence import summed_kl
-from granite_scu.model.loss import IGNORED, summed_nats, token_nats
+from granite_scu.model.loss import summed_nats, token_nats
 
 LENGTHS = [[9, 1, 22, 8], [40], [3, 37]]
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import IterableDataset
 
-from granite_scu.config.settings import ControlConfig, LoraConfig
+from granite_scu.config.settings import IGNORED, ControlConfig, LoraConfig
 from granite_scu.control.diagnostics.ceiling import growth, growth_from
 from granite_scu.errors import UserError
 from granite_scu.model import adapters
@@ -19,7 +19,6 @@ from granite_scu.model import initial_adapter as starting
 from granite_scu.model import saved_adapter as saved
 from granite_scu.model.description_length import LN2
 from granite_scu.model.loading import WEIGHT_DTYPES
-from granite_scu.model.loss import IGNORED
 from granite_scu.storage.checkpoint import save_adapter
 
 TARGETS = ["in_proj", "q_proj", "input_linear"]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.model import kl_divergence as divergence
 from granite_scu.model.kl_divergence import summed_kl
-from granite_scu.model.loss import IGNORED
 
 SIZES = {
     "vocab_size": 64,

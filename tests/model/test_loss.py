@@ -5,8 +5,9 @@ import torch
 from torch.nn import functional as F
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.model import loss
-from granite_scu.model.loss import IGNORED, summed_cross_entropy, summed_nats
+from granite_scu.model.loss import summed_cross_entropy, summed_nats
 
 
 @pytest.fixture

@@ -18,10 +18,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset
 
-from granite_scu.config.settings import OptimizerConfig
+from granite_scu.config.settings import IGNORED, OptimizerConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.model.description_length import param_npt
-from granite_scu.model.loss import IGNORED
 from granite_scu.training.module import GraniteModule, schedule
 
 RATE = 0.05

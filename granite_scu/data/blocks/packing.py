@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.tokens.encoding import Stream, encode
 
@@ -31,9 +32,6 @@ GROUP = 8192
 
 NONE = -1
 """No bin, among their numbers."""
-
-IGNORED = -100
-"""The label of a position that predicts nothing, as torch's cross-entropy has it."""
 
 
 class Block(NamedTuple):

@@ -25,6 +25,7 @@ from granite_scu.evaluation.bpt.windows import Corpus, Window, cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading
+from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import MARK
 
@@ -158,6 +159,7 @@ def _plan(base: str | None, subjects: Sequence[Subject], runs: Sequence[Path], o
     precision = "auto" if options.precision == "auto" else PRECISIONS[options.precision]
     request = BaseConfig(base or subjects[0].given, quantize, options.attn, options.kernels)
     found = machine.resolve(request, RunConfig(), {"accelerator": accelerator, "precision": precision})
+    kernels.check(found.kernels, found.accelerator)
     return Plan(base, subjects, quantize, bool(options.quantize_4bit), found, length, stride, options.batch_size)
 
 

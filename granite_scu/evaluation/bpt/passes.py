@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.errors import RunFailed
 from granite_scu.evaluation.bpt.windows import Corpus, Window
-from granite_scu.model.loss import IGNORED, token_nats
+from granite_scu.model.loss import token_nats
 
 Switch: TypeAlias = Callable[[], AbstractContextManager]
 """Makes the context in which a model is the base or one of its adapters."""

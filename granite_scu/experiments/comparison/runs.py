@@ -22,6 +22,7 @@ from granite_scu.evaluation.score import DocumentScores, score, score_documents
 from granite_scu.experiments.comparison.data import ComparedData
 from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
+from granite_scu.hardware import detect
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.loss import token_nats
 from granite_scu.storage.provenance import git_revision, origin
@@ -69,7 +70,7 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
         "text": data.text_digest,
         "wall_time_s": round(time.perf_counter() - started, 1),
         "cpu_time_s": round(time.process_time() - started_cpu, 1),
-        **origin(),
+        **origin(detect("cpu").name),
     }
     write_record(evidence / spec.file, record)
     return record

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from granite_scu.errors import UserError
-from granite_scu.hardware.tuning import taking_tf32
+from granite_scu.model.description_length import exact_products
 from granite_scu.model.mamba2.conv import runs_of
 from granite_scu.model.mamba2.mamba import TORCH, Kernels, activated_conv
 
@@ -258,7 +258,7 @@ def prove(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Siz
     """
     allowed = max(ROUNDINGS * torch.finfo(dtype).eps, FP32_ERROR)
     for what, run, inputs in _cases(device, dtype, sizes):
-        with taking_tf32(False):
+        with exact_products():
             expected = _results(run, TORCH, {name: tensor.float() for name, tensor in inputs.items()})
         for name, found in _results(run, kernels, inputs).items():
             right = expected[name]

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.filtering import fit, repeated, unused
-from granite_scu.data.blocks.packing import IGNORED, Blocks, best_fit, in_a_row
+from granite_scu.data.blocks.packing import Blocks, best_fit, in_a_row
 from granite_scu.data.datamodule import collate
 from granite_scu.data.tokens.encoding import Stream
 from granite_scu.errors import UserError

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from granite_scu.data.blocks.packing import IGNORED, Blocks, pack
+from granite_scu.config.settings import IGNORED
+from granite_scu.data.blocks.packing import Blocks, pack
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.tokens import encoding
 from granite_scu.data.tokens.encoding import bytes_by_offset, encode
