@@ -66,19 +66,14 @@ def modules_imported(path: Path) -> set[Path]:
 
 
 TO_CUT = {
-    "config/flags.py",
     "evaluation/bpt/models.py",
-    "evaluation/generate.py",
     "evaluation/split_score.py",
     "experiments/comparison/pool.py",
     "experiments/comparison/runs.py",
-    "experiments/identification/step_test.py",
-    "export/merge.py",
     "hardware/advice.py",
     "hardware/machine.py",
     "model/mamba2/kernels.py",
     "storage/provenance.py",
-    "training/callbacks/signals.py",
     "training/preflight.py",
     "training/recipe.py",
 }

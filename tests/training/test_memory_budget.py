@@ -12,6 +12,7 @@ from granite_scu.hardware import GIB
 from granite_scu.hardware import machine as machines
 from granite_scu.training import batch_size
 from granite_scu.training import memory_budget as budget
+from granite_scu.training.recipe import Run
 
 TINY = ("--base.name=tiny-granite-h", "--data.block_size=512", "--data.batch_size=6")
 
@@ -125,7 +126,7 @@ def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch)
     # The first is told not to fit, so that a smaller one is taken.
     monkeypatch.setattr(batch_size, "_try", lambda run: asked.append(run.request.data.batch_size) or (
         None if len(asked) == 1 else real(run)))  # fmt: skip
-    run = cli.Run(request)
+    run = Run(request)
     assert run.request.data.batch_size == 16  # 4 x 4 blocks at once are predicted to fit
     summary = run.fit()
     assert asked == [16, 8]

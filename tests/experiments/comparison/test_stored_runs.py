@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from tests.experiments.comparison.test_revisions import ROOT
 
 from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control import Measurement, build
@@ -11,6 +10,7 @@ from granite_scu.control.laws.base import Saved
 from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.protocol import FULL, VARIED
 from granite_scu.training.module import schedule
+from tests.experiments.comparison.test_revisions import ROOT
 
 EVIDENCE = ROOT / "docs" / "evidence"
 RUNS = {FULL: EVIDENCE / "runs", VARIED: EVIDENCE / "varied" / "runs"}
