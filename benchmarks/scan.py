@@ -8,7 +8,8 @@
 Compared are ``granite_scu.model.mamba2.ssd.ssd_scan`` and the function that transformers' Granite-4.0-H layers call
 without mamba-ssm, in the dimensions of Granite-4.0-H-1B (48 heads of 64, state 128, one group, the library's chunk of
 256), with gradients for x, dt, B and C. In fp32, and in bf16 as a layer sees it: under autocast, with x, B and C in
-bf16 and dt in fp32. On CUDA the compiled scans that are installed are further sides, ``mamba_ssm_*`` and ``fla_core_*``.
+bf16 and dt in fp32. On CUDA the compiled scans that are installed are further sides, ``mamba_ssm_*`` and
+``fla_core_*``.
 
 The sides take turns, each in a process of its own. ``extra_gb`` is the most memory on top of the inputs: resident on a
 CPU, of the allocator on CUDA. ``max_rel_err`` is the largest |ours - reference| / |reference| over the output and the

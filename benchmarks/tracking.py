@@ -46,7 +46,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rich.console import Console
 
 from benchmarks.tracking_figures import BAND, points_of, smoothed, summarise
 from benchmarks.tracking_grid import CORPORA, SETPOINTS, Cell, digest, grid, left_out, quick
@@ -54,6 +53,7 @@ from benchmarks.tracking_report import origins, print_table, spoken
 from benchmarks.tracking_runs import course, run_all
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
+from granite_scu.cli.console import WIDE, make_console
 from granite_scu.control import TRACKING
 from granite_scu.errors import UserError
 from granite_scu.experiments.comparison.protocol import PRECISION
@@ -87,9 +87,7 @@ def build_parser() -> Parser:
 
 def main() -> int:
     options = build_parser().parse_args()
-    console = Console(stderr=options.json)
-    if not console.is_terminal:
-        console.width = 160
+    console = make_console(stderr=options.json, width=WIDE)
     _check(options)
     cells = _in_precision(_cells(options), options)
     for line in [] if options.quick else left_out(sorted(set(options.target_s))):

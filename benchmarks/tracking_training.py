@@ -21,14 +21,14 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
     """The run's history. The run is a user's, but for the callback that disturbs it."""
     import torch
 
-    from granite_scu.cli import request_parser as cli
+    from granite_scu.cli.console import quiet
     from granite_scu.training import recipe
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         request = request_of(cell, folder)
         console = Console(quiet=True)
-        cli.quiet(console)
+        quiet(console)
         if cell.disturbance:
             request = replace(request, trainer={**request.trainer, "callbacks": [_disturbance(cell, request)]})
         run = recipe.prepare(request, console)
@@ -42,10 +42,10 @@ def request_of(cell: Cell, folder: str) -> Any:
     Raises:
         UserError: no run can be made of the cell's settings, or they change what the grid varies or counts on.
     """
-    from granite_scu.config import flags
+    from granite_scu.cli import script_flags
 
     _check_names([setting.partition("=")[0].strip("-").replace("-", "_") for setting in cell.settings])
-    arguments, _ = flags.translate(
+    arguments, _ = script_flags.translate(
         [
             "--test-run", "--output-dir", folder, "--data-dir", cell.corpus, "--data.train_tokens", str(TOKENS),
             "--max-steps", str(cell.steps), "--no-isolate-documents",  # as the published grid was measured

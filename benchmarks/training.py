@@ -172,17 +172,17 @@ def quiet_console() -> Any:
     from rich.console import Console
     from transformers.utils import logging
 
-    from granite_scu.cli import request_parser as cli
+    from granite_scu.cli.console import quiet
 
     console = Console(quiet=True)
-    cli.quiet(console)
+    quiet(console)
     logging.disable_progress_bar()
     return console
 
 
 def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], folder: str) -> Any:
     from granite_scu.cli import request_parser as cli
-    from granite_scu.config.flags import translate
+    from granite_scu.cli.script_flags import translate
 
     given = {
         "model": case.name, "data-dir": CORPUS, "output-dir": folder, "accelerator": device,

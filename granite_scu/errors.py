@@ -1,5 +1,8 @@
 """The ways a run ends before its end, and the exit code of each."""
 
+WRONG_REQUEST, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
+"""Exit codes: of a request to be changed, of a run that failed, after Ctrl-C, after SIGTERM."""
+
 
 class UserError(Exception):
     """The request or its data is wrong: one line that says what, where, and what to do. Exit code 2."""

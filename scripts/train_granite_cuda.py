@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 try:
-    from granite_scu.config.flags import main
+    from granite_scu.cli.script_flags import main
 except ModuleNotFoundError:
     sys.exit("error: granite_scu is not installed for this Python; run `make setup`, then use .venv/bin/python")
 

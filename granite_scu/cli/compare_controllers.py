@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from granite_scu.cli.argument_parser import Parser
+from granite_scu.cli.console import WIDE, make_console
 from granite_scu.config import settings
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import require_writable
@@ -75,8 +76,6 @@ def main(root: Path, argv: list[str] | None = None) -> int:
 def _run(options: argparse.Namespace, root: Path) -> int:
     # Before torch is imported, here or in a worker: a worker is one thread.
     os.environ["OMP_NUM_THREADS"] = "1"
-    from rich.console import Console
-
     from granite_scu.experiments.comparison import engine, report
     from granite_scu.experiments.comparison.plan import Plan
     from granite_scu.experiments.comparison.protocol import FULL, QUICK, VARIED
@@ -85,9 +84,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     _check(options, protocol, root)
     if options.steps:
         protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160
+    console = make_console(width=WIDE)
     evidence = _evidence(options, root, console)
     plan = Plan(protocol, evidence, options.tasks, options.arms, options.seeds)
     jobs = options.jobs or engine.cores()

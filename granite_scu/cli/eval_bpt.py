@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from granite_scu.cli.argument_parser import Parser
-from granite_scu.config.flags import PRECISIONS, hyphenated
+from granite_scu.cli.console import make_console, quiet
+from granite_scu.cli.script_flags import hyphenated
+from granite_scu.config.flags import PRECISIONS
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import EVALUATION
 
@@ -70,7 +72,6 @@ def _run(argv: list[str]) -> int:
     options = build_parser().parse_intermixed_args(argv)
     _check(options)
     # Late: what is wrong with a flag is said before torch is imported.
-    from granite_scu.cli.request_parser import make_console, quiet
     from granite_scu.evaluation.bpt import report, results
     from granite_scu.evaluation.bpt.evaluate import evaluate
     from granite_scu.evaluation.bpt.subjects import identify

@@ -12,9 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from granite_scu.errors import RunFailed, Stopped, UserError
-
-WRONG_REQUEST, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
+from granite_scu.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
 
 NOTHING_KEPT = "nothing is kept; start the same command again"
 GO_ON = "where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"

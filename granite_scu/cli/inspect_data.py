@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from granite_scu.cli.console import make_console, quiet
 from granite_scu.config import flags
 from granite_scu.config.settings import TINY_MODEL, DataConfig
 from granite_scu.errors import UserError
@@ -54,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code."""
-    from granite_scu.cli.request_parser import make_console, quiet
     from granite_scu.data.datamodule import TextDataModule
     from granite_scu.model import loading
 

@@ -18,15 +18,24 @@ from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from granite_scu.cli.console import make_console
+from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, RunConfig
+from granite_scu.data.sources.corpora import EMBEDDED
+from granite_scu.data.sources.hub import is_on_hub
+from granite_scu.data.sources.read import readable_files
 from granite_scu.errors import UserError
 from granite_scu.hardware import GIB, Device, detect, dotted, nvml, presets, resolve_precision
+from granite_scu.hardware.machine import Machine, resolve_request
 from granite_scu.hardware.torch_build import install_command
+from granite_scu.model import initial_adapter as starting
+from granite_scu.model import loading
+from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
+from granite_scu.training import memory_budget as budget
 
 HUB_DATASET = "Salesforce/wikitext"
 HUB_PREFIX = "hf:"
@@ -36,6 +45,10 @@ MEMORY = ("GPU memory", "CPU memory")
 ON_DISK = ("embedded", "local folder", "in the hub cache")
 """Places of a model that can be read without a network."""
 _DISK_NEEDED_GB = 1.0  # three checkpoints of the default adapter (18 M parameters, fp32, with Adam's moments)
+
+
+AS_A_WHOLE = "the run as a whole"
+"""The check of what no requirement says alone."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,49 @@ def check_requirements(wanted: Wanted) -> list[Check]:
     return checks
 
 
+def with_the_run(checks: list[Check], request: Request) -> list[Check]:
+    """The requirements, and what only all settings together can tell: whether they agree, and the memory they take.
+
+    Args:
+        checks: of ``check_requirements``.
+        request: the run that was described.
+    """
+    try:
+        machine = resolve_request(request)
+        kernels.check(machine.kernels, machine.accelerator)
+        checks = [_with_prediction(check, request, machine) if check.name in MEMORY else check for check in checks]
+        _open_files(request)
+    except UserError as error:
+        if not can_start(checks):  # one of them says it
+            return checks
+        return [*checks, Check(AS_A_WHOLE, "is refused", False, True, "see below", str(error))]
+    return checks
+
+
+def _open_files(request: Request) -> None:
+    """Refuse text or an adapter to start from that are not there. Raises UserError."""
+    for source in request.data.sources:
+        if source not in EMBEDDED and not is_on_hub(source):
+            readable_files(source)
+    if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
+        starting.check_control(request.control)
+        starting.lora_of(request.lora, starting.open_start(request.lora.adapter, request.base.name))
+
+
+def _with_prediction(check: Check, request: Request, machine: Machine) -> Check:
+    name = request.base.name
+    if name != BaseConfig.name and not is_at_hand(name):
+        return dataclasses.replace(check, meaning="not predicted before the model's configuration is downloaded")
+    footprint, allowed = budget.predict(request, machine), budget.limit(request, machine)
+    meaning = f"the run is predicted to take {footprint.total / GIB:.2f} of {allowed / GIB:.2f} GiB"
+    fits = footprint.total <= allowed
+    if request.run.auto_batch_size:
+        return dataclasses.replace(check, meaning=f"{meaning}; --auto-batch-size goes by that")
+    return dataclasses.replace(
+        check, ok=fits or None, meaning=meaning, remedy="" if fits else budget.advice(request, machine)
+    )
+
+
 def can_start(checks: list[Check]) -> bool:
     """Whether nothing that the run needs is known to be missing."""
     return not any(check.blocks for check in checks)
@@ -137,7 +193,7 @@ def print_requirements(checks: list[Check], as_json: bool = False) -> None:
         rows = [dataclasses.asdict(check) for check in checks]
         print(json.dumps({"can_start": can_start(checks), "checks": rows}, indent=2))
         return
-    console = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
+    console = make_console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for header in ("", "requirement", "found", "meaning"):
         table.add_column(header, overflow="fold")
@@ -332,8 +388,6 @@ def _check_mamba_kernels(wanted: Wanted, device: Device) -> Check:
 
 def _mamba_sizes(model: str) -> kernels.Sizes | None:
     """Those of the model's layers; None where it has none, or would have to be asked for."""
-    from granite_scu.model import loading  # late: it brings transformers
-
     if _model_place(model) not in ON_DISK and model != BaseConfig.name:
         return None
     try:
@@ -345,8 +399,6 @@ def _mamba_sizes(model: str) -> kernels.Sizes | None:
 
 def _dtype(precision: str | None, device: Device) -> torch.dtype | None:
     """What the layers' products are taken in; None where the check of the precision refuses it."""
-    from granite_scu.model.loading import WEIGHT_DTYPES  # late: it brings transformers
-
     try:
         return WEIGHT_DTYPES[resolve_precision(precision, device)]
     except UserError:

@@ -1,4 +1,4 @@
-r"""``granite-scu merge``: base model and adapter as one model that plain transformers loads.
+r"""Base model and adapter as one model that plain transformers loads.
 
 For each adapted matrix, in fp32, and rounded once to the base's own dtype:
 
@@ -8,7 +8,6 @@ An adapter trained on 4-bit weights has learned on what these round to, so it is
 layer that was held in 4 bits. The base is read shard by shard and never loaded as a model.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -27,7 +26,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from granite_scu.cli.request_parser import make_console, quiet
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.export import merge_check
@@ -45,32 +43,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 SPARE = 64 * 2**20
 """Bytes of disk to be left over, for everything that is not weights."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's."""
-    parser.add_argument("run", metavar="RUN", help="run folder, its best/ or a checkpoint of it, or any LoRA adapter")
-    parser.add_argument("--out", metavar="DIR", required=True, help="folder of the merged model")
-    parser.add_argument("--model", metavar="NAME", help="base model (default: the one that the adapter names)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a merged model that is there")
-    parser.add_argument("--no-check", dest="check", action="store_false", help="don't compare the merged model's bits "
-                        "per token with the adapter's; for machines without memory for the model")  # fmt: skip
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compare "
-                        "(default: %(default)s)")  # fmt: skip
-
-
-def run(options: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code."""
-    console = make_console()
-    quiet(console)
-    adapter = saved.find(options.run)
-    merger = Merger(
-        adapter, saved.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
-    )
-    merger.check_out(options.overwrite)
-    device = loading.device_named(options.device)
-    merger.merge(console, device if options.check else None)
-    return 0
 
 
 class Merger:

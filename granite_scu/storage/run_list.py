@@ -1,24 +1,15 @@
-"""``granite-scu runs``: the runs in a folder, compared by what their own files say. Loads nothing heavy."""
+"""The runs in a folder, by what their own files say. Loads nothing heavy."""
 
-import argparse
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import HISTORY, HISTORY_LINES, MARK, METRICS, RunFolder
-
-PIPE_WIDTH = 160
-"""Columns where the output is no terminal, which has no width of its own."""
 
 SIGNS = (MARK, METRICS, HISTORY, HISTORY_LINES)
 """Files that only a run leaves behind; without the first of them it is a broken one."""
@@ -92,34 +83,15 @@ SORTS = {
 """The orders of the list: field, and whether the largest comes first."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's."""
-    parser.add_argument("folder", metavar="DIR", nargs="?", default=".", help="a run folder, or a folder with runs "
-                        "anywhere in it (default: here)")  # fmt: skip
-    parser.add_argument("--sort", choices=SORTS, default="time", help="newest first, by name, least bits per token, "
-                        "most bits saved, largest S, largest lambda, fastest (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
-
-
-def run(options: argparse.Namespace) -> int:
-    """Carry the command out; returns the exit code."""
-    folder = Path(options.folder).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{options.folder}: no such folder")
+def read_runs(folder: Path) -> tuple[list[Summary], list[dict[str, str]]]:
+    """The runs in a folder, and of those whose files are missing or damaged ``path`` and ``reason``."""
     found, broken = [], []
     for path in run_folders(folder):
         try:
             found.append(summarise(path))
         except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             broken.append({"path": str(path), "reason": _reason(error)})
-    if not found and not broken:
-        raise UserError(f"{options.folder}: holds no run folder ({MARK} tells one)")
-    found = ordered(found, options.sort)
-    if options.json:
-        print(json.dumps({"runs": [asdict(each) for each in found], "broken": broken}, indent=2))
-    else:
-        _print(found, broken, folder)
-    return 0
+    return found, broken
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
@@ -188,40 +160,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error} is missing in its files"
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
-    table = Table("run", "written", "state", "law", box=box.SIMPLE_HEAD)
-    for heading in ("S*", "S", "lambda", "base -> adapter", "saved", "tokens/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for each in found:
-        name = Path(each.path).resolve().name if Path(each.path) == folder else str(Path(each.path).relative_to(folder))
-        written = each.time[:16].replace("T", " ")
-        table.add_row(
-            *map(Text, (name, written, _state(each), str(each.controller))),
-            *(_share(each.s_target), _share(each.s), _number(each.strength, ".3g")),
-            "-" if each.saved_bpt is None else f"{each.base_bpt:.4f} -> {each.adapter_bpt:.4f}",
-            *(_number(each.saved_bpt, "+.4f"), _number(each.tokens_per_s, ",.0f")),
-        )
-    if found:
-        console.print(table)
-        console.print("base, adapter and what it saves: bits per token on the held-out documents", highlight=False)
-    for each in broken:
-        console.print(f"broken: {each['path']}: {each['reason']}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _state(each: Summary) -> str:
-    if each.finished:
-        return "finished" if each.stopped in (None, "max_steps") else f"{each.stopped} at {each.step}"
-    return f"unfinished, {each.step}/{each.steps}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

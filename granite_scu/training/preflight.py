@@ -2,29 +2,21 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from granite_scu import hardware
-from granite_scu.cli.requirements import MEMORY, Check, can_start, is_at_hand
 from granite_scu.config.request import Request
-from granite_scu.config.settings import IGNORED, BaseConfig
+from granite_scu.config.settings import IGNORED
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.ceiling import ceiling, growth, growth_from
 from granite_scu.control.diagnostics.setpoint import probe_steps
 from granite_scu.control.laws.replay import recorded_weight
 from granite_scu.control.laws.wrapper import Wrapper
-from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.hub import is_on_hub
-from granite_scu.data.sources.read import readable_files
 from granite_scu.data.workers import errors_in_one_line
-from granite_scu.errors import UserError
-from granite_scu.hardware.machine import Machine, resolve_request
+from granite_scu.hardware.machine import Machine
 from granite_scu.model import flops
-from granite_scu.model import initial_adapter as starting
 from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
-from granite_scu.model.mamba2 import kernels
 from granite_scu.training import memory_budget as budget
 from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.module import GraniteModule
@@ -32,8 +24,6 @@ from granite_scu.training.prepared_run import PreparedRun
 
 log = logging.getLogger(__name__)
 
-AS_A_WHOLE = "the run as a whole"
-"""The check of what no requirement says alone."""
 
 FEED_FORWARD_ERROR = 3.0
 """Factor within which the lambda that PI starts from is what holds S*; see ``control.pi``."""
@@ -43,47 +33,6 @@ SAME_WEIGHT = 1.1
 
 UTILISATION = 0.3
 """Share of the measured matrix-product rate that a training step is assumed to reach."""
-
-
-def with_the_run(checks: list[Check], request: Request) -> list[Check]:
-    """The requirements, and what only all settings together can tell: whether they agree, and the memory they take.
-
-    Args:
-        checks: of ``requirements.check_requirements``.
-        request: the run that was described.
-    """
-    try:
-        machine = resolve_request(request)
-        kernels.check(machine.kernels, machine.accelerator)
-        checks = [_with_prediction(check, request, machine) if check.name in MEMORY else check for check in checks]
-        _open_files(request)
-    except UserError as error:
-        if not can_start(checks):  # one of them says it
-            return checks
-        return [*checks, Check(AS_A_WHOLE, "is refused", False, True, "see below", str(error))]
-    return checks
-
-
-def _open_files(request: Request) -> None:
-    """Refuse text or an adapter to start from that are not there. Raises UserError."""
-    for source in request.data.sources:
-        if source not in EMBEDDED and not is_on_hub(source):
-            readable_files(source)
-    if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
-        starting.check_control(request.control)
-        starting.lora_of(request.lora, starting.open_start(request.lora.adapter, request.base.name))
-
-
-def _with_prediction(check: Check, request: Request, machine: Machine) -> Check:
-    name = request.base.name
-    if name != BaseConfig.name and not is_at_hand(name):
-        return replace(check, meaning="not predicted before the model's configuration is downloaded")
-    footprint, allowed = budget.predict(request, machine), budget.limit(request, machine)
-    meaning = f"the run is predicted to take {footprint.total / hardware.GIB:.2f} of {allowed / hardware.GIB:.2f} GiB"
-    fits = footprint.total <= allowed
-    if request.run.auto_batch_size:
-        return replace(check, meaning=f"{meaning}; --auto-batch-size goes by that")
-    return replace(check, ok=fits or None, meaning=meaning, remedy="" if fits else budget.advice(request, machine))
 
 
 def describe(run: PreparedRun) -> dict:

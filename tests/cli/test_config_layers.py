@@ -13,7 +13,7 @@ from devices import A100, CPU, RTX_4090, T4
 from granite_scu import hardware
 from granite_scu.cli import config_layers as layers
 from granite_scu.cli import request_parser as cli
-from granite_scu.config import flags
+from granite_scu.cli import script_flags
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
 from granite_scu.training import preflight as planning
@@ -25,7 +25,7 @@ TINY = CONFIGS / "tiny.yaml"
 
 
 def script(*argv: str):
-    return cli.parse(flags.translate(list(argv), TINY)[0]).request
+    return cli.parse(script_flags.translate(list(argv), TINY)[0]).request
 
 
 def module(*arguments: str):
@@ -105,7 +105,7 @@ def test_what_names_no_preset_is_refused(arguments, words):
 
 def test_each_value_says_where_it_is_from(layer, capsys):
     argv = ["--test-run", "--hardware", "gpu_4090", "--config", layer, "--lora-r", "3", "--print-config"]
-    assert flags.main(TINY, argv) == 0
+    assert script_flags.main(TINY, argv) == 0
     printed = capsys.readouterr().out
     lines = dict(line.strip().split(": ", 1) for line in printed.splitlines() if ": " in line)
     assert lines["learning_rate"] == f"0.001  # {TINY}"
@@ -271,7 +271,7 @@ def test_every_other_configuration_can_be_planned(planned, path, tmp_path, monke
 
 def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(layer):
     line = "--batch-size 5: too large; --output-dir x: taken"
-    test_run = flags.translate(["--test-run"], TINY)[0]
+    test_run = script_flags.translate(["--test-run"], TINY)[0]
     assert layers.with_file("--output-dir x: taken", test_run) == "--output-dir x: taken"
     assert layers.with_file(line, [*test_run, "--config", layer]).startswith(f"--batch-size 5 (in {layer}): too large")
     assert layers.with_file(line, [*test_run, "--config", layer, "--data.batch_size=5"]) == line

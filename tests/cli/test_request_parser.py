@@ -11,12 +11,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from granite_scu.cli import guard
+from granite_scu.cli import guard, script_flags, train
 from granite_scu.cli import request_parser as cli
-from granite_scu.config import flags
+from granite_scu.cli.console import better_in_words, print_summary
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.control.diagnostics.reachability import Reachability, Sight
-from granite_scu.errors import RunFailed, UserError
+from granite_scu.errors import WRONG_REQUEST, RunFailed, UserError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -28,12 +28,12 @@ def module_request(*arguments: str):
 
 
 def script_request(*argv: str):
-    return cli.parse(flags.translate(list(argv), TINY)[0]).request
+    return cli.parse(script_flags.translate(list(argv), TINY)[0]).request
 
 
 def refusal(capsys, *arguments: str) -> str:
     """The one line that a wrong command gets."""
-    assert cli.main(list(arguments)) == guard.WRONG_REQUEST
+    assert train.main(list(arguments)) == WRONG_REQUEST
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
@@ -129,15 +129,15 @@ def test_print_config_of_the_module_feeds_back(tmp_path, capsys):
     saved = tmp_path / "printed.yaml"
     saved.write_text(done.stdout)
     assert module_request("--config", str(saved)).control.kp == 0.7
-    assert cli.main(["fit", "--config", str(saved), "--print_config"]) == 0
+    assert train.main(["fit", "--config", str(saved), "--print_config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(done.stdout)
 
 
 def test_print_config_of_the_script_is_the_modules(capsys):
     printed = []
     for run in (
-        lambda: flags.main(TINY, ["--test-run", "--kp", "0.7", "--print-config"]),
-        lambda: cli.main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]),
+        lambda: script_flags.main(TINY, ["--test-run", "--kp", "0.7", "--print-config"]),
+        lambda: train.main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]),
     ):
         assert run() == 0
         printed.append(capsys.readouterr().out)
@@ -212,7 +212,7 @@ def test_a_wrong_command_is_refused_in_one_line(arguments, words, capsys):
 
 
 def test_debug_shows_where_an_error_came_from(capsys):
-    assert cli.main(["fit", "--control.kd=1", "--debug"]) == guard.WRONG_REQUEST
+    assert train.main(["fit", "--control.kd=1", "--debug"]) == WRONG_REQUEST
     printed = capsys.readouterr().err
     assert "Traceback" in printed
     assert printed.splitlines()[-1].startswith("error: ")
@@ -271,7 +271,7 @@ def summary_of(**more) -> dict:
 
 def printed(summary: dict, folder: Path) -> str:
     console = Console(file=io.StringIO(), width=200)
-    cli.print_summary(summary, folder, console)
+    print_summary(summary, folder, console)
     return console.file.getvalue()
 
 
@@ -320,4 +320,4 @@ def test_the_summary_says_which_adapter_is_better_and_by_how_much(final, best, a
 
     better = better_of(final, best)
     assert better == {"adapter": adapter, "by_bpt": final - best}
-    assert cli.better_in_words({"better": better}) == words
+    assert better_in_words({"better": better}) == words

@@ -9,9 +9,8 @@ import pytest
 import torch
 from devices import A100, CPU, RTX_4090, T4, V100, gpu
 
-from granite_scu.cli import requirements
+from granite_scu.cli import requirements, script_flags
 from granite_scu.cli.requirements import Check, Wanted, can_start, check_requirements, print_requirements
-from granite_scu.config import flags
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model.mamba2.mamba import TORCH, Kernels
 
@@ -339,7 +338,7 @@ def test_the_preset_is_looked_at(machine, name, device, starts, found_text, reme
 def test_the_answer_is_0_or_1_whatever_the_preset(machine, capsys, tmp_path, name, code):
     machine(CPU, driver=None, build=None)
     run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--output-dir", str(tmp_path)]
-    assert flags.main(tmp_path, ["--check-requirements", "--json", "--hardware", name, *run]) == code
+    assert script_flags.main(tmp_path, ["--check-requirements", "--json", "--hardware", name, *run]) == code
     assert json.loads(capsys.readouterr().out)["can_start"] is (code == 0)
 
 

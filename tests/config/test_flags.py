@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from granite_scu.cli import script_flags
+from granite_scu.cli.script_flags import translate
 from granite_scu.config import flags
-from granite_scu.config.flags import translate
 from granite_scu.control import CPR, KL, PI, Linear
 from granite_scu.errors import UserError
 
@@ -176,7 +177,7 @@ def value_of(request, key: str):
 
 def shown_defaults() -> dict[str, str]:
     """What --help says is the default of each flag."""
-    entries = re.split(r"\n  (?=--)|\n\n", flags.build_parser().format_help())
+    entries = re.split(r"\n  (?=--)|\n\n", script_flags.build_parser().format_help())
     found = (re.fullmatch(r"(--[\w-]+).* \(default: (.*)\)", " ".join(entry.split())) for entry in entries)
     return {match[1]: match[2] for match in found if match}
 
@@ -329,7 +330,7 @@ def test_the_setpoint_is_a_ratio_or_auto():
 
 
 def test_what_the_older_launcher_adds_is_passed_over():
-    assert flags.without_local_rank(["--local-rank=1", "--max-steps", "3"]) == ["--max-steps", "3"]
+    assert script_flags.without_local_rank(["--local-rank=1", "--max-steps", "3"]) == ["--max-steps", "3"]
 
 
 def test_dotted_flags_pass_through():

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
+from granite_scu.cli.generate import read_prompt
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.errors import UserError
 from granite_scu.evaluation import generate as generation
@@ -100,10 +101,10 @@ def test_sampling_that_cannot_be_is_refused(settings, words):
 def test_a_prompt_comes_from_one_place_and_is_text(tmp_path, monkeypatch):
     file = tmp_path / "prompt.txt"
     file.write_text("from a file\n")
-    assert generation.read_prompt("given", None) == "given"
-    assert generation.read_prompt(None, str(file)) == "from a file"
+    assert read_prompt("given", None) == "given"
+    assert read_prompt(None, str(file)) == "from a file"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("geschrieben über eine Pipe\n".encode())))
-    assert generation.read_prompt(None, None) == "geschrieben über eine Pipe"
+    assert read_prompt(None, None) == "geschrieben über eine Pipe"
     file.write_bytes(b"\xff\xfe")
     refusals = [
         (("text", str(file)), "exclude each other"),
@@ -114,11 +115,11 @@ def test_a_prompt_comes_from_one_place_and_is_text(tmp_path, monkeypatch):
     ]
     for given, words in refusals:
         with pytest.raises(UserError) as refused:
-            generation.read_prompt(*given)
+            read_prompt(*given)
         assert words in str(refused.value)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     with pytest.raises(UserError, match="standard input: the text is empty"):
-        generation.read_prompt(None, None)
+        read_prompt(None, None)
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused(tokenizer):

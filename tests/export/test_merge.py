@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from granite_scu.cli.console import make_console
 from granite_scu.config.settings import BaseConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.export import merge as merging
@@ -59,7 +60,7 @@ def merge(small_granite, tmp_path, monkeypatch):
         out = tmp_path / "merged"
         merger = merging.Merger(saved.find(adapter), BaseConfig(str(base), quantize_4bit=quantize_4bit), out)
         merger.check_out(overwrite=False)
-        merger.merge(merging.make_console(), device=None)
+        merger.merge(make_console(), device=None)
         return out
 
     return run
@@ -225,8 +226,8 @@ def test_a_merged_model_that_differs_is_not_kept(small_granite, make_adapter, tm
     with monkeypatch.context() as broken:
         broken.setattr(merging.Merger, "_merged", lambda self, name, weight, factors, dtype: weight)
         with pytest.raises(RunFailed, match="differ by more than"):
-            merger.merge(merging.make_console(), torch.device("cpu"))
+            merger.merge(make_console(), torch.device("cpu"))
     assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
-    record = merger.merge(merging.make_console(), torch.device("cpu"))
+    record = merger.merge(make_console(), torch.device("cpu"))
     assert abs(record["check"]["difference"]) < 1e-4
     assert abs(record["check"]["base_bpt"] - record["check"]["adapter_bpt"]) > 3e-3

@@ -45,11 +45,11 @@ def script(command):
 @pytest.fixture
 def launch(capfd):
     """Runs the script's ``main`` in this process; returns exit code, stdout and stderr."""
-    from granite_scu.config import flags
+    from granite_scu.cli import script_flags
 
     def run(*argv) -> tuple[int, str, str]:
         capfd.readouterr()
-        code = flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv])
+        code = script_flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv])
         printed = capfd.readouterr()
         return code, printed.out, printed.err
 

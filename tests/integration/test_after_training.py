@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from granite_scu.cli import main as commands
-from granite_scu.config import flags
+from granite_scu.cli import script_flags
 from granite_scu.model import saved_adapter as saved
 
 TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     """A short run on the embedded documentation."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
     argv = ("--test-run", *SHORT, "--learning-rate", "1e-2", "--output-dir", folder)
-    assert flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv]) == 0
+    assert script_flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv]) == 0
     return folder
 
 
@@ -134,7 +134,7 @@ def gone_on(run, tmp_path_factory):
     folder, adapter = tmp_path_factory.mktemp("gone_on") / "run", tmp_path_factory.mktemp("adapters") / "mine"
     shutil.copytree(run, adapter)
     argv = ("--test-run", *SHORT, "--precision", "fp32", "--adapter", adapter, "--output-dir", folder)
-    assert flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv]) == 0
+    assert script_flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv]) == 0
     return folder, adapter
 
 

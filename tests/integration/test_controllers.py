@@ -175,12 +175,12 @@ def test_there_is_a_configuration_for_each_controller():
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_configuration_says_what_it_is_and_chooses_its_controller(name):
     from granite_scu.cli import request_parser as cli
-    from granite_scu.config import flags
+    from granite_scu.cli import script_flags
 
     path = CONFIGS / f"{name}.yaml"
     header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert f"--config configs/controller/{name}.yaml" in "".join(header)
-    arguments, _ = flags.translate(["--test-run", "--config", str(path)], CONFIGS.parent / "tiny.yaml")
+    arguments, _ = script_flags.translate(["--test-run", "--config", str(path)], CONFIGS.parent / "tiny.yaml")
     assert cli.parse(arguments).request.control.controller == name
 
 

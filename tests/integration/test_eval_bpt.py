@@ -27,12 +27,12 @@ def texts(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run(texts, tmp_path_factory) -> Path:
     """A run divided by document, with a checkpoint and a best adapter."""
-    from granite_scu.config import flags
+    from granite_scu.cli import script_flags
 
     folder = tmp_path_factory.mktemp("run") / "topics"
     steps = ("--max-steps", "12", "--learning-rate", "5e-3", "--save-steps", "6", "--eval-steps", "6")
     argv = map(str, (*FEW, *steps, "--data-dir", texts, "--output-dir", folder))
-    assert flags.main(ROOT / "configs" / "tiny.yaml", list(argv)) == 0
+    assert script_flags.main(ROOT / "configs" / "tiny.yaml", list(argv)) == 0
     return folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from granite_scu.cli import request_parser as cli
+from granite_scu.cli import train
 from granite_scu.config.settings import IdentifyConfig
 from granite_scu.control import PI
 from granite_scu.experiments.identification import step_test as command
@@ -30,7 +30,7 @@ def identify(capfd, corpus, tmp_path):
     def run(*argv):
         capfd.readouterr()
         where = (f"--data.path={corpus}", f"--run.output_dir={tmp_path / 'tune'}")
-        code = cli.main(["identify", "--config", str(TEST_RUN_CONFIG), *where, *argv])
+        code = train.main(["identify", "--config", str(TEST_RUN_CONFIG), *where, *argv])
         printed = capfd.readouterr()
         return code, printed.out, printed.err, tmp_path / "tune"
 
@@ -82,7 +82,7 @@ def test_a_wrong_request_is_one_line(identify, argv, words):
 
 def test_without_a_setpoint_the_line_asks_for_one(capfd, corpus, tmp_path):
     where = ("--base.name=tiny-granite-h", f"--data.path={corpus}", f"--run.output_dir={tmp_path / 'tune'}")
-    assert cli.main(["identify", *where, "--trainer.accelerator=cpu"]) == 2
+    assert train.main(["identify", *where, "--trainer.accelerator=cpu"]) == 2
     err = capfd.readouterr().err
     assert err == "error: --control.target_s: identify works at one operating point; give a ratio, for example 0.02\n"
 
@@ -169,7 +169,7 @@ def test_gains_that_were_not_tried_are_neither_as_predicted_nor_not(identify, mo
 def test_the_whole_experiment_on_the_embedded_model(capfd, tmp_path):
     folder = tmp_path / "tune"
     settings = (f"--run.output_dir={folder}", "--step_test.ticks=90", "--step_test.settle=24")
-    assert cli.main(["identify", "--config", str(TEST_RUN_CONFIG), *settings]) == 0
+    assert train.main(["identify", "--config", str(TEST_RUN_CONFIG), *settings]) == 0
     assert "--kp" in capfd.readouterr().out
     result = json.loads((folder / "identification.json").read_text())
     assert result["model"]["gain"]["value"] + 2 * result["model"]["gain"]["standard_error"] < 0

@@ -24,12 +24,12 @@ SHORT = (
 @pytest.fixture(scope="module")
 def qlora(corpus, tmp_path_factory):
     """Trains with more flags; returns the run folder."""
-    from granite_scu.config import flags
+    from granite_scu.cli import script_flags
 
     def run(name: str, *argv) -> Path:
         folder = tmp_path_factory.mktemp(name) / "run"
         given = (*SHORT, "--data-dir", corpus, "--output-dir", folder, *argv)
-        assert flags.main(ROOT / "configs" / "tiny.yaml", [str(argument) for argument in given]) == 0
+        assert script_flags.main(ROOT / "configs" / "tiny.yaml", [str(argument) for argument in given]) == 0
         return folder
 
     return run

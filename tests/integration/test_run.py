@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from granite_scu.cli import request_parser as cli
+from granite_scu.cli import train
+from granite_scu.cli.console import PIPE_WIDTH
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.datamodule import TextDataModule
 
@@ -281,9 +282,9 @@ def test_the_saved_configuration_gives_the_same_run_bit_for_bit(run, command, tm
 
 @pytest.mark.parametrize("split", ["test", "validate"])
 def test_the_commands_that_score_the_saved_adapter(run, capfd, split):
-    assert cli.main([split, "--config", str(run.folder / "config.yaml")]) == 0
+    assert train.main([split, "--config", str(run.folder / "config.yaml")]) == 0
     printed = capfd.readouterr()
-    assert printed.err.split("\n") == ["Mamba-2 layers run in PyTorch".ljust(cli.PIPE_WIDTH), ""]
+    assert printed.err.split("\n") == ["Mamba-2 layers run in PyTorch".ljust(PIPE_WIDTH), ""]
     found, metrics = json.loads(printed.out), read_json(run.folder / "scu_metrics.json")
     if split == "test":
         assert found["adapter_bpt"] == pytest.approx(metrics["final_test_bpt"], abs=1e-6)
@@ -295,7 +296,7 @@ def test_the_commands_that_score_the_saved_adapter(run, capfd, split):
 
 
 def score(capfd, run, *arguments) -> str:
-    assert cli.main(["test", "--config", str(run.folder / "config.yaml"), *arguments]) == 2
+    assert train.main(["test", "--config", str(run.folder / "config.yaml"), *arguments]) == 2
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1
     return printed

@@ -135,6 +135,6 @@ def test_nothing_there(tmp_path, listed):
 
 
 def test_nothing_heavy_is_loaded_for_it():
-    loaded = "import sys, granite_scu.cli.main, granite_scu.storage.run_list; print('torch' in sys.modules)"
+    loaded = "import sys, granite_scu.cli.main, granite_scu.cli.list_runs; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr

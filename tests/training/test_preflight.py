@@ -7,18 +7,16 @@ import pytest
 from devices import A100, RTX_3060, RTX_4090
 
 from granite_scu.cli import request_parser as cli
-from granite_scu.cli.requirements import Check, can_start
-from granite_scu.config import flags
+from granite_scu.cli import script_flags
+from granite_scu.cli.requirements import AS_A_WHOLE, Check, can_start, with_the_run
 from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control import build
 from granite_scu.experiments.identification.excitation import Excitation
 from granite_scu.hardware import machine as machine_
 from granite_scu.training.preflight import (
-    AS_A_WHOLE,
     beyond_the_bounds,
     beyond_the_ceiling,
     cumulated_rates,
-    with_the_run,
 )
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
@@ -81,7 +79,7 @@ def judged(machine):
 
     def judge(device, *argv) -> list[Check]:
         machine(device)
-        request = cli.parse(flags.translate(["--data-dir", "stdlib-docs", *argv], CONFIG)[0]).request
+        request = cli.parse(script_flags.translate(["--data-dir", "stdlib-docs", *argv], CONFIG)[0]).request
         return with_the_run([Check("GPU memory", "12 GiB", None, False, "not yet known")], request)
 
     return judge

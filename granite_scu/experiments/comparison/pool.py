@@ -119,11 +119,11 @@ def _work(connection: Connection, evidence: Path) -> None:
     import torch
 
     from granite_scu.cli import guard
-    from granite_scu.cli import request_parser as cli
+    from granite_scu.cli.console import make_console, quiet
     from granite_scu.experiments.comparison.runs import carry_out
 
     torch.set_num_threads(1)
-    cli.quiet(cli.make_console(stderr=True))
+    quiet(make_console(stderr=True))
     guard.hush_renamings()
     logging.getLogger("granite_scu").setLevel(logging.WARNING)
     with contextlib.suppress(EOFError), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):

@@ -16,10 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from granite_scu import control
-from granite_scu.cli.guard import FAILED
 from granite_scu.config.request import Request
 from granite_scu.config.settings import IdentifyConfig
-from granite_scu.errors import RunFailed, UserError
+from granite_scu.errors import FAILED, RunFailed, UserError
 from granite_scu.experiments.identification import agreement
 from granite_scu.experiments.identification.excitation import Excitation
 from granite_scu.experiments.identification.fopdt import Fopdt

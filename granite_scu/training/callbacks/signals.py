@@ -11,8 +11,7 @@ import lightning as L
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from granite_scu.cli.guard import INTERRUPTED, TERMINATED
-from granite_scu.errors import Stopped
+from granite_scu.errors import INTERRUPTED, TERMINATED, Stopped
 from granite_scu.training.callbacks.checkpoints import Checkpoints
 from granite_scu.training.trainer import LOST_AFTER
 

@@ -1,0 +1,98 @@
+"""``granite-scu generate``: what base model and adapter make of the same prompt, side by side, as it comes."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import peft
+
+from granite_scu import hardware
+from granite_scu.cli.console import make_console, quiet
+from granite_scu.errors import UserError
+from granite_scu.evaluation.generate import (
+    LEAST_WIDTH,
+    Sampling,
+    beside,
+    check_length,
+    one_after_another,
+    stream,
+    tokenized,
+)
+from granite_scu.model import loading
+from granite_scu.model import saved_adapter as saved
+from granite_scu.model.loading import WEIGHT_DTYPES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    parser.add_argument("run", metavar="RUN", help="run folder, its best/ or a checkpoint of it, or any LoRA adapter")
+    parser.add_argument("--prompt", metavar="TEXT", help="text to go on with (default: standard input)")
+    parser.add_argument("--prompt-file", metavar="FILE", help="file that holds the text")
+    parser.add_argument("--chat", action="store_true", help="put the text into the model's chat template")
+    parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens, metavar="N",
+                        help="tokens to add at most (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=Sampling.temperature, metavar="T",
+                        help="of the draws; 0 takes the likeliest token (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have this "
+                        "probability together (default: from all)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=Sampling.seed, metavar="N", help="of the draws, the same for both "
+                        "(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--model", metavar="NAME", help="base model (default: the one that the adapter names)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
+    prompt = read_prompt(options.prompt, options.prompt_file)
+    adapter = saved.find(options.run)
+    base = saved.base_of(adapter, options.model)
+    adapter.layers(base.name)  # proves that it fits
+    tokenizer = loading.load_tokenizer(base.name)
+    inputs = tokenized(tokenizer, prompt, options.chat)
+    check_length(inputs, sampling, loading.load_model_config(base.name), base.name)
+    device = loading.device_named(options.device)
+    console = make_console()
+    quiet(make_console(stderr=True))  # only texts go to stdout
+    dtype = WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
+    frozen = loading.load_model(base, dtype, device=device).to(device)
+    model = peft.PeftModel.from_pretrained(frozen, adapter.folder).eval()
+
+    def of_base(sink: Callable[[str], None]) -> None:
+        with model.disable_adapter():
+            stream(model.get_base_model(), tokenizer, inputs, sampling, sink)
+
+    def of_adapter(sink: Callable[[str], None]) -> None:
+        stream(model.get_base_model(), tokenizer, inputs, sampling, sink)
+
+    texts = {f"base: {base.name}": of_base, f"adapter: {options.run}": of_adapter}
+    show = beside if console.is_terminal and console.width >= LEAST_WIDTH else one_after_another
+    show(texts, console)
+    return 0
+
+
+def read_prompt(text: str | None, file: str | None) -> str:
+    """The prompt, from whichever of the three places it was given in.
+
+    Raises:
+        UserError: none, two, an empty one, or a file that cannot be read.
+    """
+    if text is not None and file is not None:
+        raise UserError("--prompt and --prompt-file exclude each other; give one of them")
+    if text is None and file is None and sys.stdin.isatty():
+        raise UserError("--prompt: give the text to go on with, --prompt-file, or text on standard input")
+    flag = "--prompt" if text is not None else f"--prompt-file {file}" if file is not None else "standard input"
+    try:
+        if file is not None:
+            text = Path(file).expanduser().read_text(encoding="utf-8")
+        elif text is None:
+            text = sys.stdin.buffer.read().decode()
+        text.encode()  # bytes of the command line that are no UTF-8 are found out only here
+    except OSError as error:
+        raise UserError(f"{flag}: cannot be read ({error.strerror})") from error
+    except UnicodeError as error:
+        raise UserError(f"{flag}: is not UTF-8 text") from error
+    if not text.strip():
+        raise UserError(f"{flag}: the text is empty")
+    return text.removesuffix("\n") if file is not None or flag == "standard input" else text

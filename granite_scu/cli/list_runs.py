@@ -1,0 +1,75 @@
+"""``granite-scu runs``: the runs in a folder, compared by what their own files say. Loads nothing heavy."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from granite_scu.cli.console import WIDE, make_console
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import MARK
+from granite_scu.storage.run_list import SORTS, Summary, ordered, read_runs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    parser.add_argument("folder", metavar="DIR", nargs="?", default=".", help="a run folder, or a folder with runs "
+                        "anywhere in it (default: here)")  # fmt: skip
+    parser.add_argument("--sort", choices=SORTS, default="time", help="newest first, by name, least bits per token, "
+                        "most bits saved, largest S, largest lambda, fastest (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    folder = Path(options.folder).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{options.folder}: no such folder")
+    found, broken = read_runs(folder)
+    if not found and not broken:
+        raise UserError(f"{options.folder}: holds no run folder ({MARK} tells one)")
+    found = ordered(found, options.sort)
+    if options.json:
+        print(json.dumps({"runs": [asdict(each) for each in found], "broken": broken}, indent=2))
+    else:
+        _print(found, broken, folder)
+    return 0
+
+
+def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> None:
+    console = make_console(width=WIDE)
+    table = Table("run", "written", "state", "law", box=box.SIMPLE_HEAD)
+    for heading in ("S*", "S", "lambda", "base -> adapter", "saved", "tokens/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in found:
+        name = Path(each.path).resolve().name if Path(each.path) == folder else str(Path(each.path).relative_to(folder))
+        written = each.time[:16].replace("T", " ")
+        table.add_row(
+            *map(Text, (name, written, _state(each), str(each.controller))),
+            *(_share(each.s_target), _share(each.s), _number(each.strength, ".3g")),
+            "-" if each.saved_bpt is None else f"{each.base_bpt:.4f} -> {each.adapter_bpt:.4f}",
+            *(_number(each.saved_bpt, "+.4f"), _number(each.tokens_per_s, ",.0f")),
+        )
+    if found:
+        console.print(table)
+        console.print("base, adapter and what it saves: bits per token on the held-out documents", highlight=False)
+    for each in broken:
+        console.print(f"broken: {each['path']}: {each['reason']}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _state(each: Summary) -> str:
+    if each.finished:
+        return "finished" if each.stopped in (None, "max_steps") else f"{each.stopped} at {each.step}"
+    return f"unfinished, {each.step}/{each.steps}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

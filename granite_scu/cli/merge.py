@@ -1,0 +1,36 @@
+"""``granite-scu merge``: base model and adapter as one model that plain transformers loads."""
+
+import argparse
+import os
+from pathlib import Path
+
+from granite_scu.cli.console import make_console, quiet
+from granite_scu.export.merge import Merger
+from granite_scu.model import loading
+from granite_scu.model import saved_adapter as saved
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    parser.add_argument("run", metavar="RUN", help="run folder, its best/ or a checkpoint of it, or any LoRA adapter")
+    parser.add_argument("--out", metavar="DIR", required=True, help="folder of the merged model")
+    parser.add_argument("--model", metavar="NAME", help="base model (default: the one that the adapter names)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a merged model that is there")
+    parser.add_argument("--no-check", dest="check", action="store_false", help="don't compare the merged model's bits "
+                        "per token with the adapter's; for machines without memory for the model")  # fmt: skip
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compare "
+                        "(default: %(default)s)")  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    console = make_console()
+    quiet(console)
+    adapter = saved.find(options.run)
+    merger = Merger(
+        adapter, saved.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
+    )
+    merger.check_out(options.overwrite)
+    device = loading.device_named(options.device)
+    merger.merge(console, device if options.check else None)
+    return 0

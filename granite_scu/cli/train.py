@@ -1,0 +1,128 @@
+"""The commands ``fit``, ``validate``, ``test`` and ``identify``, and what is asked instead of them."""
+
+import json
+import sys
+
+from rich.console import Console
+
+from granite_scu.cli import config_layers as layers
+from granite_scu.cli import guard, requirements
+from granite_scu.cli.console import make_console, print_facts, print_summary, quiet
+from granite_scu.cli.request_parser import parse
+from granite_scu.config.request import Request
+from granite_scu.errors import UserError
+from granite_scu.evaluation.split_score import score_split
+from granite_scu.experiments.identification import step_test as identify
+from granite_scu.export.present import presented
+from granite_scu.hardware import presets
+from granite_scu.hardware.machine import resolve_request
+from granite_scu.model.loading import load_tokenizer
+from granite_scu.model.mamba2 import kernels
+from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training import preflight as planning
+from granite_scu.training import recipe
+
+SCORED = {"validate": "validation", "test": "test"}
+"""Commands that print a score, and the split that they score."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The commands that train and score; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    return guard.guarded(lambda: run(layers.put_first(arguments)), debug)
+
+
+def run(arguments: list[str]) -> int:
+    """Carry out a command of the CLI; returns the exit code."""
+    with layers.naming_files(arguments):
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    if "--print_config" in arguments:
+        return print_config([argument for argument in arguments if argument != "--print_config"])
+    as_json = arguments[:1] == ["identify"] and "--json" in arguments
+    cli = parse([argument for argument in arguments if not (as_json and argument == "--json")])
+    console = make_console(stderr=as_json)
+    answers = as_json or cli.subcommand in SCORED
+    quiet(make_console(stderr=True) if answers else console)  # what goes to stdout is JSON then, and nothing else
+    if cli.step_test is not None:
+        return identify.identify(cli.request, cli.step_test, console, as_json)
+    if cli.subcommand == "fit":
+        return fit(cli.request, console)
+    console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
+    return 0
+
+
+def fit(request: Request, console: Console) -> int:
+    """Train, and leave everything to look at in the run folder."""
+    run = recipe.prepare(request, console)
+    with presented(run.folder):
+        summary = recipe.train(run)
+    if summary:
+        print_summary(summary, run.folder.path, console)
+    return 0
+
+
+def _score(request: Request, split: str) -> dict:
+    """Bits per token of a split under the base model and under the run folder's adapter."""
+    machine = resolve_request(request)
+    kernels.check(machine.kernels, machine.accelerator)
+    data = recipe.build_data(request)
+    data.prepare(load_tokenizer(request.base.name))
+    machine.claim(request.run.memory_fraction)
+    batches = data.val_dataloader() if split == "validation" else data.test_dataloader()
+    return score_split(RunFolder(request.run.output_dir).path, request.base, machine, batches, split)
+
+
+def print_config(arguments: list[str]) -> int:
+    """Print the resolved configuration, which feeds straight back, with what each value is from."""
+    request = parse(arguments).request
+    print(layers.annotated(request.yaml, layers.take_preset(arguments)[0]), end="")
+    return 0
+
+
+def dry_run(arguments: list[str], as_json: bool) -> int:
+    """Resolve everything, load the tokenizer and one batch, print the plan."""
+    console = make_console()
+    with layers.naming_files(arguments):
+        cli = parse(arguments)
+        quiet(make_console(stderr=True) if as_json else console)
+        facts = planning.describe(recipe.prepare(cli.request, console))
+    print(json.dumps(facts, indent=2)) if as_json else print_facts("plan (nothing is trained)", facts, console)
+    return 0
+
+
+def check_requirements(arguments: list[str], as_json: bool) -> int:
+    """Say what the described run needs and lacks; 0 when it can start, 1 when not."""
+    asked = layers.asked_preset(arguments)
+    try:
+        arguments, chosen = layers.take_preset(arguments)
+    except UserError:  # a lack like any other: the checks name it
+        arguments, chosen = layers.without_preset(arguments), None if asked == presets.AUTO else asked
+    with layers.naming_files(arguments):
+        request = parse(arguments).request
+    apart = request.data.isolate_documents and request.base.attention == "auto"  # as the run itself takes it
+    attention = "sdpa" if apart else request.base.attention
+    checks = requirements.check_requirements(
+        requirements.Wanted(
+            accelerator=request.trainer["accelerator"],
+            cpu_is_meant=request.trainer["accelerator"] == "cpu",
+            quantize_4bit=request.base.quantize_4bit,
+            attention=attention,
+            kernels=request.base.kernels,
+            deterministic=bool(request.trainer["deterministic"]),
+            precision=request.trainer["precision"],
+            tf32=request.run.tf32,
+            model=request.base.name,
+            data_path=request.data.path,
+            output_dir=request.run.output_dir,
+            multi_gpu=request.run.multi_gpu,
+            hardware=chosen,
+        )
+    )
+    checks = requirements.with_the_run(checks, request)
+    requirements.print_requirements(checks, as_json)
+    return 0 if requirements.can_start(checks) else 1
