@@ -1,6 +1,7 @@
 """The command ``scripts/compare_controllers.py``."""
 
 import argparse
+import logging
 import os
 import sys
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from granite_scu.cli.argument_parser import Parser
-from granite_scu.cli.console import WIDE, make_console
+from granite_scu.cli.console import WIDE, make_console, quiet
 from granite_scu.config import settings
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import require_writable
@@ -29,7 +30,7 @@ def build_parser() -> Parser:
         prog="compare_controllers.py",
         description="Train the embedded model under every way to set lambda, and say what difference it makes. "
         "Finished runs are kept as files and never done again: stop at will, go on later, copy them between machines. "
-        "Several commands may share a folder of them, each does what no other has under way. "
+        "Several machines share the work by --shard. "
         "All runs are done on the CPU, where there is a GPU too.",
     )
     which = parser.add_mutually_exclusive_group()
@@ -44,6 +45,8 @@ def build_parser() -> Parser:
     parser.add_argument("--precision", choices=list(PRECISIONS), default="auto", help="of the runs, which are "
                         "compared with those in the same alone: bf16, as in docs/evidence, on a CPU that computes it, "
                         "else fp32; for --list and --report-only that of the finished runs")  # fmt: skip
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="do the I-th of N equal shares of the runs: N "
+                        "machines that share the folder of finished runs do none twice")  # fmt: skip
     parser.add_argument("--max-runs", type=int, metavar="N", help="stop after N runs")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
@@ -101,11 +104,33 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     outcome = engine.Outcome()
     if not options.report_only:
         require_writable("--evidence", evidence.folder)
-        outcome = engine.carry_out(plan, jobs, console, options.max_runs)
+        shard = engine.Shard.parse(options.shard)
+        outcome = engine.carry_out(plan, jobs, console, silence, options.max_runs, shard)
     _report(plan, output, console, page)
-    for failure in outcome.errors:
-        print(f"error: {failure.spec.file.stem}: {failure.error}", file=sys.stderr)
+    if not options.report_only:
+        for task, arm, count in plan.unfinished_arms():
+            console.print(
+                f"missing in the report: {arm} of {task}, {count} of {len(plan.seeds)} seeds", highlight=False
+            )
+    if outcome.waiting:
+        waiting = f"{outcome.waiting} runs of other shards are not finished; then the same command does what is left"
+        console.print(waiting, highlight=False)
+    for name, error in outcome.errors.items():
+        print(f"error: {name}: {error}", file=sys.stderr)
     return 1 if outcome.errors else 0
+
+
+def silence() -> None:
+    """Have a worker's process train with one thread and say nothing."""
+    import torch
+
+    from granite_scu.cli import guard
+
+    torch.set_num_threads(1)
+    quiet(make_console(stderr=True))
+    guard.hush_renamings()
+    logging.getLogger("granite_scu").setLevel(logging.WARNING)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
 
 
 def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> None:

@@ -6,9 +6,6 @@ flags of ``scripts/train_granite_cuda.py`` arrive here too, translated by ``cli.
 
 import logging
 import sys
-from collections.abc import Mapping
-from types import NoneType
-from typing import Any, get_args, get_type_hints
 
 import jsonargparse
 import lightning as L
@@ -18,7 +15,7 @@ from granite_scu.cli import command_table
 from granite_scu.cli import config_layers as layers
 from granite_scu.config import flags
 from granite_scu.config import settings as config
-from granite_scu.config.request import Request
+from granite_scu.config.request import Request, add_settings, check_values
 from granite_scu.control import CONTROLLERS
 from granite_scu.errors import UserError
 
@@ -71,10 +68,7 @@ class GraniteCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The Trainer and the dataclasses of ``config``."""
-        parser.add_lightning_class_args(L.Trainer, "trainer")
-        parser.set_defaults({f"trainer.{name}": value for name, value in config.TRAINER_DEFAULTS.items()})
-        for group, kind in flags.GROUPS.items():
-            parser.add_class_arguments(kind, group)
+        add_settings(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
         """Lightning's, and a check of the seed, which it would use at once."""
@@ -86,38 +80,13 @@ class GraniteCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
         parser, given = self._parser(self.subcommand), self.config[self.subcommand]
-        _check_values(given)
-        if given["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
-            lora = config.LoraConfig(**given["lora"].as_dict()).resolved()
-            given["lora"]["rank"], given["lora"]["alpha"] = lora.rank, lora.alpha
-        built = parser.instantiate_classes(given)
-        self.request = Request(
-            **{group: built[group] for group in flags.GROUPS},
-            trainer=_with_whole_counts(built["trainer"].as_dict()),
-            seed=given["seed_everything"],
-            yaml=parser.dump(given, skip_none=False),
-            hardware=self.preset,
-        )
-        self.step_test: config.IdentifyConfig | None = built.get("step_test")
+        if "step_test" in given:
+            check_values(given, {"step_test": config.IdentifyConfig})
+        self.request = Request.from_parsed(parser, given, self.preset)
+        self.step_test: config.IdentifyConfig | None = parser.instantiate_classes(given).get("step_test")
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Nothing: the caller runs the request."""
-
-
-def _check_values(given: jsonargparse.Namespace) -> None:
-    """Refuse what jsonargparse lets through: a group that is no mapping, and null for a setting that has no such value.
-
-    Raises:
-        UserError: either of them.
-    """
-    kinds: dict[str, type] = {"trainer": object, "step_test": config.IdentifyConfig, **flags.GROUPS}
-    for group in (group for group in kinds if group in given):
-        if not isinstance(given[group], Mapping | jsonargparse.Namespace):
-            raise UserError(f"{group}: must be a mapping of settings, and is {given[group]!r}")
-        for name, hint in get_type_hints(kinds[group]).items():
-            if given[group][name] is None and NoneType not in get_args(hint):
-                default = kinds[group].__dataclass_fields__[name].default
-                raise UserError(f"{group}.{name} null: must have a value; leave it out for the default, {default}")
 
 
 def parse(arguments: list[str]) -> GraniteCLI:
@@ -139,19 +108,6 @@ def parse(arguments: list[str]) -> GraniteCLI:
         ) from error
     finally:
         sys.argv = argv
-
-
-def _with_whole_counts(trainer: dict[str, Any]) -> dict[str, Any]:
-    """Trainer settings with 10 for 10.0, which Lightning would take for a fraction.
-
-    Which of the two jsonargparse makes of "10" hangs on the order of imports: typing caches ``int | float`` and
-    ``float | int`` as one. Only the limit on validation is never a fraction, so that 1.0 means 1 there alone.
-    """
-
-    def whole(name: str, value: Any) -> bool:
-        return isinstance(value, float) and value.is_integer() and (value > 1 or name == "limit_val_batches")
-
-    return {name: int(value) if whole(name, value) else value for name, value in trainer.items()}
 
 
 def _in_one_line(message: str) -> str:

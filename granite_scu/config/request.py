@@ -1,9 +1,17 @@
-"""What describes a run: everything that was asked for, and what it comes to."""
+"""What describes a run: everything that was asked for."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
+import jsonargparse
+
+from granite_scu.config import flags
 from granite_scu.config.settings import (
+    SEED,
+    TRAINER_DEFAULTS,
     BaseConfig,
     ControlConfig,
     DataConfig,
@@ -12,6 +20,7 @@ from granite_scu.config.settings import (
     PriorConfig,
     RunConfig,
 )
+from granite_scu.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -36,3 +45,89 @@ class Request:
     seed: int
     yaml: str = field(repr=False)
     hardware: str | None = None
+
+    @classmethod
+    def from_dotted(cls, settings: Mapping[str, Any]) -> "Request":
+        """A request over the defaults, without a command line.
+
+        Args:
+            settings: by dotted key, as ``{"base.name": "tiny-granite-h", "trainer.max_steps": 100}``.
+
+        Raises:
+            UserError: a key that there is not, or a value that its setting cannot have.
+        """
+        import lightning as L  # late: it takes seconds, and flags are refused without it
+
+        parser = jsonargparse.ArgumentParser(exit_on_error=False, dump_header=[f"lightning.pytorch=={L.__version__}"])
+        parser.add_argument("--seed_everything", type=int, default=SEED)
+        add_settings(parser)
+        try:
+            given = parser.parse_args([f"--{key}={_as_argument(value)}" for key, value in settings.items()])
+        except jsonargparse.ArgumentError as error:
+            raise UserError(" ".join(str(error).split())) from error
+        return cls.from_parsed(parser, given)
+
+    @classmethod
+    def from_parsed(
+        cls, parser: jsonargparse.ArgumentParser, given: jsonargparse.Namespace, hardware: str | None = None
+    ) -> "Request":
+        """What a parser with ``add_settings`` has read.
+
+        Raises:
+            UserError: a value that jsonargparse lets through and its setting cannot have.
+        """
+        check_values(given, flags.GROUPS)
+        if given["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
+            lora = LoraConfig(**given["lora"].as_dict()).resolved()
+            given["lora"]["rank"], given["lora"]["alpha"] = lora.rank, lora.alpha
+        built = parser.instantiate_classes(given)
+        return cls(
+            **{group: built[group] for group in flags.GROUPS},
+            trainer=_with_whole_counts(built["trainer"].as_dict()),
+            seed=given["seed_everything"],
+            yaml=parser.dump(given, skip_none=False),
+            hardware=hardware,
+        )
+
+
+def add_settings(parser: jsonargparse.ArgumentParser) -> None:
+    """Add the arguments of Lightning's Trainer and the dataclasses of ``settings``."""
+    import lightning as L  # late, as above
+
+    parser.add_class_arguments(L.Trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
+    parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
+    for group, kind in flags.GROUPS.items():
+        parser.add_class_arguments(kind, group)
+
+
+def check_values(given: jsonargparse.Namespace, groups: Mapping[str, type]) -> None:
+    """Refuse what jsonargparse lets through: a group that is no mapping, and null for a setting that has no such value.
+
+    Raises:
+        UserError: either of them.
+    """
+    for group, kind in {"trainer": object, **groups}.items():
+        if not isinstance(given[group], Mapping | jsonargparse.Namespace):
+            raise UserError(f"{group}: must be a mapping of settings, and is {given[group]!r}")
+        for name, hint in get_type_hints(kind).items():
+            if given[group][name] is None and NoneType not in get_args(hint):
+                default = kind.__dataclass_fields__[name].default
+                raise UserError(f"{group}.{name} null: must have a value; leave it out for the default, {default}")
+
+
+def _with_whole_counts(trainer: dict[str, Any]) -> dict[str, Any]:
+    """Trainer settings with 10 for 10.0, which Lightning would take for a fraction.
+
+    Which of the two jsonargparse makes of "10" depends on the order of imports: typing caches ``int | float`` and
+    ``float | int`` as one. Only the limit on validation is never a fraction, so that 1.0 means 1 there alone.
+    """
+
+    def whole(name: str, value: Any) -> bool:
+        return isinstance(value, float) and value.is_integer() and (value > 1 or name == "limit_val_batches")
+
+    return {name: int(value) if whole(name, value) else value for name, value in trainer.items()}
+
+
+def _as_argument(value: Any) -> str:
+    """A value as a command line has it: YAML, which knows neither None nor True."""
+    return json.dumps(value) if value is None or isinstance(value, bool | list | dict) else str(value)

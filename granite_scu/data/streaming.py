@@ -271,7 +271,7 @@ class StreamedDataModule(TextDataModule):
         UserError: settings that a stream cannot have.
     """
 
-    def __init__(self, config: DataConfig, seed: int) -> None:
+    def __init__(self, config: DataConfig, seed: int, uniform_batches: bool = False) -> None:
         for flag, value, why in (
             ("--num-epochs", config.num_epochs, "nobody knows how long a pass over a stream is; give --max-steps"),
             ("--data-weights", config.weights, "the sources of a stream are read in turn, a document each"),
@@ -279,7 +279,7 @@ class StreamedDataModule(TextDataModule):
         ):
             if value is not None:
                 raise UserError(f"{flag} {value}: not with --stream: {why}")
-        super().__init__(config, seed)
+        super().__init__(config, seed, uniform_batches)
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read the beginning. Once on every rank.

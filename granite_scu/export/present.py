@@ -8,23 +8,32 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from granite_scu.errors import UserError
 from granite_scu.export.publish import model_card
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import MARK, RunFolder
 
 
 @contextlib.contextmanager
 def presented(folder: RunFolder) -> Iterator[None]:
-    """Around a run: afterwards its folder has everything to look at, or, if it failed, the report of how far it got."""
-    main = rank_zero_only.rank == 0
+    """Around a run: afterwards its folder has everything to look at, or, if it failed, the report of how far it got.
+
+    A run that was refused has not touched its folder, and nothing is written there.
+    """
+    main, before = rank_zero_only.rank == 0, _written(folder)
     try:
         yield
     except BaseException:
         # Should the report fail too, the first failure counts.
         with contextlib.suppress(OSError, ValueError, UserError):
-            if main and folder.read_history():
+            if main and _written(folder) != before and folder.read_history():
                 report(folder.path)
         raise
     if main:
         present(folder.path)
+
+
+def _written(folder: RunFolder) -> int | None:
+    """When a run wrote the first of its files, in nanoseconds; None where none did."""
+    mark = folder.path / MARK
+    return mark.stat().st_mtime_ns if mark.is_file() else None
 
 
 def present(folder: Path) -> None:

@@ -137,6 +137,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
         run: the run.
         final_score: makes the callback that scores and saves at the end, of ``FinalScore``'s arguments.
     """
+    L.seed_everything(run.request.seed, workers=True, verbose=False)
     with claimed(run.folder, run.request, run.resume):
         # What is found by trying: the batch size, then the setpoint.
         run.machine.claim(run.request.run.memory_fraction)

@@ -227,7 +227,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from rich.console import Console
 from benchmarks import tracking_figures, tracking_grid, tracking_runs
-from granite_scu import run_folder
+from granite_scu.storage import run_folder
 
 def run(cell, scratch):
     return {"cell": vars(cell), "failed": None, **tracking_figures.nothing_held(cell), "text": "x" * 1_000_000}

@@ -302,7 +302,7 @@ def test_no_checkpoint_to_go_on_from(launch):
 def test_a_wrong_flag_is_refused_before_torch_is_loaded(command):
     done = command("-X", "importtime", SCRIPT, "--max-step", "3")
     assert done.returncode == 2
-    assert re.search(r"\| +granite_scu\.flags$", done.stderr, re.MULTILINE)
+    assert re.search(r"\| +granite_scu\.config\.flags$", done.stderr, re.MULTILINE)
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
 

@@ -1,23 +1,52 @@
 """Does the runs of a plan that are not finished, several at a time."""
 
-import math
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from granite_scu.experiments.comparison.claims import Claims
+from granite_scu.errors import RunFailed, UserError
 from granite_scu.experiments.comparison.evidence import Spec
 from granite_scu.experiments.comparison.plan import Plan
-from granite_scu.experiments.comparison.pool import Finished, Pool
 from granite_scu.experiments.comparison.protocol import STEPS
+from granite_scu.experiments.workers import workers
 
 SECONDS_A_STEP = 0.35
 """Of a run with everything in it, until there are finished ones to go by: two cores, a thread each."""
+
+
+class Shard(NamedTuple):
+    """The share of the runs that one of several commands does: of every run exactly one of them.
+
+    Attributes:
+        index: of this command, from 1 on.
+        count: of all commands.
+    """
+
+    index: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """``i/n``. Raises UserError where it is something else."""
+        index, _, count = text.partition("/")
+        if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+            raise UserError(f"--shard {text}: must be i/n, a whole number from 1 to n and n, as 1/4")
+        return cls(int(index), int(count))
+
+    def has(self, spec: Spec) -> bool:
+        """Whether the run is of this share. A run's key is as good as drawn, so shares are about equally large."""
+        return int(spec.key, 16) % self.count == self.index - 1
 
 
 @dataclass
@@ -26,11 +55,13 @@ class Outcome:
 
     Attributes:
         done: runs that it finished.
-        errors: those that broke, and why.
+        waiting: unfinished runs of other shares; more of this share may wait for them.
+        errors: runs that broke, by their names, and why.
     """
 
     done: int = 0
-    errors: list[Finished] = field(default_factory=list)
+    waiting: int = 0
+    errors: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,57 +100,106 @@ def cores() -> int:
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
 
-def carry_out(plan: Plan, jobs: int, console: Console, max_runs: int | None = None) -> Outcome:
+def carry_out(
+    plan: Plan,
+    jobs: int,
+    console: Console,
+    initializer: Callable[[], None],
+    max_runs: int | None = None,
+    shard: Shard = Shard(),  # noqa: B008 (immutable)
+    run: Callable[[Spec, Path, Path], str | None] | None = None,
+) -> Outcome:
     """Do what is not finished, in the plan's order, until nothing is left that can be done.
 
-    Several processes may do this on one folder, on one machine or on several: each passes over what another one has
-    under way, takes up what that has finished, and ends when all is.
+    A finished run is a file of the evidence folder, so whatever ends this call loses only the runs under way.
 
     Args:
         plan: what is wanted.
-        jobs: workers.
+        jobs: runs at a time, each in a process of one thread.
         console: for the progress.
+        initializer: is called in each process first.
         max_runs: stop after so many; None does all.
+        shard: of the runs that this call does.
+        run: does one, in a process; ``do_run`` unless given.
     """
-    outcome = Outcome()
-    folder = plan.evidence.folder
-    with Claims(folder) as claims, Pool(jobs, folder) as pool, _progress(plan, jobs, console) as show:
-        given: set[str] = set()
-        while True:
-            elsewhere = _start_runs(plan, pool, claims, given, math.inf if max_runs is None else max_runs)
-            show(pool.busy, elsewhere)
-            if not (pool.busy or elsewhere):
-                return outcome
-            for result in pool.finished(timeout=1.0):
-                if result.error is None:
-                    plan.evidence.add(folder / result.spec.file)
-                    outcome.done += 1
-                else:
-                    outcome.errors.append(result)
-                    console.print(f"failed: {result.spec.file.stem}: {_first_line(result.error)}", highlight=False)
-                claims.release(result.spec)
-            claims.renew()
+    outcome, folder = Outcome(), plan.evidence.folder
+    given: set[str] = set()
 
+    def take() -> Spec | None:
+        if max_runs is not None and len(given) >= max_runs:
+            return None
+        spec = plan.next(lambda spec: spec.key in given or not shard.has(spec))
+        given.update({spec.key} if spec else ())
+        return spec
 
-def _start_runs(plan: Plan, pool: Pool, claims: Claims, given: set[str], most: float) -> list[Spec]:
-    """Start runs while there is room, and note their keys in ``given``.
-
-    Returns:
-        Those that room was left for, and that another process has under way.
-    """
-    elsewhere: list[Spec] = []
-    while pool.has_room and len(given) < most:
-        spec = plan.next(busy=given | {spec.key for spec in elsewhere})
-        if spec is None:
-            return elsewhere
-        if not claims.take(spec):
-            elsewhere.append(spec)
-        elif plan.evidence.look_for(spec):  # now, and not before: who finishes a run writes it, and then lets go
-            claims.release(spec)
+    def keep(spec: Spec, error: str | None) -> None:
+        if error is None:
+            plan.evidence.add(folder / spec.file)
+            outcome.done += 1
         else:
-            given.add(spec.key)
-            pool.start(spec)
-    return []
+            outcome.errors[spec.file.stem] = error
+            console.print(f"failed: {spec.file.stem}: {_first_line(error)}", highlight=False)
+
+    with TemporaryDirectory(prefix="granite-scu-runs-") as scratch, _progress(plan, jobs, console) as show:
+
+        def submit(pool: ProcessPoolExecutor, spec: Spec) -> Future:
+            return pool.submit(run or do_run, spec, folder, Path(scratch))
+
+        while lost := _until_a_worker_is_killed(lambda: workers(jobs, initializer), jobs, submit, take, keep, show):
+            for spec in lost:  # one after the other: the run that is to blame takes no other with it again
+                with workers(1, initializer) as pool:
+                    keep(spec, _error_of(submit(pool, spec)))
+    outcome.waiting = plan.count_open(lambda spec: not shard.has(spec))
+    return outcome
+
+
+def do_run(spec: Spec, evidence: Path, scratch: Path) -> str | None:
+    """Do a run and write its record into the evidence folder; returns what went wrong, None where nothing did."""
+    from granite_scu.experiments.comparison.runs import carry_out  # late: it loads torch, for the workers alone
+
+    try:
+        carry_out(spec, evidence, scratch)
+    except (UserError, RunFailed) as error:
+        return str(error)
+    except Exception as error:
+        # The boundary of a run: the others go on, and the command reports it at its end.
+        return f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    return None
+
+
+def _until_a_worker_is_killed(
+    pool_of: Callable[[], AbstractContextManager[ProcessPoolExecutor]],
+    jobs: int,
+    submit: Callable[[ProcessPoolExecutor, Spec], Future],
+    take: Callable[[], Spec | None],
+    keep: Callable[[Spec, str | None], None],
+    show: Callable[[list[Spec]], None],
+) -> list[Spec]:
+    """Do runs while there are any to take; returns those that were under way when a worker was killed."""
+    pending: dict[Future, Spec] = {}
+    with pool_of() as pool:
+        while True:
+            while len(pending) < jobs and (spec := take()):
+                pending[submit(pool, spec)] = spec
+            show(list(pending.values()))
+            if not pending:
+                return []
+            done = wait(pending, return_when=FIRST_COMPLETED).done
+            if any(isinstance(future.exception(), BrokenProcessPool) for future in done):
+                wait(pending)
+                finished = [future for future in pending if future.exception() is None]
+                for future in finished:
+                    keep(pending.pop(future), future.result())
+                return list(pending.values())
+            for future in done:
+                keep(pending.pop(future), future.result())
+
+
+def _error_of(future: Future) -> str | None:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return "its process was killed twice; out of memory?"
 
 
 def _first_line(text: str) -> str:
@@ -127,19 +207,14 @@ def _first_line(text: str) -> str:
 
 
 @contextmanager
-def _progress(plan: Plan, jobs: int, console: Console) -> Iterator[Callable[[list[Spec], list[Spec]], None]]:
+def _progress(plan: Plan, jobs: int, console: Console) -> Iterator[Callable[[list[Spec]], None]]:
     """A bar on a terminal, a line for each change elsewhere."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    before = ""
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("")
 
-        def show(busy: list[Spec], elsewhere: list[Spec]) -> None:
-            nonlocal before
-            names = ", ".join([spec.file.stem for spec in busy] + [f"{spec.file.stem} elsewhere" for spec in elsewhere])
-            if names == before:
-                return
-            before = names
+        def show(busy: list[Spec]) -> None:
+            names = ", ".join(spec.file.stem for spec in busy)
             now = standing(plan)
             left = f"{spoken(now.remaining(jobs))} left"
             progress.update(bar, total=now.total, completed=now.finished, description=f"{left}  {names}")

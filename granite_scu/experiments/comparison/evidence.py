@@ -182,13 +182,6 @@ class Evidence:
     def get(self, spec: Spec) -> dict | None:
         return self.records.get(spec.key)
 
-    def look_for(self, spec: Spec) -> dict | None:
-        """As ``get``, and in the folder too: another process may have finished the run meanwhile."""
-        if spec.key not in self.records:
-            for path in (self.folder / spec.file).parent.glob(f"*-{spec.key}.json"):
-                self.add(path)
-        return self.get(spec)
-
     def __iter__(self) -> Iterator[dict]:
         return iter(self.records.values())
 

@@ -1,7 +1,7 @@
 """From cells of the protocol to runs: what can be done now, and what it waits for."""
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -100,11 +100,25 @@ class Plan:
             visit(cell)
         return list(found.values())
 
-    def next(self, busy: set[str]) -> Spec | None:
-        """The first run that is neither finished nor under way and whose needs are finished."""
+    def next(self, passed_over: Callable[[Spec], bool] = lambda spec: False) -> Spec | None:
+        """The first run whose needs are finished and that is neither finished itself nor passed over."""
+        return next((spec for spec in self._open_specs() if not passed_over(spec)), None)
+
+    def count_open(self, counts: Callable[[Spec], bool]) -> int:
+        """How many runs could be done now, of those that count."""
+        return len({spec.key for spec in self._open_specs() if counts(spec)})
+
+    def _open_specs(self) -> Iterator[Spec]:
         known = [self.base(task) for task in self.tasks] + [self.spec_if_known(cell) for cell in self.everything()]
-        open_specs = (spec for spec in known if spec and self.evidence.get(spec) is None and spec.key not in busy)
-        return next(open_specs, None)
+        return (spec for spec in known if spec and self.evidence.get(spec) is None)
+
+    def unfinished_arms(self) -> list[tuple[str, str, int]]:
+        """Task, arm and how many of its seeds have no finished run, for every arm that lacks any."""
+        counts: dict[tuple[str, str], int] = {}
+        for cell in self.cells():
+            if self.record(cell) is None:
+                counts[cell.task.name, cell.arm.label] = counts.get((cell.task.name, cell.arm.label), 0) + 1
+        return [(task, arm, count) for (task, arm), count in counts.items()]
 
     def spec_if_known(self, cell: Cell) -> Spec | None:
         try:

@@ -15,7 +15,7 @@ from peft import set_peft_model_state_dict
 from rich.console import Console
 from safetensors.torch import load_file
 
-from granite_scu.cli import request_parser as cli
+from granite_scu.config.request import Request
 from granite_scu.control.laws.base import Saved
 from granite_scu.errors import Diverged
 from granite_scu.evaluation.score import DocumentScores, score, score_documents
@@ -33,7 +33,7 @@ from granite_scu.training.prepared_run import PreparedRun, build_module
 from granite_scu.training.recipe import prepare, train
 
 
-def carry_out(spec: Spec, evidence: Path) -> dict:
+def carry_out(spec: Spec, evidence: Path, scratch: Path | None = None) -> dict:
     """Do a run and write its record into the evidence folder; returns the record.
 
     A run that diverges is a result too: its record says so, and it is not done again. What fails for another reason
@@ -44,12 +44,12 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
     """
     git_revision()  # that of now: the code is loaded, and the tree may move on while it trains
     started, started_cpu = time.perf_counter(), time.process_time()
-    with tempfile.TemporaryDirectory(prefix="granite-scu-run-") as name:
+    with tempfile.TemporaryDirectory(prefix="granite-scu-run-", dir=scratch) as name:
         folder = Path(name)
         settings = dict(spec.settings)
         if "control.replay" in settings:
             settings["control.replay"] = _write_history(spec, evidence, folder)
-        request = cli.parse(command_line(spec, settings, folder / "run")).request
+        request = Request.from_dotted(dotted_settings(spec, settings, folder / "run"))
         data = ComparedData(request.data, request.seed, spec.task, request.base.name)
         run = prepare(request, Console(quiet=True), data=data)
         try:
@@ -76,8 +76,8 @@ def carry_out(spec: Spec, evidence: Path) -> dict:
     return record
 
 
-def command_line(spec: Spec, settings: dict[str, Any], folder: Path) -> list[str]:
-    """The arguments of ``python -m granite_scu`` that the run is."""
+def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What the run is asked for as."""
     task = spec.task
     given = {
         "run.eval_steps": EVAL_STEPS,
@@ -97,7 +97,7 @@ def command_line(spec: Spec, settings: dict[str, Any], folder: Path) -> list[str
         given |= {"data.num_epochs": 1, "trainer.max_steps": -1}
     else:
         given["trainer.max_steps"] = max(task.steps, 1)
-    return ["fit", *(f"--{key}={value}" for key, value in given.items())]
+    return given
 
 
 def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
@@ -111,8 +111,7 @@ def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
 
 
 def _train(run: PreparedRun, spec: Spec) -> dict:
-    """Train and score. The seed is set anew, so that a worker's earlier runs do not show in the initial adapter."""
-    L.seed_everything(run.request.seed, verbose=False)
+    """Train and score."""
     summary = train(run, final_score=ScoreByDocument)
     law, ticks = _controller_as_run(run.folder.path), summary.pop("ticks")
     return {

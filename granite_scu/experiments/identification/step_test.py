@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -61,7 +60,7 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     result: dict[str, Any] = {"setpoint": law.setpoint, "control_every": request.control.every}
     result |= {"step_test": asdict(config), "ema_alpha": law.ema_alpha, "verification": None}
     result["as_predicted"] = None  # not tried, or too noisy to tell
-    history = _train(test, config.ticks, request.seed)
+    history = _train(test, config.ticks)
     fit = _fit(history, config.settle)
     result |= _found(history, fit) | {"cautions": _cautions(history, fit, law, config.settle)}
     if fit.objection is None:
@@ -145,9 +144,8 @@ def _experiment(
     return prepared
 
 
-def _train(run: PreparedRun, ticks: int, seed: int) -> list[dict]:
+def _train(run: PreparedRun, ticks: int) -> list[dict]:
     """Train, and return a record a tick."""
-    L.seed_everything(seed, verbose=False)
     with _own_log(), presented(run.folder):
         train(run)
     history = run.folder.read_history()
@@ -246,7 +244,7 @@ def _train_with_step(
     """
     ticks = config.settle + _follow(config, law, fit.model)
     stepped = SetpointStep(law, config.settle, config.step)
-    return _train(_experiment(request, "verification", ticks, stepped, console, shift=1), ticks, request.seed + 1)
+    return _train(_experiment(request, "verification", ticks, stepped, console, shift=1), ticks)
 
 
 def _judged(

@@ -116,8 +116,8 @@ def test_batches_are_alike_where_they_are_asked_to_be():
     stream = stream_of([48])
     block = best_fit(stream, stream.bounds, 48, PAD)[0]
     assert "documents" not in collate([block])
-    assert "documents" not in collate([block], isolate=False, alike=True)
-    assert not collate([block], alike=True)["documents"].any()
+    assert "documents" not in collate([block], isolate=False, uniform=True)
+    assert not collate([block], uniform=True)["documents"].any()
 
 
 def _cut(blocks: Blocks) -> list[int]:

@@ -1,94 +1,92 @@
-"""Several commands on one folder of evidence: their engines and claims are real, their runs train nothing."""
+"""The comparison's engine on the quick protocol, with real worker processes whose runs train nothing."""
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from granite_scu.errors import UserError
+from granite_scu.experiments.comparison import engine
+from granite_scu.experiments.comparison.engine import Shard
+from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
+from granite_scu.experiments.comparison.plan import Plan
+from granite_scu.experiments.comparison.protocol import QUICK
 
 RUNS = 17
 """Of the quick protocol, the base model's among them; PI at the chosen setpoint is one of those it is chosen from."""
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Starts a command, in a process group of its own."""
-    started = []
-
-    def command() -> subprocess.Popen:
-        script = Path(__file__).with_name("untrained.py")
-        process = subprocess.Popen(
-            [sys.executable, script, tmp_path],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores Ctrl-C
-        )
-        started.append(process)
-        return process
-
-    yield command
-    for process in started:
-        kill(process)
+def nothing() -> None:
+    """Before a worker's first run."""
 
 
-def kill(process: subprocess.Popen) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+def note(spec: Spec, evidence: Path, scratch: Path) -> None:
+    """Writes the record of a run that failed, and counts how often it was begun."""
+    with (evidence.parent / "begun").open("a") as begun:
+        begun.write(f"{spec.key}\n")
+    scored = {"validation": {"final": 6.0}, "test": {"tokens": [1], "final": [6.0]}, "training": {"final": 6.0}}
+    of_base = scored if spec.task.steps == 0 else {}
+    names = {"key": spec.key, "task": spec.task.name, "arm": spec.arm, "seed": spec.seed, "settings": spec.settings}
+    write_record(evidence / spec.file, {**names, **of_base, "failed": "nothing was trained", "wall_time_s": 0.0})
 
 
-def begun(folder: Path, least: int = 0) -> list[str]:
-    """The keys of the runs that were begun, once there are so many."""
-    end = time.time() + 120
-    while time.time() < end:
-        keys = (folder / "log").read_text().split() if (folder / "log").exists() else []
-        if len(keys) >= least:
-            return keys
-        time.sleep(0.05)
-    pytest.fail(f"of {least} runs {len(keys)} were begun")
+def die_once(spec: Spec, evidence: Path, scratch: Path) -> None:
+    """Kills its process, as the system does when memory runs out, in the second run that is begun."""
+    note_of_death = evidence.parent / "died"
+    if (evidence.parent / "begun").is_file() and not note_of_death.exists():
+        note_of_death.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    note(spec, evidence, scratch)
 
 
-def left(folder: Path, pattern: str) -> list[Path]:
-    return list((folder / "runs").rglob(pattern))
+def die(spec: Spec, evidence: Path, scratch: Path) -> None:
+    """Kills its process in every run of one arm."""
+    if spec.arm == "pi":
+        os.kill(os.getpid(), signal.SIGKILL)
+    note(spec, evidence, scratch)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
-def test_two_commands_do_no_run_twice_and_end_when_all_is_done(tmp_path, start):
-    (tmp_path / "hold").touch()
-    both = [start(), start()]
-    begun(tmp_path, least=2)  # one each, side by side
-    assert len(left(tmp_path, "*.claim")) == 2
-    (tmp_path / "hold").unlink()
-    done = [int(process.communicate(timeout=120)[0]) for process in both]
-    assert min(done) >= 1 and sum(done) == RUNS
-    keys = begun(tmp_path)
-    assert len(keys) == len(set(keys)) == len(left(tmp_path, "*.json")) == RUNS
-    assert not left(tmp_path, "*.claim")
+def carry_out(folder: Path, run, shard: Shard = Shard(), jobs: int = 2) -> engine.Outcome:  # noqa: B008
+    plan = Plan(QUICK, Evidence(folder / "runs"))
+    return engine.carry_out(plan, jobs, Console(quiet=True), nothing, shard=shard, run=run)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
-def test_the_run_of_a_command_that_was_killed_is_done_by_the_next(tmp_path, start):
-    (tmp_path / "hold").touch()
-    first = start()
-    [key] = begun(tmp_path, least=1)
-    kill(first)
-    assert [path.stem for path in left(tmp_path, "*.claim")] == [key] and not left(tmp_path, "*.json")
-    (tmp_path / "hold").unlink()
-    done, _ = start().communicate(timeout=120)
-    assert int(done) == RUNS
-    assert begun(tmp_path).count(key) == 2 and len(set(begun(tmp_path))) == RUNS
-    assert not left(tmp_path, "*.claim")
+def begun(folder: Path) -> list[str]:
+    return (folder / "begun").read_text().split()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
-def test_a_command_that_is_interrupted_leaves_no_claim(tmp_path, start):
-    (tmp_path / "hold").touch()
-    process = start()
-    begun(tmp_path, least=1)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    assert not left(tmp_path, "*.claim")
+def test_every_run_is_done_once_and_none_again(tmp_path):
+    assert carry_out(tmp_path, note).done == RUNS
+    assert len(begun(tmp_path)) == len(set(begun(tmp_path))) == RUNS
+    assert carry_out(tmp_path, note) == engine.Outcome()
+
+
+def test_a_worker_that_is_killed_loses_no_run(tmp_path):
+    outcome = carry_out(tmp_path, die_once)
+    assert (outcome.done, outcome.errors) == (RUNS, {})
+    assert (tmp_path / "died").exists()
+
+
+def test_a_run_that_kills_its_worker_is_named_and_the_others_are_done(tmp_path):
+    outcome = carry_out(tmp_path, die)
+    assert outcome.errors and all("was killed twice" in error for error in outcome.errors.values())
+    assert all(name.startswith("pi-") for name in outcome.errors)
+    assert outcome.done + len(outcome.errors) <= RUNS and outcome.done > 0
+
+
+def test_shards_do_every_run_between_them_and_none_twice(tmp_path):
+    shards = [Shard(index, 3) for index in (1, 2, 3)]
+    first = carry_out(tmp_path, note, shards[0])
+    assert 0 < first.done < RUNS and first.waiting
+    for shard in [*shards, *shards]:  # what waits for another shard is done in a later round
+        last = carry_out(tmp_path, note, shard)
+    assert last.waiting == 0
+    assert len(begun(tmp_path)) == len(set(begun(tmp_path))) == RUNS
+
+
+@pytest.mark.parametrize("text", ["3", "0/3", "4/3", "1/0", "a/b", "1/2/3", "-1/2"])
+def test_what_is_no_shard_is_refused(text):
+    with pytest.raises(UserError, match="--shard"):
+        Shard.parse(text)

@@ -35,7 +35,7 @@ def finished(protocol, evidence, finish):
 
     def write(power_on_second: float, steps: int = STEPS) -> Plan:
         plan = Plan(replace(protocol, arms=(NONE, STOPPED)), evidence)
-        while (spec := plan.next(busy=set())) is not None:
+        while (spec := plan.next()) is not None:
             record = finish(spec)
             if spec.task.steps:
                 rate = spec.settings["optimizer.learning_rate"]

@@ -31,7 +31,7 @@ def plan(protocol, evidence, finish) -> Plan:
     """The longest document costs the cascade twice as much as it would, on the second task alone."""
     arms = (*protocol.arms, FIXED[1], AUTO, CASCADE)
     found = Plan(replace(protocol, arms=arms, unseen=("first", "second")), evidence)
-    while (spec := found.next(busy=set())) is not None:
+    while (spec := found.next()) is not None:
         noise = 0.001 * np.random.default_rng(spec.seed).normal(size=len(TOKENS))
         nats = (cost(spec) + noise) * TOKENS
         if spec.arm == "cascade" and spec.task.name == "second":
@@ -126,7 +126,7 @@ def test_a_task_that_was_lost_leaves_the_average_of_the_others_open(protocol, ev
     """Else a law that diverges would be judged by the tasks on which it does not."""
     tasks = (*plan.protocol.tasks, replace(plan.protocol.tasks[1], name="third", train_tokens=2048))
     three = Plan(replace(plan.protocol, tasks=tasks), evidence)
-    while (spec := three.next(busy=set())) is not None:
+    while (spec := three.next()) is not None:
         record = finish(spec, cost(spec), (cost(spec) * TOKENS).tolist(), TOKENS.tolist())
         if (spec.arm, spec.seed) == ("pi-auto", 1):
             record["failed"] = "not finite"
@@ -144,7 +144,7 @@ def test_a_sweep_that_is_not_finished_is_no_rival_yet(evidence, finish, plan):
     tasks = (*plan.protocol.tasks, replace(plan.protocol.tasks[1], name="third", train_tokens=2048))
     three = Plan(replace(wider.protocol, tasks=tasks), evidence)
     open_keys: set[str] = set()
-    while (spec := three.next(busy=open_keys)) is not None:
+    while (spec := three.next(lambda spec: spec.key in open_keys)) is not None:
         if spec.task.name == "third" and spec.setting == FIXED[3].setting:
             open_keys.add(spec.key)
             continue

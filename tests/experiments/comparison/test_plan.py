@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from granite_scu.config.request import Request
 from granite_scu.control import CONTROLLERS
 from granite_scu.experiments.comparison import evidence as evidence_module
 from granite_scu.experiments.comparison.evidence import Evidence, Spec, precision_of, write_record
@@ -17,13 +18,16 @@ from granite_scu.experiments.comparison.protocol import (
     NONE,
     PI,
     PRECISION,
+    QUICK,
     STOPPED,
     TRAINING,
     VARIED,
     Arm,
     Protocol,
 )
-from granite_scu.experiments.comparison.runs import command_line
+from granite_scu.experiments.comparison.runs import dotted_settings
+from granite_scu.training.controller import build_controller, check_length
+from granite_scu.training.setpoint_probe import provisional
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,7 +39,7 @@ def called(protocol: Protocol, name: str) -> Arm:
 def drain(plan: Plan, finish, limit: int = 1000, **results) -> list[Spec]:
     """Do every run in the plan's order, one at a time."""
     done = []
-    while (spec := plan.next(busy=set())) is not None:
+    while (spec := plan.next()) is not None:
         finish(spec, **results)
         done.append(spec)
         assert len(done) < limit
@@ -86,9 +90,9 @@ def test_the_varied_tasks_differ_from_those_of_the_full_protocol_in_one_thing_ea
         original = FULL.task("-".join(task.name.split("-")[:2]))
         assert replace(task, name=original.name, settings={}) == original
         spec = plan.spec(Cell(task, FIXED[0], 0))
-        arguments = command_line(spec, spec.settings, Path("run"))
-        assert all(f"--{key}={value}" in arguments for key, value in task.settings.items())
-        assert f"--control.lambda_init={FIXED[0].settings['control.lambda_init']}" in arguments
+        asked = dotted_settings(spec, spec.settings, Path("run"))
+        assert asked.items() >= task.settings.items()
+        assert asked["control.lambda_init"] == FIXED[0].settings["control.lambda_init"]
 
 
 def test_a_cell_names_the_runs_it_waits_for(protocol, evidence):
@@ -103,7 +107,7 @@ def test_a_cell_names_the_runs_it_waits_for(protocol, evidence):
 
 def test_the_setpoint_is_chosen_by_validation_on_one_task(protocol, evidence, finish):
     plan = Plan(protocol, evidence)
-    while (spec := plan.next(busy=set())) is not None:
+    while (spec := plan.next()) is not None:
         first, at_02 = spec.task.name == "first", spec.settings.get("control.target_s") == 0.2
         finish(spec, validation=5.0 if first == at_02 else 6.0)  # the other one is better on the second task
     assert plan.setpoint() == 0.2
@@ -161,22 +165,22 @@ def test_a_failed_run_is_finished_and_never_the_best(protocol, evidence, finish)
     del evidence.records[diverged.key]
     evidence.add(evidence.folder / diverged.file)
     finish(good, validation=5.9)
-    assert plan.next(busy=set()).key not in (diverged.key, good.key)
+    assert plan.next().key not in (diverged.key, good.key)
     assert plan.learning_rate(task, NONE) == 2e-3
 
 
 def test_it_goes_on_where_it_stopped(protocol, evidence, finish):
     plan = Plan(protocol, evidence)
-    first = plan.next(busy=set())
+    first = plan.next()
     finish(first)
     again = Plan(protocol, Evidence(evidence.folder))
-    assert again.next(busy=set()).key == plan.next(busy=set()).key != first.key
+    assert again.next().key == plan.next().key != first.key
 
 
 def test_runs_under_way_are_not_given_out_again(protocol, evidence):
     plan = Plan(protocol, evidence)
-    first = plan.next(busy=set())
-    assert plan.next(busy={first.key}).key != first.key
+    first = plan.next()
+    assert plan.next(lambda spec: spec.key == first.key).key != first.key
 
 
 def test_the_key_is_the_same_in_every_process_and_hangs_on_what_is_trained():
@@ -245,7 +249,7 @@ def mixed(protocol, evidence, finish) -> Path:
     drain(Plan(protocol, evidence), finish)
     plan = Plan(protocol, Evidence(evidence.folder, "32-true"))
     for _ in range(3):
-        spec = plan.next(busy=set())
+        spec = plan.next()
         record = finish(spec)
         record["settings"] = {**spec.settings, "trainer.precision": spec.precision}
         write_record(evidence.folder / spec.file, record)
@@ -257,8 +261,8 @@ def test_a_comparison_is_of_one_precision(protocol, mixed):
     published, other = Evidence(mixed), Evidence(mixed, "32-true")
     assert (published.precision, len(other.records)) == (PRECISION, 3)
     assert not published.records.keys() & other.records.keys()
-    assert Plan(protocol, published).next(busy=set()) is None
-    assert Plan(protocol, other).next(busy=set()).precision == "32-true"
+    assert Plan(protocol, published).next() is None
+    assert Plan(protocol, other).next().precision == "32-true"
 
 
 def test_the_precision_that_is_not_asked_for_is_that_of_the_runs_there(mixed, tmp_path):
@@ -280,3 +284,27 @@ def test_a_setpoint_found_by_another_rule_is_another_run(protocol, monkeypatch):
     auto, given = key("auto"), key(0.3)
     monkeypatch.setitem(evidence_module.SETPOINT_RULE, "share_of_s_free", 0.123)
     assert key("auto") != auto and key(0.3) == given
+
+
+@pytest.mark.parametrize("of", [QUICK, VARIED, FULL], ids=lambda protocol: protocol.name)
+def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, finish, tmp_path):
+    """Every arm on every task, as far as a run checks it before it reads the text; what is replayed is left out."""
+    plan = Plan(of, evidence, seeds=1)
+    checked = set()
+    while (spec := plan.next()) is not None:
+        finish(spec)
+        kind = (spec.arm, spec.setting, spec.task.steps)
+        if not spec.task.steps or "control.replay" in spec.settings or kind in checked:
+            continue
+        request = Request.from_dotted(dotted_settings(spec, spec.settings, tmp_path))
+        build_controller(provisional(request.control))
+        check_length(request, spec.task.steps)
+        checked.add(kind)
+    assert {arm for arm, *_ in checked} >= {"none", "fixed", "cascade"}
+
+
+def test_an_arm_without_its_runs_is_named(evidence, finish):
+    plan = Plan(QUICK, evidence)
+    while (spec := plan.next(lambda spec: spec.arm == "cascade")) is not None:
+        finish(spec)
+    assert plan.unfinished_arms() == [("docs-quick", "cascade", 3)]

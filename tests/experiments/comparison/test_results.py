@@ -21,7 +21,7 @@ def finished(protocol, evidence, finish):
 
     def make(costs) -> Plan:
         plan = Plan(protocol, evidence)
-        while (spec := plan.next(busy=set())) is not None:
+        while (spec := plan.next()) is not None:
             cost = costs(spec)
             noise = 0.001 * np.random.default_rng(spec.seed).normal(size=12)
             finish(spec, validation=cost, nats=((cost + noise) * 100).tolist(), tokens=[100] * 12)
@@ -54,7 +54,7 @@ def test_where_no_setpoint_is_chosen_nothing_is_claimed_and_the_arms_are_compare
     arms = (*FIXED[:2], AUTO, CASCADE)
     free = replace(protocol, arms=arms, rates=(1e-3,), swept_pi=(), selection_task=None)
     plan, costs = Plan(free, evidence), {"fixed": 5.0, "pi-auto": 4.0, "cascade": 4.5}
-    while (spec := plan.next(busy=set())) is not None:
+    while (spec := plan.next()) is not None:
         finish(spec, validation=costs.get(spec.arm, 6.0))
     found = results.report(plan)
     assert found["claims"] == {} and found["setpoint"] is None and "claim" not in report.markdown(found)
@@ -168,7 +168,7 @@ def test_tasks_that_are_not_run_leave_the_claim_open(finished):
 def test_part_of_the_sweep_decides_nothing(protocol, evidence, finish):
     """One of its places is missing: the best of the others may not be the best."""
     plan = Plan(protocol, evidence)
-    while (spec := plan.next(busy=set())) is not None:
+    while (spec := plan.next()) is not None:
         finish(spec, cost(spec), nats=[cost(spec) * 100] * 3, tokens=[100] * 3)
     for record in evidence:
         if record["arm"] == "fixed" and record["task"] == "second" and record["seed"]:
@@ -226,7 +226,7 @@ def test_half_of_the_evidence_makes_a_report_that_says_so(protocol, evidence, fi
     plan = Plan(protocol, evidence)
     assert results.report(plan)["tasks"] == []
     still_open: set[str] = set()
-    while (spec := plan.next(busy=still_open)) is not None:
+    while (spec := plan.next(lambda spec: spec.key in still_open)) is not None:
         if spec.arm == "pi-swept" and spec.seed:
             still_open.add(spec.key)
         else:
@@ -285,7 +285,7 @@ def test_a_sweep_that_lacks_a_setting_has_no_best(finished, evidence, finish):
     more = Plan(replace(plan.protocol, arms=(*plan.protocol.arms, FIXED[1])), evidence)
     found = results.report(more)
     assert found["overview"] == [] and set(found["tasks"][1]["swept_excess"].values()) == {None}
-    while (spec := more.next(busy=set())) is not None:
+    while (spec := more.next()) is not None:
         finish(spec, tokens=[100] * 12)["failed"] = "not finite"
     found = results.report(more)  # with one that lost its runs it is complete
     assert found["tasks"][1]["swept_excess"]["none"] == pytest.approx(5 / 4.002 - 1, abs=1e-4)

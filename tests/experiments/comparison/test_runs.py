@@ -20,18 +20,13 @@ SPEC = Spec(Task("first", "stdlib-docs", 1024, 4), "none", "", 0, NONE.settings 
 def ending(monkeypatch):
     """Runs end so instead of training."""
 
-    class Ends:
-        found = None
-        data = SimpleNamespace(text_digest="0")
+    def end_by(error: Exception) -> None:
+        def train(run, **_):
+            raise error
 
-        def __init__(self, *_) -> None:
-            pass
+        monkeypatch.setattr(runs, "train", train)
 
-        def fit(self):
-            raise self.error
-
-    monkeypatch.setattr(runs, "ComparedRun", Ends)
-    return lambda error: setattr(Ends, "error", error)
+    return end_by
 
 
 def test_an_arm_that_diverges_is_a_result(ending, tmp_path):
@@ -59,7 +54,7 @@ def test_what_is_replayed_is_of_the_same_precision(evidence, finish, tmp_path):
     replay = Spec(SPEC.task, "replay", "", 1, {"control.controller": "replay", "control.replay": source.key}, "32-true")
     history = runs._write_history(replay, evidence.folder, tmp_path)
     assert [tick["step"] for tick in json.loads(Path(history).read_text())] == record["ticks"]["step"]
-    assert "--trainer.precision=32-true" in runs.command_line(replay, replay.settings, tmp_path)
+    assert runs.dotted_settings(replay, replay.settings, tmp_path)["trainer.precision"] == "32-true"
 
 
 def test_an_adapter_that_scores_infinity_has_diverged():

@@ -26,7 +26,7 @@ REACH = {"first": 10.0, "second": 100.0}
 def swept(protocol, evidence, finish):
     """A sweep of both tasks, in which the cost hangs on S alone and is least at S = 50 %."""
     plan = Plan(replace(protocol, arms=(NONE, NONE_AT_RATE, *FIXED)), evidence)
-    while (spec := plan.next(busy=set())) is not None:
+    while (spec := plan.next()) is not None:
         s = 0.9 / (1 + 0.8 * REACH.get(spec.task.name, 0.0) * spec.settings.get("control.lambda_init", 0.0))
         record = finish(spec, validation=4 + (s - 0.5) ** 2 if spec.task.steps else 5.0)
         record["ticks"] |= {"s": [s, s], "data_bpt": [4.5, 3.0]}
@@ -86,7 +86,7 @@ def test_one_corpus_leaves_nothing_to_carry_over(swept):
     tasks = swept.protocol.tasks
     alike = replace(swept.protocol, tasks=(tasks[0], replace(tasks[1], corpus=tasks[0].corpus)))
     one = Plan(alike, swept.evidence)
-    while (spec := one.next(busy=set())) is not None:
+    while (spec := one.next()) is not None:
         source = next(r for r in swept.evidence if r["task"] == spec.task.name and r["seed"] == spec.seed)
         write_record(swept.evidence.folder / spec.file, source | {"key": spec.key, "settings": spec.settings})
         swept.evidence.add(swept.evidence.folder / spec.file)
