@@ -100,13 +100,14 @@ def add_settings(parser: jsonargparse.ArgumentParser) -> None:
         parser.add_class_arguments(kind, group)
 
 
-def check_values(given: jsonargparse.Namespace, groups: Mapping[str, type]) -> None:
+def check_values(given: jsonargparse.Namespace, groups: Mapping[str, Any]) -> None:
     """Refuse what jsonargparse lets through: a group that is no mapping, and null for a setting that has no such value.
 
     Raises:
         UserError: either of them.
     """
-    for group, kind in {"trainer": object, **groups}.items():
+    kinds: dict[str, Any] = {"trainer": object, **groups}
+    for group, kind in kinds.items():
         if not isinstance(given[group], Mapping | jsonargparse.Namespace):
             raise UserError(f"{group}: must be a mapping of settings, and is {given[group]!r}")
         for name, hint in get_type_hints(kind).items():

@@ -285,8 +285,8 @@ class ControlConfig:
     actuator: Literal["loss", "decoupled"] = "loss"
 
     def __post_init__(self) -> None:
-        auto = self.target_s == "auto"
-        _check(auto or 0 < self.target_s < 1, "--target-s", self.target_s, "must lie between 0 and 1, or be auto")
+        in_range = self.target_s == "auto" or 0 < self.target_s < 1
+        _check(in_range, "--target-s", self.target_s, "must lie between 0 and 1, or be auto")
         _check(self.every >= 1, "--control-every", self.every, "must be at least 1")
         self._check_gains()
         self._check_feed_forward()

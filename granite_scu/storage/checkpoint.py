@@ -87,7 +87,9 @@ class AdapterCheckpointIO(CheckpointIO):
                 shutil.copytree(path.parent / BEST, folder / BEST)
             manifest.write(folder)
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
+    ) -> dict[str, Any]:
         """The checkpoint; random generators are put where they were when it was saved, which dropout needs."""
         checkpoint = load_state(Path(path))
         _restore_random_state(checkpoint["random"])
@@ -99,10 +101,10 @@ class AdapterCheckpointIO(CheckpointIO):
 
 def _random_state() -> dict[str, Any]:
     """Of every generator there is. Ranks draw alike, so that one's states are all the others'."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     states = {
         "python": random.getstate(),
-        "numpy": (kind, keys.tolist(), position, has_gauss, gauss),
+        "numpy": (kind, np.asarray(keys).tolist(), position, has_gauss, gauss),
         "cpu": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
@@ -125,7 +127,8 @@ def load_state(path: Path) -> dict[str, Any]:
         UserError: the file is damaged, or not a checkpoint of ours.
     """
     try:
-        return torch.load(path / STATE, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        return state
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"--resume-from-checkpoint {path}: {STATE} is damaged; go on from another") from error
 
@@ -155,7 +158,7 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
 
 def _newest(resume: str, folder: RunFolder) -> Path | None:
     found = folder.checkpoints()
-    problems = []
+    problems: list[str] = []
     for path in reversed(found):
         problem = manifest.damage(path)
         if problem is None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -129,12 +130,12 @@ class RunFolder:
         with replacing(self.path / name) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(lines)
 
-    def append_history(self, record: dict) -> None:
+    def append_history(self, record: dict[str, Any]) -> None:
         """Add a tick's record as one line, so that a crash loses none of those before."""
         with (self.path / HISTORY_LINES).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(finite(record), allow_nan=False) + "\n")
 
-    def read_history(self) -> list[dict]:
+    def read_history(self) -> list[dict[str, Any]]:
         """The records so far; a last line that a crash tore is left out."""
         path = self.path / HISTORY_LINES
         if not path.is_file():
@@ -160,7 +161,7 @@ class RunFolder:
         if (self.path / HISTORY_LINES).is_file():
             sync(self.path / HISTORY_LINES)
 
-    def finish_history(self) -> list[dict]:
+    def finish_history(self) -> list[dict[str, Any]]:
         """Turn the lines into one JSON list, and return it."""
         records = self.read_history()
         self.write_json(HISTORY, records)
@@ -207,9 +208,10 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def _read_record(path: Path, number: int, line: str) -> dict:
+def _read_record(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        return json.loads(line)
+        record: dict[str, Any] = json.loads(line)
+        return record
     except ValueError as error:
         raise UserError(
             f"{path}: line {number} is damaged ({error}); take the line out to do without that tick"
