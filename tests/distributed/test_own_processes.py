@@ -16,12 +16,14 @@ SCRIPT = f"""
 import sys, time
 from pathlib import Path
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from granite_scu import flags, machine, run
-written = run.Run.report
-run.Run.report = lambda job: (written(job), time.sleep(12))  # as of a long run
+from granite_scu.cli import script_flags
+from granite_scu.export import present
+from granite_scu.hardware import machine
+written = present.report
+present.report = lambda folder: (written(folder), time.sleep(12))  # as of a long run
 machine._processes = lambda multi_gpu, device: (2, 1)  # as if the CPU were two GPUs
 _ChildProcessObserver.__init__.__defaults__ = (0.02,)  # Lightning looks for lost processes every five seconds
-sys.exit(flags.main(Path({str(CONFIG)!r})))
+sys.exit(script_flags.main(Path({str(CONFIG)!r})))
 """
 FLAGS = (
     *("--test-run", "--precision", "fp32", "--block-size", 64, "--batch-size", 2, "--eval-iters", 4, "--multi-gpu"),
