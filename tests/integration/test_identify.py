@@ -107,9 +107,9 @@ def simulated(*plants):
     """Stands for training: the first run meets the first of the plants, and so on, under noise of 3 %."""
     met = iter(plants)
 
-    def train(job, ticks, seed):
+    def train(job, ticks):
         job.folder.path.mkdir(parents=True)
-        noise = np.random.default_rng(seed).normal(0, 0.03, ticks)
+        noise = np.random.default_rng(job.request.seed).normal(0, 0.03, ticks)
         log_s, log_strength, outputs = simulate(job.controller, next(met), ticks, REST, noise)
         return [
             {"step": k + 1, "lambda": math.exp(u), "s": math.exp(y + n), "s_ema": output.smoothed}
