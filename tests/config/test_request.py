@@ -1,0 +1,31 @@
+import pytest
+
+from granite_scu.cli.request_parser import parse
+from granite_scu.config.request import Request
+from granite_scu.errors import UserError
+
+SETTINGS = {
+    "base.name": "tiny-granite-h",
+    "data.isolate_documents": False,
+    "lora.targets": ["in_proj", "q_proj"],
+    "optimizer.learning_rate": 4e-3,
+    "control.target_s": 0.1,
+    "run.early_stopping": None,
+    "trainer.limit_val_batches": 8192,
+    "trainer.max_steps": 7,
+    "seed_everything": 3,
+}
+
+
+def test_a_request_from_dotted_settings_is_the_command_lines():
+    said = {True: "true", False: "false", None: "null"}
+    arguments = [
+        f"--{key}={value if isinstance(value, list) else said.get(value, value)}" for key, value in SETTINGS.items()
+    ]
+    assert Request.from_dotted(SETTINGS) == parse(["fit", *arguments]).request
+
+
+@pytest.mark.parametrize("settings", [{"lora.rnk": 3}, {"lora.rank": "x"}, {"data.block_size": None}])
+def test_what_no_setting_takes_is_refused(settings):
+    with pytest.raises(UserError, match=next(iter(settings))):
+        Request.from_dotted(settings)
