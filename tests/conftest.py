@@ -206,11 +206,23 @@ def _nothing_of_the_user(tmp_path_factory):
     patch.undo()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_log_of_another_file():
+    """What the fixtures of a file ran has left a command's log handlers; the next file starts without any."""
+    yield
+    _restore_log((logging.NOTSET, True, []))
+
+
 @pytest.fixture(autouse=True)
-def _log_as_it_was():
+def _no_log_of_another_test():
     """No test leaves the handlers of a command's log to the next."""
     log = logging.getLogger("granite_scu")
     before = (log.level, log.propagate, list(log.handlers))
     yield
-    log.setLevel(before[0])  # not log.level: loggers remember what they were told is enabled
-    log.propagate, log.handlers[:] = before[1:]
+    _restore_log(before)
+
+
+def _restore_log(state: tuple) -> None:
+    log = logging.getLogger("granite_scu")
+    log.setLevel(state[0])  # not log.level: loggers remember what they were told is enabled
+    log.propagate, log.handlers[:] = state[1:]
