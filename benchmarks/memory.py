@@ -89,12 +89,12 @@ def run_case(flagged: Flagged, device: str, advance: Callable[[], None]) -> dict
 def predict(flagged: Flagged, device: str) -> float:
     """What the run is predicted to take, GiB."""
     from granite_scu.hardware import machine
-    from granite_scu.training import memory_budget as budget
+    from granite_scu.training import memory_budget
 
     with tempfile.TemporaryDirectory() as folder:
         request = training.make_request(device, flagged.case, STEPS, flagged.flags, folder)
     found = machine.resolve(request.base, request.run, request.trainer)
-    return budget.predict(request, found).total / GIB
+    return memory_budget.predict(request, found).total / GIB
 
 
 def take_steps(gate: Gate, flagged: Flagged) -> None:

@@ -48,8 +48,8 @@ sys.path.insert(0, str(ROOT))
 
 
 from benchmarks.tracking_figures import BAND, points_of, smoothed, summarise
-from benchmarks.tracking_grid import CORPORA, SETPOINTS, Cell, digest, grid, left_out, quick
-from benchmarks.tracking_report import origins, print_table, spoken
+from benchmarks.tracking_grid import CORPORA, SETPOINTS, TrackingCell, digest, grid, left_out, quick
+from benchmarks.tracking_report import describe_origin, origins, print_table
 from benchmarks.tracking_runs import course, run_all
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
@@ -106,12 +106,12 @@ def main() -> int:
         console.print(f"runs in {cells[0].precision}: {note}", highlight=False)
     where = origins(results)
     for origin in where:
-        console.print(spoken(origin), highlight=False)
+        console.print(describe_origin(origin), highlight=False)
     if options.plot:
         from viz.style import save
         from viz.tracking_plot import plot_tracking
 
-        drawn = [(r["cell"], points_of(smoothed(course(Cell.of(r), r["trajectory"])))) for r in results]
+        drawn = [(r["cell"], points_of(smoothed(course(TrackingCell.of(r), r["trajectory"])))) for r in results]
         save(plot_tracking(drawn, BAND), options.plot)
     if options.json:
         print(json.dumps({**facts, "origins": where, "results": results}))
@@ -137,7 +137,7 @@ def _check(options: argparse.Namespace) -> None:
         require_writable("--plot", options.plot.parent)
 
 
-def _cells(options: argparse.Namespace) -> list[Cell]:
+def _cells(options: argparse.Namespace) -> list[TrackingCell]:
     """The runs asked for, each once."""
     settings, setpoints = [f"--{setting}" for setting in options.set], sorted(set(options.target_s))
     if options.quick:
@@ -148,7 +148,7 @@ def _cells(options: argparse.Namespace) -> list[Cell]:
     return list(dict.fromkeys(replace(cell, content=contents[cell.corpus]) for cell in cells))
 
 
-def _in_precision(cells: list[Cell], options: argparse.Namespace) -> list[Cell]:
+def _in_precision(cells: list[TrackingCell], options: argparse.Namespace) -> list[TrackingCell]:
     """The cells in what this machine's CPU computes in; those that are only to be reported in what they were done in.
 
     On a CPU the precision goes with the machine, and no difference between runs shall be one between machines.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.tracking_grid import EVERY, Cell
+from benchmarks.tracking_grid import EVERY, TrackingCell
 from granite_scu.control import PI
 from granite_scu.control.diagnostics import metrics
 from granite_scu.control.laws.filter import smooth
@@ -32,7 +32,7 @@ WORST = {
 """Of each figure which is the worst, and what a run without it counts as; None: it does not count."""
 
 
-def measure(cell: Cell, history: list[dict[str, Any]]) -> dict[str, float | None]:
+def measure(cell: TrackingCell, history: list[dict[str, Any]]) -> dict[str, float | None]:
     """The figures of a run; None where S never settled, and where the question does not arise."""
     records = smoothed(history)
     control = metrics.summarise(records, BAND)
@@ -67,7 +67,7 @@ def points_of(records: list[dict[str, Any]]) -> list[tuple[int, float | None]]:
     return [(r["step"], None if r["held"] else r["s_ema"] / r["s_target"]) for r in records]
 
 
-def _held(cell: Cell, records: list[dict[str, Any]]) -> dict[str, float | None]:
+def _held(cell: TrackingCell, records: list[dict[str, Any]]) -> dict[str, float | None]:
     """How an undisturbed stretch of a run was held."""
     points, rise = points_of(records), metrics.rise_time(metrics.ratios(records))
     start = metrics.held_from(points, BAND)
@@ -86,7 +86,7 @@ def _held(cell: Cell, records: list[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def excursion(cell: Cell, records: list[dict[str, Any]]) -> dict[str, float | None]:
+def excursion(cell: TrackingCell, records: list[dict[str, Any]]) -> dict[str, float | None]:
     """How far above and below the setpoint in force the smoothed S comes after the disturbance of a run that has one.
 
     None for the side of a moved setpoint on which S stands when it is moved.
@@ -100,7 +100,7 @@ def excursion(cell: Cell, records: list[dict[str, Any]]) -> dict[str, float | No
     }
 
 
-def nothing_held(cell: Cell) -> dict[str, float | None]:
+def nothing_held(cell: TrackingCell) -> dict[str, float | None]:
     """The figures of a run that came to nothing."""
     lost = {"in_band": 0.0, "in_band_early": 0.0, "recovery": 1.0 if cell.disturbance else None}
     return {**dict.fromkeys((*WORST, "lambda")), **lost}
@@ -112,8 +112,8 @@ def summarise(results: list[dict[str, Any]], of: int) -> dict[str, Any]:
     ``WORST`` has what a run without a figure counts as.
     """
     worst = {f"worst_{name}": _worst([r[name] for r in results], *how) for name, how in WORST.items()}
-    missed = [str(Cell.of(r)) for r in results if not meets_goals(r)]
-    failed = [str(Cell.of(r)) for r in results if r["failed"]]
+    missed = [str(TrackingCell.of(r)) for r in results if not meets_goals(r)]
+    failed = [str(TrackingCell.of(r)) for r in results if r["failed"]]
     complete = len(results) == of
     goal_met = False if missed else True if complete else None
     counts = {"cells": len(results), "of": of, "complete": complete}

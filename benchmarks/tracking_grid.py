@@ -25,7 +25,7 @@ FIRST_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Cell:
+class TrackingCell:
     """One run of the grid; ``content`` is the ``digest`` of a text of the user's own, ``precision`` that of a CPU which
     does not compute in bf16, as the published runs are."""
 
@@ -42,7 +42,7 @@ class Cell:
     precision: str = ""
 
     @classmethod
-    def of(cls, result: dict[str, Any]) -> "Cell":
+    def of(cls, result: dict[str, Any]) -> "TrackingCell":
         """The cell of a run, in whose file a tuple is a list."""
         return cls(**{**result["cell"], "settings": tuple(result["cell"]["settings"])})
 
@@ -82,7 +82,9 @@ def digest(corpus: str) -> str:
     return whole.hexdigest()[:16]
 
 
-def grid(setpoints: list[float], corpora: list[str], seeds: int, controller: str, settings: list[str]) -> list[Cell]:
+def grid(
+    setpoints: list[float], corpora: list[str], seeds: int, controller: str, settings: list[str]
+) -> list[TrackingCell]:
     """Every combination, and at the middle setpoints each disturbance that there can be.
 
     In the order of doing, so that a part of it is balanced: of each seed first the half in which every two of rate,
@@ -91,11 +93,11 @@ def grid(setpoints: list[float], corpora: list[str], seeds: int, controller: str
     common = {"controller": controller, "settings": tuple(settings)}
     cells = []
     for seed in range(seeds):
-        halves: tuple[list[Cell], list[Cell]] = ([], [])
+        halves: tuple[list[TrackingCell], list[TrackingCell]] = ([], [])
         for (i, rate), (j, rank), (k, corpus) in product(enumerate(RATES), enumerate(RANKS), enumerate(corpora)):
-            halves[(i + j + k) % 2].extend(Cell(s, rate, rank, corpus, seed, **common) for s in setpoints)
+            halves[(i + j + k) % 2].extend(TrackingCell(s, rate, rank, corpus, seed, **common) for s in setpoints)
         disturbed = [
-            Cell(s, 6e-4, 16, corpora[0], seed, d, **common)
+            TrackingCell(s, 6e-4, 16, corpora[0], seed, d, **common)
             for s, d in product(_middle(setpoints), DISTURBANCES)
             if moved(s, d) < 1
         ]
@@ -121,14 +123,14 @@ def left_out(setpoints: list[float]) -> list[str]:
     ]
 
 
-def quick(setpoints: list[float], corpora: list[str], controller: str, settings: list[str]) -> list[Cell]:
+def quick(setpoints: list[float], corpora: list[str], controller: str, settings: list[str]) -> list[TrackingCell]:
     """Few cells across the grid, and one disturbance; half the steps at the double rate, so S comes as far."""
     common = {"controller": controller, "settings": tuple(settings), "steps": STEPS // 2}
     low, high, middle = setpoints[0], setpoints[-1], setpoints[len(setpoints) // 2]
     lower = setpoints[len(setpoints) // 3]
     return [
-        Cell(low, 2 * RATES[0], 16, corpora[0], 0, **common),
-        Cell(high, RATES[1], 8, corpora[-1], 0, **common),
-        Cell(lower, RATES[1], 8, corpora[0], 1, **common),
-        Cell(middle, 2 * RATES[0], 16, corpora[0], 0, DISTURBANCES[0], **common),
+        TrackingCell(low, 2 * RATES[0], 16, corpora[0], 0, **common),
+        TrackingCell(high, RATES[1], 8, corpora[-1], 0, **common),
+        TrackingCell(lower, RATES[1], 8, corpora[0], 1, **common),
+        TrackingCell(middle, 2 * RATES[0], 16, corpora[0], 0, DISTURBANCES[0], **common),
     ]

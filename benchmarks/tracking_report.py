@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.tracking_figures import EXCURSION, GOALS, meets_goals
-from benchmarks.tracking_grid import Cell
+from benchmarks.tracking_grid import TrackingCell
 
 ORIGIN = ("machine", "versions", "git_revision")
 """What a run's file says of where it was done."""
@@ -21,7 +21,7 @@ def print_table(results: list[dict[str, Any]], console: Console) -> None:
     for name in ("S*", "rate", "rank", "corpus", "seed", "disturbance", *shares, *numbers, "goals"):
         table.add_column({"in_band_early": "early", "lambda": "last lambda", "iae": "IAE"}.get(name, name))
     for r in results:
-        cell = Cell.of(r)
+        cell = TrackingCell.of(r)
         what = f"{cell.setpoint:.2%}", f"{cell.learning_rate:g}", str(cell.rank), cell.corpus, str(cell.seed)
         figures = *(_percent(r[name]) for name in shares), *(_number(r[name]) for name in numbers)
         outcome = "failed" if r["failed"] else "met" if meets_goals(r) else "missed"
@@ -35,9 +35,9 @@ def print_table(results: list[dict[str, Any]], console: Console) -> None:
 def line(result: dict[str, Any]) -> str:
     """A run in a line: whether it met its goals, and its figures, or why it failed."""
     if result["failed"]:
-        return f"failed {Cell.of(result)}: {result['failed']}"
+        return f"failed {TrackingCell.of(result)}: {result['failed']}"
     mark = "ok    " if meets_goals(result) else "missed"
-    return f"{mark} {Cell.of(result)}: " + ", ".join(f"{n} {_percent(result[n])}" for n in (*GOALS, *EXCURSION))
+    return f"{mark} {TrackingCell.of(result)}: " + ", ".join(f"{n} {_percent(result[n])}" for n in (*GOALS, *EXCURSION))
 
 
 def _percent(value: float | None) -> str:
@@ -54,7 +54,7 @@ def origins(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"runs": runs, **json.loads(facts)} for facts, runs in counted.items()]
 
 
-def spoken(origin: dict[str, Any]) -> str:
+def describe_origin(origin: dict[str, Any]) -> str:
     """One of ``origins`` in words."""
     runs = "1 run" if origin["runs"] == 1 else f"{origin['runs']} runs"
     machine, versions, revision = (origin[name] for name in ORIGIN)

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.tracking_figures import GOALS, measure, nothing_held
-from benchmarks.tracking_grid import Cell
-from benchmarks.tracking_report import line, origins, spoken
+from benchmarks.tracking_grid import TrackingCell
+from benchmarks.tracking_report import describe_origin, line, origins
 from benchmarks.tracking_training import request_of, train
 from granite_scu.cli import guard
 from granite_scu.config.settings import ControlConfig
@@ -30,7 +30,7 @@ COURSE = ("s", "s_ema", "lambda", "s_target", "saturated")
 """What a trajectory has of each tick, after its step."""
 
 
-def run_cell(cell: Cell, scratch: Path | None = None) -> dict[str, Any]:
+def run_cell(cell: TrackingCell, scratch: Path | None = None) -> dict[str, Any]:
     """Train the cell, in a folder that is made in ``scratch`` and removed, and measure it."""
     provenance.git_revision()  # remembered from now on: what runs is what is imported now
     try:
@@ -50,7 +50,7 @@ def trajectory_of(history: list[dict[str, Any]]) -> list[list[float | bool | Non
     return [[record["step"], *(short(record[name]) for name in COURSE)] for record in history]
 
 
-def course(cell: Cell, trajectory: list[list[float | bool | None]]) -> list[dict[str, Any]]:
+def course(cell: TrackingCell, trajectory: list[list[float | bool | None]]) -> list[dict[str, Any]]:
     """The records of a trajectory. In those of older files no tick is marked saturated; it is where lambda is a bound.
 
     Raises:
@@ -63,7 +63,7 @@ def course(cell: Cell, trajectory: list[list[float | bool | None]]) -> list[dict
     return [dict(zip(("step", *COURSE), point, strict=True)) for point in with_marks]
 
 
-def read_run(path: Path, cell: Cell) -> dict[str, Any]:
+def read_run(path: Path, cell: TrackingCell) -> dict[str, Any]:
     """The finished run of a cell, measured from the trajectory in its file: the file may be older than a figure.
 
     Raises:
@@ -71,9 +71,9 @@ def read_run(path: Path, cell: Cell) -> dict[str, Any]:
     """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        if Cell.of(result) != cell or not {*GOALS, "lambda", "trajectory"} <= result.keys():
+        if TrackingCell.of(result) != cell or not {*GOALS, "lambda", "trajectory"} <= result.keys():
             raise ValueError("of another run, or without its figures")
-        spoken(*origins([result]))
+        describe_origin(*origins([result]))
         if result.setdefault("failed", None):
             result |= nothing_held(cell)
         else:
@@ -86,7 +86,7 @@ def read_run(path: Path, cell: Cell) -> dict[str, Any]:
     return result
 
 
-def _require_whole(cell: Cell, records: list[dict[str, Any]]) -> None:
+def _require_whole(cell: TrackingCell, records: list[dict[str, Any]]) -> None:
     """Refuse a trajectory that does not lead to the run's end, or has what no run has.
 
     Raises:
@@ -101,14 +101,14 @@ def _require_whole(cell: Cell, records: list[dict[str, Any]]) -> None:
 
 
 def run_all(
-    cells: list[Cell], jobs: int, results: Path | None, at_most: int | None, console: Console
+    cells: list[TrackingCell], jobs: int, results: Path | None, at_most: int | None, console: Console
 ) -> list[dict[str, Any]]:
     """The finished cells, in order: those read from ``results``, and ``at_most`` so many new ones, written there.
 
     Raises:
         UserError: a file in ``results`` is not the run's, or a cell's settings or its run are refused.
     """
-    found: dict[Cell, dict[str, Any]] = {}
+    found: dict[TrackingCell, dict[str, Any]] = {}
     for cell in cells:
         path = results / f"{cell.key()}.json" if results else None
         if path and path.is_file():

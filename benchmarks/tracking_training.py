@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.tracking_grid import CORPORA, EVERY, TOKENS, Cell, moved
+from benchmarks.tracking_grid import CORPORA, EVERY, TOKENS, TrackingCell, moved
 from granite_scu.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -17,7 +17,7 @@ NO_TRAINING = ("help", "h", "print_config", "dry_run", "check_requirements", "js
 """Flags of the training script that ask for something else than a run."""
 
 
-def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
+def train(cell: TrackingCell, scratch: Path | None = None) -> list[dict[str, Any]]:
     """The run's history. The run is a user's, but for the callback that disturbs it."""
     import torch
 
@@ -36,7 +36,7 @@ def train(cell: Cell, scratch: Path | None = None) -> list[dict[str, Any]]:
         return json.loads((run.folder.path / "scu_history.json").read_text(encoding="utf-8"))
 
 
-def request_of(cell: Cell, folder: str) -> Any:
+def request_of(cell: TrackingCell, folder: str) -> Any:
     """What a user would ask for to have the run in that folder. Makes nothing there.
 
     Raises:
@@ -90,7 +90,7 @@ def _check_names(settings: list[str]) -> None:
             raise UserError(f"--set: {name} is given twice; leave one out")
 
 
-def _disturbance(cell: Cell, request: Any) -> Any:
+def _disturbance(cell: TrackingCell, request: Any) -> Any:
     """A callback that disturbs the run once, at its middle."""
     import lightning as L
 

@@ -12,7 +12,7 @@ from granite_scu.hardware import machine, presets, resolve_precision
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.nvml import why_no_cuda
 from granite_scu.model import loading
-from granite_scu.training import memory_budget as budget
+from granite_scu.training import memory_budget
 from granite_scu.training.callbacks.shannon_control import SKIPPED_IN_A_ROW, ShannonControl
 from granite_scu.training.callbacks.utilisation import advice
 
@@ -70,7 +70,7 @@ def test_out_of_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (gib // 2, 12 * gib))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 11 * gib)
     found = Machine(RTX_3060, "cuda", "bf16-mixed", 1, 1, "sdpa", "auto")
-    asked = budget._asked(torch.OutOfMemoryError("Tried to allocate 2.20 GiB. GPU 0 has ..."), found)
+    asked = memory_budget._asked(torch.OutOfMemoryError("Tried to allocate 2.20 GiB. GPU 0 has ..."), found)
     assert quoted(f"error: out of memory on NVIDIA GeForce RTX 3060: {asked}; try")
 
 

@@ -14,7 +14,7 @@ ASIDE = {
 The module has ``add_arguments(parser)`` and ``run(options) -> exit code``."""
 
 
-def in_words() -> str:
+def describe() -> str:
     """What there is besides, for the help of what trains."""
     each = "; ".join(f"{name}: {meaning}" for name, (_, meaning) in ASIDE.items())
     return f"Besides training, each with its own --help. {each}."

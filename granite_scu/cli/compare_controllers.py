@@ -72,8 +72,8 @@ def main(root: Path, argv: list[str] | None = None) -> int:
     from granite_scu.cli import guard
 
     argv = sys.argv[1:] if argv is None else argv
-    go_on = "the runs under way are lost, those finished are kept; the same command goes on"
-    return guard.guarded(lambda: _run(build_parser().parse_args(argv), root), "--debug" in argv, go_on)
+    how_to_continue = "the runs under way are lost, those finished are kept; the same command goes on"
+    return guard.guarded(lambda: _run(build_parser().parse_args(argv), root), "--debug" in argv, how_to_continue)
 
 
 def _run(options: argparse.Namespace, root: Path) -> int:
@@ -246,7 +246,7 @@ def _list(plan: "Plan", jobs: int, console: "Console") -> None:
             table.add_row(task.name, arm.label, *(" ".join(map(str, seeds)) for seeds in (finished, waiting)))
     console.print(table)
     now = engine.standing(plan)
-    left = engine.spoken(now.remaining(jobs)) if now.total > now.finished else "no time"
+    left = engine.format_duration(now.remaining(jobs)) if now.total > now.finished else "no time"
     console.print(
         f"{now.finished} of {now.total} runs finished, tuning and base model included; {left} left with {jobs} workers "
         f"at {now.seconds_each:.0f} s a run",

@@ -15,7 +15,7 @@ from granite_scu.storage.run_folder import EVALUATION
 if TYPE_CHECKING:
     from granite_scu.evaluation.bpt.subjects import Subject
 
-GO_ON = "nothing was written"
+HOW_TO_CONTINUE = "nothing was written"
 
 
 def build_parser() -> Parser:
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
     argv = sys.argv[1:] if argv is None else argv
     arguments = [hyphenated(argument) for argument in argv]
-    return guard.guarded(lambda: _run(arguments), "--debug" in arguments, GO_ON)
+    return guard.guarded(lambda: _run(arguments), "--debug" in arguments, HOW_TO_CONTINUE)
 
 
 def _run(argv: list[str]) -> int:

@@ -19,8 +19,7 @@ from granite_scu.evaluation.generate import (
     stream,
     tokenized,
 )
-from granite_scu.model import loading
-from granite_scu.model import saved_adapter as saved
+from granite_scu.model import loading, saved_adapter
 from granite_scu.model.loading import WEIGHT_DTYPES
 
 
@@ -46,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
     prompt = read_prompt(options.prompt, options.prompt_file)
-    adapter = saved.find(options.run)
-    base = saved.base_of(adapter, options.model)
+    adapter = saved_adapter.find(options.run)
+    base = saved_adapter.base_of(adapter, options.model)
     adapter.layers(base.name)  # proves that it fits
     tokenizer = loading.load_tokenizer(base.name)
     inputs = tokenized(tokenizer, prompt, options.chat)

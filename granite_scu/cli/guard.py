@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from granite_scu.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
 
 NOTHING_KEPT = "nothing is kept; start the same command again"
-GO_ON = "where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"
+HOW_TO_CONTINUE = "where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"
 
 _REMEDIES = {
     errno.ENOSPC: "free some space",
@@ -28,13 +28,15 @@ _REMEDIES = {
 """What to do about the ways in which a file cannot be written."""
 
 
-def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Callable[[str], str] = str) -> int:
+def guarded(
+    run: Callable[[], int], debug: bool, how_to_continue: str = HOW_TO_CONTINUE, redact: Callable[[str], str] = str
+) -> int:
     """Call ``run``; an error becomes one line and an exit code, with ``debug`` a traceback too.
 
     Args:
         run: returns the exit code.
         debug: whether to show tracebacks.
-        go_on: how to go on after Ctrl-C.
+        how_to_continue: how to go on after Ctrl-C.
         redact: takes out of what is printed what nobody may see.
 
     Returns:
@@ -45,14 +47,14 @@ def guarded(run: Callable[[], int], debug: bool, go_on: str = GO_ON, redact: Cal
     try:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few characters must not end a run
-        with _termination_raised(go_on), _failed_writes_told_once(debug):
+        with _termination_raised(how_to_continue), _failed_writes_told_once(debug):
             return run()
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return FAILED
     except (Exception, KeyboardInterrupt, Stopped) as error:
-        line, code = _line_and_code(error, go_on)
+        line, code = _line_and_code(error, how_to_continue)
         if debug:
             print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         if line:  # of several processes that stop together, one speaks
@@ -65,7 +67,7 @@ def hush_renamings() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
 
 
-def _line_and_code(error: BaseException, go_on: str) -> tuple[str, int]:
+def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int]:
     match error:
         case Stopped():
             return str(error), error.code
@@ -74,24 +76,24 @@ def _line_and_code(error: BaseException, go_on: str) -> tuple[str, int]:
         case RunFailed():
             return str(error), FAILED
         case KeyboardInterrupt():
-            return f"interrupted; {go_on}", INTERRUPTED
+            return f"interrupted; {how_to_continue}", INTERRUPTED
         case RuntimeError() if "determine home directory" in str(error):  # by pathlib, for ~name/file
             return (
                 "a path begins with ~ and no user of this machine is called what follows; write it out",
                 WRONG_REQUEST,
             )
         case OSError(errno=int()):
-            return _about_file(error, go_on), FAILED
+            return _about_file(error, how_to_continue), FAILED
     # The boundary of the program: whatever got here is a defect of ours or of the machine.
     words = textwrap.shorten(str(error), 400, placeholder=" ...") or "no message"
     return f"{type(error).__name__}: {words}; --debug shows where", FAILED
 
 
-def _about_file(error: OSError, go_on: str) -> str:
+def _about_file(error: OSError, how_to_continue: str) -> str:
     """What the system refused; a disk that is full or may not be written to is the usual case."""
     where = f"{error.filename}: " if error.filename else ""
     remedy = _REMEDIES.get(error.errno or 0, "--debug shows where")
-    return f"{where}{error.strerror}; {remedy}; {go_on}"
+    return f"{where}{error.strerror}; {remedy}; {how_to_continue}"
 
 
 @contextmanager
@@ -111,14 +113,14 @@ def _failed_writes_told_once(debug: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _termination_raised(go_on: str) -> Iterator[None]:
+def _termination_raised(how_to_continue: str) -> Iterator[None]:
     """SIGTERM as an exception: temporary files are removed on the way out. By itself it ends a process where it stands.
 
     Only a main thread may say what signals do.
     """
 
     def terminate(number: int, frame: object) -> None:
-        raise Stopped(f"stopped by SIGTERM; {go_on}", TERMINATED)
+        raise Stopped(f"stopped by SIGTERM; {how_to_continue}", TERMINATED)
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -49,4 +49,4 @@ def _say_gpu() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard.guarded(main, "--debug" in sys.argv, go_on="nothing was changed"))
+    sys.exit(guard.guarded(main, "--debug" in sys.argv, how_to_continue="nothing was changed"))

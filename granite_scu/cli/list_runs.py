@@ -11,7 +11,7 @@ from rich.text import Text
 
 from granite_scu.cli.console import WIDE, make_console
 from granite_scu.errors import UserError
-from granite_scu.storage.run_folder import MARK
+from granite_scu.storage.run_folder import TRAINING_CONFIG
 from granite_scu.storage.run_list import SORTS, Summary, ordered, read_runs
 
 
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"{options.folder}: no such folder")
     found, broken = read_runs(folder)
     if not found and not broken:
-        raise UserError(f"{options.folder}: holds no run folder ({MARK} tells one)")
+        raise UserError(f"{options.folder}: holds no run folder ({TRAINING_CONFIG} tells one)")
     found = ordered(found, options.sort)
     if options.json:
         print(json.dumps({"runs": [asdict(each) for each in found], "broken": broken}, indent=2))

@@ -14,7 +14,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     arguments = without_local_rank(sys.argv[1:] if argv is None else list(argv))
     if arguments[:1] and arguments[0] in ASIDE:
-        return guard.guarded(lambda: _run(*arguments), "--debug" in arguments, go_on="nothing was written")
+        return guard.guarded(lambda: _run(*arguments), "--debug" in arguments, how_to_continue="nothing was written")
     from granite_scu.cli import train  # late: it loads Lightning
 
     return train.main(arguments)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.export.merge import Merger
-from granite_scu.model import loading
-from granite_scu.model import saved_adapter as saved
+from granite_scu.model import loading, saved_adapter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +25,9 @@ def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     console = make_console()
     quiet(console)
-    adapter = saved.find(options.run)
+    adapter = saved_adapter.find(options.run)
     merger = Merger(
-        adapter, saved.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
+        adapter, saved_adapter.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
     )
     merger.check_out(options.overwrite)
     device = loading.device_named(options.device)

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return guard.guarded(
         lambda: _run(given, token),
         debug="--debug" in given,
-        go_on=hub.AGAIN,
+        how_to_continue=hub.AGAIN,
         redact=lambda text: redact(text, token[0] if token else None),
     )
 

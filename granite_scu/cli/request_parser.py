@@ -11,8 +11,7 @@ import jsonargparse
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from granite_scu.cli import command_table
-from granite_scu.cli import config_layers as layers
+from granite_scu.cli import command_table, config_layers
 from granite_scu.config import flags
 from granite_scu.config import settings as config
 from granite_scu.config.request import Request, add_settings, check_values
@@ -24,7 +23,7 @@ COMMANDS = ("fit", "validate", "test", "identify")
 ABOUT = {
     "prog": "granite-scu",
     "description": "Fine-tune a Granite model while a controller holds S at its target.",
-    "epilog": command_table.in_words(),
+    "epilog": command_table.describe(),
 }
 
 
@@ -48,7 +47,7 @@ class GraniteCLI(LightningCLI):
     """Parses a command into ``request``; builds nothing."""
 
     def __init__(self, arguments: list[str]) -> None:
-        arguments, self.preset = layers.take_preset(arguments)
+        arguments, self.preset = config_layers.take_preset(arguments)
         strict = {"exit_on_error": False, "allow_abbrev": False}
         super().__init__(
             trainer_class=Commands,
@@ -98,7 +97,7 @@ def parse(arguments: list[str]) -> GraniteCLI:
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
     argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns when both are there
     try:
-        layers.check_files(arguments)
+        config_layers.check_files(arguments)
         return GraniteCLI(arguments)
     except jsonargparse.ArgumentError as error:
         raise UserError(_in_one_line(str(error))) from error

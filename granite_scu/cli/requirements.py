@@ -31,11 +31,10 @@ from granite_scu.errors import UserError
 from granite_scu.hardware import GIB, Device, detect, dotted, nvml, presets, resolve_precision
 from granite_scu.hardware.machine import Machine, resolve_request
 from granite_scu.hardware.torch_build import install_command
-from granite_scu.model import initial_adapter as starting
-from granite_scu.model import loading
+from granite_scu.model import initial_adapter, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
-from granite_scu.training import memory_budget as budget
+from granite_scu.training import memory_budget
 
 HUB_DATASET = "Salesforce/wikitext"
 HUB_PREFIX = "hf:"
@@ -164,21 +163,21 @@ def _open_files(request: Request) -> None:
         if source not in EMBEDDED and not is_on_hub(source):
             readable_files(source)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
-        starting.check_control(request.control)
-        starting.lora_of(request.lora, starting.open_start(request.lora.adapter, request.base.name))
+        initial_adapter.check_control(request.control)
+        initial_adapter.lora_of(request.lora, initial_adapter.open_start(request.lora.adapter, request.base.name))
 
 
 def _with_prediction(check: Check, request: Request, machine: Machine) -> Check:
     name = request.base.name
     if name != BaseConfig.name and not is_at_hand(name):
         return dataclasses.replace(check, meaning="not predicted before the model's configuration is downloaded")
-    footprint, allowed = budget.predict(request, machine), budget.limit(request, machine)
+    footprint, allowed = memory_budget.predict(request, machine), memory_budget.limit(request, machine)
     meaning = f"the run is predicted to take {footprint.total / GIB:.2f} of {allowed / GIB:.2f} GiB"
     fits = footprint.total <= allowed
     if request.run.auto_batch_size:
         return dataclasses.replace(check, meaning=f"{meaning}; --auto-batch-size goes by that")
     return dataclasses.replace(
-        check, ok=fits or None, meaning=meaning, remedy="" if fits else budget.advice(request, machine)
+        check, ok=fits or None, meaning=meaning, remedy="" if fits else memory_budget.advice(request, machine)
     )
 
 

@@ -5,22 +5,20 @@ import sys
 
 from rich.console import Console
 
-from granite_scu.cli import config_layers as layers
-from granite_scu.cli import guard, requirements
+from granite_scu.cli import config_layers, guard, requirements
 from granite_scu.cli.console import make_console, print_facts, print_summary, quiet
 from granite_scu.cli.request_parser import parse
 from granite_scu.config.request import Request
 from granite_scu.errors import UserError
 from granite_scu.evaluation.split_score import score_split
-from granite_scu.experiments.identification import step_test as identify
+from granite_scu.experiments.identification import step_test
 from granite_scu.export.present import presented
 from granite_scu.hardware import presets
 from granite_scu.hardware.machine import resolve_request
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training import preflight as planning
-from granite_scu.training import recipe
+from granite_scu.training import preflight, recipe
 
 SCORED = {"validate": "validation", "test": "test"}
 """Commands that print a score, and the split that they score."""
@@ -31,12 +29,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    return guard.guarded(lambda: run(layers.put_first(arguments)), debug)
+    return guard.guarded(lambda: run(config_layers.put_first(arguments)), debug)
 
 
 def run(arguments: list[str]) -> int:
     """Carry out a command of the CLI; returns the exit code."""
-    with layers.naming_files(arguments):
+    with config_layers.naming_files(arguments):
         return _run(arguments)
 
 
@@ -49,7 +47,7 @@ def _run(arguments: list[str]) -> int:
     answers = as_json or cli.subcommand in SCORED
     quiet(make_console(stderr=True) if answers else console)  # what goes to stdout is JSON then, and nothing else
     if cli.step_test is not None:
-        return identify.identify(cli.request, cli.step_test, console, as_json)
+        return step_test.identify(cli.request, cli.step_test, console, as_json)
     if cli.subcommand == "fit":
         return fit(cli.request, console)
     console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
@@ -80,29 +78,29 @@ def _score(request: Request, split: str) -> dict:
 def print_config(arguments: list[str]) -> int:
     """Print the resolved configuration, which feeds straight back, with what each value is from."""
     request = parse(arguments).request
-    print(layers.annotated(request.yaml, layers.take_preset(arguments)[0]), end="")
+    print(config_layers.annotated(request.yaml, config_layers.take_preset(arguments)[0]), end="")
     return 0
 
 
 def dry_run(arguments: list[str], as_json: bool) -> int:
     """Resolve everything, load the tokenizer and one batch, print the plan."""
     console = make_console()
-    with layers.naming_files(arguments):
+    with config_layers.naming_files(arguments):
         cli = parse(arguments)
         quiet(make_console(stderr=True) if as_json else console)
-        facts = planning.describe(recipe.prepare(cli.request, console))
+        facts = preflight.describe(recipe.prepare(cli.request, console))
     print(json.dumps(facts, indent=2)) if as_json else print_facts("plan (nothing is trained)", facts, console)
     return 0
 
 
 def check_requirements(arguments: list[str], as_json: bool) -> int:
     """Say what the described run needs and lacks; 0 when it can start, 1 when not."""
-    asked = layers.asked_preset(arguments)
+    asked = config_layers.asked_preset(arguments)
     try:
-        arguments, chosen = layers.take_preset(arguments)
+        arguments, chosen = config_layers.take_preset(arguments)
     except UserError:  # a lack like any other: the checks name it
-        arguments, chosen = layers.without_preset(arguments), None if asked == presets.AUTO else asked
-    with layers.naming_files(arguments):
+        arguments, chosen = config_layers.without_preset(arguments), None if asked == presets.AUTO else asked
+    with config_layers.naming_files(arguments):
         request = parse(arguments).request
     apart = request.data.isolate_documents and request.base.attention == "auto"  # as the run itself takes it
     attention = "sdpa" if apart else request.base.attention

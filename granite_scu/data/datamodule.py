@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.blocks.division import SPLITS, as_record, divided, recorded
-from granite_scu.data.blocks.filtering import Fitted, fit, repeated, report, unused
+from granite_scu.data.blocks.filtering import Filtered, filter_documents, repeated, report, unused
 from granite_scu.data.blocks.packing import Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches
 from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, by_block
@@ -70,7 +70,7 @@ class TextDataModule(LightningDataModule):
         self._blocks: Split[Blocks] | None = None
         self._split_by = ""
         self._n_empty = self._n_conversations = self._n_copies = 0
-        self._fitted: dict[str, Fitted] = {}
+        self._filtered: dict[str, Filtered] = {}
         self._recorded: Callable[[], Iterator[str]] = partial(as_record, "document", Split([], [], []))
 
     def start_at(self, batch: int) -> None:
@@ -101,7 +101,7 @@ class TextDataModule(LightningDataModule):
         whole = config.packing == "best-fit" or (config.packing == "auto" and corpus.n_conversations > 0)
         layout = best_fit if whole else in_a_row
         laid_out = partial(self._blocks_of, corpus.stream, corpus.name, layout, padding_of(tokenizer))
-        self._n_empty, self._n_conversations, self._fitted = corpus.n_empty, corpus.n_conversations, {}
+        self._n_empty, self._n_conversations, self._filtered = corpus.n_empty, corpus.n_conversations, {}
         self._split_by, parts = divided(corpus, config)
         self._n_copies = 0 if parts is None else corpus.n_documents - sum(len(getattr(parts, name)) for name in SPLITS)
         self._recorded = partial(recorded, corpus, self._split_by, parts)
@@ -130,23 +130,23 @@ class TextDataModule(LightningDataModule):
         documents: NDArray[np.int64],
     ) -> Blocks:
         size, on_long = self.config.block_size, self.config.on_long
-        fitted = fit(stream, documents, size, on_long, name_of)
-        blocks = layout(stream, fitted.bounds, size, padding)
-        n_unused = unused(fitted.bounds, blocks) if layout is best_fit else None
-        report(split, fitted, on_long, size, n_unused)
-        self._fitted[split] = replace(fitted, n_tokens_dropped=fitted.n_tokens_dropped + (n_unused or 0))
+        filtered = filter_documents(stream, documents, size, on_long, name_of)
+        blocks = layout(stream, filtered.bounds, size, padding)
+        n_unused = unused(filtered.bounds, blocks) if layout is best_fit else None
+        report(split, filtered, on_long, size, n_unused)
+        self._filtered[split] = replace(filtered, n_tokens_dropped=filtered.n_tokens_dropped + (n_unused or 0))
         return blocks
 
     def _check(self, blocks: Split[Blocks], at_least: int) -> None:
         """Refuse splits that nothing can be learned from, or measured on."""
         config, n_inputs = self.config, blocks.train.n_inputs
-        for name, fitted in self._fitted.items():
-            if config.on_long == "drop" and fitted.n_long and not len(fitted.bounds):
+        for name, filtered in self._filtered.items():
+            if config.on_long == "drop" and filtered.n_long and not len(filtered.bounds):
                 raise UserError(
-                    f"--on-long drop: all {fitted.n_long} documents of {name} are longer than --block-size "
+                    f"--on-long drop: all {filtered.n_long} documents of {name} are longer than --block-size "
                     f"{config.block_size}, and none is left; raise --block-size, or choose split or truncate"
                 )
-            if fitted.n_unsupervised and not len(fitted.bounds):
+            if filtered.n_unsupervised and not len(filtered.bounds):
                 raise self._nothing_to_learn(name)
         if n_inputs < at_least:  # in a row each input needs the token after it as its label
             raise UserError(
@@ -218,7 +218,7 @@ class TextDataModule(LightningDataModule):
         """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
         blocks = self._prepared
         parts = {name: getattr(blocks, name) for name in SPLITS}
-        left_out = self._fitted.values()
+        left_out = self._filtered.values()
         return {
             "path": self.config.named,
             "split_by": self._split_by,
@@ -227,9 +227,9 @@ class TextDataModule(LightningDataModule):
             "empty_documents": self._n_empty,
             "copies_left_out": self._n_copies,
             "gap_blocks": 2 if self._split_by == "block" else 0,
-            "long_documents": sum(fitted.n_long for fitted in left_out),
-            "dropped_tokens": sum(fitted.n_tokens_dropped for fitted in left_out),
-            "unsupervised_documents": sum(fitted.n_unsupervised for fitted in left_out),
+            "long_documents": sum(filtered.n_long for filtered in left_out),
+            "dropped_tokens": sum(filtered.n_tokens_dropped for filtered in left_out),
+            "unsupervised_documents": sum(filtered.n_unsupervised for filtered in left_out),
             **{
                 name: {
                     "documents": part.n_documents,

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.division import SPLITS, Division, as_record
-from granite_scu.data.blocks.filtering import BECOMES, fit, unused
+from granite_scu.data.blocks.filtering import BECOMES, filter_documents, unused
 from granite_scu.data.blocks.packing import Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Split, by_document
 from granite_scu.data.datamodule import Layout, TextDataModule
@@ -231,15 +231,15 @@ class StreamedBlocks(IterableDataset):
     def _laid_out(self, part: Part, left_out: "_LeftOut") -> Iterator[Block]:
         size, on_long = self.config.block_size, self.config.on_long
         stream, names = joined([part]), [piece.name for piece in part.documents]
-        fitted = fit(stream, np.arange(len(stream.ends)), size, on_long, names.__getitem__)
-        blocks = self.layout(stream, fitted.bounds, size, self.padding)
+        filtered = filter_documents(stream, np.arange(len(stream.ends)), size, on_long, names.__getitem__)
+        blocks = self.layout(stream, filtered.bounds, size, self.padding)
         left_out.add(part.n_empty, "documents are empty and left out")
-        left_out.add(fitted.n_unsupervised, "documents have no token to learn and are left out")
+        left_out.add(filtered.n_unsupervised, "documents have no token to learn and are left out")
         if on_long != "split" or self.layout is best_fit:
             long = f"documents are longer than --block-size {size} and {BECOMES[on_long]} (--on-long)"
-            left_out.add(fitted.n_long, long)
+            left_out.add(filtered.n_long, long)
         if self.layout is best_fit:
-            n_unused = unused(fitted.bounds, blocks)
+            n_unused = unused(filtered.bounds, blocks)
             left_out.add(n_unused, "tokens in pieces of long documents are left out, for nothing is learned there")
         yield from blocks
 
@@ -296,7 +296,7 @@ class StreamedDataModule(TextDataModule):
         whole = config.packing == "best-fit" or (config.packing == "auto" and self._n_conversations > 0)
         layout = best_fit if whole else in_a_row
         held_out = [*division.parts.validation, *division.parts.test]
-        self._n_empty, self._fitted, self._split_by = division.n_empty, {}, division.by
+        self._n_empty, self._filtered, self._split_by = division.n_empty, {}, division.by
         self._blocks = Split(
             *(self._encoded(name, getattr(division.parts, name), layout, tokenizer) for name in SPLITS)
         )

@@ -29,8 +29,7 @@ from transformers import AutoModelForCausalLM
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.export import merge_check
-from granite_scu.model import loading
-from granite_scu.model import saved_adapter as saved
+from granite_scu.model import loading, saved_adapter
 from granite_scu.model.adapters import linear_layers
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.provenance import versions
@@ -57,7 +56,7 @@ class Merger:
         UserError: the adapter does not fit the base, or the base cannot be merged into.
     """
 
-    def __init__(self, adapter: saved.SavedAdapter, base: BaseConfig, out: Path) -> None:
+    def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path) -> None:
         self.adapter, self.base, self.out = adapter, base, out
         self.layers = adapter.layers(base.name)
         self.source = loading.download(base.name)
@@ -156,7 +155,7 @@ class Merger:
         a, b = (factors.get_tensor(factor).float() for factor in (update.a, update.b))
         merged = (seen.float() + update.scale * (b @ a)).to(weight.dtype).contiguous()
         if not bool(torch.isfinite(merged).all()):
-            raise RunFailed(f"{self.adapter.called}: {name} merged is not finite; the adapter has diverged")
+            raise RunFailed(f"{self.adapter.label}: {name} merged is not finite; the adapter has diverged")
         return merged
 
     def _write_configuration(self, folder: Path) -> None:

@@ -32,7 +32,7 @@ Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Check:
+class MergeCheck:
     """The comparison, in bits per token.
 
     Attributes:
@@ -54,7 +54,7 @@ class Check:
     dtype: str
 
 
-def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch.device) -> Check:
+def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch.device) -> MergeCheck:
     """Score base, base with adapter and merged model on a few held-out blocks, one model in memory at a time.
 
     The base is loaded as its training had it, in 4 bits of a QLoRA run; the merged model by transformers alone, its
@@ -76,7 +76,7 @@ def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch
             f"the merged model has {found.bits_per_token:.4f} bits per token on {text}, and base with adapter "
             f"{with_adapter.bits_per_token:.4f}: they differ by more than {tolerance:g}, so nothing was kept"
         )
-    return Check(
+    return MergeCheck(
         text=text,
         tokens=found.tokens,
         base_bpt=alone.bits_per_token,

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from granite_scu.errors import UserError
 from granite_scu.export.publish import model_card
-from granite_scu.storage.run_folder import MARK, RunFolder
+from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def presented(folder: RunFolder) -> Iterator[None]:
 
 def _written(folder: RunFolder) -> int | None:
     """When a run wrote the first of its files, in nanoseconds; None where none did."""
-    mark = folder.path / MARK
+    mark = folder.path / TRAINING_CONFIG
     return mark.stat().st_mtime_ns if mark.is_file() else None
 
 

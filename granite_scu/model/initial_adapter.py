@@ -11,14 +11,14 @@ from torch import Tensor
 from granite_scu.config.settings import ControlConfig, LoraConfig
 from granite_scu.control.diagnostics.ceiling import Matrix
 from granite_scu.errors import UserError
-from granite_scu.model import saved_adapter as saved
+from granite_scu.model import saved_adapter
 
 SHA256 = "--adapter (SHA-256)"
 """What a checkpoint names the adapter by that its run started from."""
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialAdapter:
     """The adapter that a run starts from.
 
     Attributes:
@@ -28,7 +28,7 @@ class Start:
         matrices: its sizes, for the ceiling on S.
     """
 
-    adapter: saved.SavedAdapter
+    adapter: saved_adapter.SavedAdapter
     name: str
     sha256: str
     matrices: tuple[Matrix, ...]
@@ -54,24 +54,24 @@ class Start:
         return {"adapter": self.name, "sha256": self.sha256}
 
 
-def open_start(path: str, base_name: str) -> Start:
+def open_start(path: str, base_name: str) -> InitialAdapter:
     """The adapter in a folder, proved to fit the base without loading that.
 
     Raises:
         UserError: there is none, it is not plain LoRA, or it is for another base.
     """
-    adapter = saved.find(path, f"--adapter {path}")
-    saved.base_of(adapter, base_name)
+    adapter = saved_adapter.find(path, f"--adapter {path}")
+    saved_adapter.base_of(adapter, base_name)
     layers = adapter.layers(base_name)
     with adapter.open() as file:
         factors = ((file.get_tensor(layer.a), file.get_tensor(layer.b), layer.scale) for layer in layers.values())
         matrices = tuple(starmap(_measured, factors))
     if not all(m.a_norm < float("inf") and m.b_norm < float("inf") for m in matrices):
         raise UserError(f"--adapter {path}: its weights are not finite; take another")
-    return Start(adapter, _name(path), adapter.sha256, matrices)
+    return InitialAdapter(adapter, _name(path), adapter.sha256, matrices)
 
 
-def from_checkpoint(folder: Path, path: str, base_name: str, frozen: Mapping[str, Any]) -> Start:
+def from_checkpoint(folder: Path, path: str, base_name: str, frozen: Mapping[str, Any]) -> InitialAdapter:
     """What a run started from whose adapter is not there any more: its checkpoint holds the factors of then and now.
 
     Args:
@@ -97,7 +97,7 @@ def _measured(a: Tensor, b: Tensor, scale: float) -> Matrix:
     return Matrix(len(b), a.shape[1], len(a), float(a.float().norm()), float(b.float().norm()), scale)
 
 
-def lora_of(config: LoraConfig, start: Start) -> LoraConfig:
+def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     """The configuration with what the adapter decides.
 
     Raises:

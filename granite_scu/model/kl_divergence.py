@@ -16,7 +16,7 @@ def summed_kl(
     model: nn.Module,
     input_ids: Tensor,
     labels: Tensor,
-    as_it_was: Callable[[], AbstractContextManager[None]],
+    reference_mode: Callable[[], AbstractContextManager[None]],
     documents: Tensor | None = None,
 ) -> Tensor:
     """Sum over the counted positions of KL(adapted || reference), in nats, an fp32 scalar.
@@ -28,19 +28,20 @@ def summed_kl(
         model: a transformers causal language model whose layers are adapted, in evaluation mode, without gradients.
         input_ids: (batch, time) tokens.
         labels: (batch, time) already shifted; ``IGNORED``, as in prompts and padding, is not counted.
-        as_it_was: a context in which the same model is the reference; PEFT's ``disable_adapter`` makes it the base.
+        reference_mode: a context in which the same model is the reference; PEFT's ``disable_adapter`` makes it
+            the base.
         documents: (batch, time) numbers of documents that do not see one another.
     """
     counted = labels != IGNORED
     if model.config.model_type not in CHUNKED_TYPES:
         arguments = {"input_ids": input_ids, "use_cache": False, **isolating(model, documents)}
         adapted = model(**arguments).logits
-        with as_it_was():
+        with reference_mode():
             reference = model(**arguments).logits
         return _kl(adapted[counted], reference[counted])
     head, scaling = model.get_output_embeddings().weight, getattr(model.config, "logits_scaling", 1.0)
     adapted = hidden_states(model, input_ids, documents)[counted]
-    with as_it_was():
+    with reference_mode():
         reference = hidden_states(model, input_ids, documents)[counted]
     chunk = chunk_on(adapted.device.type)
     parts = [

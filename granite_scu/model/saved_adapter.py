@@ -17,7 +17,7 @@ from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.errors import UserError
 from granite_scu.model import loading
 from granite_scu.model.adapters import ADAPTER, linear_layers
-from granite_scu.storage.run_folder import MARK, RunFolder
+from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -59,13 +59,13 @@ class SavedAdapter:
         folder: holds ``adapter_model.safetensors`` and ``adapter_config.json``.
         config: PEFT's.
         training: ``training_config.json`` of the run that it is of; empty for an adapter from elsewhere.
-        called: what errors name it by.
+        label: what errors name it by.
     """
 
     folder: Path
     config: peft.LoraConfig
     training: dict[str, Any]
-    called: str
+    label: str
 
     @property
     def weights(self) -> Path:
@@ -109,7 +109,7 @@ class SavedAdapter:
                 continue
             if name not in allowed:
                 raise UserError(
-                    f"{self.called}: adapts {name}, and only linear layers other than the output head are supported"
+                    f"{self.label}: adapts {name}, and only linear layers other than the output head are supported"
                 )
             layer = Layer(
                 f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight", float(module.scaling[ADAPTER])
@@ -137,37 +137,37 @@ class SavedAdapter:
         try:
             return safe_open(self.weights, "pt")
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{self.called}: {WEIGHTS} is damaged ({error})") from error
+            raise UserError(f"{self.label}: {WEIGHTS} is damaged ({error})") from error
 
     def _misfit(self, base_name: str, reason: str) -> UserError:
         return UserError(
-            f"{self.called}: its adapter does not fit {base_name}: {reason}; it was trained on "
+            f"{self.label}: its adapter does not fit {base_name}: {reason}; it was trained on "
             f"{self.config.base_model_name_or_path}"
         )
 
 
-def find(path: str | Path, called: str | None = None) -> SavedAdapter:
+def find(path: str | Path, label: str | None = None) -> SavedAdapter:
     """The adapter in a folder, and the run that it is of where the folder, or the one above it, is a run folder.
 
     Args:
         path: run folder, its ``best/``, a checkpoint of it, or a folder that PEFT has saved.
-        called: what errors name it by; the path where that says enough.
+        label: what errors name it by; the path where that says enough.
 
     Raises:
         UserError: no adapter there, not a LoRA adapter, or one with something that is not supported.
     """
-    folder, called = Path(path).expanduser(), called or str(path)
+    folder, label = Path(path).expanduser(), label or str(path)
     if not folder.is_dir():
-        raise UserError(f"{called}: no such folder; name a run folder, its best/ or one of its checkpoints")
-    require_files(folder, called)
-    config, training = _plain_lora(folder, called), _training_of(folder, called)
+        raise UserError(f"{label}: no such folder; name a run folder, its best/ or one of its checkpoints")
+    require_files(folder, label)
+    config, training = _plain_lora(folder, label), _training_of(folder, label)
     named, trained_on = config.base_model_name_or_path, training.get("base", {}).get("name")
     if named and trained_on and not may_be_same(named, trained_on):
         raise UserError(
-            f"{called}: {CONFIG} names the base model {named}, and {MARK} says that the run trained on {trained_on}; "
-            "one of the files is of another run"
+            f"{label}: {CONFIG} names the base model {named}, and {TRAINING_CONFIG} says that the run trained on "
+            f"{trained_on}; one of the files is of another run"
         )
-    return SavedAdapter(folder, config, training, called)
+    return SavedAdapter(folder, config, training, label)
 
 
 def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
@@ -181,11 +181,11 @@ def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
     """
     trained_on = adapter.config.base_model_name_or_path
     if name is None and not trained_on:
-        raise UserError(f"{adapter.called}: {CONFIG} names no base model; give it by --model")
+        raise UserError(f"{adapter.label}: {CONFIG} names no base model; give it by --model")
     if name is None:
         return adapter.base
     if trained_on and not may_be_same(trained_on, name):
-        raise UserError(f"{adapter.called}: was trained on {trained_on}, and not on --model {name}")
+        raise UserError(f"{adapter.label}: was trained on {trained_on}, and not on --model {name}")
     return replace(adapter.base, name=name)
 
 
@@ -217,7 +217,7 @@ def _ends_of_weights(folder: Path) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-def require_files(folder: Path, called: str) -> None:
+def require_files(folder: Path, label: str) -> None:
     """Refuse a folder without an adapter in safetensors.
 
     Raises:
@@ -225,25 +225,25 @@ def require_files(folder: Path, called: str) -> None:
     """
     if not (folder / CONFIG).is_file():
         kept = [p.name for p in (folder / "best", *RunFolder(folder).checkpoints()) if (p / CONFIG).is_file()]
-        if (folder / MARK).is_file() and kept:
+        if (folder / TRAINING_CONFIG).is_file() and kept:
             raise UserError(
-                f"{called}: this run was cut off before it saved its final adapter; name one that it kept: "
+                f"{label}: this run was cut off before it saved its final adapter; name one that it kept: "
                 + ", ".join(str(folder / name) for name in kept)
             )
-        raise UserError(f"{called}: is not a run folder, and holds no adapter ({CONFIG} is missing)")
+        raise UserError(f"{label}: is not a run folder, and holds no adapter ({CONFIG} is missing)")
     if not (folder / WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         reason = "its adapter is a pickle, which may run code when it is loaded" if pickled else f"{WEIGHTS} is missing"
-        raise UserError(f"{called}: {reason}; only safetensors are read")
+        raise UserError(f"{label}: {reason}; only safetensors are read")
 
 
-def _plain_lora(folder: Path, called: str) -> peft.LoraConfig:
+def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError, OSError) as error:
-        raise UserError(f"{called}: {CONFIG} is damaged, or of a newer PEFT ({error})") from error
+        raise UserError(f"{label}: {CONFIG} is damaged, or of a newer PEFT ({error})") from error
     if not isinstance(config, peft.LoraConfig):
-        raise UserError(f"{called}: is a {config.peft_type} adapter; only LoRA is supported")
+        raise UserError(f"{label}: is a {config.peft_type} adapter; only LoRA is supported")
     usual = peft.LoraConfig()
     unusual = [
         f"{field.name} = {getattr(config, field.name)!r}"
@@ -254,7 +254,7 @@ def _plain_lora(folder: Path, called: str) -> peft.LoraConfig:
         unusual.append(f"init_lora_weights = {config.init_lora_weights!r}, which changes the base model")
     if unusual:
         raise UserError(
-            f"{called}: only plain LoRA is supported, whose update is (alpha/r) B A; {CONFIG} has {'; '.join(unusual)}"
+            f"{label}: only plain LoRA is supported, whose update is (alpha/r) B A; {CONFIG} has {'; '.join(unusual)}"
         )
     return config
 
@@ -263,18 +263,18 @@ def run_of(folder: Path) -> Path | None:
     """The run folder that an adapter belongs to: its own, or the one above ``best/`` and checkpoints."""
     inside_a_run = folder.name == "best" or folder.name.startswith("checkpoint-")
     places = (folder, *([folder.resolve().parent] if inside_a_run else []))
-    return next((place for place in places if (place / MARK).is_file()), None)
+    return next((place for place in places if (place / TRAINING_CONFIG).is_file()), None)
 
 
-def _training_of(folder: Path, called: str) -> dict[str, Any]:
+def _training_of(folder: Path, label: str) -> dict[str, Any]:
     """The record of the run that an adapter belongs to."""
     run = run_of(folder)
     if run is None:
         return {}
     try:
-        record = json.loads((run / MARK).read_text(encoding="utf-8"))
+        record = json.loads((run / TRAINING_CONFIG).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{called}: {MARK} is damaged ({error})") from error
+        raise UserError(f"{label}: {TRAINING_CONFIG} is damaged ({error})") from error
     return record if isinstance(record, dict) else {}
 
 

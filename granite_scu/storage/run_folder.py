@@ -22,10 +22,10 @@ DOCUMENTS = "documents.json"
 """Which documents were trained on, validated on and held out, by digest."""
 EVALUATION = "eval_bpt.json"
 """What ``scripts/eval_bpt.py`` found of the finished run."""
-MARK = "training_config.json"
+TRAINING_CONFIG = "training_config.json"
 """The file that tells a run folder from any other folder; written first."""
 LOCK = ".lock"
-CARD = "README.md"
+MODEL_CARD = "README.md"
 """The last file that a run writes."""
 
 
@@ -60,7 +60,7 @@ class RunFolder:
                 f"--output-dir {self.path}: is not empty; choose another folder, replace the run with --overwrite, "
                 "or go on with it by --resume-from-checkpoint last"
             )
-        if not (self.path / MARK).is_file():
+        if not (self.path / TRAINING_CONFIG).is_file():
             raise UserError(f"--overwrite: {self.path} is not empty and not a run folder, so it is left alone")
 
     def make(self) -> None:
@@ -96,7 +96,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Empty a run folder that is to be replaced. What marks it as one goes last: it may be cut short by a kill."""
-        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == MARK):
+        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
             if entry.name != LOCK:
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
@@ -114,7 +114,7 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether a run went to its end here and wrote everything."""
-        return self.trained and (self.path / CARD).is_file()
+        return self.trained and (self.path / MODEL_CARD).is_file()
 
     def write_json(self, name: str, value: object) -> None:
         """Write a JSON file whole or not at all; NaN and infinities become null."""
@@ -144,7 +144,7 @@ class RunFolder:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         return [_read_record(path, number, line) for number, line in enumerate(lines[:-1], start=1)]
 
-    def rewind_history(self, step: int) -> int:
+    def truncate_history(self, step: int) -> int:
         """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again.
 
         Returns:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.errors import UserError
-from granite_scu.storage.run_folder import HISTORY, HISTORY_LINES, MARK, METRICS, RunFolder
+from granite_scu.storage.run_folder import HISTORY, HISTORY_LINES, METRICS, TRAINING_CONFIG, RunFolder
 
-SIGNS = (MARK, METRICS, HISTORY, HISTORY_LINES)
+SIGNS = (TRAINING_CONFIG, METRICS, HISTORY, HISTORY_LINES)
 """Files that only a run leaves behind; without the first of them it is a broken one."""
 
 
@@ -109,7 +109,7 @@ def summarise(path: Path) -> Summary:
     Raises:
         UserError, ValueError, KeyError, TypeError, AttributeError, OSError: they are missing or damaged.
     """
-    training, metrics = _read(path / MARK), _read(path / METRICS) if (path / METRICS).is_file() else {}
+    training, metrics = _read(path / TRAINING_CONFIG), _read(path / METRICS) if (path / METRICS).is_file() else {}
     control = _read(path / "scu_config.json")
     history = RunFolder(path).read_history()
     last = history[-1] if history else {}

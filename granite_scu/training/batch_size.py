@@ -13,7 +13,7 @@ from granite_scu.errors import RunFailed, UserError
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
-from granite_scu.training import memory_budget as budget
+from granite_scu.training import memory_budget
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.short_training import short_training
 
@@ -47,13 +47,13 @@ def first_guess(request: Request, machine: Machine) -> Request:
     Raises:
         UserError: none are.
     """
-    found = budget.largest_that_fits(request, machine)
+    found = memory_budget.largest_that_fits(request, machine)
     if found is None:
-        least = budget.with_batch(request, 1)
-        room = f"{budget.limit(request, machine) / GIB:.2f} GiB"
+        least = memory_budget.with_batch(request, 1)
+        room = f"{memory_budget.limit(request, machine) / GIB:.2f} GiB"
         raise UserError(
-            f"--auto-batch-size: one block takes {budget.in_words(budget.predict(least, machine))}, of {room} that "
-            f"there are on {machine.device.name}; {budget.advice(least, machine)}"
+            f"--auto-batch-size: one block takes {memory_budget.describe(memory_budget.predict(least, machine))}, of "
+            f"{room} that there are on {machine.device.name}; {memory_budget.advice(least, machine)}"
         )
     return found
 
@@ -67,10 +67,10 @@ def prove(run: PreparedRun) -> PreparedRun:
         RunFailed: not even one block fits.
     """
     machine = run.machine
-    allowed = budget.limit(run.request, machine)
-    for size in budget.sizes(run.request, run.request.data.batch_size):
-        tried = with_request(run, budget.with_batch(run.request, size))
-        predicted = budget.predict(tried.request, machine).total
+    allowed = memory_budget.limit(run.request, machine)
+    for size in memory_budget.sizes(run.request, run.request.data.batch_size):
+        tried = with_request(run, memory_budget.with_batch(run.request, size))
+        predicted = memory_budget.predict(tried.request, machine).total
         taken = _try(tried)
         if taken is not None and taken <= allowed:
             log.info(
@@ -81,7 +81,7 @@ def prove(run: PreparedRun) -> PreparedRun:
             return with_request(run, _as_asked_for(tried.request))
         took = "more than there is" if taken is None else f"{taken / GIB:.2f} GiB"
         log.info("--auto-batch-size: %d x %d tokens take %s", size, tried.request.data.block_size, took)
-    raise RunFailed(f"--auto-batch-size: not even one block fits; {budget.advice(tried.request, machine)}")
+    raise RunFailed(f"--auto-batch-size: not even one block fits; {memory_budget.advice(tried.request, machine)}")
 
 
 def with_request(run: PreparedRun, request: Request) -> PreparedRun:
@@ -107,7 +107,7 @@ def _try(run: PreparedRun) -> int | None:
     try:
         short_training(run, STEPS, STEPS, [], limit_val_batches=1, accumulate_grad_batches=accumulated)
     except (RuntimeError, MemoryError) as error:
-        if not budget.ran_out(error):
+        if not memory_budget.ran_out(error):
             raise
         return None
     most = peak_memory(device)

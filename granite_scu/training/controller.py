@@ -113,12 +113,12 @@ def check_length(request: Request, steps: int) -> None:
 
 
 def _check_patience(request: Request, steps: int) -> None:
-    patience, heeded = request.run.early_stopping, (steps - 1) // request.run.eval_steps
-    if patience and heeded <= patience:  # the first validation has none to fall behind
+    patience, counted = request.run.early_stopping, (steps - 1) // request.run.eval_steps
+    if patience and counted <= patience:  # the first validation has none to fall behind
         most = (steps - 1) // (patience + 1)
         denser = f"an --eval-steps of at most {most}, " if most else ""
         raise UserError(
-            f"--early-stopping {patience}: {steps} steps hold {heeded} validations before the last, so that it could "
+            f"--early-stopping {patience}: {steps} steps hold {counted} validations before the last, so that it could "
             f"never stop the run; set {denser}fewer, or leave it out: the best adapter is kept anyway"
         )
 
@@ -127,11 +127,11 @@ def _check_validations(request: Request, steps: int) -> None:
     if request.data.stream:
         raise UserError("--controller cascade: looks ahead in the training text, which --stream cannot; take another")
     every = max(request.run.eval_steps, request.control.every)  # what a tick finds is the newest validation
-    heeded = (steps - 1) // every
-    if heeded < LEAST_VALIDATIONS:
+    counted = (steps - 1) // every
+    if counted < LEAST_VALIDATIONS:
         most = (steps - 1) // LEAST_VALIDATIONS
         denser = f"set --eval-steps and --control-every to at most {most}, or " if most else ""
         raise UserError(
             f"--controller cascade: moves its setpoint at validations and takes {LEAST_VALIDATIONS} at least, and "
-            f"{steps} steps hold {heeded}; {denser}train for longer"
+            f"{steps} steps hold {counted}; {denser}train for longer"
         )

@@ -122,7 +122,7 @@ def _flags(before: "Request", after: "Request") -> str:
     return " ".join(flag.format(new) for flag, old, new in settings if old != new)
 
 
-def in_words(footprint: memory.Footprint) -> str:
+def describe(footprint: memory.Footprint) -> str:
     """Such as ``8.41 GiB: weights 2.72, adapters 0.26, step 5.43``."""
     parts = (("weights", footprint.weights), ("adapters", footprint.adapters), ("step", footprint.step))
     return f"{footprint.total / GIB:.2f} GiB: " + ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts)

@@ -22,7 +22,7 @@ from granite_scu.errors import RunFailed, UserError
 from granite_scu.model import adapters, loading, loss
 from granite_scu.model import kl_divergence as divergence
 from granite_scu.model.description_length import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
-from granite_scu.model.initial_adapter import SHA256, Start
+from granite_scu.model.initial_adapter import SHA256, InitialAdapter
 from granite_scu.training.learning_rate import schedule
 
 LOSS_UNIT = 4096
@@ -98,7 +98,7 @@ class GraniteModule(L.LightningModule):
         position: dict[str, int] | None = None,
         measure: Measure = "delta",
         actuator: Literal["loss", "decoupled"] = "loss",
-        start: Start | None = None,
+        start: InitialAdapter | None = None,
     ) -> None:
         super().__init__()
         self.base, self.lora, self.optimizer_config = base, lora, optimizer

@@ -10,9 +10,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from granite_scu.config.request import Request
 from granite_scu.errors import UserError
 from granite_scu.storage import checkpoint
-from granite_scu.storage.run_folder import DOCUMENTS, LOCK, MARK, RunFolder
+from granite_scu.storage.run_folder import DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
 from granite_scu.training.prepared_run import PreparedRun
-from granite_scu.training.resume import Resume, rewind
+from granite_scu.training.resume import Resume, restore_records
 from granite_scu.training.run_metadata import scu_config, training_config
 
 LOG = "cuda_optimized_training.log"
@@ -82,7 +82,7 @@ def open_run_folder(run: PreparedRun) -> None:
     if _replaces(folder, request, resume):
         folder.clear()
     folder.sweep()
-    folder.write_json(MARK, training_config(run))  # first: it says whose the rest is
+    folder.write_json(TRAINING_CONFIG, training_config(run))  # first: it says whose the rest is
     (folder.path / "logs").mkdir(exist_ok=True)
     folder.write_text("config.yaml", request.yaml)
     folder.write_json("scu_config.json", scu_config(run))
@@ -91,4 +91,4 @@ def open_run_folder(run: PreparedRun) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("granite_scu").addHandler(handler)
     if resume:
-        rewind(folder, resume, continues_in(folder, resume), drop_later=request.run.overwrite)
+        restore_records(folder, resume, continues_in(folder, resume), drop_later=request.run.overwrite)

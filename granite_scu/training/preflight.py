@@ -17,7 +17,7 @@ from granite_scu.hardware.machine import Machine
 from granite_scu.model import flops
 from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
-from granite_scu.training import memory_budget as budget
+from granite_scu.training import memory_budget
 from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
@@ -72,16 +72,16 @@ def describe(run: PreparedRun) -> dict:
 
 def _memory(request: Request, machine: Machine) -> dict:
     """What the run takes of the device's memory, what it may take, and what to change where that is less; GiB."""
-    footprint, allowed = budget.predict(request, machine), budget.limit(request, machine)
+    footprint, allowed = memory_budget.predict(request, machine), memory_budget.limit(request, machine)
     fits = footprint.total <= allowed
     return {
         "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
         f"{request.trainer['accumulate_grad_batches']} times",
         "memory_gib_estimate": round(footprint.total / hardware.GIB, 3),
-        "memory_parts": budget.in_words(footprint),
+        "memory_parts": memory_budget.describe(footprint),
         "memory_gib_allowed": round(allowed / hardware.GIB, 3),
         "memory_fits": fits,
-        **({} if fits else {"memory_advice": budget.advice(request, machine)}),
+        **({} if fits else {"memory_advice": memory_budget.advice(request, machine)}),
     }
 
 

@@ -12,7 +12,7 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_STEPS
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.hardware.machine import Machine
-from granite_scu.model.initial_adapter import Start
+from granite_scu.model.initial_adapter import InitialAdapter
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.module import GraniteModule
@@ -60,7 +60,7 @@ class PreparedRun:
     folder: RunFolder
     resume: Resume | None
     tokenizer: PreTrainedTokenizerBase
-    start: Start | None
+    start: InitialAdapter | None
     data: TextDataModule
     length: RunLength
     controller: control.Controller

@@ -199,7 +199,7 @@ def settle_setpoint(run: PreparedRun) -> PreparedRun:
     return replace(run, controller=controller, seeks_setpoint=False, found=found, probe_seconds=seconds)
 
 
-def _open_start(request: Request, resume: Resume | None) -> initial_adapter.Start | None:
+def _open_start(request: Request, resume: Resume | None) -> initial_adapter.InitialAdapter | None:
     path, base = request.lora.adapter, request.base.name
     if path is None:
         return None
@@ -244,7 +244,7 @@ def _assemble(
     listeners = [listener for listener in (reachability, equilibrium, utilisation, line) if listener]
     scu = ShannonControl(run.controller, request.control.every, stopwatch, folder.append_history, monitor, listeners)
     best = BestAdapter(folder.path / "best")
-    savings = Savings(scu.set_saved, stopwatch) if request.control.controller == "cascade" else None
+    savings = Savings(scu.set_benefit, stopwatch) if request.control.controller == "cascade" else None
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
     checkpoints = Checkpoints(folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, _course(run))
     max_time = request.trainer["max_time"]

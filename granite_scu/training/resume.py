@@ -172,7 +172,7 @@ def _name_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
         log.warning("the run does not go on as it would have without the interruption: %s", each)
 
 
-def rewind(folder: RunFolder, resume: Resume, in_place: bool, drop_later: bool) -> None:
+def restore_records(folder: RunFolder, resume: Resume, in_place: bool, drop_later: bool) -> None:
     """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own.
 
     In its own folder what came after it makes way, newest first: ``last`` goes on wherever this is cut short.
@@ -183,7 +183,7 @@ def rewind(folder: RunFolder, resume: Resume, in_place: bool, drop_later: bool) 
     if not in_place:
         for record in RunFolder(resume.path.parent).read_history():
             folder.append_history(record)
-    kept = folder.rewind_history(resume.latest_tick)
+    kept = folder.truncate_history(resume.latest_tick)
     ticks = resume.state["callbacks"]["ShannonControl"]["ticks"]
     if kept != ticks:
         log.warning("the history holds %d of the checkpoint's %d ticks; the pictures will have a gap", kept, ticks)

@@ -8,7 +8,7 @@ from running import ROOT, run
 from tracked import CELL, QUICK, asked, guarded, keep_quick_runs, result
 
 from benchmarks import tracking, tracking_figures, tracking_grid, tracking_runs, tracking_training
-from benchmarks.tracking_grid import EVERY, STEPS, Cell
+from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell
 from granite_scu import hardware
 from granite_scu.errors import UserError
 from granite_scu.experiments.comparison import evidence
@@ -56,7 +56,7 @@ def test_runs_of_a_machine_that_computes_in_another_precision_are_others(monkeyp
     assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 0
     for path in tmp_path.iterdir():
         record = json.loads(path.read_text())
-        path.rename(tmp_path / f"{Cell.of({'cell': record['cell'] | {'precision': '32-true'}}).key()}.json")
+        path.rename(tmp_path / f"{TrackingCell.of({'cell': record['cell'] | {'precision': '32-true'}}).key()}.json")
     assert guarded(monkeypatch, *QUICK, "--results", str(tmp_path)) == 2, "they are of another cell"
     for path in tmp_path.iterdir():
         record = json.loads(path.read_text())
@@ -178,7 +178,7 @@ def test_a_part_of_the_grid_is_reported_as_one(tmp_path):
 
 def test_a_failed_run_in_results_is_named_and_is_exit_code_1(tmp_path):
     path, *others = keep_quick_runs(tmp_path)
-    cell = Cell.of(json.loads(path.read_text()))
+    cell = TrackingCell.of(json.loads(path.read_text()))
     failed = {"cell": vars(cell), "failed": "it diverged", **tracking_figures.nothing_held(cell), "trajectory": []}
     path.write_text(json.dumps(failed))
     ran = run("tracking", *QUICK, "--results", str(tmp_path), "--plot", str(tmp_path / "tracking"))

@@ -12,5 +12,5 @@ def test_a_run_s_file_says_where_it_was_done(monkeypatch):
     found = tracking_report.origins([older, done, older])
     assert [origin["runs"] for origin in found] == [2, 1]
     assert found[0]["machine"] is None and found[1]["machine"] == done["machine"]
-    assert tracking_report.spoken(found[0]) == "2 runs: machine, versions and revision not recorded"
-    assert tracking_report.spoken(found[1]).startswith(f"1 run: {done['machine']['cpu']}, ")
+    assert tracking_report.describe_origin(found[0]) == "2 runs: machine, versions and revision not recorded"
+    assert tracking_report.describe_origin(found[1]).startswith(f"1 run: {done['machine']['cpu']}, ")

@@ -15,7 +15,7 @@ from tracked import CELL, QUICK, asked, guarded, history, keep_quick_runs, resul
 
 from benchmarks import tracking, tracking_figures, tracking_runs
 from benchmarks.tracking_figures import meets_goals, summarise
-from benchmarks.tracking_grid import EVERY, STEPS, Cell
+from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell
 from granite_scu.errors import Diverged, RunFailed, UserError
 
 
@@ -24,7 +24,7 @@ def test_stored_runs_of_the_default_law_keep_their_figures():
     compared = 0
     for path in (ROOT / "docs" / "evidence" / "tracking").glob("*.json"):
         stored = json.loads(path.read_text())
-        cell = Cell.of(stored)
+        cell = TrackingCell.of(stored)
         if cell.controller == "pi":
             found = tracking_runs.read_run(path, cell)
             assert [found[name] for name in ("settling", "in_band", "recovery")] == [
@@ -177,7 +177,7 @@ def test_in_an_older_trajectory_lambda_on_a_bound_is_saturated():
     settings = "--lambda-min=1e-4", "--control.lambda_max=2"
     strengths = 1e-6, 1e-4, 1.0, 2.0, 1e6
 
-    def marks(cell: Cell) -> list[bool]:
+    def marks(cell: TrackingCell) -> list[bool]:
         points = [[EVERY, 0.1, 0.1, strength, 0.1] for strength in strengths]
         return [record["saturated"] for record in tracking_runs.course(cell, points)]
 
@@ -235,7 +235,7 @@ def run(cell, scratch):
 run_folder.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)  # written, and not yet on the disk
 tracking_runs.ProcessPoolExecutor = lambda jobs, **_: ThreadPoolExecutor(jobs)
 tracking_runs.run_cell = run
-cell = tracking_grid.Cell(0.1, 1e-3, 16, "stdlib-docs", 0)
+cell = tracking_grid.TrackingCell(0.1, 1e-3, 16, "stdlib-docs", 0)
 tracking_runs.run_all([cell], 1, Path(sys.argv[1]), None, Console(quiet=True))
 """
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from benchmarks import tracking
 from benchmarks.tracking_figures import measure
-from benchmarks.tracking_grid import EVERY, STEPS, Cell, quick
+from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell, quick
 from benchmarks.tracking_runs import trajectory_of
 from granite_scu.cli import guard
 
-CELL = Cell(0.1, 1e-3, 16, "stdlib-docs", 0)
+CELL = TrackingCell(0.1, 1e-3, 16, "stdlib-docs", 0)
 QUICK = ("--quick", "--target-s", "0.1", "--max-runs", "0", "--data-dir", "stdlib-docs")
 """Asks for what ``keep_quick_runs`` keeps, and trains nothing."""
 
@@ -25,7 +25,7 @@ def history(ratio, target: float = 0.1, steps: int = STEPS) -> list[dict]:
     ]  # fmt: skip
 
 
-def result(cell: Cell, ratio) -> dict:
+def result(cell: TrackingCell, ratio) -> dict:
     records = history(ratio, steps=cell.steps)
     figures = measure(cell, records)
     return {"cell": vars(cell), "failed": None, **figures, "trajectory": trajectory_of(records)}

@@ -11,12 +11,11 @@ import yaml
 from devices import A100, CPU, RTX_4090, T4
 
 from granite_scu import hardware
-from granite_scu.cli import config_layers as layers
+from granite_scu.cli import config_layers, script_flags
 from granite_scu.cli import request_parser as cli
-from granite_scu.cli import script_flags
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
-from granite_scu.training import preflight as planning
+from granite_scu.training import preflight
 from granite_scu.training.recipe import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,7 @@ def script(*argv: str):
 
 
 def module(*arguments: str):
-    return cli.parse(layers.put_first(["fit", *arguments])).request
+    return cli.parse(config_layers.put_first(["fit", *arguments])).request
 
 
 @pytest.fixture
@@ -120,7 +119,9 @@ def test_groups_given_whole_say_where_they_are_from(tmp_path):
     part = tmp_path / "part.yaml"
     part.write_text("rank: 2\n")
     found = dict(
-        layers.origins_and_values(["fit", "--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x"])
+        config_layers.origins_and_values(
+            ["fit", "--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x"]
+        )
     )
     assert found["lora.rank"] == ("a flag", 2) and found["data.batch_size"] == ("a flag", 3)
 
@@ -194,8 +195,8 @@ def test_settings_may_stand_on_the_command_line_in_place_of_a_file():
 
 def test_arguments_come_together_as_they_were_taken_apart():
     arguments = ["fit", "--config=a=b.yaml", "--debug", "--control.kp=-1", "--lora.targets=[in_proj]"]
-    assert layers._joined(layers._split(arguments)) == arguments
-    assert list(layers._split(["--a", "1", "--b", "--c=", "d"])) == [
+    assert config_layers._joined(config_layers._split(arguments)) == arguments
+    assert list(config_layers._split(["--a", "1", "--b", "--c=", "d"])) == [
         ("--a", "1"),
         ("--b", None),
         ("--c", ""),
@@ -234,7 +235,9 @@ def planned(machine, monkeypatch, text, tmp_path):
         machine(device)
         ours = [f"--base.name={model}", f"--data.path={text}", f"--run.output_dir={tmp_path / 'out'}"]
         # No loader processes for the one batch: they take longer than all the rest.
-        return planning.describe(prepare(cli.parse(["fit", f"--config={path}", *ours, "--data.num_workers=0"]).request))
+        return preflight.describe(
+            prepare(cli.parse(["fit", f"--config={path}", *ours, "--data.num_workers=0"]).request)
+        )
 
     return plan
 
@@ -272,6 +275,8 @@ def test_every_other_configuration_can_be_planned(planned, path, tmp_path, monke
 def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(layer):
     line = "--batch-size 5: too large; --output-dir x: taken"
     test_run = script_flags.translate(["--test-run"], TINY)[0]
-    assert layers.with_file("--output-dir x: taken", test_run) == "--output-dir x: taken"
-    assert layers.with_file(line, [*test_run, "--config", layer]).startswith(f"--batch-size 5 (in {layer}): too large")
-    assert layers.with_file(line, [*test_run, "--config", layer, "--data.batch_size=5"]) == line
+    assert config_layers.with_file("--output-dir x: taken", test_run) == "--output-dir x: taken"
+    assert config_layers.with_file(line, [*test_run, "--config", layer]).startswith(
+        f"--batch-size 5 (in {layer}): too large"
+    )
+    assert config_layers.with_file(line, [*test_run, "--config", layer, "--data.batch_size=5"]) == line

@@ -16,8 +16,7 @@ from granite_scu.cli.console import make_console
 from granite_scu.config.settings import BaseConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.export import merge as merging
-from granite_scu.model import adapters, loading
-from granite_scu.model import saved_adapter as saved
+from granite_scu.model import adapters, loading, saved_adapter
 
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
@@ -58,7 +57,7 @@ def merge(small_granite, tmp_path, monkeypatch):
 
     def run(adapter, base=small_granite, quantize_4bit=False) -> Path:
         out = tmp_path / "merged"
-        merger = merging.Merger(saved.find(adapter), BaseConfig(str(base), quantize_4bit=quantize_4bit), out)
+        merger = merging.Merger(saved_adapter.find(adapter), BaseConfig(str(base), quantize_4bit=quantize_4bit), out)
         merger.check_out(overwrite=False)
         merger.merge(make_console(), device=None)
         return out
@@ -92,7 +91,7 @@ def test_a_base_in_bf16_is_rounded_once(small_granite, make_adapter, merge, tmp_
     base = tmp_path / "bf16"
     plain(small_granite).bfloat16().save_pretrained(base)
     folder = make_adapter(base)
-    merged, factors = load_file(merge(folder, base) / "model.safetensors"), load_file(folder / saved.WEIGHTS)
+    merged, factors = load_file(merge(folder, base) / "model.safetensors"), load_file(folder / saved_adapter.WEIGHTS)
     name = "model.layers.0.mamba.in_proj"
     a, b = (factors[f"base_model.model.{name}.lora_{factor}.weight"].float() for factor in "AB")
     weight = load_file(base / "model.safetensors")[f"{name}.weight"]
@@ -131,7 +130,7 @@ def test_of_a_qlora_run_the_base_is_what_4_bits_made_of_it(small_granite, make_a
     folder = make_adapter(target_modules=["in_proj"])
     merged = load_file(merge(folder, quantize_4bit=True) / "model.safetensors")
     quantised = loading.load_model(BaseConfig(small_granite, quantize_4bit=True), torch.bfloat16)
-    factors = load_file(folder / saved.WEIGHTS)
+    factors = load_file(folder / saved_adapter.WEIGHTS)
     layers = adapters.linear_layers(quantised)
     assert any(name.endswith("o_proj") for name in layers)  # no adapter on it, in 4 bits all the same
     for name, layer in layers.items():
@@ -162,8 +161,8 @@ def test_what_is_not_plain_lora_is_refused_by_name(make_adapter, merge, settings
 
 def test_pissa_is_refused_because_it_changes_the_base(make_adapter, merge):
     folder = make_adapter()
-    config = json.loads((folder / saved.CONFIG).read_text())
-    (folder / saved.CONFIG).write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
+    config = json.loads((folder / saved_adapter.CONFIG).read_text())
+    (folder / saved_adapter.CONFIG).write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
     with pytest.raises(UserError, match=r"pissa.*changes the base"):
         merge(folder)
 
@@ -180,18 +179,18 @@ def test_an_adapter_for_another_base_is_refused_before_anything_is_written(
         UserError, match=r"does not fit .*input_linear.lora_B.weight would have to be 96 x 4 and is 64 x 4"
     ):
         merge(folder, other)
-    config = json.loads((folder / saved.CONFIG).read_text())
-    (folder / saved.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "ibm-granite/a"}))
+    config = json.loads((folder / saved_adapter.CONFIG).read_text())
+    (folder / saved_adapter.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "ibm-granite/a"}))
     with pytest.raises(UserError, match=r"was trained on ibm-granite/a, and not on --model ibm-granite/b"):
-        saved.base_of(saved.find(folder), "ibm-granite/b")
-    (folder / saved.MARK).write_text(json.dumps({"base": {"name": "ibm-granite/b"}}))
+        saved_adapter.base_of(saved_adapter.find(folder), "ibm-granite/b")
+    (folder / saved_adapter.TRAINING_CONFIG).write_text(json.dumps({"base": {"name": "ibm-granite/b"}}))
     with pytest.raises(UserError, match=r"ibm-granite/a, and .* trained on ibm-granite/b; one of the files is of"):
-        saved.find(folder)
+        saved_adapter.find(folder)
     assert not (tmp_path / "merged").exists()
 
 
 def test_the_output_folder_is_refused_where_something_is_in_it(small_granite, make_adapter, tmp_path, monkeypatch):
-    adapter = saved.find(make_adapter())
+    adapter = saved_adapter.find(make_adapter())
 
     def check(out, overwrite=False) -> str:
         with pytest.raises(UserError) as refused:
@@ -222,7 +221,7 @@ def test_a_merged_model_that_differs_is_not_kept(small_granite, make_adapter, tm
     monkeypatch.setattr(merge_check, "_held_out", lambda adapter, base: (batches, "random text"))
     monkeypatch.setattr(merging.Merger, "_write_tokenizer", lambda self, folder: None)
     out = tmp_path / "merged"
-    merger = merging.Merger(saved.find(make_adapter()), BaseConfig(small_granite), out)
+    merger = merging.Merger(saved_adapter.find(make_adapter()), BaseConfig(small_granite), out)
     with monkeypatch.context() as broken:
         broken.setattr(merging.Merger, "_merged", lambda self, name, weight, factors, dtype: weight)
         with pytest.raises(RunFailed, match="differ by more than"):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.control import CONTROLLERS, Controller, Measurement, Output, build
-from granite_scu.control.laws.base import Saved
+from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.control.laws.cascade import PROBED_SCALE
 
 FOLDER = Path(__file__).parent
@@ -86,7 +86,7 @@ class Plant:
             step=EVERY * tick,
             progress=tick / TICKS,
             travel=self.travel,
-            saved=Saved(*(saved(scale, bend) for bend in (held_out, 8.0) for scale in (1.0, PROBED_SCALE)))
+            saved=AdapterBenefit(*(saved(scale, bend) for bend in (held_out, 8.0) for scale in (1.0, PROBED_SCALE)))
             if tick and tick % VALIDATED == 0
             else None,
         )

@@ -9,7 +9,7 @@ import torch
 
 from granite_scu.cli import main as commands
 from granite_scu.cli import script_flags
-from granite_scu.model import saved_adapter as saved
+from granite_scu.model import saved_adapter
 
 TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
@@ -48,7 +48,7 @@ def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run
     assert check["text"] == "the run's validation text"
     assert abs(check["difference"]) < 0.25 * (check["base_bpt"] - check["adapter_bpt"])
     assert f"{check['merged_bpt']:.4f}" in printed
-    assert record["adapter_sha256"] == saved.find(run).sha256
+    assert record["adapter_sha256"] == saved_adapter.find(run).sha256
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))
     assert str(tmp_path) not in (out / "README.md").read_text()
     tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
@@ -148,9 +148,12 @@ def test_gone_on_from_it_starts_where_it_ended_and_measures_the_way_from_there(r
     last = json.loads((run / "scu_history.json").read_text())[-1]
     assert 0 < first["param_bpt"] < last["param_bpt"]
     record = json.loads((folder / "training_config.json").read_text())
-    assert record["start"] == {"adapter": "mine", "sha256": saved.find(run).sha256}
+    assert record["start"] == {"adapter": "mine", "sha256": saved_adapter.find(run).sha256}
     assert (record["lora"]["rank"], record["lora"]["alpha"]) == (16, 32.0)
-    assert saved.find(folder).layers("tiny-granite-h").keys() == saved.find(run).layers("tiny-granite-h").keys()
+    assert (
+        saved_adapter.find(folder).layers("tiny-granite-h").keys()
+        == saved_adapter.find(run).layers("tiny-granite-h").keys()
+    )
 
 
 def test_its_configuration_feeds_back_and_a_conflicting_flag_is_refused(gone_on, launch, tmp_path):
@@ -175,12 +178,12 @@ def test_resumed_it_ends_bit_for_bit_the_same_though_the_adapter_is_gone(gone_on
     argv = ("--test-run", *SHORT, "--precision", "fp32", "--adapter", adapter)
     code, out, err = launch(*argv, *resume)
     assert (code, err) == (0, ""), out
-    assert (tmp_path / "resumed" / saved.WEIGHTS).read_bytes() == (folder / saved.WEIGHTS).read_bytes()
+    assert (tmp_path / "resumed" / saved_adapter.WEIGHTS).read_bytes() == (folder / saved_adapter.WEIGHTS).read_bytes()
     whole, halves = (json.loads((path / "scu_metrics.json").read_text()) for path in (folder, tmp_path / "resumed"))
     assert halves["start_test_bpt"] == whole["start_test_bpt"]
     assert halves["param_bpt"] == whole["param_bpt"]
     start = json.loads((tmp_path / "resumed" / "training_config.json").read_text())["start"]
-    assert start == {"adapter": "mine", "sha256": saved.find(adapter.with_name("elsewhere")).sha256}
+    assert start == {"adapter": "mine", "sha256": saved_adapter.find(adapter.with_name("elsewhere")).sha256}
     code, out, err = launch(*argv, "--output-dir", tmp_path / "fresh")
     assert (code, out, err) == (
         2,

@@ -79,17 +79,17 @@ def test_the_divergence_keeps_documents_apart_too(model, block):
     layers = [p for name, p in model.named_parameters() if "proj" in name]
 
     @contextmanager
-    def as_it_was():
+    def reference_mode():
         for weight in layers:
             weight.mul_(1.1)
         yield
         for weight in layers:
             weight.div_(1.1)
 
-    together = summed_kl(model, inputs, labels, as_it_was, documents)
-    expected = sum(summed_kl(model, ids, targets, as_it_was) for ids, targets, _ in alone(inputs, labels))
+    together = summed_kl(model, inputs, labels, reference_mode, documents)
+    expected = sum(summed_kl(model, ids, targets, reference_mode) for ids, targets, _ in alone(inputs, labels))
     torch.testing.assert_close(together, expected, atol=0, rtol=1e-3)
-    seen_as_a_whole = summed_kl(model, inputs, labels, as_it_was)
+    seen_as_a_whole = summed_kl(model, inputs, labels, reference_mode)
     assert not torch.allclose(together, seen_as_a_whole, rtol=1e-2), (together, seen_as_a_whole)
 
 

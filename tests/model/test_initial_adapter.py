@@ -14,9 +14,7 @@ from torch.utils.data import IterableDataset
 from granite_scu.config.settings import IGNORED, ControlConfig, LoraConfig
 from granite_scu.control.diagnostics.ceiling import growth, growth_from
 from granite_scu.errors import UserError
-from granite_scu.model import adapters
-from granite_scu.model import initial_adapter as starting
-from granite_scu.model import saved_adapter as saved
+from granite_scu.model import adapters, initial_adapter, saved_adapter
 from granite_scu.model.description_length import LN2
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.checkpoint import save_adapter
@@ -55,8 +53,8 @@ def from_adapter(adapter, small_granite, make_module):
     """Builds modules that start from it."""
 
     def make(**arguments):
-        start = starting.open_start(str(adapter), small_granite)
-        lora = starting.lora_of(LoraConfig(adapter=str(adapter)), start)
+        start = initial_adapter.open_start(str(adapter), small_granite)
+        lora = initial_adapter.lora_of(LoraConfig(adapter=str(adapter)), start)
         return make_module(lora={"rank": lora.rank, "alpha": lora.alpha}, start=start, **arguments)
 
     return make
@@ -64,7 +62,7 @@ def from_adapter(adapter, small_granite, make_module):
 
 def test_the_model_is_the_saved_one_and_costs_nothing_yet(from_adapter, adapter, fit, make_batches):
     module = from_adapter()
-    stored = load_file(adapter / saved.WEIGHTS)
+    stored = load_file(adapter / saved_adapter.WEIGHTS)
     assert len(factors(module)) == len(stored)
     for name, u in module.updates.items():
         assert torch.equal(u.a, stored[f"base_model.model.{name}.lora_A.weight"])
@@ -111,9 +109,11 @@ def test_only_the_factors_of_now_are_trained_and_saved(from_adapter, small_grani
     now = [p for u in module.updates.values() for p in u.origin]
     assert all(torch.equal(one, other) for one, other in zip(origins, now, strict=True))
     save_adapter(module.model, tmp_path / "again", small_granite)
-    names = load_file(tmp_path / "again" / saved.WEIGHTS)
+    names = load_file(tmp_path / "again" / saved_adapter.WEIGHTS)
     assert all(".lora_A." in name or ".lora_B." in name for name in names)
-    assert starting.open_start(str(tmp_path / "again"), small_granite).adapter.config.r == 3  # and so on from there
+    assert (
+        initial_adapter.open_start(str(tmp_path / "again"), small_granite).adapter.config.r == 3
+    )  # and so on from there
 
 
 def test_a_resumed_run_measures_from_the_same_adapter(from_adapter, make_module, fit, make_batches, tmp_path):
@@ -185,7 +185,7 @@ def test_the_kl_is_from_the_adapter_and_not_from_the_base(from_adapter, fit, mak
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_on_a_base_in_4_bits_it_is_the_same_adapter(from_adapter, adapter, fit, make_batches):
     module, (batch,) = from_adapter(base={"quantize_4bit": True}), make_batches(1, seed=7)
-    stored = load_file(adapter / saved.WEIGHTS)
+    stored = load_file(adapter / saved_adapter.WEIGHTS)
     for name, u in module.updates.items():
         assert torch.equal(u.a, stored[f"base_model.model.{name}.lora_A.weight"])
         assert type(module.language_model.get_submodule(name).base_layer).__name__ == "Linear4bit"
@@ -218,17 +218,17 @@ def test_the_ceiling_on_what_it_takes_lies_above_it_and_not_out_of_sight(from_ad
     ],
 )
 def test_a_setting_that_the_adapter_has_otherwise_is_refused_with_both_values(adapter, small_granite, asked, words):
-    start = starting.open_start(str(adapter), small_granite)
+    start = initial_adapter.open_start(str(adapter), small_granite)
     with pytest.raises(UserError) as refused:
-        starting.lora_of(LoraConfig(**asked), start)
+        initial_adapter.lora_of(LoraConfig(**asked), start)
     has = {"rank": "has 3", "alpha": "has 7", "targets": "has in_proj, input_linear, q_proj"}
     assert words in str(refused.value)
     assert has[next(iter(asked))] in str(refused.value)
 
 
 def test_what_is_not_asked_for_is_the_adapters(adapter, small_granite):
-    start = starting.open_start(str(adapter), small_granite)
-    found = starting.lora_of(LoraConfig(rank=3, dropout=0.1), start)
+    start = initial_adapter.open_start(str(adapter), small_granite)
+    found = initial_adapter.lora_of(LoraConfig(rank=3, dropout=0.1), start)
     assert (found.rank, found.alpha, found.targets, found.dropout) == (3, 7.0, sorted(TARGETS), 0.1)
     assert LoraConfig().resolved() == LoraConfig(rank=16, alpha=32.0)
 
@@ -244,8 +244,10 @@ def test_what_is_not_asked_for_is_the_adapters(adapter, small_granite):
 )
 def test_a_base_that_was_held_otherwise_is_said(adapter, small_granite, then, now, words):
     if then is not None:
-        (adapter / saved.MARK).write_text(json.dumps({"base": {"name": small_granite, "quantize_4bit": then}}))
-    found = starting.open_start(str(adapter), small_granite).mismatch(now)
+        (adapter / saved_adapter.TRAINING_CONFIG).write_text(
+            json.dumps({"base": {"name": small_granite, "quantize_4bit": then}})
+        )
+    found = initial_adapter.open_start(str(adapter), small_granite).mismatch(now)
     assert re.search(words, found) if words else found is None
 
 
@@ -270,32 +272,35 @@ def test_dropout_is_the_runs_own(from_adapter, adapter):
 )
 def test_what_acts_on_the_whole_update_is_refused_with_a_reason(settings, flag):
     with pytest.raises(UserError, match=f"{flag}: cannot go together with --adapter: it "):
-        starting.check_control(ControlConfig(**settings))
-    starting.check_control(ControlConfig(controller="cpr"))
+        initial_adapter.check_control(ControlConfig(**settings))
+    initial_adapter.check_control(ControlConfig(controller="cpr"))
 
 
 def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):
     def refusal() -> str:
         with pytest.raises(UserError) as refused:
-            starting.open_start(str(adapter), small_granite)
+            initial_adapter.open_start(str(adapter), small_granite)
         assert str(refused.value).startswith(f"--adapter {adapter}: ")
         return str(refused.value)
 
-    weights, config = load_file(adapter / saved.WEIGHTS), json.loads((adapter / saved.CONFIG).read_text())
+    weights, config = (
+        load_file(adapter / saved_adapter.WEIGHTS),
+        json.loads((adapter / saved_adapter.CONFIG).read_text()),
+    )
     name = next(iter(weights))
-    save_file(weights | {name: weights[name] * float("nan")}, adapter / saved.WEIGHTS)
+    save_file(weights | {name: weights[name] * float("nan")}, adapter / saved_adapter.WEIGHTS)
     assert "not finite" in refusal()
-    save_file({key: value for key, value in weights.items() if key != name}, adapter / saved.WEIGHTS)
+    save_file({key: value for key, value in weights.items() if key != name}, adapter / saved_adapter.WEIGHTS)
     assert "is absent" in refusal()
-    (adapter / saved.WEIGHTS).write_bytes(b"torn")
+    (adapter / saved_adapter.WEIGHTS).write_bytes(b"torn")
     assert "is damaged" in refusal()
-    save_file(weights, adapter / saved.WEIGHTS)
-    (adapter / saved.CONFIG).write_text(json.dumps(config | {"use_dora": True}))
+    save_file(weights, adapter / saved_adapter.WEIGHTS)
+    (adapter / saved_adapter.CONFIG).write_text(json.dumps(config | {"use_dora": True}))
     assert "use_dora = True" in refusal()
-    (adapter / saved.CONFIG).write_text(json.dumps(config | {"target_modules": ["gate_proj"]}))
+    (adapter / saved_adapter.CONFIG).write_text(json.dumps(config | {"target_modules": ["gate_proj"]}))
     assert "does not fit" in refusal()
-    (adapter / saved.CONFIG).write_text("{")
+    (adapter / saved_adapter.CONFIG).write_text("{")
     assert "damaged" in refusal()
-    (adapter / saved.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "a/b"}))
+    (adapter / saved_adapter.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "a/b"}))
     with pytest.raises(UserError, match="was trained on a/b, and not on --model c/d"):
-        starting.open_start(str(adapter), "c/d")
+        initial_adapter.open_start(str(adapter), "c/d")

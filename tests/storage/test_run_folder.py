@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.errors import UserError
-from granite_scu.storage.run_folder import HISTORY, HISTORY_LINES, LOCK, MARK, METRICS, RunFolder, finite, replacing
+from granite_scu.storage.run_folder import (
+    HISTORY,
+    HISTORY_LINES,
+    LOCK,
+    METRICS,
+    TRAINING_CONFIG,
+    RunFolder,
+    finite,
+    replacing,
+)
 
 
 @pytest.fixture
@@ -59,16 +68,16 @@ def test_the_home_folder_may_be_abbreviated(monkeypatch, tmp_path):
 
 
 def test_a_folder_that_is_not_empty_is_refused(folder):
-    (folder.path / MARK).write_text("{}")
+    (folder.path / TRAINING_CONFIG).write_text("{}")
     message = refusal(folder)
     assert "--overwrite" in message and "--resume-from-checkpoint last" in message
 
 
 def test_a_run_may_be_replaced_or_gone_on_with(folder):
-    (folder.path / MARK).write_text("{}")
+    (folder.path / TRAINING_CONFIG).write_text("{}")
     folder.check(overwrite=True, resuming=False)
     folder.check(overwrite=False, resuming=True)
-    assert contents(folder.path) == [MARK]  # a check deletes nothing
+    assert contents(folder.path) == [TRAINING_CONFIG]  # a check deletes nothing
 
 
 def test_what_is_no_run_folder_is_never_overwritten(folder):
@@ -97,7 +106,7 @@ def test_clearing_empties_the_folder_and_follows_no_link(folder, tmp_path):
     (outside / "kept").write_text("")
     (folder.path / "logs").mkdir()
     (folder.path / "logs" / "log").write_text("")
-    (folder.path / MARK).write_text("{}")
+    (folder.path / TRAINING_CONFIG).write_text("{}")
     (folder.path / "link").symlink_to(outside)
     folder.clear()
     assert contents(folder.path) == []
@@ -105,12 +114,12 @@ def test_clearing_empties_the_folder_and_follows_no_link(folder, tmp_path):
 
 
 def test_the_mark_of_a_run_folder_goes_last(folder, monkeypatch):
-    for name in ("adapter_config.json", MARK, "config.yaml"):
+    for name in ("adapter_config.json", TRAINING_CONFIG, "config.yaml"):
         (folder.path / name).write_text("{}")
     unlink, gone = Path.unlink, []
     monkeypatch.setattr(Path, "unlink", lambda path: (gone.append(path.name), unlink(path)))
     folder.clear()
-    assert len(gone) == 3 and gone[-1] == MARK
+    assert len(gone) == 3 and gone[-1] == TRAINING_CONFIG
 
 
 def test_two_processes_do_not_share_a_folder(folder):
@@ -261,7 +270,7 @@ def test_a_resumed_run_appends_after_its_checkpoint(folder):
         folder.append_history(record(step))
     lines = folder.path / HISTORY_LINES
     lines.write_text(lines.read_text()[:-5])
-    folder.rewind_history(2)
+    folder.truncate_history(2)
     folder.append_history(record(3, 0.25))
     assert folder.read_history() == [record(1), record(2), record(3, 0.25)]
 
@@ -269,9 +278,9 @@ def test_a_resumed_run_appends_after_its_checkpoint(folder):
 def test_rewinding_drops_what_came_after_the_checkpoint(folder):
     for step in (10, 20, 30):
         folder.append_history(record(step))
-    folder.rewind_history(20)
+    folder.truncate_history(20)
     assert folder.read_history() == [record(10), record(20)]
-    folder.rewind_history(5)
+    folder.truncate_history(5)
     assert folder.read_history() == []
 
 
@@ -289,7 +298,7 @@ def test_a_finished_run_can_be_gone_on_with(folder):
         folder.append_history(record(step))
     folder.finish_history()
     folder.write_json(METRICS, {"steps": 3})
-    folder.rewind_history(2)
+    folder.truncate_history(2)
     assert contents(folder.path) == [HISTORY_LINES]  # it does not look finished
     folder.append_history(record(3, 0.25))
     assert folder.finish_history() == [record(1), record(2), record(3, 0.25)]

@@ -10,8 +10,7 @@ from granite_scu.cli import request_parser as cli
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.hardware import GIB
 from granite_scu.hardware import machine as machines
-from granite_scu.training import batch_size
-from granite_scu.training import memory_budget as budget
+from granite_scu.training import batch_size, memory_budget
 from granite_scu.training.recipe import prepare, train
 
 TINY = ("--base.name=tiny-granite-h", "--data.block_size=512", "--data.batch_size=6")
@@ -31,32 +30,33 @@ def asked(machine):
 
 def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
     request, found = asked(T4)
-    assert budget.limit(request, found) == pytest.approx(0.9 * 15 * GIB)
+    assert memory_budget.limit(request, found) == pytest.approx(0.9 * 15 * GIB)
     request, found = asked(T4, "--run.memory_fraction=0.5")
-    assert budget.limit(request, found) == pytest.approx(0.9 * 7.5 * GIB)
+    assert memory_budget.limit(request, found) == pytest.approx(0.9 * 7.5 * GIB)
 
 
 def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
     request, found = asked(T4, "--run.memory_fraction=0.05")
-    assert budget.sizes(request) == [24, 12, 8, 6, 4, 3, 2, 1]
+    assert memory_budget.sizes(request) == [24, 12, 8, 6, 4, 3, 2, 1]
     fitting = [
         size
-        for size in budget.sizes(request)
-        if budget.predict(budget.with_batch(request, size), found).total <= budget.limit(request, found)
+        for size in memory_budget.sizes(request)
+        if memory_budget.predict(memory_budget.with_batch(request, size), found).total
+        <= memory_budget.limit(request, found)
     ]
-    chosen = budget.largest_that_fits(request, found)
+    chosen = memory_budget.largest_that_fits(request, found)
     assert 1 < chosen.data.batch_size == fitting[0] < 24
-    assert budget.blocks_of(chosen) == 24
+    assert memory_budget.blocks_of(chosen) == 24
 
 
 def test_advice_starts_with_what_costs_least(asked):
     request, found = asked(T4, "--run.memory_fraction=0.02")
-    assert budget.advice(request, found).startswith("try --batch-size ")
+    assert memory_budget.advice(request, found).startswith("try --batch-size ")
     request, found = asked(T4, "--run.memory_fraction=0.003")
-    said = budget.advice(budget.with_batch(request, 1), found)
+    said = memory_budget.advice(memory_budget.with_batch(request, 1), found)
     assert said.startswith("try --gradient-checkpointing") and "--gradient-accumulation-steps" not in said
     request, found = asked(T4, "--run.memory_fraction=0.0001")
-    assert budget.advice(request, found) == (
+    assert memory_budget.advice(request, found) == (
         "no batch, block or quantisation of it is predicted to fit: take a smaller --model, or a larger device"
     )
 
@@ -66,7 +66,7 @@ def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked,
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB // 2, 12 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 11 * GIB)
     words = "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 11.76 GiB"
-    with pytest.raises(RunFailed) as failed, budget.explained(request, found):
+    with pytest.raises(RunFailed) as failed, memory_budget.explained(request, found):
         raise torch.OutOfMemoryError(words)
     said = str(failed.value)
     there_was = "2.2 GiB asked for, 0.5 of 12.0 GiB free, 11.0 held"
@@ -77,9 +77,9 @@ def test_out_of_memory_says_what_was_asked_what_there_was_and_what_to_try(asked,
 def test_the_cpu_runs_out_in_words_of_its_own_and_other_errors_pass(asked):
     request, found = asked(CPU, "--trainer.accelerator=cpu")
     said = r"out of memory on Plain CPU: 93\.1 GiB asked for, "
-    with pytest.raises(RunFailed, match=said), budget.explained(request, found):
+    with pytest.raises(RunFailed, match=said), memory_budget.explained(request, found):
         _ask_for_too_much()
-    with pytest.raises(RuntimeError, match="shapes"), budget.explained(request, found):
+    with pytest.raises(RuntimeError, match="shapes"), memory_budget.explained(request, found):
         raise RuntimeError("shapes differ")
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 StateT = TypeVar("StateT")
 
 
-class Saved(NamedTuple):
+class AdapterBenefit(NamedTuple):
     """Bits per token that the adapter saves over the base model, as it is and scaled down to ``cascade.PROBED_SCALE``.
 
     Attributes:
@@ -48,7 +48,7 @@ class Measurement:
     step: int = 0
     progress: float = 0.0
     travel: float = 0.0
-    saved: Saved | None = None
+    saved: AdapterBenefit | None = None
 
     @property
     def log_s(self) -> float | None:

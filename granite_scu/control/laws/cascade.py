@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from granite_scu.control.laws.base import (
+    AdapterBenefit,
     Measurement,
     Output,
-    Saved,
     clip,
     require,
     require_alpha,
@@ -43,7 +43,7 @@ def best_log_scale(saved: float, saved_when_scaled: float) -> float:
     return math.log(slope / (2 * bend)) if bend > 0 else math.inf
 
 
-def headroom(saved: Saved, aim: float) -> float:
+def headroom(saved: AdapterBenefit, aim: float) -> float:
     """ln of a factor by which the adapter may grow, negative where it should shrink.
 
     The larger of ln x*, x* the best scale on held-out text, and ln(r / aim), r that over the best scale on training
@@ -143,7 +143,7 @@ class Cascade:
         law, output = inner.update(state.law, measurement)
         return replace(state, law=law), replace(output, setpoint=inner.setpoint)
 
-    def _moved(self, state: CascadeState, saved: Saved) -> float:
+    def _moved(self, state: CascadeState, saved: AdapterBenefit) -> float:
         """The setpoint's odds after a measurement. An adapter that is still zero saves nothing, which says nothing."""
         if state.law.position is None or not any(saved):
             return state.odds

@@ -19,7 +19,7 @@ BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left ou
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Filtered:
     """The documents that blocks are made of.
 
     Attributes:
@@ -36,9 +36,9 @@ class Fitted:
     n_tokens_dropped: int
 
 
-def fit(
+def filter_documents(
     stream: Stream, documents: NDArray[np.int64], block_size: int, on_long: str, name_of: Callable[[int], str]
-) -> Fitted:
+) -> Filtered:
     """Leave out what cannot be learned from, and treat what is longer than a block as was asked for.
 
     Args:
@@ -78,7 +78,7 @@ def fit(
     elif on_long == "drop":
         dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
         bounds = bounds[~is_long]
-    return Fitted(bounds, n_long, n_unsupervised, dropped)
+    return Filtered(bounds, n_long, n_unsupervised, dropped)
 
 
 def _different(documents: NDArray[np.int64]) -> int:
@@ -118,24 +118,24 @@ def repeated(
     return np.concatenate([documents[:0], *(documents[rank < np.round(times - done, 9)] for done in range(passes))])
 
 
-def report(split: str, fitted: Fitted, on_long: str, block_size: int, n_unused: int | None) -> None:
+def report(split: str, filtered: Filtered, on_long: str, block_size: int, n_unused: int | None) -> None:
     """Say what became of the documents of a split that could not be taken as they are.
 
     Args:
         split: its name.
-        fitted: its documents.
+        filtered: its documents.
         on_long: what was asked for.
         block_size: tokens in a block.
         n_unused: as ``unused``; None where documents are cut in a row in any case, so that a long one is no news.
     """
-    if fitted.n_unsupervised:
-        _log.warning("%s: left out %d documents without a token to learn", split, fitted.n_unsupervised)
-    if fitted.n_long and (n_unused is not None or on_long != "split"):
+    if filtered.n_unsupervised:
+        _log.warning("%s: left out %d documents without a token to learn", split, filtered.n_unsupervised)
+    if filtered.n_long and (n_unused is not None or on_long != "split"):
         done = BECOMES[on_long]
-        tokens = f", {fitted.n_tokens_dropped} tokens less" if fitted.n_tokens_dropped else ""
+        tokens = f", {filtered.n_tokens_dropped} tokens less" if filtered.n_tokens_dropped else ""
         _log.warning(
             "%s: %d documents are longer than --block-size %d and were %s%s (--on-long)",
-            *(split, fitted.n_long, block_size, done, tokens),
+            *(split, filtered.n_long, block_size, done, tokens),
         )
     if n_unused:
         _log.warning(

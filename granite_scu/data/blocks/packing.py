@@ -65,7 +65,7 @@ class Cuts(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class PackedRow:
     """Documents one after the other, cut every ``block_size`` tokens: worked out when it is asked for, since a long
     text has so many blocks that their places alone would fill the memory.
 
@@ -279,7 +279,7 @@ def in_a_row(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
     is_cut = bounds[:, 1] <= stream.ends[np.searchsorted(stream.ends, bounds[:, 0])]
     if is_cut.any():
         bounds = bounds - np.stack([np.zeros_like(is_cut), is_cut], 1)
-    row = Row(bounds, block_size)
+    row = PackedRow(bounds, block_size)
     return Blocks(stream, block_size, padding, row, range(row.n_blocks))
 
 

@@ -19,22 +19,22 @@ from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.errors import UserError
 from granite_scu.evaluation.bpt import models, results, texts
 from granite_scu.evaluation.bpt.passes import score_windows
-from granite_scu.evaluation.bpt.results import Scores
+from granite_scu.evaluation.bpt.results import WindowScores
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, read_json, runs_of, shared_base
-from granite_scu.evaluation.bpt.windows import Corpus, Window, cut
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, ScoringWindow, cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import MARK
+from granite_scu.storage.run_folder import TRAINING_CONFIG
 
 MAX_LENGTH = 1024
 """Tokens of a window where no run says what it was trained at."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScoringPlan:
     """What is scored, and how.
 
     Attributes:
@@ -82,11 +82,11 @@ class Plan:
 
 
 @dataclass
-class Measurement:
+class CorpusScoring:
     """A corpus, its windows, and the scores as they come in."""
 
-    corpus: Corpus
-    windows: list[Window]
+    corpus: ScoringCorpus
+    windows: list[ScoringWindow]
     excluded: int
     nats: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
@@ -95,11 +95,13 @@ class Measurement:
         return int(self.corpus.n_tokens.sum())
 
     @property
-    def scores(self) -> Scores:
-        return Scores(self.corpus, self.windows, self.nats, self.excluded)
+    def scores(self) -> WindowScores:
+        return WindowScores(self.corpus, self.windows, self.nats, self.excluded)
 
 
-def evaluate(subjects: Sequence[Subject], options: Namespace, console: Console) -> tuple[dict[str, Any], list[Scores]]:
+def evaluate(
+    subjects: Sequence[Subject], options: Namespace, console: Console
+) -> tuple[dict[str, Any], list[WindowScores]]:
     """Carry out a request.
 
     Args:
@@ -122,7 +124,7 @@ def evaluate(subjects: Sequence[Subject], options: Namespace, console: Console) 
     measurements = []
     for text in asked:
         corpus = text.tokenised(tokenizer)
-        measurements.append(Measurement(corpus, cut(corpus.lengths, plan.max_length, plan.stride), text.excluded))
+        measurements.append(CorpusScoring(corpus, cut(corpus.lengths, plan.max_length, plan.stride), text.excluded))
     plan.machine.claim(None)
     seconds = _score(plan, measurements, console)
     scored = sum(m.n_tokens for m in measurements) * len(plan.named_models)
@@ -144,7 +146,7 @@ def _texts(options: Namespace, runs: Sequence[Path]) -> list[texts.Texts]:
     return asked
 
 
-def _plan(base: str | None, subjects: Sequence[Subject], runs: Sequence[Path], options: Namespace) -> Plan:
+def _plan(base: str | None, subjects: Sequence[Subject], runs: Sequence[Path], options: Namespace) -> ScoringPlan:
     length = options.max_length or max((texts.data_config(run).block_size for run in runs), default=MAX_LENGTH)
     for name in [*([base] if base else []), *(subject.given for subject in subjects if subject.kind == "model")]:
         _check_length(name, length)
@@ -160,7 +162,7 @@ def _plan(base: str | None, subjects: Sequence[Subject], runs: Sequence[Path], o
     request = BaseConfig(base or subjects[0].given, quantize, options.attn, options.kernels)
     found = machine.resolve(request, RunConfig(), {"accelerator": accelerator, "precision": precision})
     kernels.check(found.kernels, found.accelerator)
-    return Plan(base, subjects, quantize, bool(options.quantize_4bit), found, length, stride, options.batch_size)
+    return ScoringPlan(base, subjects, quantize, bool(options.quantize_4bit), found, length, stride, options.batch_size)
 
 
 def _check_length(name: str, length: int) -> None:
@@ -172,7 +174,7 @@ def _check_length(name: str, length: int) -> None:
 
 def _quantised(runs: Sequence[Path]) -> bool:
     """Whether the runs were trained on a base in 4 bits; they are scored on what they were trained on."""
-    found = {bool(read_json(run / MARK).get("base", {}).get("quantize_4bit")) for run in runs}
+    found = {bool(read_json(run / TRAINING_CONFIG).get("base", {}).get("quantize_4bit")) for run in runs}
     if len(found) > 1:
         raise UserError(
             "--4bit-quantization: some of the runs were trained on a base in 4 bits and some were not; "
@@ -181,7 +183,7 @@ def _quantised(runs: Sequence[Path]) -> bool:
     return found == {True}
 
 
-def _score(plan: Plan, measurements: Sequence[Measurement], console: Console) -> float:
+def _score(plan: ScoringPlan, measurements: Sequence[CorpusScoring], console: Console) -> float:
     """Score every corpus with every model; returns the seconds it took without loading."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     seconds = 0.0
@@ -207,7 +209,7 @@ def _score(plan: Plan, measurements: Sequence[Measurement], console: Console) ->
     return seconds
 
 
-def _check_finite(name: str, nats: NDArray[np.float64], measurement: Measurement) -> None:
+def _check_finite(name: str, nats: NDArray[np.float64], measurement: CorpusScoring) -> None:
     wrong = np.flatnonzero(~np.isfinite(nats))
     if len(wrong):
         document = measurement.corpus.documents[measurement.windows[wrong[0]].document]
@@ -217,7 +219,7 @@ def _check_finite(name: str, nats: NDArray[np.float64], measurement: Measurement
         )
 
 
-def _settings(plan: Plan, tokens_per_s: float) -> dict[str, Any]:
+def _settings(plan: ScoringPlan, tokens_per_s: float) -> dict[str, Any]:
     return {
         "max_length": plan.max_length,
         "stride": plan.stride,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.errors import RunFailed
-from granite_scu.evaluation.bpt.windows import Corpus, Window
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, ScoringWindow
 from granite_scu.model.loss import token_nats
 
 Switch: TypeAlias = Callable[[], AbstractContextManager]
@@ -26,8 +26,8 @@ wider than its input."""
 def score_windows(
     model: nn.Module,
     switches: Sequence[Switch],
-    corpus: Corpus,
-    windows: Sequence[Window],
+    corpus: ScoringCorpus,
+    windows: Sequence[ScoringWindow],
     batch_size: int,
     *,
     autocast: Callable[[], AbstractContextManager],
@@ -62,7 +62,9 @@ def score_windows(
     return sums.cpu().numpy()
 
 
-def batches(corpus: Corpus, windows: Sequence[Window], batch_size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+def batches(
+    corpus: ScoringCorpus, windows: Sequence[ScoringWindow], batch_size: int
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """The windows in batches of about one length: their numbers, and inputs and labels, (windows, time) int64.
 
     Long ones come first, so that a batch that is too large fails at once.
@@ -84,7 +86,7 @@ def _nats(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         ) from error
 
 
-def _batch(corpus: Corpus, windows: Sequence[Window]) -> tuple[Tensor, Tensor]:
+def _batch(corpus: ScoringCorpus, windows: Sequence[ScoringWindow]) -> tuple[Tensor, Tensor]:
     """Inputs and labels, padded at the end, where causality keeps it from mattering."""
     longest = max(window.stop - window.start for window in windows)
     shape = len(windows), -(-longest // MULTIPLE) * MULTIPLE

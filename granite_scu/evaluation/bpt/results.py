@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granite_scu.evaluation import statistics
-from granite_scu.evaluation.bpt.windows import Corpus, Window
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, ScoringWindow
 from granite_scu.evaluation.statistics import LEAST_UNITS, Estimate
 from granite_scu.model.description_length import bits
 
@@ -18,7 +18,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class WindowScores:
     """What models scored on a corpus.
 
     Attributes:
@@ -28,8 +28,8 @@ class Scores:
         excluded: documents left out beforehand because a run had seen them.
     """
 
-    corpus: Corpus
-    windows: Sequence[Window]
+    corpus: ScoringCorpus
+    windows: Sequence[ScoringWindow]
     nats: dict[str, NDArray[np.float64]]
     excluded: int = 0
 
@@ -90,7 +90,7 @@ class Scores:
 
 
 def report(
-    scores: Scores, models: Sequence[dict[str, Any]], forgetting: Scores | None, settings: dict[str, Any]
+    scores: WindowScores, models: Sequence[dict[str, Any]], forgetting: WindowScores | None, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Everything that was found, for JSON.
 
@@ -114,7 +114,7 @@ def report(
     }
 
 
-def _forgotten(scores: Scores | None, reference: str, name: str) -> dict[str, Any] | None:
+def _forgotten(scores: WindowScores | None, reference: str, name: str) -> dict[str, Any] | None:
     """A model's scores on the second corpus, and what it costs more there than the first model."""
     if scores is None:
         return None
@@ -122,7 +122,7 @@ def _forgotten(scores: Scores | None, reference: str, name: str) -> dict[str, An
     return {**scores.counts(), "units": scores.units, **scores.totals(name), "against": against}
 
 
-def by_document(scores: Scores) -> list[dict[str, Any]]:
+def by_document(scores: WindowScores) -> list[dict[str, Any]]:
     """A row for each document and model, for CSV."""
     corpus = scores.corpus
     nats = {name: scores.by_document(name) for name in scores.nats}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.errors import UserError
-from granite_scu.model import saved_adapter as saved
+from granite_scu.model import saved_adapter
 from granite_scu.storage.run_folder import DOCUMENTS
 
 BASE = "base"
@@ -71,7 +71,7 @@ def shared_base(subjects: Sequence[Subject], asked: str | None) -> str | None:
         return None
     base = asked or adapters[0].base
     for adapter in adapters:
-        if saved.may_be_same(adapter.base, base):
+        if saved_adapter.may_be_same(adapter.base, base):
             continue
         if asked:
             raise UserError(f"{adapter.given}: is an adapter for {adapter.base}, not for --model {asked}")
@@ -110,13 +110,13 @@ def _identify(given: str, label: str) -> Subject:
         if given == TINY_MODEL or (given.count("/") == 1 and not given.startswith((".", "/", "~"))):
             return Subject(label, given, "model", given)  # an embedded model or a hub id
         raise UserError(f"{given}: no such folder")
-    if (path / "config.json").is_file() and not (path / saved.CONFIG).is_file():
+    if (path / "config.json").is_file() and not (path / saved_adapter.CONFIG).is_file():
         return Subject(label, given, "model", given)
-    saved.require_files(path, given)
-    base = read_json(path / saved.CONFIG).get("base_model_name_or_path")
+    saved_adapter.require_files(path, given)
+    base = read_json(path / saved_adapter.CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise UserError(f"{path / saved.CONFIG}: names no base model (base_model_name_or_path)")
-    return Subject(label, given, "adapter", base, saved.run_of(path))
+        raise UserError(f"{path / saved_adapter.CONFIG}: names no base model (base_model_name_or_path)")
+    return Subject(label, given, "adapter", base, saved_adapter.run_of(path))
 
 
 def _labels(named: Sequence[str]) -> list[str]:

@@ -18,8 +18,8 @@ from granite_scu.data.streaming import beginning
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.errors import UserError
 from granite_scu.evaluation.bpt.subjects import documents_of, read_json
-from granite_scu.evaluation.bpt.windows import Corpus, as_corpus
-from granite_scu.storage.run_folder import MARK
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, as_corpus
+from granite_scu.storage.run_folder import TRAINING_CONFIG
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Texts:
     excluded: int = 0
     tail_of: DataConfig | None = None
 
-    def tokenised(self, tokenizer: PreTrainedTokenizerBase) -> Corpus:
+    def tokenised(self, tokenizer: PreTrainedTokenizerBase) -> ScoringCorpus:
         """The texts as tokens. Raises UserError for a tokenizer without end of text."""
         if self.tail_of is None:
             return as_corpus(self.name, self.documents, encode(self.documents, tokenizer), tokenizer)
@@ -108,7 +108,7 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
 
 def data_config(run: Path) -> DataConfig:
     """The data settings of a run."""
-    settings: dict[str, Any] = read_json(run / MARK).get("data", {})
+    settings: dict[str, Any] = read_json(run / TRAINING_CONFIG).get("data", {})
     known = {field.name for field in fields(DataConfig)}
     return DataConfig(**{name: value for name, value in settings.items() if name in known})
 

@@ -12,7 +12,7 @@ from granite_scu.data.tokens.encoding import Stream
 
 
 @dataclass(frozen=True, eq=False)
-class Corpus:
+class ScoringCorpus:
     """Texts to be scored.
 
     Attributes:
@@ -41,14 +41,14 @@ class Corpus:
             return self.lengths
         return np.array([np.count_nonzero(targets) for targets in self.targets], np.int64)
 
-    def counted(self, window: "Window") -> int:
+    def counted(self, window: "ScoringWindow") -> int:
         """The tokens of a window that are scored there and nowhere else."""
         if self.targets is None:
             return window.scored
         return int(np.count_nonzero(self.targets[window.document][window.stop - window.scored : window.stop]))
 
 
-class Window(NamedTuple):
+class ScoringWindow(NamedTuple):
     """A stretch of a text that the model sees at once.
 
     Attributes:
@@ -66,7 +66,7 @@ class Window(NamedTuple):
 
 def as_corpus(
     name: str, documents: list[Document], stream: Stream, tokenizer: PreTrainedTokenizerBase, first: int = 0
-) -> Corpus:
+) -> ScoringCorpus:
     """The documents of a stream from position ``first`` on.
 
     As lm-evaluation-harness scores them: a text's first token is predicted from the beginning-of-text token, or where
@@ -101,10 +101,10 @@ def as_corpus(
             n_bytes.append(size)
             targets.append(counts)
     whole = all(counts.all() for counts in targets)
-    return Corpus(name, names, sequences, np.array(n_bytes, np.int64), None if whole else targets)
+    return ScoringCorpus(name, names, sequences, np.array(n_bytes, np.int64), None if whole else targets)
 
 
-def cut(n_tokens: NDArray[np.int64], max_length: int, stride: int) -> list[Window]:
+def cut(n_tokens: NDArray[np.int64], max_length: int, stride: int) -> list[ScoringWindow]:
     """Windows over texts of so many tokens, those of a text one after the other.
 
     The first window predicts ``max_length`` tokens, each further one the next ``stride``, from ``max_length`` inputs:
@@ -114,9 +114,9 @@ def cut(n_tokens: NDArray[np.int64], max_length: int, stride: int) -> list[Windo
     windows = []
     for document, length in enumerate(n_tokens.tolist()):
         stop = min(max_length, length)
-        windows.append(Window(document, 0, stop, stop))
+        windows.append(ScoringWindow(document, 0, stop, stop))
         while stop < length:
             scored = min(stride, length - stop)
             stop += scored
-            windows.append(Window(document, stop - max_length, stop, scored))
+            windows.append(ScoringWindow(document, stop - max_length, stop, scored))
     return windows

@@ -216,7 +216,7 @@ def _progress(plan: Plan, jobs: int, console: Console) -> Iterator[Callable[[lis
         def show(busy: list[Spec]) -> None:
             names = ", ".join(spec.file.stem for spec in busy)
             now = standing(plan)
-            left = f"{spoken(now.remaining(jobs))} left"
+            left = f"{format_duration(now.remaining(jobs))} left"
             progress.update(bar, total=now.total, completed=now.finished, description=f"{left}  {names}")
             if not console.is_terminal:
                 clock = time.strftime("%H:%M:%S")
@@ -225,10 +225,10 @@ def _progress(plan: Plan, jobs: int, console: Console) -> Iterator[Callable[[lis
         yield show
 
 
-def spoken(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration for people.
 
-    >>> spoken(30), spoken(600), spoken(9000)
+    >>> format_duration(30), format_duration(600), format_duration(9000)
     ('1 min', '10 min', '2.5 h')
     """
     return f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from granite_scu.config.request import Request
-from granite_scu.control.laws.base import Saved
+from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.errors import Diverged
 from granite_scu.evaluation.score import DocumentScores, score, score_documents
 from granite_scu.experiments.comparison.data import ComparedData
@@ -181,7 +181,7 @@ def _course(ticks: list[dict]) -> dict[str, list]:
     """What a record keeps of the ticks, a list for each field."""
     names = {"step": "step", "s": "s", "lambda": "lambda", "data_bpt": "data_bpt"}
     if any(tick["saved_held_out"] is not None for tick in ticks):  # what a setpoint was moved by, and to where
-        names |= {name: name for name in ("s_target", *(f"saved_{field}" for field in Saved._fields))}
+        names |= {name: name for name in ("s_target", *(f"saved_{field}" for field in AdapterBenefit._fields))}
     return {name: [_short(tick[field]) for tick in ticks] for name, field in names.items()}
 
 

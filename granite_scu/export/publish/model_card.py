@@ -9,14 +9,14 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from granite_scu.config.settings import TINY_MODEL
-from granite_scu.storage.run_folder import CARD, EVALUATION, METRICS, replacing
+from granite_scu.storage.run_folder import EVALUATION, METRICS, MODEL_CARD, replacing
 
 NOT_MEASURED = "not measured"
 
 
 def write_model_card(folder: Path) -> None:
     """Write the model card of a finished run into its folder, from the files there."""
-    with replacing(folder / CARD) as temporary:
+    with replacing(folder / MODEL_CARD) as temporary:
         temporary.write_text(model_card(gather(folder)), encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ REQUIRED = (
     "control.png",
 )
 OPTIONAL = ("control.svg", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
-PUBLISHED = (model_card.CARD, *REQUIRED, *OPTIONAL)
+PUBLISHED = (model_card.MODEL_CARD, *REQUIRED, *OPTIONAL)
 """Everything that is ever uploaded. The card is built anew."""
 
 KEPT = (
@@ -63,7 +63,7 @@ class Publication:
 
     @property
     def card(self) -> str:
-        return self.files[model_card.CARD].decode()
+        return self.files[model_card.MODEL_CARD].decode()
 
 
 def prepare(
@@ -106,7 +106,7 @@ def prepare(
         "license": licence,
         "evaluation": evaluation,
     }
-    files = {model_card.CARD: model_card.model_card(facts).encode(), **files}
+    files = {model_card.MODEL_CARD: model_card.model_card(facts).encode(), **files}
     for name, content in files.items():
         _check_content(folder, name, content)
     return Publication(files, base, tuple(left_out), tuple(_notes(facts)), counts)
@@ -180,7 +180,7 @@ def _check_content(folder: Path, name: str, content: bytes) -> None:
     if found := leaks.secret_in(text):
         line, kind = found
         raise UserError(f"{folder / name}:{line}: looks like {kind}; remove it, and revoke it if others saw it")
-    if name in (model_card.CARD, WEIGHTS):
+    if name in (model_card.MODEL_CARD, WEIGHTS):
         _check_paths(folder / name, {"the text": text})
     elif name.endswith(".json"):
         value = _object(folder, name, {name: content}, list if name == "scu_history.json" else dict)

@@ -8,7 +8,7 @@ import lightning as L
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor
 
-from granite_scu.control.laws.base import Saved
+from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.control.laws.cascade import PROBED_SCALE
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation.score import score
@@ -28,7 +28,7 @@ class Savings(L.Callback):
         stopwatch: stands still meanwhile: it counts training alone.
     """
 
-    def __init__(self, deliver: Callable[[Saved], None], stopwatch: Stopwatch) -> None:
+    def __init__(self, deliver: Callable[[AdapterBenefit], None], stopwatch: Stopwatch) -> None:
         self.deliver, self.stopwatch = deliver, stopwatch
         self._base: float | None = None
 
@@ -39,7 +39,7 @@ class Savings(L.Callback):
         self.deliver(self._measure(trainer, module))
         self.stopwatch.start()
 
-    def _measure(self, trainer: L.Trainer, module: GraniteModule) -> Saved:
+    def _measure(self, trainer: L.Trainer, module: GraniteModule) -> AdapterBenefit:
         n_batches = trainer.num_val_batches[0]
         held_out = lambda: islice(trainer.val_dataloaders, n_batches)  # noqa: E731
         if self._base is None:
@@ -49,7 +49,7 @@ class Savings(L.Callback):
         per_batch = (data.config.eval_batch_size or data.config.batch_size) / data.config.batch_size
         upcoming = data.upcoming(module.micro_batches, math.ceil(n_batches * per_batch))
         base = _base(trainer, module, upcoming)
-        return Saved(
+        return AdapterBenefit(
             held_out=self._base - adapted,
             held_out_scaled=self._base - _scaled(trainer, module, held_out()),
             training=base - _score(trainer, module, upcoming),

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import lightning as L
 
 from granite_scu.control import Controller, Measurement
-from granite_scu.control.laws.base import Output, Saved
+from granite_scu.control.laws.base import AdapterBenefit, Output
 from granite_scu.errors import Diverged
 from granite_scu.model.description_length import information_ratio
 from granite_scu.training.callbacks.stopwatch import Stopwatch
@@ -73,7 +73,7 @@ class ShannonControl(L.Callback):
         self.state = controller.init()
         self.action = Action(controller.initial_strength)
         self.latest: dict = {}
-        self.saved: Saved | None = None
+        self.saved: AdapterBenefit | None = None
         self.tokens = self.skipped = self.ticks = 0
         self._step = 0
         self._pending = 0  # steps since the last tick, without those that are known to have been skipped
@@ -104,7 +104,7 @@ class ShannonControl(L.Callback):
         if self.latest.get("step") != self._step:
             self.tick(trainer, module)
 
-    def set_saved(self, saved: Saved) -> None:
+    def set_benefit(self, saved: AdapterBenefit) -> None:
         """Take what the adapter saves, for the law to see at the next tick."""
         self.saved = saved
 
@@ -172,7 +172,7 @@ class ShannonControl(L.Callback):
             "held": output.held,
             "in_deadband": output.in_deadband,
             "kl_bpt": measured.kl,
-            **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in Saved._fields},
+            **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in AdapterBenefit._fields},
             "lr": self._learning_rate,
             "grad_norm": window.grad_norm,
             "data_grad_norm": window.data_grad_norm,
@@ -202,7 +202,7 @@ class ShannonControl(L.Callback):
         self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
         self.tokens, self.skipped, self._pending = state["counts"]
         self.travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
-        self.saved = state["saved"] and Saved(*state["saved"])
+        self.saved = state["saved"] and AdapterBenefit(*state["saved"])
         self._learning_rate = state["learning_rate"]
 
 

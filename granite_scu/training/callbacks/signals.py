@@ -43,8 +43,8 @@ class GracefulStop(L.Callback):
         # Not at the start of training: a validation that a checkpoint owes is made up for there, by all ranks together.
         if trainer.world_size > 1:
             self._hosts = torch.distributed.new_group(backend="gloo", timeout=LOST_AFTER)
-        heeded = [signal.SIGINT, signal.SIGTERM, *([REQUEUE] if REQUEUE and SLURMEnvironment.detect() else [])]
-        self._previous = {number: signal.signal(number, self._note) for number in heeded}
+        handled = [signal.SIGINT, signal.SIGTERM, *([REQUEUE] if REQUEUE and SLURMEnvironment.detect() else [])]
+        self._previous = {number: signal.signal(number, self._note) for number in handled}
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._step = trainer.global_step

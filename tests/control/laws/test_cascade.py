@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from invariants import UNUSABLE, check, run, seen
 
 from granite_scu.control import PI, Cascade
-from granite_scu.control.laws.base import Measurement, Output, Saved
+from granite_scu.control.laws.base import AdapterBenefit, Measurement, Output
 from granite_scu.control.laws.cascade import PROBED_SCALE, best_log_scale, headroom
 
 
-def at(odds: float, saved: Saved | None = None, travel: float = 5.0) -> Measurement:
+def at(odds: float, saved: AdapterBenefit | None = None, travel: float = 5.0) -> Measurement:
     """S of these odds at a DataBPT of 2."""
     return Measurement(s=odds / (1 + odds), data_bpt=2.0, param_bpt=2.0 * odds, travel=travel, saved=saved)
 
@@ -47,9 +47,9 @@ def test_where_no_finite_scale_is_best_it_says_in_which_direction():
     assert best_log_scale(*on_parabola(-1.0, 0.5)) == -math.inf
 
 
-def saved_with(held_out: float, training: float = 1.0) -> Saved:
+def saved_with(held_out: float, training: float = 1.0) -> AdapterBenefit:
     """Savings whose best scales are these."""
-    return Saved(*on_parabola(2 * held_out, 1.0), *on_parabola(2 * training, 1.0))
+    return AdapterBenefit(*on_parabola(2 * held_out, 1.0), *on_parabola(2 * training, 1.0))
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(0.1, 0.9))
@@ -74,7 +74,7 @@ FINITE = on_parabola(1.0, 1.0)
     ],
 )
 def test_where_no_finite_scale_is_best(held_out, training, expected):
-    assert headroom(Saved(*held_out, *training), 0.5) == pytest.approx(expected)
+    assert headroom(AdapterBenefit(*held_out, *training), 0.5) == pytest.approx(expected)
 
 
 def test_the_setpoint_follows_the_headroom():
@@ -88,7 +88,7 @@ def test_the_setpoint_follows_the_headroom():
 def test_an_adapter_that_is_still_zero_moves_nothing():
     law = Cascade()
     state, _ = run(law, [at(0.1)])
-    assert run(law, [at(0.1, Saved(0.0, 0.0, 0.0, 0.0))], state)[0].odds == state.odds
+    assert run(law, [at(0.1, AdapterBenefit(0.0, 0.0, 0.0, 0.0))], state)[0].odds == state.odds
 
 
 def test_before_s_has_been_measured_nothing_moves():
@@ -113,7 +113,7 @@ def test_the_setpoint_does_not_run_away_from_an_s_that_cannot_follow():
 def test_the_setpoint_falls_no_lower_than_from_where_it_can_return():
     """Text that harms in every size, as held-out text of another kind does before a shift."""
     law = Cascade()
-    state, _ = run(law, [at(0.05), *[at(0.05, Saved(*HARMFUL, *FINITE))] * 30])
+    state, _ = run(law, [at(0.05), *[at(0.05, AdapterBenefit(*HARMFUL, *FINITE))] * 30])
     assert state.odds == 0.01
     odds = state.odds
     for _ in range(8):  # and S follows
@@ -148,14 +148,14 @@ def test_a_tick_whose_savings_are_not_finite_is_held():
     law = Cascade()
     state, before = run(law, [at(0.1)])
     for place, bad in product(range(4), (math.nan, math.inf)):
-        saved = Saved(*(bad if i == place else 0.1 * (i + 1) for i in range(4)))
+        saved = AdapterBenefit(*(bad if i == place else 0.1 * (i + 1) for i in range(4)))
         held, outputs = run(law, [at(0.3, saved)], state)
         assert held == state
         assert outputs == [replace(before[-1], held=True)]
 
 
 NUMBERS = st.one_of(st.floats(-20, 20), st.sampled_from(UNUSABLE))
-SAVED = st.one_of(st.none(), st.builds(Saved, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
+SAVED = st.one_of(st.none(), st.builds(AdapterBenefit, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
 USABLE = st.builds(at, st.floats(1e-6, 1e6), SAVED, st.floats(0, 1e3))
 UNSEEN = [replace(seen(s), saved=saved) for s in (0.0, *UNUSABLE) for saved in (None, saved_with(0.5))]
 COURSES = st.lists(st.one_of(USABLE, st.sampled_from(UNSEEN)), max_size=30)

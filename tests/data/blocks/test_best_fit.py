@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from granite_scu.config.settings import IGNORED
-from granite_scu.data.blocks.filtering import fit, repeated, unused
+from granite_scu.data.blocks.filtering import filter_documents, repeated, unused
 from granite_scu.data.blocks.packing import Blocks, best_fit, in_a_row
 from granite_scu.data.datamodule import collate
 from granite_scu.data.tokens.encoding import Stream
@@ -126,14 +126,14 @@ def _cut(blocks: Blocks) -> list[int]:
     return [d for d in range(len(blocks.stream.ends)) if sum(d in found for found in owners) > 1]
 
 
-def fitted(stream, on_long, size=10):
-    return fit(stream, np.arange(len(stream.ends)), size, on_long, lambda number: f"doc {number}")
+def filtered(stream, on_long, size=10):
+    return filter_documents(stream, np.arange(len(stream.ends)), size, on_long, lambda number: f"doc {number}")
 
 
 @pytest.mark.parametrize("layout", [in_a_row, best_fit])
 def test_of_a_truncated_document_nothing_behind_is_predicted(layout):
     stream = stream_of([11, 12, 5, 30])
-    blocks = layout(stream, fitted(stream, "truncate").bounds, 10, PAD)
+    blocks = layout(stream, filtered(stream, "truncate").bounds, 10, PAD)
     kept = [range(start, min(start + 10, stop - 1)) for start, stop in stream.bounds.tolist()]
     expected = [(int(stream.tokens[i]), int(stream.tokens[i + 1])) for positions in kept for i in positions]
     assert sorted(predictions(blocks)) == sorted(expected)
@@ -141,29 +141,29 @@ def test_of_a_truncated_document_nothing_behind_is_predicted(layout):
 
 def test_long_documents_are_counted_whatever_becomes_of_them():
     stream = stream_of([11, 12, 5, 30])
-    assert {on_long: fitted(stream, on_long).n_long for on_long in ("split", "truncate", "drop")} == {
+    assert {on_long: filtered(stream, on_long).n_long for on_long in ("split", "truncate", "drop")} == {
         "split": 2, "truncate": 2, "drop": 2,
     }  # fmt: skip
-    assert (fitted(stream, "split").bounds == stream.bounds).all()
-    truncated = fitted(stream, "truncate")
+    assert (filtered(stream, "split").bounds == stream.bounds).all()
+    truncated = filtered(stream, "truncate")
     assert (truncated.bounds[:, 1] - truncated.bounds[:, 0]).tolist() == [11, 11, 5, 11]
     assert truncated.n_tokens_dropped == 1 + 19
-    dropped = fitted(stream, "drop")
+    dropped = filtered(stream, "drop")
     assert dropped.bounds.tolist() == stream.bounds[[0, 2]].tolist() and dropped.n_tokens_dropped == 42
     with pytest.raises(UserError, match=r"--on-long error: doc 1 has 12 tokens, and --block-size 10 .* \(2 documents"):
-        fitted(stream, "error")
+        filtered(stream, "error")
 
 
 def test_truncated_documents_fill_a_block_and_no_more():
     stream = stream_of([30, 30])
-    blocks = best_fit(stream, fitted(stream, "truncate").bounds, 10, PAD)
+    blocks = best_fit(stream, filtered(stream, "truncate").bounds, 10, PAD)
     assert len(blocks) == 2 and blocks.n_supervised == 20
 
 
 def test_documents_without_a_label_are_left_out_and_counted():
     stream = stream_of([5, 6, 7])
     stream.targets[5:11] = False
-    found = fitted(stream, "split")
+    found = filtered(stream, "split")
     assert found.n_unsupervised == 1 and found.bounds.tolist() == stream.bounds[[0, 2]].tolist()
 
 
@@ -171,10 +171,10 @@ def test_what_is_learned_behind_the_window_is_missed_by_name():
     """A prompt of 24 tokens and an answer of 6, in blocks of 10: of the three pieces one has all that is learned."""
     stream = stream_of([5, 30])
     stream.targets[5:29] = False
-    truncated = fitted(stream, "truncate")
+    truncated = filtered(stream, "truncate")
     assert truncated.bounds.tolist() == [[0, 5]]
     assert [truncated.n_long, truncated.n_unsupervised, truncated.n_tokens_dropped] == [1, 1, 30]
-    bounds = fitted(stream, "split").bounds
+    bounds = filtered(stream, "split").bounds
     blocks = best_fit(stream, bounds, 10, PAD)
     assert blocks.n_inputs == 4 + 9 and unused(bounds, blocks) == 20
 

@@ -10,7 +10,7 @@ import torch
 
 from granite_scu.config.settings import BaseConfig
 from granite_scu.evaluation.bpt.passes import score_windows
-from granite_scu.evaluation.bpt.windows import Corpus, cut
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.model import loading
 
 LENGTHS = [1, 5, 40, 2, 23, 16, 17]
@@ -20,7 +20,7 @@ LENGTHS = [1, 5, 40, 2, 23, 16, 17]
 def corpus():
     generator = np.random.default_rng(0)
     sequences = [generator.integers(1, 60, length + 1).astype(np.int32) for length in LENGTHS]
-    return Corpus("random", [str(i) for i in range(len(LENGTHS))], sequences, 2 * np.array(LENGTHS))
+    return ScoringCorpus("random", [str(i) for i in range(len(LENGTHS))], sequences, 2 * np.array(LENGTHS))
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def scored(model, corpus, *, switches=(nullcontext,), max_length=16, stride=6, b
 
 
 def plain_nats(model, corpus, max_length: int, stride: int) -> list[float]:
-    """Window after window, alone and unpadded, token after token in float64, by the rule and not by ``cut``."""
+    """ScoringWindow after window, alone and unpadded, token after token in float64, by the rule and not by ``cut``."""
     found = []
     for sequence in corpus.sequences:
         predicted, length = 0, len(sequence) - 1

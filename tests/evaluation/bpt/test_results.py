@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from granite_scu.evaluation.bpt.results import Scores
-from granite_scu.evaluation.bpt.windows import Corpus, cut
+from granite_scu.evaluation.bpt.results import WindowScores
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.model.description_length import LN2
 
 
@@ -14,12 +14,12 @@ def test_windows_in_which_nothing_is_learned_take_no_part():
     targets = [np.ones(length, bool) for length in lengths]
     targets[1][8:16] = False
     sequences = [np.zeros(length + 1, np.int32) for length in lengths]
-    corpus = Corpus("chats", ["a", "b"], sequences, lengths, targets)
+    corpus = ScoringCorpus("chats", ["a", "b"], sequences, lengths, targets)
     windows = cut(lengths, 8, 8)
     counts = np.array([corpus.counted(window) for window in windows])
     assert sorted(counts)[:2] == [0, 8] and len(windows) == 11
     noise = np.random.default_rng(0).normal(0, 0.1, len(windows))
-    scores = Scores(corpus, windows, {"base": 2.0 * counts, "adapter": (1.5 + noise) * counts})
+    scores = WindowScores(corpus, windows, {"base": 2.0 * counts, "adapter": (1.5 + noise) * counts})
     assert scores.units == "windows"
     found = scores.difference("adapter", "base")
     assert found.mean == pytest.approx((noise[counts > 0].mean() - 0.5) / LN2)

@@ -6,7 +6,7 @@ import pytest
 
 from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control import Measurement, build
-from granite_scu.control.laws.base import Saved
+from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.protocol import FULL, VARIED
 from granite_scu.training.module import schedule
@@ -45,9 +45,11 @@ def travels(record):
 def measurements(record):
     ticks = record["ticks"]
     for k, (s, data_bpt, travel) in enumerate(zip(ticks["s"], ticks["data_bpt"], travels(record), strict=True)):
-        saved = [ticks[f"saved_{name}"][k] for name in Saved._fields] if "saved_training" in ticks else [None]
+        saved = [ticks[f"saved_{name}"][k] for name in AdapterBenefit._fields] if "saved_training" in ticks else [None]
         param_bpt = s / (1 - s) * data_bpt
-        yield Measurement(s, data_bpt, param_bpt, travel=travel, saved=None if None in saved else Saved(*saved))
+        yield Measurement(
+            s, data_bpt, param_bpt, travel=travel, saved=None if None in saved else AdapterBenefit(*saved)
+        )
 
 
 def deviation(record):
