@@ -57,6 +57,7 @@ from granite_scu.cli.console import WIDE, make_console
 from granite_scu.control import TRACKING
 from granite_scu.errors import UserError
 from granite_scu.experiments.comparison.protocol import PRECISION
+from granite_scu.experiments.run_store import RunStore, working_folder
 from granite_scu.storage.run_folder import require_writable
 
 SEEDS = 3
@@ -77,7 +78,14 @@ def build_parser() -> Parser:
     parser.add_argument("--set", nargs="+", default=[], metavar="FLAG[=VALUE]", help="flags of the training script for "
                         f"every run, without their leading hyphens: {EXAMPLE}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once, one thread each")
-    parser.add_argument("--results", type=Path, help="folder of finished runs: read, and added to")
+    parser.add_argument(
+        "--results",
+        type=working_folder,
+        metavar="FILE",
+        help="the finished runs, a line each: "
+        "read, and added to; while the command runs, new ones are files in the folder of that name "
+        "without .jsonl",
+    )
     parser.add_argument("--max-runs", type=int, help="stop after so many runs that were not finished before; 0 only "
                         "reports those in --results")  # fmt: skip
     parser.add_argument("--plot", type=Path, help="write the trajectories as PNG and SVG, at this path without suffix")
@@ -153,8 +161,10 @@ def _in_precision(cells: list[TrackingCell], options: argparse.Namespace) -> lis
 
     On a CPU the precision goes with the machine, and no difference between runs shall be one between machines.
     """
-    if options.max_runs == 0 and any((options.results / f"{cell.key()}.json").is_file() for cell in cells):
-        return cells
+    if options.max_runs == 0:
+        finished = {run.key for run in RunStore("--results", options.results).read()}
+        if any(cell.key() in finished for cell in cells):
+            return cells
     from granite_scu import hardware  # imports torch, which takes seconds
 
     found = hardware.resolve_precision(None, hardware.detect("cpu"))

@@ -1,6 +1,5 @@
 """The runs of ``benchmarks/tracking.py``: done in worker processes, kept as a file each, and read back."""
 
-import json
 import math
 import os
 import tempfile
@@ -22,7 +21,7 @@ from benchmarks.tracking_training import request_of, train
 from granite_scu.cli import guard
 from granite_scu.config.settings import ControlConfig
 from granite_scu.errors import Diverged, UserError
-from granite_scu.experiments.comparison import evidence
+from granite_scu.experiments.run_store import FinishedRun, RunStore, write_record
 from granite_scu.hardware import detect
 from granite_scu.storage import provenance
 
@@ -63,14 +62,14 @@ def course(cell: TrackingCell, trajectory: list[list[float | bool | None]]) -> l
     return [dict(zip(("step", *COURSE), point, strict=True)) for point in with_marks]
 
 
-def read_run(path: Path, cell: TrackingCell) -> dict[str, Any]:
-    """The finished run of a cell, measured from the trajectory in its file: the file may be older than a figure.
+def read_run(run: FinishedRun, cell: TrackingCell) -> dict[str, Any]:
+    """The finished run of a cell, measured from its trajectory: its record may be older than a figure.
 
     Raises:
-        UserError: the file is not whole, or of something else.
+        UserError: the record is not whole, or of something else.
     """
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = {name: value for name, value in run.record.items() if name != "key"}
         if TrackingCell.of(result) != cell or not {*GOALS, "lambda", "trajectory"} <= result.keys():
             raise ValueError("of another run, or without its figures")
         describe_origin(*origins([result]))
@@ -80,9 +79,9 @@ def read_run(path: Path, cell: TrackingCell) -> dict[str, Any]:
             records = course(cell, result["trajectory"])
             _require_whole(cell, records)
             result |= measure(cell, records)
-    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         remedy = "move it away, and the run is done again"
-        raise UserError(f"--results: {path} is not the record of {cell}, or not all of it; {remedy}") from error
+        raise UserError(f"--results: {run.place} is not the record of {cell}, or not all of it; {remedy}") from error
     return result
 
 
@@ -103,16 +102,16 @@ def _require_whole(cell: TrackingCell, records: list[dict[str, Any]]) -> None:
 def run_all(
     cells: list[TrackingCell], jobs: int, results: Path | None, at_most: int | None, console: Console
 ) -> list[dict[str, Any]]:
-    """The finished cells, in order: those read from ``results``, and ``at_most`` so many new ones, written there.
+    """The finished cells, in order: those read from ``results``, and ``at_most`` so many new ones, kept there.
 
     Raises:
-        UserError: a file in ``results`` is not the run's, or a cell's settings or its run are refused.
+        UserError: a record in ``results`` is not the run's, or a cell's settings or its run are refused.
     """
-    found: dict[TrackingCell, dict[str, Any]] = {}
-    for cell in cells:
-        path = results / f"{cell.key()}.json" if results else None
-        if path and path.is_file():
-            found[cell] = read_run(path, cell)
+    store = RunStore("--results", results) if results else None
+    runs = {run.key: run for run in store.read()} if store else {}
+    found = {cell: read_run(runs[key], cell) for cell in cells if (key := cell.key()) in runs}
+    if store and at_most != 0:
+        store.collect()  # what an earlier command left that was interrupted
     missing = [cell for cell in cells if cell not in found][:at_most]
     for cell in {(cell.controller, cell.settings): cell for cell in missing if cell.settings}.values():
         request_of(cell, "unused")  # here: a wrong setting is refused before any run starts
@@ -135,9 +134,11 @@ def run_all(
                 cell, result = pending.pop(future), future.result()
                 found[cell] = result
                 if results:
-                    evidence.write_record(results / f"{cell.key()}.json", result)
+                    write_record(results / f"{cell.key()}.json", result)
                 progress.console.print(line(result), highlight=False)
                 progress.advance(task)
+    if store and at_most != 0:
+        store.collect()
     return [found[cell] for cell in cells if cell in found]
 
 

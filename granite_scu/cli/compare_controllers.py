@@ -12,6 +12,7 @@ from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import WIDE, make_console, quiet
 from granite_scu.config import settings
 from granite_scu.errors import UserError
+from granite_scu.experiments.run_store import RunStore, working_folder
 from granite_scu.storage.run_folder import require_writable
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="compare_controllers.py",
         description="Train the embedded model under every way to set lambda, and say what difference it makes. "
-        "Finished runs are kept as files and never done again: stop at will, go on later, copy them between machines. "
+        "Finished runs are kept and never done again: stop at will, go on later, copy them between machines. "
         "Several machines share the work by --shard. "
         "All runs are done on the CPU, where there is a GPU too.",
     )
@@ -43,7 +44,7 @@ def build_parser() -> Parser:
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of every run instead of the protocol's")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time, a thread each (default: physical cores)")
     parser.add_argument("--precision", choices=list(PRECISIONS), default="auto", help="of the runs, which are "
-                        "compared with those in the same alone: bf16, as in docs/evidence, on a CPU that computes it, "
+                        "compared with those in the same alone: bf16, as in evidence/, on a CPU that computes it, "
                         "else fp32; for --list and --report-only that of the finished runs")  # fmt: skip
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="do the I-th of N equal shares of the runs: N "
                         "machines that share the folder of finished runs do none twice")  # fmt: skip
@@ -51,12 +52,13 @@ def build_parser() -> Parser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="what would run and what is finished; trains nothing")
     instead.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
-    parser.add_argument("--evidence", type=Path, metavar="DIR", help="the finished runs (default: docs/evidence/runs, "
-                        "with --varied docs/evidence/varied/runs; with --quick, --steps or fp32, "
-                        "runs/compare/runs)")  # fmt: skip
+    parser.add_argument("--evidence", type=working_folder, metavar="FILE", help="the finished runs, a line each; while "
+                        "the command runs, new ones are files in the folder of that name without .jsonl (default: "
+                        "evidence/comparison/runs.jsonl, with --varied evidence/varied/runs.jsonl; with --quick, "
+                        "--steps or fp32, runs/compare/runs.jsonl)")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
-                        help="for table and plot (default: docs/evidence, with --varied "
-                        "docs/evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
+                        help="for table and plot (default: evidence/comparison, with --varied "
+                        "evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/evidence.md, too")
     parser.add_debug()
     return parser
@@ -146,13 +148,17 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
         raise UserError(f"--seeds {options.seeds}: the {protocol.name} protocol has {most}; give {most} or fewer")
     if options.report_only and options.max_runs:
         raise UserError("--report-only: trains nothing; leave out --max-runs")
-    if options.report_only and options.evidence and not options.evidence.exists():
+    if options.report_only and options.evidence and not RunStore("--evidence", options.evidence).exists():
         raise UserError(f"--evidence {options.evidence}: there is no such folder; name that of the finished runs")
     if options.write_docs and (options.varied or _is_part(options)):
         part = "--quick, --varied, --tasks, --arms, --seeds and --steps"
         raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
-    if options.write_docs and options.evidence and not _is_at(options.evidence, root / "docs" / "evidence" / "runs"):
-        raise UserError("--write-docs: the page is about the runs in docs/evidence/runs; leave out --evidence")
+    if (
+        options.write_docs
+        and options.evidence
+        and not _is_at(options.evidence, root / "evidence" / "comparison" / "runs")
+    ):
+        raise UserError("--write-docs: the page is about the runs in evidence/comparison; leave out --evidence")
 
 
 def _evidence(options: argparse.Namespace, root: Path, console: "Console") -> "Evidence":
@@ -173,7 +179,7 @@ def _evidence(options: argparse.Namespace, root: Path, console: "Console") -> "E
         raise UserError(f"--write-docs: the page is about runs in {PRECISION}, and these are in {found.precision}")
     chosen = trains and options.precision == "auto"
     why = ", since PyTorch finds neither AMX nor AVX512-BF16 in this CPU" if chosen else ""
-    apart = f"compared among themselves, they do not join those in docs/evidence, which are in {PRECISION}"
+    apart = f"compared among themselves, they do not join those in evidence/, which are in {PRECISION}"
     console.print(f"runs in {found.precision}{why}: {apart}", highlight=False, soft_wrap=True)
     return found
 
@@ -207,7 +213,7 @@ def _place(options: argparse.Namespace, root: Path, precision: str) -> Path:
     own = options.quick or options.steps or precision != PRECISION
     if own:
         return root / "runs" / "compare"
-    return root / "docs" / "evidence" / "varied" if options.varied else root / "docs" / "evidence"
+    return root / "evidence" / ("varied" if options.varied else "comparison")
 
 
 def _output(options: argparse.Namespace, root: Path, evidence: "Evidence") -> Path:

@@ -4,8 +4,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from running import ROOT, run
-from tracked import CELL, QUICK, asked, guarded, keep_quick_runs, result
+from running import run
+from tracked import CELL, QUICK, asked, guarded, keep_quick_runs, result, stored_runs
 
 from benchmarks import tracking, tracking_figures, tracking_grid, tracking_runs, tracking_training
 from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell
@@ -25,9 +25,7 @@ def test_what_is_left_out_of_the_grid_is_said_once(monkeypatch, capsys, quickly,
 def test_the_default_grid_is_that_of_the_stored_runs():
     cells = tracking._cells(asked())
     assert len(cells) == 120
-    names = {f"{cell.key()}.json" for cell in cells}
-    stored = {path.name for path in (ROOT / "docs" / "evidence" / "tracking").glob("*.json")}
-    assert names <= stored
+    assert {cell.key() for cell in cells} <= {run.key for run in stored_runs()}
 
 
 def test_a_run_of_a_law_s_earlier_code_is_not_reported(monkeypatch, tmp_path):

@@ -11,22 +11,23 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from running import ROOT, run
-from tracked import CELL, QUICK, asked, guarded, history, keep_quick_runs, result
+from tracked import CELL, QUICK, asked, guarded, history, keep_quick_runs, result, stored_runs
 
 from benchmarks import tracking, tracking_figures, tracking_runs
 from benchmarks.tracking_figures import meets_goals, summarise
 from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell
 from granite_scu.errors import Diverged, RunFailed, UserError
+from granite_scu.experiments.run_store import FinishedRun, RunStore
 
 
 def test_stored_runs_of_the_default_law_keep_their_figures():
     """Those were measured by the law's own filter, which is the one that now judges all."""
     compared = 0
-    for path in (ROOT / "docs" / "evidence" / "tracking").glob("*.json"):
-        stored = json.loads(path.read_text())
+    for finished in stored_runs():
+        stored = finished.record
         cell = TrackingCell.of(stored)
         if cell.controller == "pi":
-            found = tracking_runs.read_run(path, cell)
+            found = tracking_runs.read_run(finished, cell)
             assert [found[name] for name in ("settling", "in_band", "recovery")] == [
                 stored[name] for name in ("settling", "in_band", "recovery")
             ]
@@ -41,10 +42,9 @@ def test_a_tick_without_s_can_be_recorded(monkeypatch, tmp_path):
     records[0] |= {"s": None, "s_ema": None, "held": True}
     monkeypatch.setattr(tracking_runs, "train", lambda cell, scratch: records)
     done = tracking_runs.run_cell(CELL)
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(done))
+    stored = json.loads(json.dumps(done))
     assert done["trajectory"][0] == [EVERY, None, None, 1.0, 0.1, False]
-    assert tracking_runs.read_run(path, CELL) == json.loads(path.read_text())
+    assert tracking_runs.read_run(FinishedRun(CELL.key(), stored, "here"), CELL) == stored
     assert done["settling"] == 2 * EVERY / STEPS
 
 
@@ -100,8 +100,9 @@ def test_an_error_of_a_run_is_one_line_and_the_finished_runs_are_kept(bf16, monk
     assert capsys.readouterr().err == f"error: {error}\n"
     finished = tracking._cells(asked("--quick"))[:3]
     assert {path.name for path in tmp_path.iterdir()} == {f"{cell.key()}.json" for cell in finished}
+    kept = {run.key: run for run in RunStore("--results", tmp_path).read()}
     for cell in finished:
-        tracking_runs.read_run(tmp_path / f"{cell.key()}.json", cell)
+        tracking_runs.read_run(kept[cell.key()], cell)
 
 
 def test_of_an_older_file_what_it_lacks_is_measured_from_its_trajectory(tmp_path):

@@ -5,11 +5,14 @@ import json
 import sys
 from pathlib import Path
 
+from running import ROOT
+
 from benchmarks import tracking
 from benchmarks.tracking_figures import measure
 from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell, quick
 from benchmarks.tracking_runs import trajectory_of
 from granite_scu.cli import guard
+from granite_scu.experiments.run_store import FinishedRun, RunStore
 
 CELL = TrackingCell(0.1, 1e-3, 16, "stdlib-docs", 0)
 QUICK = ("--quick", "--target-s", "0.1", "--max-runs", "0", "--data-dir", "stdlib-docs")
@@ -40,6 +43,11 @@ def keep_quick_runs(folder: Path, but_for: tuple[str, ...] = ()) -> list[Path]:
         paths.append(folder / f"{cell.key()}.json")
         paths[-1].write_text(json.dumps(kept))
     return paths
+
+
+def stored_runs() -> list[FinishedRun]:
+    """Those that the repository publishes."""
+    return list(RunStore("--results", ROOT / "evidence" / "tracking" / "runs").read())
 
 
 def asked(*arguments: str) -> argparse.Namespace:

@@ -333,7 +333,7 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(make, tmp_path, capsys
 
 
 def test_the_comparison_of_the_evidence_is_drawn():
-    evidence = Path(viz.__file__).parents[1] / "docs" / "evidence" / "comparison.json"
+    evidence = Path(viz.__file__).parents[1] / "evidence" / "comparison" / "comparison.json"
     tasks = json.loads(evidence.read_text(encoding="utf-8"))["tasks"]
     drawn = draw([evidence])
     assert list(drawn) == ["comparison", "operating_points"]

@@ -107,11 +107,11 @@ def carry_out(
     initializer: Callable[[], None],
     max_runs: int | None = None,
     shard: Shard = Shard(),  # noqa: B008 (immutable)
-    run: Callable[[Spec, Path, Path], str | None] | None = None,
+    run: Callable[[Spec, Path, Path], dict | str] | None = None,
 ) -> Outcome:
     """Do what is not finished, in the plan's order, until nothing is left that can be done.
 
-    A finished run is a file of the evidence folder, so whatever ends this call loses only the runs under way.
+    A finished run is a file until this call ends, and then a line: whatever ends it loses only the runs under way.
 
     Args:
         plan: what is wanted.
@@ -132,14 +132,15 @@ def carry_out(
         given.update({spec.key} if spec else ())
         return spec
 
-    def keep(spec: Spec, error: str | None) -> None:
-        if error is None:
-            plan.evidence.add(folder / spec.file)
+    def keep(spec: Spec, result: dict | str) -> None:
+        if isinstance(result, dict):
+            plan.evidence.add(result, str(folder / spec.file))
             outcome.done += 1
         else:
-            outcome.errors[spec.file.stem] = error
-            console.print(f"failed: {spec.file.stem}: {_first_line(error)}", highlight=False)
+            outcome.errors[spec.file.stem] = result
+            console.print(f"failed: {spec.file.stem}: {_first_line(result)}", highlight=False)
 
+    plan.evidence.store.collect()  # what an earlier command left that was interrupted
     with TemporaryDirectory(prefix="granite-scu-runs-") as scratch, _progress(plan, jobs, console) as show:
 
         def submit(pool: ProcessPoolExecutor, spec: Spec) -> Future:
@@ -148,23 +149,23 @@ def carry_out(
         while lost := _until_a_worker_is_killed(lambda: workers(jobs, initializer), jobs, submit, take, keep, show):
             for spec in lost:  # one after the other: the run that is to blame takes no other with it again
                 with workers(1, initializer) as pool:
-                    keep(spec, _error_of(submit(pool, spec)))
+                    keep(spec, _result_of(submit(pool, spec)))
+    plan.evidence.store.collect()
     outcome.waiting = plan.count_open(lambda spec: not shard.has(spec))
     return outcome
 
 
-def do_run(spec: Spec, evidence: Path, scratch: Path) -> str | None:
-    """Do a run and write its record into the evidence folder; returns what went wrong, None where nothing did."""
+def do_run(spec: Spec, evidence: Path, scratch: Path) -> dict | str:
+    """Do a run and write its record into the evidence folder; returns the record, or what went wrong."""
     from granite_scu.experiments.comparison.runs import carry_out  # late: it loads torch, for the workers alone
 
     try:
-        carry_out(spec, evidence, scratch)
+        return carry_out(spec, evidence, scratch)
     except (UserError, RunFailed) as error:
         return str(error)
     except Exception as error:
         # The boundary of a run: the others go on, and the command reports it at its end.
         return f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-    return None
 
 
 def _until_a_worker_is_killed(
@@ -172,7 +173,7 @@ def _until_a_worker_is_killed(
     jobs: int,
     submit: Callable[[ProcessPoolExecutor, Spec], Future],
     take: Callable[[], Spec | None],
-    keep: Callable[[Spec, str | None], None],
+    keep: Callable[[Spec, dict | str], None],
     show: Callable[[list[Spec]], None],
 ) -> list[Spec]:
     """Do runs while there are any to take; returns those that were under way when a worker was killed."""
@@ -195,7 +196,7 @@ def _until_a_worker_is_killed(
                 keep(pending.pop(future), future.result())
 
 
-def _error_of(future: Future) -> str | None:
+def _result_of(future: Future) -> dict | str:
     try:
         return future.result()
     except BrokenProcessPool:

@@ -1,4 +1,4 @@
-"""The evidence: a JSON file for every finished run, found again by what the run was set to."""
+"""The evidence: the record of every finished run, found again by what the run was set to."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from granite_scu.control.diagnostics.setpoint import FRACTION, LEAST, MOST
 from granite_scu.errors import UserError
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from granite_scu.experiments.comparison.record import BASE, fault, outcome
-from granite_scu.storage.run_folder import finite, replacing
+from granite_scu.experiments.run_store import RunStore
 
 VERSION = 2
 """Counts up when the same settings come to mean another run under every law: when the training changes. Those of
@@ -95,7 +95,7 @@ class Spec:
 
     @property
     def file(self) -> Path:
-        """Its file in the evidence folder: ``task/arm-setting-s<seed>-<key>.json``."""
+        """Its file in the folder of finished runs: ``task/arm-setting-s<seed>-<key>.json``."""
         label = "-".join(part for part in (self.arm, _plain(self.setting), f"s{self.seed}", self.key) if part)
         return Path(self.task.name) / f"{label}.json"
 
@@ -114,52 +114,47 @@ def _plain(setting: str) -> str:
 
 
 class Evidence:
-    """The finished runs of a folder in one precision, by key. Those in another one are passed over: on a CPU the
+    """The finished runs of a store in one precision, by key. Those in another one are passed over: on a CPU the
     precision goes with the machine, and no difference between arms shall be one between machines.
 
     Args:
-        folder: need not exist yet.
-        precision: as the Trainer calls it; null takes that of the runs in the folder, and the published one where they
+        folder: of the store; need not exist yet.
+        precision: as the Trainer calls it; null takes that of the runs there, and the published one where they
             are in several or there are none.
 
     Raises:
-        UserError: it is no folder, or a file in it is not a record of a run.
+        UserError: it is no folder, or something in the store is not a record of a run.
     """
 
     def __init__(self, folder: Path, precision: str | None = None) -> None:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--evidence {folder}: is a file; give the folder of the finished runs")
-        self.folder = folder
+        self.folder, self.store = folder, RunStore("--evidence", folder)
         self.records: dict[str, dict] = {}
-        self.paths: dict[str, Path] = {}
+        self.places: dict[str, str] = {}
         self.additions = 0
-        for path in sorted(folder.rglob("*.json")):
-            self.add(path)
+        for run in self.store.read():
+            self.add(run.record, run.place)
         known = {precision_of(record) for record in self}
         self.precision = precision or (known.pop() if len(known) == 1 else PRECISION)
         for key in [key for key, record in self.records.items() if precision_of(record) != self.precision]:
-            del self.records[key], self.paths[key]
+            del self.records[key], self.places[key]
 
-    def add(self, path: Path) -> dict:
-        """Read a run's file.
+    def add(self, record: dict, place: str) -> None:
+        """Take in the record of a run; ``place`` says where it is.
 
         Raises:
             UserError: it is none, or another one of a run that is known, of which something else came.
         """
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"--evidence: {path} is not the record of a run; move it away") from error
         if found := fault(record):
-            raise UserError(f"--evidence: {path} is not the record of a run, for {found}; move it away")
+            raise UserError(f"--evidence: {place} is not the record of a run, for {found}; move it away")
         known = self.records.get(record["key"], record)
         if outcome(known) != outcome(record):
-            other = self.paths[record["key"]]
-            raise UserError(f"--evidence: {path} and {other} are of one run and differ; move one of them away")
+            other = self.places[record["key"]]
+            raise UserError(f"--evidence: {place} and {other} are of one run and differ; move one of them away")
         self.records[record["key"]] = record
-        self.paths[record["key"]] = path
+        self.places[record["key"]] = place
         self.additions += 1
-        return record
 
     def require_one_text(self) -> None:
         """Refuse to compare runs of one task on different text: the corpora come with Python and with numpy.
@@ -167,16 +162,16 @@ class Evidence:
         Raises:
             UserError: two records of a task disagree on the test documents' tokens, or on the digest of all text.
         """
-        first: dict[tuple[str, str], tuple[Path, Any]] = {}
+        first: dict[tuple[str, str], tuple[str, Any]] = {}
         for key, record in self.records.items():
             task = record["arm"] if record["task"] == BASE else record["task"]
             known = {"documents": (record.get("test") or {}).get("tokens"), "digest": record.get("text")}
             for what, found in known.items():
-                path, expected = first.setdefault((task, what), (self.paths[key], found)) if found else (None, found)
+                place, expected = first.setdefault((task, what), (self.places[key], found)) if found else ("", found)
                 if found != expected:
                     raise UserError(
-                        f"--evidence: {path} and {self.paths[key]} are runs of one task on different text, which comes "
-                        "with Python and numpy; take one version of both everywhere, and move the other files away"
+                        f"--evidence: {place} and {self.places[key]} are runs of one task on different text, which "
+                        "comes with Python and numpy; take one version of both everywhere, and move the other files away"
                     )
 
     def get(self, spec: Spec) -> dict | None:
@@ -189,17 +184,3 @@ class Evidence:
 def precision_of(record: dict[str, Any]) -> str:
     """What a run was done in, as the Trainer calls it."""
     return str(record["settings"].get("trainer.precision", PRECISION))
-
-
-def write_record(path: Path, record: dict) -> None:
-    """Write a record whole or not at all, a line for each of its entries."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    entries = finite(record)
-    assert isinstance(entries, dict)
-    lines = [f"{json.dumps(name)}: {_compact(value)}" for name, value in entries.items()]
-    with replacing(path) as temporary:
-        temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -13,10 +13,8 @@ RUN = SCORED | {"law", "ticks", "n_tokens", "steps"}
 """What the record of any run has; that of a base model besides; that of a training run that has not failed."""
 
 
-def fault(record: Any) -> str | None:
+def fault(record: dict[str, Any]) -> str | None:
     """Why this is not the record of a run, in words; None where it is one."""
-    if not isinstance(record, dict):
-        return "it is no JSON object"
     if missing := _needed(record) - record.keys():
         return f"it lacks {', '.join(sorted(missing))}"
     wrong = next(_wrong(record), None)

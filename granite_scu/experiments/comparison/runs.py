@@ -20,8 +20,9 @@ from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.errors import Diverged
 from granite_scu.evaluation.score import DocumentScores, score, score_documents
 from granite_scu.experiments.comparison.data import ComparedData
-from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
+from granite_scu.experiments.comparison.evidence import Evidence, Spec
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
+from granite_scu.experiments.run_store import write_record
 from granite_scu.hardware import detect
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.loss import token_nats

@@ -2,7 +2,7 @@
 
 import pytest
 
-from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
+from granite_scu.experiments.comparison.evidence import Evidence, Spec
 from granite_scu.experiments.comparison.protocol import (
     FAMILY,
     FIXED,
@@ -15,6 +15,7 @@ from granite_scu.experiments.comparison.protocol import (
     Protocol,
     Task,
 )
+from granite_scu.experiments.run_store import write_record
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ def finish(evidence):
             "wall_time_s": 100.0,
         }
         write_record(evidence.folder / spec.file, record)
-        return evidence.add(evidence.folder / spec.file)
+        evidence.add(record, spec.file.name)
+        return record
 
     return write

@@ -117,7 +117,7 @@ def test_the_varied_protocol_has_a_place_of_its_own(bf16, capsys, tmp_path, monk
     # Of eight tasks three lambdas, the default and the cascade on three seeds, and the base model.
     assert "0 of 200 runs finished" in capsys.readouterr().out
     assert main(tmp_path, ["--varied"]) == 0
-    assert "claim" not in (tmp_path / "docs" / "evidence" / "varied" / "comparison.md").read_text()
+    assert "claim" not in (tmp_path / "evidence" / "varied" / "comparison.md").read_text()
 
 
 def test_list_does_not_import_torch(tmp_path):
@@ -140,7 +140,7 @@ def test_a_cpu_with_bf16_takes_it_and_says_nothing(bf16, begun, capsys, tmp_path
     assert main(tmp_path, []) == 0
     [plan] = begun
     assert plan.next().precision == "bf16-mixed"
-    assert plan.evidence.folder == tmp_path / "docs" / "evidence" / "runs"
+    assert plan.evidence.folder == tmp_path / "evidence" / "comparison" / "runs"
     assert "runs in" not in capsys.readouterr().out
 
 
@@ -155,7 +155,7 @@ def test_a_cpu_without_bf16_takes_fp32_and_keeps_it_apart(no_bf16, begun, capsys
         plan = begun.pop()
         assert plan.evidence.precision == plan.next().precision == "32-true"
         assert plan.evidence.folder == tmp_path / "runs" / "compare" / "runs"
-    assert not list((tmp_path / "docs").rglob("*"))
+    assert not list((tmp_path / "evidence").rglob("*"))
 
 
 def test_bf16_is_refused_where_it_would_be_emulated(no_bf16, begun, capsys, tmp_path):
@@ -170,7 +170,7 @@ def test_the_page_is_about_the_published_precision(capsys, tmp_path):
 
 
 def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(capsys, tmp_path, evidence, finish):
-    places = tmp_path / "elsewhere", tmp_path / "docs" / "evidence" / "runs"
+    places = tmp_path / "elsewhere", tmp_path / "evidence" / "comparison" / "runs"
     elsewhere = ["--report-only", "--evidence", str(places[0])]
     assert main(tmp_path, elsewhere) == 2
     assert f"--evidence {places[0]}: there is no such folder" in capsys.readouterr().err
@@ -180,12 +180,12 @@ def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(
     finish(Plan(FULL, evidence).spec(Cell(FULL.tasks[0], NONE, 0, FULL.rates[0])))
     shutil.copytree(evidence.folder, places[0], dirs_exist_ok=True)
     assert main(tmp_path, elsewhere) == 0
-    assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "docs").exists()
+    assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "evidence").exists()
     assert main(tmp_path, [*elsewhere, "--write-docs"]) == 2
-    assert "--write-docs: the page is about the runs in docs/evidence/runs; leave out" in capsys.readouterr().err
+    assert "--write-docs: the page is about the runs in evidence/comparison; leave out" in capsys.readouterr().err
     shutil.copytree(places[0], places[1])
     assert main(tmp_path, ["--report-only", "--evidence", str(places[1])]) == 0
-    assert (tmp_path / "docs" / "evidence" / "comparison.md").is_file()
+    assert (tmp_path / "evidence" / "comparison" / "comparison.md").is_file()
 
 
 def command(folder: Path, script: Path = SCRIPT) -> list[str]:
@@ -201,21 +201,22 @@ def command(folder: Path, script: Path = SCRIPT) -> list[str]:
     ]
 
 
+def lines(folder: Path) -> list[str]:
+    return (folder / "runs.jsonl").read_text().splitlines()
+
+
 def test_it_goes_on_after_being_stopped_and_ends_with_table_json_and_plot(tmp_path):
     def run(*more: str) -> subprocess.CompletedProcess:
         return subprocess.run([*command(tmp_path), *more], capture_output=True, text=True)
 
-    def files() -> dict[str, float]:
-        return {path.name: path.stat().st_mtime for path in (tmp_path / "runs").rglob("*.json")}
-
     first = run("--max-runs", "1")
     assert first.returncode == 0, first.stderr
-    before = files()
-    assert len(before) == 1
+    [before] = lines(tmp_path)
     second = run()
     assert second.returncode == 0, second.stderr
-    after = files()
-    assert len(after) == 4 and before.items() <= after.items()  # the base model, none, and PI at two setpoints
+    after = lines(tmp_path)
+    assert len(after) == 4 and after[0] == before  # the base model, none, and PI at two setpoints
+    assert not list((tmp_path / "runs").rglob("*.json")) and max(map(len, after)) < 8_000
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     names = [row["name"] for row in found["tasks"][0]["rows"]]
     assert names == ["none", f"pi (S* = {found['setpoint']})"]
@@ -224,8 +225,6 @@ def test_it_goes_on_after_being_stopped_and_ends_with_table_json_and_plot(tmp_pa
     assert pi["verdict"] is None and none["verdict"] is None  # nothing is said of one seed
     assert (tmp_path / "out" / "comparison.png").stat().st_size > 10_000
     assert "bits/token" in second.stdout
-    for path in (tmp_path / "runs").rglob("*.json"):
-        assert path.stat().st_size < 8_000
 
 
 def test_it_trains_on_a_cpu_without_bf16(tmp_path):
@@ -236,7 +235,7 @@ def test_it_trains_on_a_cpu_without_bf16(tmp_path):
         return " ".join(done.stdout.split())
 
     assert "runs in 32-true, since" in run("--arms", "none")
-    records = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("*.json")]
+    records = list(map(json.loads, lines(tmp_path)))
     assert sorted(record["task"] for record in records) == ["base", "docs-quick"]
     assert {record["settings"]["trainer.precision"] for record in records} == {"32-true"}
     [none] = json.loads((tmp_path / "out" / "comparison.json").read_text())["tasks"][0]["rows"]

@@ -10,9 +10,10 @@ from rich.console import Console
 from granite_scu.errors import UserError
 from granite_scu.experiments.comparison import engine
 from granite_scu.experiments.comparison.engine import Shard
-from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
+from granite_scu.experiments.comparison.evidence import Evidence, Spec
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import QUICK
+from granite_scu.experiments.run_store import write_record
 
 RUNS = 17
 """Of the quick protocol, the base model's among them; PI at the chosen setpoint is one of those it is chosen from."""
@@ -22,30 +23,32 @@ def nothing() -> None:
     """Before a worker's first run."""
 
 
-def note(spec: Spec, evidence: Path, scratch: Path) -> None:
+def note(spec: Spec, evidence: Path, scratch: Path) -> dict:
     """Writes the record of a run that failed, and counts how often it was begun."""
     with (evidence.parent / "begun").open("a") as begun:
         begun.write(f"{spec.key}\n")
     scored = {"validation": {"final": 6.0}, "test": {"tokens": [1], "final": [6.0]}, "training": {"final": 6.0}}
     of_base = scored if spec.task.steps == 0 else {}
     names = {"key": spec.key, "task": spec.task.name, "arm": spec.arm, "seed": spec.seed, "settings": spec.settings}
-    write_record(evidence / spec.file, {**names, **of_base, "failed": "nothing was trained", "wall_time_s": 0.0})
+    record = {**names, **of_base, "failed": "nothing was trained", "wall_time_s": 0.0}
+    write_record(evidence / spec.file, record)
+    return record
 
 
-def die_once(spec: Spec, evidence: Path, scratch: Path) -> None:
+def die_once(spec: Spec, evidence: Path, scratch: Path) -> dict:
     """Kills its process, as the system does when memory runs out, in the second run that is begun."""
     note_of_death = evidence.parent / "died"
     if (evidence.parent / "begun").is_file() and not note_of_death.exists():
         note_of_death.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    note(spec, evidence, scratch)
+    return note(spec, evidence, scratch)
 
 
-def die(spec: Spec, evidence: Path, scratch: Path) -> None:
+def die(spec: Spec, evidence: Path, scratch: Path) -> dict:
     """Kills its process in every run of one arm."""
     if spec.arm == "pi":
         os.kill(os.getpid(), signal.SIGKILL)
-    note(spec, evidence, scratch)
+    return note(spec, evidence, scratch)
 
 
 def carry_out(folder: Path, run, shard: Shard = Shard(), jobs: int = 2) -> engine.Outcome:  # noqa: B008

@@ -6,10 +6,10 @@ import pytest
 
 from granite_scu.config.settings import OptimizerConfig
 from granite_scu.experiments.comparison import report, results
-from granite_scu.experiments.comparison.evidence import write_record
 from granite_scu.experiments.comparison.foresight import LAST_TICKS, foresight
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import NONE, STOPPED
+from granite_scu.experiments.run_store import write_record
 from granite_scu.training.preflight import cumulated_rates
 
 STEPS = 200
@@ -108,9 +108,7 @@ def test_runs_of_another_protocol_are_not_counted(finished, evidence):
     plan = finished(power_on_second=2.0)
     before = foresight(plan)
     source = next(record for record in evidence if record["task"] == "first")
-    path = evidence.folder / "docs-quick" / "none.json"
-    write_record(path, source | {"key": "elsewhere", "task": "docs-quick"})
-    evidence.add(path)
+    evidence.add(source | {"key": "elsewhere", "task": "docs-quick"}, "elsewhere.json")
     assert foresight(plan) == before
 
 

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from granite_scu.evaluation.statistics import Pair, Scores, mean_relative_excess, relative_excess
 from granite_scu.experiments.comparison import report, results
-from granite_scu.experiments.comparison.evidence import Evidence, write_record
+from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.pairs import pairs
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import AUTO, CASCADE, FIXED
+from granite_scu.experiments.run_store import write_record
 
 TOKENS = np.array([400, 100, 100, 100, 50])
 COST = {"cascade": 3.9, "pi-auto": 4.0, "none": 4.2}

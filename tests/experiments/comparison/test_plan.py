@@ -10,7 +10,7 @@ import pytest
 from granite_scu.config.request import Request
 from granite_scu.control import CONTROLLERS
 from granite_scu.experiments.comparison import evidence as evidence_module
-from granite_scu.experiments.comparison.evidence import Evidence, Spec, precision_of, write_record
+from granite_scu.experiments.comparison.evidence import Evidence, Spec, precision_of
 from granite_scu.experiments.comparison.plan import Cell, Missing, Plan, mean_strength
 from granite_scu.experiments.comparison.protocol import (
     FIXED,
@@ -26,6 +26,7 @@ from granite_scu.experiments.comparison.protocol import (
     Protocol,
 )
 from granite_scu.experiments.comparison.runs import dotted_settings
+from granite_scu.experiments.run_store import write_record
 from granite_scu.training.controller import build_controller, check_length
 from granite_scu.training.setpoint_probe import provisional
 
@@ -161,9 +162,8 @@ def test_a_failed_run_is_finished_and_never_the_best(protocol, evidence, finish)
     diverged, good = (plan.spec(Cell(task, NONE, 0, rate)) for rate in protocol.rates)
     scores = ("validation", "test", "law", "ticks", "n_tokens")
     lost = {name: value for name, value in finish(diverged).items() if name not in scores}
-    write_record(evidence.folder / diverged.file, {**lost, "failed": "not finite"})
     del evidence.records[diverged.key]
-    evidence.add(evidence.folder / diverged.file)
+    evidence.add({**lost, "failed": "not finite"}, "here")
     finish(good, validation=5.9)
     assert plan.next().key not in (diverged.key, good.key)
     assert plan.learning_rate(task, NONE) == 2e-3
@@ -224,7 +224,7 @@ def test_this_key_is_that_of_the_evidence_in_the_repository():
 
 def test_every_run_in_the_repository_has_the_key_that_its_settings_give():
     """Whatever else a key comes to hang on: these runs are not done again."""
-    evidence = Evidence(ROOT / "docs" / "evidence" / "runs")
+    evidence = Evidence(ROOT / "evidence" / "comparison" / "runs")
     plan = Plan(FULL, evidence)
     assert len(evidence.records) > 500 and {precision_of(record) for record in evidence} == {PRECISION}
     for record in evidence:
@@ -253,7 +253,7 @@ def mixed(protocol, evidence, finish) -> Path:
         record = finish(spec)
         record["settings"] = {**spec.settings, "trainer.precision": spec.precision}
         write_record(evidence.folder / spec.file, record)
-        plan.evidence.add(evidence.folder / spec.file)
+        plan.evidence.add(record, "here")
     return evidence.folder
 
 
@@ -266,7 +266,7 @@ def test_a_comparison_is_of_one_precision(protocol, mixed):
 
 
 def test_the_precision_that_is_not_asked_for_is_that_of_the_runs_there(mixed, tmp_path):
-    for path in (Evidence(mixed, "32-true")).paths.values():
+    for path in map(Path, Evidence(mixed, "32-true").places.values()):
         (tmp_path / path.name).write_text(path.read_text())
         path.unlink()
     assert Evidence(mixed).precision == PRECISION == Evidence(tmp_path / "none yet").precision

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from granite_scu.errors import UserError
-from granite_scu.experiments.comparison.evidence import Evidence, Spec, write_record
+from granite_scu.experiments.comparison.evidence import Evidence, Spec
 from granite_scu.experiments.comparison.protocol import PI, Task
 from granite_scu.experiments.comparison.record import fault
+from granite_scu.experiments.run_store import write_record
 
 SPEC = Spec(
     Task("first", "stdlib-docs", 1024, 8), PI.name, "", 0, {**PI.settings, "optimizer.learning_rate": 1e-3, "x": 1}

@@ -9,10 +9,11 @@ import pytest
 from granite_scu.errors import UserError
 from granite_scu.evaluation.statistics import Estimate
 from granite_scu.experiments.comparison import report, results
-from granite_scu.experiments.comparison.evidence import Evidence, write_record
+from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import AUTO, CASCADE, FIXED
 from granite_scu.experiments.comparison.results import outcome
+from granite_scu.experiments.run_store import write_record
 
 
 @pytest.fixture
@@ -294,9 +295,7 @@ def test_a_sweep_that_lacks_a_setting_has_no_best(finished, evidence, finish):
 def altered(evidence, **changed) -> None:
     """One run more of the first task, as another machine would have left it."""
     record = next(record for record in evidence if record["task"] == "first")
-    path = evidence.folder / "first" / "elsewhere.json"
-    write_record(path, record | {"key": f"elsewhere {len(evidence.records)}"} | changed)
-    evidence.add(path)
+    evidence.add(record | {"key": f"elsewhere {len(evidence.records)}"} | changed, "elsewhere.json")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 
 from granite_scu.errors import Diverged, RunFailed, UserError
 from granite_scu.experiments.comparison import runs
-from granite_scu.experiments.comparison.evidence import Spec, write_record
+from granite_scu.experiments.comparison.evidence import Spec
 from granite_scu.experiments.comparison.protocol import NONE, Task
+from granite_scu.experiments.run_store import write_record
 
 SPEC = Spec(Task("first", "stdlib-docs", 1024, 4), "none", "", 0, NONE.settings | {"optimizer.learning_rate": 1e-3})
 

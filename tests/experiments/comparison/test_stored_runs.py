@@ -12,8 +12,7 @@ from granite_scu.experiments.comparison.protocol import FULL, VARIED
 from granite_scu.training.module import schedule
 from tests.experiments.comparison.test_revisions import ROOT
 
-EVIDENCE = ROOT / "docs" / "evidence"
-RUNS = {FULL: EVIDENCE / "runs", VARIED: EVIDENCE / "varied" / "runs"}
+RUNS = {FULL: ROOT / "evidence" / "comparison" / "runs", VARIED: ROOT / "evidence" / "varied" / "runs"}
 FEED_FORWARD = ("pi", "cascade")
 """The laws whose first lambda follows from their setpoint. That of the others was given."""
 # S is stored with five digits, and scheduled gains are up to eight. What the adapter saves on a text is stored with

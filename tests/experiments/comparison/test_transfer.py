@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from granite_scu.experiments.comparison.evidence import write_record
 from granite_scu.experiments.comparison.plan import Cell, Plan
 from granite_scu.experiments.comparison.protocol import FIXED, NONE, NONE_AT_RATE
 from granite_scu.experiments.comparison.transfer import (
@@ -17,6 +16,7 @@ from granite_scu.experiments.comparison.transfer import (
     priors,
     transfer,
 )
+from granite_scu.experiments.run_store import write_record
 
 REACH = {"first": 10.0, "second": 100.0}
 """How strongly lambda acts on each task: what is best at 0.1 on the first is best at 0.01 on the second."""

@@ -1,0 +1,115 @@
+"""Finished runs on disk: a line each in ``runs.jsonl``, or a file each in the folder ``runs`` beside it.
+
+A command leaves a file for each run that it finishes, so that a kill loses only the runs under way. When it ends, and
+when the next one begins, it turns these files into lines.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock
+
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import finite, replacing
+
+LOCK = ".lock"
+
+
+class FinishedRun(NamedTuple):
+    """The record of a finished run, its key, and where it is."""
+
+    key: str
+    record: dict[str, Any]
+    place: str
+
+
+def working_folder(text: str) -> Path:
+    """The folder of finished runs that are files, given as itself or as the file that has the others' lines."""
+    return Path(text.removesuffix(".jsonl"))
+
+
+class RunStore:
+    """The finished runs of a folder and of the file ``<folder>.jsonl``.
+
+    Args:
+        flag: that named the folder, for messages.
+        folder: need not exist yet.
+    """
+
+    def __init__(self, flag: str, folder: Path) -> None:
+        self.flag, self.folder, self.lines = flag, folder, Path(f"{folder}.jsonl")
+
+    def exists(self) -> bool:
+        return self.folder.exists() or self.lines.is_file()
+
+    def read(self) -> Iterator[FinishedRun]:
+        """Every finished run, those with lines first.
+
+        Raises:
+            UserError: something there is no JSON object, or cannot be read.
+        """
+        # The files are read first: another command may collect them meanwhile, and then they are among the lines.
+        files = list(self._read_files())
+        yield from self._read_lines()
+        yield from (run for _, run in files)
+
+    def collect(self) -> None:
+        """Turn the files into lines; one whose run has a line already is removed. Several commands may do so at once.
+
+        Raises:
+            UserError: as ``read`` does.
+        """
+        if next(self.folder.rglob("*.json"), None) is None:
+            return
+        with FileLock(self.folder / LOCK):
+            lines = {run.key: run.record for run in self._read_lines()}
+            files = list(self._read_files())
+            for _, run in files:
+                lines.setdefault(run.key, {"key": run.key} | run.record)
+            with replacing(self.lines) as temporary, temporary.open("w", encoding="utf-8") as file:
+                file.writelines(map(_line, lines.values()))
+            for path, _ in files:
+                path.unlink(missing_ok=True)
+
+    def _read_files(self) -> Iterator[tuple[Path, FinishedRun]]:
+        for path in sorted(self.folder.rglob("*.json")):
+            try:
+                yield path, self._parse(str(path), path.read_bytes(), path.stem)
+            except FileNotFoundError:  # it has just been collected
+                continue
+            except OSError as error:
+                raise self._refusal(str(path)) from error
+
+    def _read_lines(self) -> Iterator[FinishedRun]:
+        if not self.lines.is_file():
+            return
+        with self.lines.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                place = f"{self.lines}, line {number}"
+                yield self._parse(place, line, place)
+
+    def _parse(self, place: str, text: bytes, name: str) -> FinishedRun:
+        """``name`` is the key of a record without one."""
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._refusal(place) from error
+        if not isinstance(record, dict):
+            raise self._refusal(place)
+        return FinishedRun(str(record.get("key", name)), record, place)
+
+    def _refusal(self, place: str) -> UserError:
+        return UserError(f"{self.flag}: {place} is not the record of a run; move it away")
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a record whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(_line(record), encoding="utf-8")
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(finite(record), separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
