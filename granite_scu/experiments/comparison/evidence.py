@@ -171,7 +171,7 @@ class Evidence:
                 if found != expected:
                     raise UserError(
                         f"--evidence: {place} and {self.places[key]} are runs of one task on different text, which "
-                        "comes with Python and numpy; take one version of both everywhere, and move the other files away"
+                        "comes with Python and numpy; take one version of both everywhere, and move the others away"
                     )
 
     def get(self, spec: Spec) -> dict | None:
