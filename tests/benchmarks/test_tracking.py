@@ -7,9 +7,10 @@ import pytest
 from running import run
 from tracked import CELL, QUICK, asked, guarded, keep_quick_runs, result, stored_runs
 
-from benchmarks import tracking, tracking_figures, tracking_grid, tracking_runs, tracking_training
+from benchmarks import tracking, tracking_figures, tracking_grid, tracking_training
 from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell
 from granite_scu import hardware
+from granite_scu.experiments import workers
 from granite_scu.experiments.comparison import evidence
 
 
@@ -108,7 +109,7 @@ def test_a_wrong_setting_is_one_line_before_any_run_starts(monkeypatch, capsys, 
     def start(*arguments, **named):
         pytest.fail("a worker was started")
 
-    monkeypatch.setattr(tracking_runs, "ProcessPoolExecutor", start)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", start)
     assert guarded(monkeypatch, "--quick", "--set", *setting) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1 and said in told.err

@@ -17,6 +17,7 @@ from benchmarks import tracking, tracking_figures, tracking_runs
 from benchmarks.tracking_figures import meets_goals, summarise
 from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell
 from granite_scu.errors import Diverged, RunFailed, UserError
+from granite_scu.experiments import workers
 from granite_scu.experiments.run_store import FinishedRun, RunStore
 
 
@@ -94,7 +95,7 @@ def test_an_error_of_a_run_is_one_line_and_the_finished_runs_are_kept(bf16, monk
             raise error
         return result(cell, lambda step: 1.0)
 
-    monkeypatch.setattr(tracking_runs, "ProcessPoolExecutor", lambda jobs, **_: AtOnce(jobs))
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda jobs, **_: AtOnce(jobs))
     monkeypatch.setattr(tracking_runs, "run_cell", run)
     assert guarded(monkeypatch, "--quick", "--results", str(tmp_path)) == code
     assert capsys.readouterr().err == f"error: {error}\n"
@@ -209,13 +210,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from rich.console import Console
 from benchmarks import tracking_figures, tracking_grid, tracking_runs
+from granite_scu.experiments import workers
 from granite_scu.storage import run_folder
 
 def run(cell, scratch):
     return {"cell": vars(cell), "failed": None, **tracking_figures.nothing_held(cell), "text": "x" * 1_000_000}
 
 run_folder.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)  # written, and not yet on the disk
-tracking_runs.ProcessPoolExecutor = lambda jobs, **_: ThreadPoolExecutor(jobs)
+workers.ProcessPoolExecutor = lambda jobs, **_: ThreadPoolExecutor(jobs)
 tracking_runs.run_cell = run
 cell = tracking_grid.TrackingCell(0.1, 1e-3, 16, "stdlib-docs", 0)
 tracking_runs.run_all([cell], 1, Path(sys.argv[1]), None, Console(quiet=True))
