@@ -1,13 +1,9 @@
 """The runs of ``benchmarks/tracking.py``: done in worker processes, kept as a file each, and read back."""
 
 import math
-import os
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import asdict
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,7 @@ from granite_scu.cli import guard
 from granite_scu.config.settings import ControlConfig
 from granite_scu.errors import Diverged, UserError
 from granite_scu.experiments.run_store import FinishedRun, RunStore, write_record
+from granite_scu.experiments.workers import workers
 from granite_scu.hardware import detect
 from granite_scu.storage import provenance
 
@@ -116,14 +113,10 @@ def run_all(
     for cell in {(cell.controller, cell.settings): cell for cell in missing if cell.settings}.values():
         request_of(cell, "unused")  # here: a wrong setting is refused before any run starts
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: processes with several threads each wait for one another
     with (
         Progress(*columns, console=console) as progress,
         tempfile.TemporaryDirectory() as scratch,
-        ProcessPoolExecutor(
-            min(jobs, len(missing) or 1), mp_context=get_context("spawn"), initializer=guard.hush_renamings
-        ) as pool,
-        _killed_on_error(),
+        workers(min(jobs, len(missing) or 1), guard.hush_renamings) as pool,
     ):
         task = progress.add_task("runs", total=len(found) + len(missing), completed=len(found))
         pending = {pool.submit(run_cell, cell, Path(scratch)): cell for cell in missing}
@@ -140,14 +133,3 @@ def run_all(
     if store and at_most != 0:
         store.collect()
     return [found[cell] for cell in cells if cell in found]
-
-
-@contextmanager
-def _killed_on_error() -> Iterator[None]:
-    """Kills the workers when the parent is interrupted: a run would take the signal as a wish to end in good order."""
-    try:
-        yield
-    except BaseException:
-        for worker in active_children():
-            worker.kill()
-        raise

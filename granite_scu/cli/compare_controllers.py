@@ -108,7 +108,14 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         require_writable("--evidence", evidence.folder)
         shard = engine.Shard.parse(options.shard)
         outcome = engine.carry_out(plan, jobs, console, silence, options.max_runs, shard)
-    _report(plan, output, console, page)
+    from granite_scu.experiments.comparison import results  # late: it imports torch, which --list does without
+
+    found = results.report(plan)
+    report.show(found, console)
+    for path in report.write(found, output):
+        console.print(str(path), highlight=False)
+    if page:
+        report.write_docs(found, page)
     if not options.report_only:
         for task, arm, count in plan.unfinished_arms():
             console.print(
@@ -153,11 +160,8 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
     if options.write_docs and (options.varied or _is_part(options)):
         part = "--quick, --varied, --tasks, --arms, --seeds and --steps"
         raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
-    if (
-        options.write_docs
-        and options.evidence
-        and not _is_at(options.evidence, root / "evidence" / "comparison" / "runs")
-    ):
+    published = (root / "evidence" / "comparison" / "runs").resolve()
+    if options.write_docs and options.evidence and options.evidence.resolve() != published:
         raise UserError("--write-docs: the page is about the runs in evidence/comparison; leave out --evidence")
 
 
@@ -195,23 +199,11 @@ def _computable(flag: str) -> str:
     return hardware.resolve_precision(PRECISIONS[flag], hardware.detect("cpu"))
 
 
-def _report(plan: "Plan", output: Path, console: "Console", page: Path | None) -> None:
-    from granite_scu.experiments.comparison import report, results
-
-    found = results.report(plan)
-    report.show(found, console)
-    for path in report.write(found, output):
-        console.print(str(path), highlight=False)
-    if page:
-        report.write_docs(found, page)
-
-
 def _place(options: argparse.Namespace, root: Path, precision: str) -> Path:
     """Where finished runs are: those of the long protocols, of however many, are the repository's evidence."""
     from granite_scu.experiments.comparison.protocol import PRECISION
 
-    own = options.quick or options.steps or precision != PRECISION
-    if own:
+    if options.quick or options.steps or precision != PRECISION:
         return root / "runs" / "compare"
     return root / "evidence" / ("varied" if options.varied else "comparison")
 
@@ -219,12 +211,8 @@ def _place(options: argparse.Namespace, root: Path, precision: str) -> Path:
 def _output(options: argparse.Namespace, root: Path, evidence: "Evidence") -> Path:
     """Where table and plot go: into the repository's evidence those of all its own runs alone."""
     usual = _place(options, root, evidence.precision)
-    whole = _is_at(evidence.folder, usual / "runs") and not _is_part(options)
+    whole = evidence.folder.resolve() == (usual / "runs").resolve() and not _is_part(options)
     return usual if whole else root / "runs" / "compare"
-
-
-def _is_at(folder: Path, place: Path) -> bool:
-    return folder.resolve() == place.resolve()
 
 
 def _is_part(options: argparse.Namespace) -> bool:

@@ -144,7 +144,12 @@ def carry_out(
     with TemporaryDirectory(prefix="granite-scu-runs-") as scratch, _progress(plan, jobs, console) as show:
 
         def submit(pool: ProcessPoolExecutor, spec: Spec) -> Future:
-            return pool.submit(run or do_run, spec, folder, Path(scratch))
+            try:
+                return pool.submit(run or do_run, spec, folder, Path(scratch))
+            except BrokenProcessPool as error:  # a worker was killed since the last look
+                refused: Future = Future()
+                refused.set_exception(error)
+                return refused
 
         while lost := _until_a_worker_is_killed(lambda: workers(jobs, initializer), jobs, submit, take, keep, show):
             for spec in lost:  # one after the other: the run that is to blame takes no other with it again

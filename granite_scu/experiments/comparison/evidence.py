@@ -70,28 +70,23 @@ class Spec:
             "validation": [EVAL_STEPS, VALIDATION_TOKENS],
             "law": self.law,
             # Only where there is another than the first, so that the keys of all other runs stay as they are.
-            **({"revisions": self.revisions} if self.revisions else {}),
+            **({"revisions": later} if (later := revisions(self.controller)) else {}),
             **({"precision": self.precision} if self.precision != PRECISION else {}),
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
+    def controller(self) -> str:
+        return str(self.settings["control.controller"])
+
+    @property
     def law(self) -> dict[str, Any]:
         """The controller's gains and bounds: those set, and the product's defaults. With others it is another run."""
         # The inner loop's first, of which a law that has one sets some.
-        known = [field for law in self._laws for field in fields(CONTROLLERS[law])]
+        known = [field for law in _acting(self.controller) for field in fields(CONTROLLERS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
         rule = SETPOINT_RULE if self.settings.get("control.target_s") == "auto" else {}
         return {name: self.settings.get(f"control.{name}", default) for name, default in own.items()} | rule
-
-    @property
-    def revisions(self) -> dict[str, int]:
-        """Of its controller and the one that acts within, where they are not the first."""
-        return revisions(str(self.settings["control.controller"]))
-
-    @property
-    def _laws(self) -> tuple[str, ...]:
-        return _acting(str(self.settings["control.controller"]))
 
     @property
     def file(self) -> Path:
@@ -171,7 +166,7 @@ class Evidence:
                 if found != expected:
                     raise UserError(
                         f"--evidence: {place} and {self.places[key]} are runs of one task on different text, which "
-                        "comes with Python and numpy; take one version of both everywhere, and move the other files away"
+                        "comes with Python and numpy; take one version of both everywhere, and move the others away"
                     )
 
     def get(self, spec: Spec) -> dict | None:

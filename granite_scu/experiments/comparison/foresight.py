@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from granite_scu.config.settings import OptimizerConfig
-from granite_scu.control.diagnostics.setpoint import Free, Point, extrapolate, probe_steps
+from granite_scu.control.diagnostics.setpoint import Point, extrapolate, probe_steps
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.transfer import LAST_TICKS
 from granite_scu.training.preflight import cumulated_rates
@@ -18,25 +18,6 @@ UNREGULARISED = ("none", "early-stopping", "none-same-rate")
 
 SHARES = (0.2, 0.3, 0.4, 0.6, 0.8)
 """Lengths of a probe, in shares of the run, that its foresight is tried at."""
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Of one run S_free as its start has it, and S as it came, a ratio."""
-
-    task: str
-    free: Free
-    came: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether it came within the interval."""
-        return self.free.low <= self.came <= self.free.high
-
-    @property
-    def missed_by(self) -> float:
-        """In log odds."""
-        return abs(_log_odds(self.free.s) - _log_odds(self.came))
 
 
 def foresight(plan: Plan) -> dict[str, Any]:
@@ -54,30 +35,34 @@ def foresight(plan: Plan) -> dict[str, Any]:
     runs = [r for r in plan.evidence if r["task"] in names and r["arm"] in UNREGULARISED and not r["failed"]]
     runs = [record for record in runs if probe_steps(record["steps"]) < record["steps"]]
     ours = _forecasts(runs, probe_steps)
-    of_tasks = {name: [forecast for forecast in ours if forecast.task == name] for name in names}
+    of_tasks = {name: [forecast for forecast in ours if forecast["task"] == name] for name in names}
     return {
         "runs": len(ours),
-        "shares": [_share(share, runs) for share in SHARES],
-        "tasks": [_row(name, forecasts) for name, forecasts in of_tasks.items() if forecasts],
+        "shares": [{"share": share, **_counts(_forecasts(runs, partial(_probe_of, share)))} for share in SHARES],
+        "tasks": [{"task": name, **_counts(found), **_farthest(found)} for name, found in of_tasks.items() if found],
     }
 
 
-def _share(share: float, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of probes that are this share of their run."""
-    forecasts = _forecasts(records, lambda steps: round(share * steps))
-    return {"share": share, "runs": len(forecasts), "inside": sum(forecast.holds for forecast in forecasts)}
+def _probe_of(share: float, steps: int) -> int:
+    return round(share * steps)
 
 
-def _row(name: str, forecasts: list[Forecast]) -> dict[str, Any]:
-    farthest = max(forecasts, key=lambda forecast: forecast.missed_by)
-    free = farthest.free
-    inside = sum(forecast.holds for forecast in forecasts)
-    missed = {"foreseen": free.s, "low": free.low, "high": free.high, "came": farthest.came}
-    return {"task": name, "runs": len(forecasts), "inside": inside, **missed}
+def _counts(forecasts: list[dict[str, Any]]) -> dict[str, int]:
+    inside = sum(forecast["low"] <= forecast["came"] <= forecast["high"] for forecast in forecasts)
+    return {"runs": len(forecasts), "inside": inside}
 
 
-def _forecasts(records: list[dict[str, Any]], probe: Callable[[int], int]) -> list[Forecast]:
-    """Of each run what ``--target-s auto`` would have said after a probe of so many steps; a tick here is four."""
+def _farthest(forecasts: list[dict[str, Any]]) -> dict[str, float]:
+    """The one that was missed by most, in log odds."""
+    worst = max(forecasts, key=lambda forecast: abs(_log_odds(forecast["foreseen"]) - _log_odds(forecast["came"])))
+    return {name: value for name, value in worst.items() if name != "task"}
+
+
+def _forecasts(records: list[dict[str, Any]], probe: Callable[[int], int]) -> list[dict[str, Any]]:
+    """Of each run S_free as ``--target-s auto`` would have it after a probe of so many steps, and S as it came.
+
+    A tick here is four steps.
+    """
     found = []
     for record in records:
         points, steps = _points(record), record["steps"]
@@ -87,7 +72,8 @@ def _forecasts(records: list[dict[str, Any]], probe: Callable[[int], int]) -> li
         except ValueError:  # too few ticks had anything to measure
             continue
         data_bpt = float(np.mean([point.data_bpt for point in points[-LAST_TICKS:]]))
-        found.append(Forecast(record["task"], free, points[-1].param_bpt / (points[-1].param_bpt + data_bpt)))
+        came = points[-1].param_bpt / (points[-1].param_bpt + data_bpt)
+        found.append({"task": record["task"], "foreseen": free.s, "low": free.low, "high": free.high, "came": came})
     return found
 
 

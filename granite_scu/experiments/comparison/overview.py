@@ -1,9 +1,11 @@
 """Every way to set lambda on every task at a glance: what it costs over the task's swept best lambda."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+Excess = dict[str, float | None]
+"""By task."""
 
 
 def overview(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -18,28 +20,23 @@ def overview(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         For each line ``name``, ``excess`` by task (of the test bits per token over those of the swept best lambda, on
         the seeds that both have, minus 1), and the ``mean`` and ``worst`` of these.
     """
+    of_arms: dict[str, Excess] = {}
+    of_settings: dict[str, dict[str, Excess]] = {}
+    for task in tasks:
+        for row in task["settings"]:
+            arm, setting = row["arm"], row["setting"]
+            of_arms.setdefault(arm, {})[task["name"]] = task["swept_excess"].get(arm)
+            of_settings.setdefault(arm, {}).setdefault(setting, {})[task["name"]] = row["swept_excess"]
     lines: list[dict[str, Any]] = []
-    for arm in _in_order(row["arm"] for task in tasks for row in task["settings"]):
-        lines += _line(arm, {task["name"]: task["swept_excess"].get(arm) for task in tasks})
-        settings = _in_order(row["setting"] for task in tasks for row in task["settings"] if row["arm"] == arm)
-        if len(settings) > 1:
-            for setting in settings:
-                lines += _line(
-                    f"{arm} {setting}", {task["name"]: _find(task["settings"], arm, setting) for task in tasks}
-                )
+    for arm, by_task in of_arms.items():
+        lines += _line(arm, by_task)
+        if len(of_settings[arm]) > 1:
+            for setting, by_task in of_settings[arm].items():
+                lines += _line(f"{arm} {setting}", by_task)
     return lines
 
 
-def _in_order(values: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(values))
-
-
-def _find(rows: list[dict[str, Any]], arm: str, setting: str) -> float | None:
-    found = (row for row in rows if (row["arm"], row["setting"]) == (arm, setting))
-    return next((row["swept_excess"] for row in found), None)
-
-
-def _line(name: str, by_task: dict[str, float | None]) -> list[dict[str, Any]]:
+def _line(name: str, by_task: Excess) -> list[dict[str, Any]]:
     excess = {task: value for task, value in by_task.items() if value is not None}
     if len(excess) < 2:
         return []

@@ -52,82 +52,72 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
 def show(results: dict[str, Any], console: Console) -> None:
     """A table for each task and the one over all tasks, each with its verdicts, and the claim."""
     for task in results["tasks"]:
-        table = Table(title=_title(task), title_justify="left")
-        for heading in HEADINGS:
-            table.add_column(heading, overflow="fold")
-        for row in task["rows"]:
-            table.add_row(*_cells(row))
-        console.print(table)
-        for row in task["rows"]:
-            if row["verdict"]:
-                console.print(row["verdict"], highlight=False)
-    if results["pairs"]:
-        _show_pairs(results["pairs"], console)
+        _show_table(console, _title(task), HEADINGS, [_cells(row) for row in task["rows"]], task["rows"])
+    if pairs := results["pairs"]:
+        # Of the tasks on which an arm is better or worse, a terminal has room for the number.
+        rows = [[*_pair_cells(line)[:-2], str(len(line["better"])), str(len(line["worse"]))] for line in pairs]
+        _show_table(console, PAIRS, PAIR_HEADINGS, rows, pairs)
     for line in claim_lines(results):
         console.print(line, highlight=False)
 
 
-def _show_pairs(pairs: list[dict[str, Any]], console: Console) -> None:
-    """A line each: of the tasks on which an arm is better or worse, a terminal has room for the number."""
-    table = Table(title=PAIRS, title_justify="left")
-    for heading in PAIR_HEADINGS:
+def _show_table(
+    console: Console, title: str, headings: tuple[str, ...], rows: list[list[str]], judged: list[dict[str, Any]]
+) -> None:
+    """A table, and below it the verdicts."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
         table.add_column(heading, overflow="fold")
-    for line in pairs:
-        table.add_row(*_pair_cells(line)[:-2], str(len(line["better"])), str(len(line["worse"])))
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    for line in pairs:
-        console.print(line["verdict"], highlight=False)
+    for each in judged:
+        if each["verdict"]:
+            console.print(each["verdict"], highlight=False)
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The same tables in Markdown."""
-    parts = []
-    for task in results["tasks"]:
-        lines = [f"### {_title(task)}", "", *_heads(HEADINGS)]
-        lines += ["| " + " | ".join(_cells(row)) + " |" for row in task["rows"]]
-        lines += ["", *(f"- {row['verdict']}" for row in task["rows"] if row["verdict"])]
-        parts.append("\n".join(lines))
-    if results["overview"]:
-        parts.append(_overview(results))
-    if results["pairs"]:
-        parts.append(_pairs(results))
-    if results["transfer"]:
-        parts.append(_transfer(results))
-    if results["constants"]:
-        parts.append(_constants(results))
-        parts.append(_priors(results))
-    if results["foresight"]["runs"]:
-        parts.append(_foresight(results))
-    parts.append(_origin(results))
-    if claim := claim_lines(results):
-        parts.append("\n".join(["### The claim", "", *(f"- {line}" for line in claim)]))
-    return "\n\n".join(parts) + "\n"
+    """The same tables in Markdown, and what is told of all tasks at once."""
+    over_all_tasks = (_overview, _pairs, _transfer, _constants, _priors, _foresight, _origin, _claim)
+    sections = [*map(_task, results["tasks"]), *(section(results) for section in over_all_tasks)]
+    return "\n\n".join(f"### {title}\n\n" + "\n".join(lines) for title, lines in sections if lines) + "\n"
 
 
-def _overview(results: dict[str, Any]) -> str:
+Section = tuple[str, list[str]]
+"""A title, and the lines below it; without any there is no such section."""
+
+
+def _table(headings: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return []
+    head = "|".join(f" {heading} " if heading else " " for heading in headings)
+    return [f"|{head}|", "|---" * len(headings) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _verdicts(judged: list[dict[str, Any]]) -> list[str]:
+    return ["", *(f"- {each['verdict']}" for each in judged if each["verdict"])] if judged else []
+
+
+def _task(task: dict[str, Any]) -> Section:
+    return _title(task), _table(HEADINGS, [_cells(row) for row in task["rows"]]) + _verdicts(task["rows"])
+
+
+def _overview(results: dict[str, Any]) -> Section:
     """Every arm on every task."""
     names = [task["name"] for task in results["tasks"]]
-    lines = ["### Test bits per token over those of the swept best λ, in per cent", ""]
-    lines += [f"| | mean | worst | {' | '.join(names)} |", "|---" * (len(names) + 3) + "|"]
+    rows = []
     for line in results["overview"]:
         values = [line["mean"], line["worst"], *(line["excess"].get(name) for name in names)]
-        cells = ["" if value is None else f"{100 * value:+.2f}" for value in values]
-        lines.append(f"| {' | '.join([line['name'], *cells])} |")
-    return "\n".join(lines)
+        rows.append([line["name"], *("" if value is None else f"{100 * value:+.2f}" for value in values)])
+    return "Test bits per token over those of the swept best λ, in per cent", _table(
+        ("", "mean", "worst", *names), rows
+    )
 
 
-def _pairs(results: dict[str, Any]) -> str:
+def _pairs(results: dict[str, Any]) -> Section:
     """The laws against their rivals, over all tasks."""
-    lines = [f"### {PAIRS}", ""]
-    lines += _heads(PAIR_HEADINGS)
-    lines += [f"| {' | '.join(_pair_cells(line))} |" for line in results["pairs"]]
-    lines += ["", *(f"- {line['verdict']}" for line in results["pairs"])]
-    return "\n".join(lines)
-
-
-def _heads(headings: tuple[str, ...]) -> list[str]:
-    """The first two lines of a table."""
-    return [f"|{'|'.join(f' {heading} ' if heading else ' ' for heading in headings)}|", "|---" * len(headings) + "|"]
+    pairs = results["pairs"]
+    return PAIRS, _table(PAIR_HEADINGS, [_pair_cells(line) for line in pairs]) + _verdicts(pairs)
 
 
 def _pair_cells(line: dict[str, Any]) -> list[str]:
@@ -146,70 +136,77 @@ def _excess(estimate: dict[str, float] | None) -> str:
     return f"{estimate['mean']:+.2%} [{estimate['low']:+.2%}, {estimate['high']:+.2%}]" if estimate else ""
 
 
-def _transfer(results: dict[str, Any]) -> str:
+def _transfer(results: dict[str, Any]) -> Section:
     """Which quantity would have been worth holding."""
-    lines = ["### What could be held at one value", ""]
-    held = "held at | best on each task | mean excess | worst excess"
-    lines += [f"| quantity | {held} | chosen on the other corpora | mean excess | worst excess |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    excesses = ("mean excess", "worst excess")
+    headings = ("quantity", "held at", "best on each task", *excesses, "chosen on the other corpora", *excesses)
+    rows = []
     for row in results["transfer"]:
-        best, carried = _listed(row["best"]), list(row["carried_excess"].values())
-        excess = f"{row['mean_excess']:+.2%} | {row['worst_excess']:+.2%}"
-        elsewhere = f"{np.mean(carried):+.2%} | {max(carried):+.2%}" if carried else " | "
-        cells = [row["quantity"], f"{row['value']:.3g}", best, excess, _listed(row["of_other_corpora"]), elsewhere]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        carried = list(row["carried_excess"].values())
+        elsewhere = [f"{np.mean(carried):+.2%}", f"{max(carried):+.2%}"] if carried else ["", ""]
+        held = [row["quantity"], f"{row['value']:.3g}", _listed(row["best"]), *_mean_and_worst(row)]
+        rows.append([*held, _listed(row["of_other_corpora"]), *elsewhere])
+    return "What could be held at one value", _table(headings, rows)
 
 
-def _origin(results: dict[str, Any]) -> str:
+def _mean_and_worst(row: dict[str, Any]) -> list[str]:
+    return [f"{row['mean_excess']:+.2%}", f"{row['worst_excess']:+.2%}"]
+
+
+def _origin(results: dict[str, Any]) -> Section:
     """Where the runs were done, and with what."""
     versions = ", ".join(f"{name} {' and '.join(found)}" for name, found in results["versions"].items())
     machines = " and ".join(results["machines"])
-    return (
-        f"### Where this comes from\n\n{results['runs']} runs on {machines or 'unknown machines'}, a thread each, at "
+    said = (
+        f"{results['runs']} runs on {machines or 'unknown machines'}, a thread each, at "
         f"{results['revisions']} revisions of the code; {versions or 'unknown versions'}. "
         f"{results['runs_of_the_protocol']} of them are runs that the protocol asks for as it stands; others, as of a "
         "law before it changed, are kept beside them and in no comparison between arms."
     )
+    return "Where this comes from", [said]
 
 
-def _constants(results: dict[str, Any]) -> str:
+def _claim(results: dict[str, Any]) -> Section:
+    return "The claim", [f"- {line}" for line in claim_lines(results)]
+
+
+def _constants(results: dict[str, Any]) -> Section:
     """What one value for everything would cost."""
-    lines = ["### What one value for everything would cost", ""]
-    lines += ["| quantity | held at | mean excess | worst excess | on |", "|---|---|---|---|---|"]
-    for row in results["constants"]:
-        worst = max(row["excess"], key=row["excess"].get)
-        excess = f"{row['mean_excess']:+.2%} | {row['worst_excess']:+.2%}"
-        lines.append(f"| {row['quantity']} | {row['value']:g} | {excess} | {worst} |")
-    return "\n".join(lines)
+    rows = [
+        [row["quantity"], f"{row['value']:g}", *_mean_and_worst(row), max(row["excess"], key=row["excess"].get)]
+        for row in results["constants"]
+    ]
+    headings = ("quantity", "held at", "mean excess", "worst excess", "on")
+    return "What one value for everything would cost", _table(headings, rows)
 
 
-def _priors(results: dict[str, Any]) -> str:
+def _priors(results: dict[str, Any]) -> Section:
     """What one value would cost under another sigma."""
-    rows = results["priors"]
-    factors = sorted({row["times"] for row in rows})
-    lines = ["### What another prior would make of one value: mean excess, and the worst", ""]
-    lines += _heads(("quantity", "held at", *(f"{factor:g} sigma" for factor in factors)))
-    for name, value in dict.fromkeys((row["quantity"], row["value"]) for row in rows):
-        found = {row["times"]: row for row in rows if (row["quantity"], row["value"]) == (name, value)}
-        cells = [f"{found[factor]['mean_excess']:+.2%}, {found[factor]['worst_excess']:+.1%}" for factor in factors]
-        lines.append(f"| {' | '.join([name, f'{value:g}', *cells])} |")
-    return "\n".join(lines)
+    by_value: dict[tuple[str, float], dict[float, str]] = {}
+    for row in results["priors"]:
+        cell = f"{row['mean_excess']:+.2%}, {row['worst_excess']:+.1%}"
+        by_value.setdefault((row["quantity"], row["value"]), {})[row["times"]] = cell
+    factors = sorted({row["times"] for row in results["priors"]})
+    rows = [[name, f"{value:g}", *(cells[k] for k in factors)] for (name, value), cells in by_value.items()]
+    headings = ("quantity", "held at", *(f"{factor:g} sigma" for factor in factors))
+    return "What another prior would make of one value: mean excess, and the worst", _table(headings, rows)
 
 
-def _foresight(results: dict[str, Any]) -> str:
+def _foresight(results: dict[str, Any]) -> Section:
     """How well a probe would have foreseen S_free."""
-    found = results["foresight"]
+    found, title = results["foresight"], "What a probe foresees of S_free"
+    if not found["runs"]:
+        return title, []
     inside = sum(row["inside"] for row in found["tasks"])
     shares = ", ".join(f"{_inside(each, found['runs'])} ({each['share']:.0%})" for each in found["shares"])
-    lines = ["### What a probe foresees of S_free", ""]
-    lines += [f"The first steps of every run without λ, continued: {inside} of {found['runs']} ended in the interval."]
+    lines = [f"The first steps of every run without λ, continued: {inside} of {found['runs']} ended in the interval."]
     lines += [f"Were the probe a share of the run: {shares}.", ""]
-    lines += ["| task | runs | in the interval | farthest in odds: foreseen | came to |", "|---|---|---|---|---|"]
+    rows = []
     for row in found["tasks"]:
         foreseen = f"{row['foreseen']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
-        lines.append(f"| {row['task']} | {row['runs']} | {row['inside']} | {foreseen} | {row['came']:.4f} |")
-    return "\n".join(lines)
+        rows.append([row["task"], str(row["runs"]), str(row["inside"]), foreseen, f"{row['came']:.4f}"])
+    headings = ("task", "runs", "in the interval", "farthest in odds: foreseen", "came to")
+    return title, lines + _table(headings, rows)
 
 
 def _inside(share: dict[str, Any], runs: int) -> str:
@@ -281,21 +278,14 @@ def _claim_lines(results: dict[str, Any], name: str) -> list[str]:
         f"{name} within {claim['margin']:.1%} of each task's swept best lambda: {claim['outcome']} "
         f"(other tasks: {counts or 'none'})"
     )
-    if claim["mean_excess"] is not None:
-        lines.append(
-            f"{name}'s excess over the swept best: {claim['mean_excess']:+.2%} on average, "
-            f"{claim['worst_excess']:+.2%} at worst"
-        )
-    if claim["stopped_mean_excess"] is not None:
-        lines.append(
-            f"{name}'s excess over the swept best with early stopping: {claim['stopped_mean_excess']:+.2%} on average, "
-            f"{claim['stopped_worst_excess']:+.2%} at worst"
-        )
-    if claim["carried_lambda_mean_excess"] is not None:
-        lines.append(
-            f"for comparison, one lambda chosen where S* was: {claim['carried_lambda_mean_excess']:+.2%} on average, "
-            f"{claim['carried_lambda_worst_excess']:+.2%} at worst"
-        )
+    for kind, about in (
+        ("", f"{name}'s excess over the swept best"),
+        ("stopped_", f"{name}'s excess over the swept best with early stopping"),
+        ("carried_lambda_", "for comparison, one lambda chosen where S* was"),
+    ):
+        mean, worst = claim[f"{kind}mean_excess"], claim[f"{kind}worst_excess"]
+        if mean is not None:
+            lines.append(f"{about}: {mean:+.2%} on average, {worst:+.2%} at worst")
     return lines
 
 

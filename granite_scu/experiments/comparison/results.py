@@ -242,21 +242,13 @@ def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:
     names = [task.name for task in protocol.tasks if task.name != protocol.selection_task]
     outcomes = [claims[name]["outcome"] if name in claims else "not run" for name in names]
     verdict = "refuted" if "refuted" in outcomes else "shown" if set(outcomes) == {"shown"} else "open"
-    means, stopped, carried = (
-        [claims[name][kind]["mean"] for name in names if name in claims and claims[name][kind]]
-        for kind in ("excess", "stopped_excess", "carried_lambda_excess")
-    )
-    return {
-        "margin": MARGIN,
-        "outcome": verdict,
-        "tasks": {word: outcomes.count(word) for word in ("shown", "refuted", "open", "not run")},
-        "mean_excess": float(np.mean(means)) if means else None,
-        "worst_excess": max(means, default=None),
-        "stopped_mean_excess": float(np.mean(stopped)) if stopped else None,
-        "stopped_worst_excess": max(stopped, default=None),
-        "carried_lambda_mean_excess": float(np.mean(carried)) if carried else None,
-        "carried_lambda_worst_excess": max(carried, default=None),
-    }
+    found: dict[str, Any] = {}
+    for kind in ("", "stopped_", "carried_lambda_"):
+        excesses = [e["mean"] for name in names if name in claims and (e := claims[name][f"{kind}excess"])]
+        found[f"{kind}mean_excess"] = float(np.mean(excesses)) if excesses else None
+        found[f"{kind}worst_excess"] = max(excesses, default=None)
+    counts = {word: outcomes.count(word) for word in ("shown", "refuted", "open", "not run")}
+    return {"margin": MARGIN, "outcome": verdict, "tasks": counts, **found}
 
 
 def _cost(plan: Plan) -> dict[str, Any]:

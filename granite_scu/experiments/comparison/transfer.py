@@ -63,27 +63,20 @@ class Place:
         return (self.base_validation - self.validation) / self.saved
 
 
-@dataclass(frozen=True)
-class Ends:
-    """The ends of a sweep on one task and seed: lambda = 0, and the largest."""
-
-    free: Place
-    strongest: Place
-
-
-QUANTITIES: dict[str, Callable[[Place, Ends], float]] = {
-    "λ": lambda place, _: place.strength,
-    "S": lambda place, _: place.s,
-    "S / S at λ = 0": lambda place, ends: place.s / ends.free.s,
-    "ParamBPT": lambda place, _: place.param,
-    "ParamBPT · N (norm of the update)": lambda place, _: place.param * place.n_tokens,
-    "ParamBPT / that at λ = 0": lambda place, ends: place.param / ends.free.param,
-    "ParamBPT per bit saved": lambda place, _: place.param / place.saved,
-    "validation minus training": lambda place, _: place.validation - place.train,
-    "carry-over": lambda place, _: place.carry_over,
-    "carry-over / that at the largest λ": lambda place, ends: place.carry_over / ends.strongest.carry_over,
+QUANTITIES: dict[str, Callable[[Place, Place, Place], float]] = {
+    "λ": lambda place, *_: place.strength,
+    "S": lambda place, *_: place.s,
+    "S / S at λ = 0": lambda place, free, _: place.s / free.s,
+    "ParamBPT": lambda place, *_: place.param,
+    "ParamBPT · N (norm of the update)": lambda place, *_: place.param * place.n_tokens,
+    "ParamBPT / that at λ = 0": lambda place, free, _: place.param / free.param,
+    "ParamBPT per bit saved": lambda place, *_: place.param / place.saved,
+    "validation minus training": lambda place, *_: place.validation - place.train,
+    "carry-over": lambda place, *_: place.carry_over,
+    "carry-over / that at the largest λ": lambda place, _, strongest: place.carry_over / strongest.carry_over,
 }
-"""What could be held. The carry-over is what is saved on validation text for a bit saved on training text."""
+"""What could be held, by a run's place and those of lambda = 0 and of the largest on its task and seed.
+The carry-over is what is saved on validation text for a bit saved on training text."""
 
 THEORY = ("carry-over / that at the largest λ", 0.5)
 """If held-out savings V are a parabola in those on training text, V = a T - c T^2, they are largest at T = a / 2c,
@@ -120,10 +113,10 @@ def priors(plan: Plan) -> list[dict[str, Any]]:
     """
     curves = _curves(plan)
     return [
-        _judge(name, value, {task: _under(factor, curve) for task, curve in curves.items()}) | {"times": factor}
+        _judge(name, value, scaled) | {"times": factor}
         for name, value in CARRIED
         for factor in PRIORS
-        if curves
+        if (scaled := {task: [[_under(factor**2, p) for p in runs] for runs in c] for task, c in curves.items()})
     ]
 
 
@@ -188,12 +181,7 @@ def _place(record: dict[str, Any] | None, base: dict[str, Any]) -> Place | None:
     )
 
 
-def _under(factor: float, curve: Curve) -> Curve:
-    """The same runs where sigma is ``factor`` times as large."""
-    return [[_place_under(factor**2, place) for place in runs] for runs in curve]
-
-
-def _place_under(factor: float, place: Place) -> Place:
+def _under(factor: float, place: Place) -> Place:
     """A run where sigma^2 is ``factor`` times as large."""
     param = place.param / factor
     return replace(place, strength=place.strength * factor, s=param / (place.train + param))
@@ -235,9 +223,7 @@ def _carry_over_corpora(name: str, curves: dict[str, Curve], corpora: dict[str, 
 
 def _values(name: str, curve: Curve) -> np.ndarray:
     """The quantity at each setting, averaged over seeds."""
-    quantity = QUANTITIES[name]
-    ends = [Ends(free, strongest) for free, strongest in zip(curve[0], curve[-1], strict=True)]
-    return np.array([np.mean([quantity(*pair) for pair in zip(runs, ends, strict=True)]) for runs in curve])
+    return np.array([np.mean(list(map(QUANTITIES[name], runs, curve[0], curve[-1]))) for runs in curve])
 
 
 def _best(curve: Curve) -> int:

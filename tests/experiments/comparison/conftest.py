@@ -1,5 +1,7 @@
 """Evidence without training: records as a run would leave them."""
 
+from functools import partial
+
 import pytest
 
 from granite_scu.experiments.comparison.evidence import Evidence, Spec
@@ -15,10 +17,9 @@ from granite_scu.experiments.comparison.protocol import (
     Protocol,
     Task,
 )
-from granite_scu.experiments.run_store import write_record
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def protocol() -> Protocol:
     """Two tasks, two rates, and every kind of dependency."""
     return Protocol(
@@ -40,33 +41,32 @@ def evidence(tmp_path) -> Evidence:
     return Evidence(tmp_path / "runs")
 
 
+def finish_run(evidence: Evidence, spec: Spec, validation=6.0, nats=None, tokens=(10, 20, 30)) -> dict:
+    """Adds the record of a run as if it had been done, and returns it."""
+    nats = nats or [validation * count for count in tokens]
+    strength = spec.settings.get("control.lambda_init", 0.0)
+    record = {
+        "key": spec.key,
+        "task": spec.task.name,
+        "arm": spec.arm,
+        "setting": spec.setting,
+        "seed": spec.seed,
+        "settings": spec.settings,
+        "failed": None,
+        "steps": 8,
+        "tokens": 8192,
+        "n_tokens": 1024,
+        "validation": {"final": validation, "best": validation, "best_step": 8},
+        "test": {"tokens": list(tokens), "final": nats, "best": nats},
+        "law": {"lambda_init": 0.5},
+        "training": {"final": 6.0, "tokens": 1024},
+        "ticks": {"step": [4, 8], "s": [0.1, 0.2], "lambda": [strength + spec.seed, 0.1], "data_bpt": [6.0, 5.0]},
+        "wall_time_s": 100.0,
+    }
+    evidence.add(record, spec.file.name)
+    return record
+
+
 @pytest.fixture
 def finish(evidence):
-    """Leaves the record of a run as if it had been done."""
-
-    def write(spec: Spec, validation: float = 6.0, nats: list[float] | None = None, tokens=(10, 20, 30)) -> dict:
-        nats = nats or [validation * count for count in tokens]
-        strength = spec.settings.get("control.lambda_init", 0.0)
-        record = {
-            "key": spec.key,
-            "task": spec.task.name,
-            "arm": spec.arm,
-            "setting": spec.setting,
-            "seed": spec.seed,
-            "settings": spec.settings,
-            "failed": None,
-            "steps": 8,
-            "tokens": 8192,
-            "n_tokens": 1024,
-            "validation": {"final": validation, "best": validation, "best_step": 8},
-            "test": {"tokens": list(tokens), "final": nats, "best": nats},
-            "law": {"lambda_init": 0.5},
-            "training": {"final": 6.0, "tokens": 1024},
-            "ticks": {"step": [4, 8], "s": [0.1, 0.2], "lambda": [strength + spec.seed, 0.1], "data_bpt": [6.0, 5.0]},
-            "wall_time_s": 100.0,
-        }
-        write_record(evidence.folder / spec.file, record)
-        evidence.add(record, spec.file.name)
-        return record
-
-    return write
+    return partial(finish_run, evidence)

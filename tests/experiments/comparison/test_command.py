@@ -16,6 +16,7 @@ from granite_scu.cli.compare_controllers import main
 from granite_scu.experiments.comparison import engine
 from granite_scu.experiments.comparison.plan import Cell, Plan
 from granite_scu.experiments.comparison.protocol import FULL, NONE
+from granite_scu.experiments.run_store import write_record
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "compare_controllers.py"
@@ -177,8 +178,8 @@ def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(
     places[0].mkdir()
     assert main(tmp_path, elsewhere) == 2
     assert f"--evidence {places[0]}: holds no finished run" in capsys.readouterr().err
-    finish(Plan(FULL, evidence).spec(Cell(FULL.tasks[0], NONE, 0, FULL.rates[0])))
-    shutil.copytree(evidence.folder, places[0], dirs_exist_ok=True)
+    record = finish(Plan(FULL, evidence).spec(Cell(FULL.tasks[0], NONE, 0, FULL.rates[0])))
+    write_record(places[0] / "none.json", record)
     assert main(tmp_path, elsewhere) == 0
     assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "evidence").exists()
     assert main(tmp_path, [*elsewhere, "--write-docs"]) == 2
@@ -205,45 +206,6 @@ def lines(folder: Path) -> list[str]:
     return (folder / "runs.jsonl").read_text().splitlines()
 
 
-def test_it_goes_on_after_being_stopped_and_ends_with_table_json_and_plot(tmp_path):
-    def run(*more: str) -> subprocess.CompletedProcess:
-        return subprocess.run([*command(tmp_path), *more], capture_output=True, text=True)
-
-    first = run("--max-runs", "1")
-    assert first.returncode == 0, first.stderr
-    [before] = lines(tmp_path)
-    second = run()
-    assert second.returncode == 0, second.stderr
-    after = lines(tmp_path)
-    assert len(after) == 4 and after[0] == before  # the base model, none, and PI at two setpoints
-    assert not list((tmp_path / "runs").rglob("*.json")) and max(map(len, after)) < 8_000
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    names = [row["name"] for row in found["tasks"][0]["rows"]]
-    assert names == ["none", f"pi (S* = {found['setpoint']})"]
-    none, pi = found["tasks"][0]["rows"]
-    assert none["test_bpt"]["mean"] < found["tasks"][0]["base_bpt"]  # four steps help
-    assert pi["verdict"] is None and none["verdict"] is None  # nothing is said of one seed
-    assert (tmp_path / "out" / "comparison.png").stat().st_size > 10_000
-    assert "bits/token" in second.stdout
-
-
-def test_it_trains_on_a_cpu_without_bf16(tmp_path):
-    def run(*more: str) -> str:
-        script = Path(__file__).with_name("without_bf16.py")
-        done = subprocess.run([*command(tmp_path, script), *more], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return " ".join(done.stdout.split())
-
-    assert "runs in 32-true, since" in run("--arms", "none")
-    records = list(map(json.loads, lines(tmp_path)))
-    assert sorted(record["task"] for record in records) == ["base", "docs-quick"]
-    assert {record["settings"]["trainer.precision"] for record in records} == {"32-true"}
-    [none] = json.loads((tmp_path / "out" / "comparison.json").read_text())["tasks"][0]["rows"]
-    assert none["test_bpt"]["mean"] < 6
-    # Where nothing is trained, the runs that are there count; no others were found by a key of another precision.
-    assert "2 of 2 runs finished" in run("--arms", "none", "--list")
-
-
 def gone_within(group: int, seconds: float) -> bool:
     """Whether no process of the group is left; one that nobody waited for is none."""
     end = time.time() + seconds
@@ -263,9 +225,9 @@ def _group(pid: int) -> int | None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="process groups")
-def test_ctrl_c_leaves_neither_processes_nor_files(tmp_path):
+def test_it_goes_on_after_ctrl_c_and_ends_with_table_json_and_plot(tmp_path):
     process = subprocess.Popen(
-        [*command(tmp_path), "--steps", "4000"],
+        command(tmp_path),
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
@@ -274,9 +236,8 @@ def test_ctrl_c_leaves_neither_processes_nor_files(tmp_path):
     )
     try:
         deadline = time.monotonic() + 120
-        while not list(tmp_path.rglob("scu_history.jsonl")) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert list(tmp_path.rglob("scu_history.jsonl"))  # it trains, and a step has been measured
+        while not list((tmp_path / "runs").rglob("*.json")) and time.monotonic() < deadline:
+            time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=120)
     finally:
@@ -286,3 +247,36 @@ def test_ctrl_c_leaves_neither_processes_nor_files(tmp_path):
     assert errors.strip().splitlines()[-1].startswith("error: interrupted") and "Traceback" not in errors
     assert gone_within(process.pid, seconds=60)  # multiprocessing's own helper takes a moment to see that we left
     assert not [*tmp_path.rglob("*.tmp"), *tmp_path.glob("granite-scu-run*")]
+
+    before = [path.read_text().strip() for path in sorted((tmp_path / "runs").rglob("*.json"))]
+    second = subprocess.run(command(tmp_path), capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    after = lines(tmp_path)
+    assert 1 <= len(before) < len(after) == 4  # the base model, none, and PI at two setpoints
+    assert {*before} <= {*after} and max(map(len, after)) < 8_000
+    assert not list((tmp_path / "runs").rglob("*.json"))
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    none, pi = found["tasks"][0]["rows"]
+    assert [none["name"], pi["name"]] == ["none", f"pi (S* = {found['setpoint']})"]
+    assert none["test_bpt"]["mean"] < found["tasks"][0]["base_bpt"]  # four steps help
+    assert pi["verdict"] is None and none["verdict"] is None  # nothing is said of one seed
+    assert (tmp_path / "out" / "comparison.png").stat().st_size > 10_000
+    assert "bits/token" in second.stdout
+
+
+@pytest.mark.slow
+def test_it_trains_on_a_cpu_without_bf16(tmp_path):
+    def run(*more: str) -> str:
+        script = Path(__file__).with_name("without_bf16.py")
+        done = subprocess.run([*command(tmp_path, script), *more], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return " ".join(done.stdout.split())
+
+    assert "runs in 32-true, since" in run("--arms", "none")
+    records = list(map(json.loads, lines(tmp_path)))
+    assert sorted(record["task"] for record in records) == ["base", "docs-quick"]
+    assert {record["settings"]["trainer.precision"] for record in records} == {"32-true"}
+    [none] = json.loads((tmp_path / "out" / "comparison.json").read_text())["tasks"][0]["rows"]
+    assert none["test_bpt"]["mean"] < 6
+    # Where nothing is trained, the runs that are there count; no others were found by a key of another precision.
+    assert "2 of 2 runs finished" in run("--arms", "none", "--list")

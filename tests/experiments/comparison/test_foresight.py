@@ -9,7 +9,6 @@ from granite_scu.experiments.comparison import report, results
 from granite_scu.experiments.comparison.foresight import LAST_TICKS, foresight
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import NONE, STOPPED
-from granite_scu.experiments.run_store import write_record
 from granite_scu.training.preflight import cumulated_rates
 
 STEPS = 200
@@ -42,7 +41,6 @@ def finished(protocol, evidence, finish):
                 power = 2.0 if spec.task.name == "first" else power_on_second
                 record["settings"] |= {"optimizer.schedule": "cosine", "optimizer.warmup_steps": 10}
                 record |= {"steps": steps, "ticks": course(rate, power)}
-                write_record(evidence.folder / spec.file, record)
         return plan
 
     return write

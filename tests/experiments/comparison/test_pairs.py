@@ -13,7 +13,7 @@ from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.pairs import pairs
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import AUTO, CASCADE, FIXED
-from granite_scu.experiments.run_store import write_record
+from tests.experiments.comparison.conftest import finish_run
 
 TOKENS = np.array([400, 100, 100, 100, 50])
 COST = {"cascade": 3.9, "pi-auto": 4.0, "none": 4.2}
@@ -27,8 +27,7 @@ def cost(spec) -> float:
     return COST.get(spec.arm, 4.3)
 
 
-@pytest.fixture
-def plan(protocol, evidence, finish) -> Plan:
+def finished_plan(protocol, evidence) -> Plan:
     """The longest document costs the cascade twice as much as it would, on the second task alone."""
     arms = (*protocol.arms, FIXED[1], AUTO, CASCADE)
     found = Plan(replace(protocol, arms=arms, unseen=("first", "second")), evidence)
@@ -37,16 +36,27 @@ def plan(protocol, evidence, finish) -> Plan:
         nats = (cost(spec) + noise) * TOKENS
         if spec.arm == "cascade" and spec.task.name == "second":
             nats[0] *= 2
-        finish(spec, cost(spec), nats.tolist(), TOKENS.tolist())
+        finish_run(evidence, spec, cost(spec), nats.tolist(), TOKENS.tolist())
     return found
+
+
+@pytest.fixture
+def plan(protocol, evidence) -> Plan:
+    return finished_plan(protocol, evidence)
+
+
+@pytest.fixture(scope="module")
+def reported(protocol, tmp_path_factory) -> dict:
+    """What is reported of such a plan."""
+    return results.report(finished_plan(protocol, Evidence(tmp_path_factory.mktemp("evidence"))))
 
 
 def line(found: list[dict], arm: str, rival: str) -> dict:
     return next(line for line in found if (line["arm"], line["rival"]) == (arm, rival))
 
 
-def test_the_average_over_tasks_and_where_it_is_shown(plan):
-    found = line(pairs(plan), "pi-auto", "none")
+def test_the_average_over_tasks_and_where_it_is_shown(reported):
+    found = line(reported["pairs"], "pi-auto", "none")
     assert found["tasks"] == {"first": 3, "second": 3}
     assert found["excess"]["mean"] == pytest.approx(4.0 / 4.2 - 1, abs=1e-4)
     assert found["excess_of_unseen"] is None  # its rule was chosen on all tasks
@@ -54,8 +64,8 @@ def test_the_average_over_tasks_and_where_it_is_shown(plan):
     assert (found["better"], found["worse"]) == (["first", "second"], [])
 
 
-def test_rivals_that_are_no_arm_are_chosen_by_validation(plan):
-    found = pairs(plan)
+def test_rivals_that_are_no_arm_are_chosen_by_validation(reported):
+    found = reported["pairs"]
     swept = (4.0 / 4.0 + 4.0 / 4.1) / 2 - 1  # on each task its own best
     assert line(found, "pi-auto", "swept λ")["excess"]["mean"] == pytest.approx(swept, abs=1e-4)
     one = (4.0 / 4.1 + 4.0 / 4.1) / 2 - 1
@@ -70,53 +80,54 @@ def test_one_setting_may_be_asked_about_too(plan, monkeypatch):
     assert found["excess"]["mean"] == pytest.approx(4.1 / 4.2 - 1, abs=1e-4)
 
 
-def test_what_hangs_on_one_document_shows(plan):
-    found = line(pairs(plan), "cascade", "none")
+def test_what_hangs_on_one_document_shows(reported):
+    found = line(reported["pairs"], "cascade", "none")
     assert found["without_largest"] == pytest.approx(3.9 / 4.2 - 1, abs=1e-3)
     assert found["excess"]["mean"] > 0.1 and found["excess"]["low"] < 0
     assert found["excess_of_unseen"] == found["excess"]  # both tasks of this protocol are
 
 
-def test_the_task_that_the_setpoint_was_chosen_on_says_nothing_of_pi(plan):
+def test_the_task_that_the_setpoint_was_chosen_on_says_nothing_of_pi(reported):
     """That leaves one task of two, which needs no average."""
-    assert not [line for line in pairs(plan) if "pi" in (line["arm"], line["rival"])]
+    assert not [line for line in reported["pairs"] if "pi" in (line["arm"], line["rival"])]
 
 
 def test_a_setting_that_failed_once_is_not_the_one_for_all(plan):
     for record in list(plan.evidence):
         if record["arm"] == "fixed" and record["setting"] == "λ=0.1" and record["task"] == "second":
             lost = {name: value for name, value in record.items() if name not in ("test", "validation", "ticks")}
-            write_record(next(plan.evidence.folder.rglob(f"*{record['key']}.json")), {**lost, "failed": "not finite"})
-    found = pairs(Plan(plan.protocol, Evidence(plan.evidence.folder)))
+            plan.evidence.records[record["key"]] = {**lost, "failed": "not finite"}
+    found = pairs(Plan(plan.protocol, plan.evidence))
     assert not [line for line in found if line["rival"].startswith("one fixed")]  # the other task alone is no average
     assert line(found, "pi-auto", "none")
-
-
-def test_two_seeds_are_averaged_and_decide_nothing(plan):
-    two = Plan(plan.protocol, plan.evidence, seeds=2)
-    found = line(pairs(two), "pi-auto", "none")
-    assert found["tasks"] == {"first": 2, "second": 2} and found["better"] == found["worse"] == []
-    assert "| pi-auto | none | 2 (2) | -4.76% [" in report.markdown(results.report(two))
 
 
 def verdict(found: list[dict], arm: str, rival: str) -> str:
     return line(found, arm, rival)["verdict"]
 
 
-def test_each_pair_has_a_sentence_that_says_what_is_shown(plan):
-    found = pairs(plan)
+def test_each_pair_has_a_sentence_that_says_what_is_shown(reported):
+    found = reported["pairs"]
     better = line(found, "pi-auto", "none")["excess"]
     words = f"better by 4.76% ({-better['high']:.2%} to {-better['low']:.2%})"
     assert verdict(found, "pi-auto", "none") == f"pi-auto against none, over 2 tasks: {words}"
     assert verdict(found, "pi-auto", "swept λ").startswith("pi-auto against swept λ, over 2 tasks: better by 1.2")
     assert "cascade against none, over 2 tasks: no difference shown (+" in verdict(found, "cascade", "none")
-    shown = report.markdown(results.report(plan))
+    shown = report.markdown(reported)
     assert all(f"\n- {line['verdict']}\n" in shown for line in found)
+    console = Console(file=StringIO(), width=200)
+    report.show(reported, console)
+    text = console.file.getvalue()
+    assert "The laws against their rivals, over all tasks" in text and "without the longest document" in text
+    assert f"pi-auto against none, over 2 tasks: {words}" in text
 
 
 def test_a_sentence_of_two_seeds_says_that_they_decide_nothing(plan):
-    found = pairs(Plan(plan.protocol, plan.evidence, seeds=2))
-    assert verdict(found, "pi-auto", "none") == "pi-auto against none, over 2 tasks: two seeds decide nothing (-4.76%)"
+    shown = results.report(Plan(plan.protocol, plan.evidence, seeds=2))
+    found = line(shown["pairs"], "pi-auto", "none")
+    assert found["tasks"] == {"first": 2, "second": 2} and found["better"] == found["worse"] == []
+    assert found["verdict"] == "pi-auto against none, over 2 tasks: two seeds decide nothing (-4.76%)"
+    assert "| pi-auto | none | 2 (2) | -4.76% [" in report.markdown(shown)
     key = next(r["key"] for r in plan.evidence if (r["arm"], r["task"], r["seed"]) == ("pi-auto", "second", 2))
     del plan.evidence.records[key]
     some = verdict(pairs(Plan(plan.protocol, plan.evidence)), "pi-auto", "none")
@@ -154,14 +165,6 @@ def test_a_sweep_that_is_not_finished_is_no_rival_yet(evidence, finish, plan):
             record["failed"] = "not finite"
     found = line(pairs(three), "cascade", "swept λ")
     assert list(found["tasks"]) == ["first", "second"] and found["lost"] == []
-
-
-def test_the_terminal_shows_the_pairs_and_their_sentences(plan):
-    console = Console(file=StringIO(), width=200)
-    report.show(results.report(plan), console)
-    text = console.file.getvalue()
-    assert "The laws against their rivals, over all tasks" in text and "without the longest document" in text
-    assert "pi-auto against none, over 2 tasks: better by 4.76%" in text
 
 
 def test_one_task_is_no_average(plan):

@@ -169,14 +169,6 @@ def test_a_failed_run_is_finished_and_never_the_best(protocol, evidence, finish)
     assert plan.learning_rate(task, NONE) == 2e-3
 
 
-def test_it_goes_on_where_it_stopped(protocol, evidence, finish):
-    plan = Plan(protocol, evidence)
-    first = plan.next()
-    finish(first)
-    again = Plan(protocol, Evidence(evidence.folder))
-    assert again.next().key == plan.next().key != first.key
-
-
 def test_runs_under_way_are_not_given_out_again(protocol, evidence):
     plan = Plan(protocol, evidence)
     first = plan.next()
@@ -243,37 +235,21 @@ def test_another_precision_is_another_run():
     )
 
 
-@pytest.fixture
-def mixed(protocol, evidence, finish) -> Path:
-    """A folder with all runs in the published precision and the first three of a plan in fp32."""
-    drain(Plan(protocol, evidence), finish)
+def test_a_comparison_is_of_one_precision(protocol, evidence, finish):
+    """That of the runs there, where none is asked for."""
+    published = drain(Plan(protocol, evidence), finish)
     plan = Plan(protocol, Evidence(evidence.folder, "32-true"))
-    for _ in range(3):
-        spec = plan.next()
-        record = finish(spec)
-        record["settings"] = {**spec.settings, "trainer.precision": spec.precision}
-        write_record(evidence.folder / spec.file, record)
-        plan.evidence.add(record, "here")
-    return evidence.folder
-
-
-def test_a_comparison_is_of_one_precision(protocol, mixed):
-    published, other = Evidence(mixed), Evidence(mixed, "32-true")
-    assert (published.precision, len(other.records)) == (PRECISION, 3)
-    assert not published.records.keys() & other.records.keys()
-    assert Plan(protocol, published).next() is None
-    assert Plan(protocol, other).next().precision == "32-true"
-
-
-def test_the_precision_that_is_not_asked_for_is_that_of_the_runs_there(mixed, tmp_path):
-    for path in map(Path, Evidence(mixed, "32-true").places.values()):
-        (tmp_path / path.name).write_text(path.read_text())
-        path.unlink()
-    assert Evidence(mixed).precision == PRECISION == Evidence(tmp_path / "none yet").precision
-    for path in mixed.rglob("*.json"):
-        path.unlink()
-    found = Evidence(tmp_path)
-    assert found.precision == "32-true" and len(found.records) == 3
+    for spec in (other := [plan.next() for _ in range(1)]):
+        finish(replace(spec, settings={**spec.settings, "trainer.precision": spec.precision}))["key"] = spec.key
+    for record in evidence:
+        write_record(evidence.folder / f"{record['key']}.json", record)
+    found, apart = Evidence(evidence.folder), Evidence(evidence.folder, "32-true")
+    assert (found.precision, apart.records.keys()) == (PRECISION, {spec.key for spec in other})
+    assert not found.records.keys() & apart.records.keys()
+    assert Plan(protocol, found).next() is None and Plan(protocol, apart).next().precision == "32-true"
+    for spec in published:
+        (evidence.folder / f"{spec.key}.json").unlink()
+    assert Evidence(evidence.folder).precision == "32-true"
 
 
 def test_a_setpoint_found_by_another_rule_is_another_run(protocol, monkeypatch):
@@ -289,17 +265,16 @@ def test_a_setpoint_found_by_another_rule_is_another_run(protocol, monkeypatch):
 @pytest.mark.parametrize("of", [QUICK, VARIED, FULL], ids=lambda protocol: protocol.name)
 def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, finish, tmp_path):
     """Every arm on every task, as far as a run checks it before it reads the text; what is replayed is left out."""
-    plan = Plan(of, evidence, seeds=1)
-    checked = set()
-    while (spec := plan.next()) is not None:
-        finish(spec)
-        kind = (spec.arm, spec.setting, spec.task.steps)
-        if not spec.task.steps or "control.replay" in spec.settings or kind in checked:
-            continue
-        request = Request.from_dotted(dotted_settings(spec, spec.settings, tmp_path))
-        build_controller(provisional(request.control))
-        check_length(request, spec.task.steps)
-        checked.add(kind)
+    plan, checked = Plan(of, evidence, seeds=1), set()
+    while ready := [spec for spec in plan.specs() if spec and evidence.get(spec) is None]:
+        for spec in ready:
+            finish(spec)
+            kind = (spec.arm, spec.setting, spec.task.steps)
+            if spec.task.steps and "control.replay" not in spec.settings and kind not in checked:
+                request = Request.from_dotted(dotted_settings(spec, spec.settings, tmp_path))
+                build_controller(provisional(request.control))
+                check_length(request, spec.task.steps)
+                checked.add(kind)
     assert {arm for arm, *_ in checked} >= {"none", "fixed", "cascade"}
 
 

@@ -13,22 +13,28 @@ from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import AUTO, CASCADE, FIXED
 from granite_scu.experiments.comparison.results import outcome
-from granite_scu.experiments.run_store import write_record
+from tests.experiments.comparison.conftest import finish_run
+
+
+@pytest.fixture(scope="module")
+def found(protocol, tmp_path_factory) -> dict:
+    """What is reported of ``cost``."""
+    return results.report(finished_plan(protocol, Evidence(tmp_path_factory.mktemp("evidence")), cost))
 
 
 @pytest.fixture
-def finished(protocol, evidence, finish):
+def finished(protocol, evidence):
     """A plan whose runs cost, in nats per token, what ``costs`` says of their arm and setting, with a seed's noise."""
+    return lambda costs: finished_plan(protocol, evidence, costs)
 
-    def make(costs) -> Plan:
-        plan = Plan(protocol, evidence)
-        while (spec := plan.next()) is not None:
-            cost = costs(spec)
-            noise = 0.001 * np.random.default_rng(spec.seed).normal(size=12)
-            finish(spec, validation=cost, nats=((cost + noise) * 100).tolist(), tokens=[100] * 12)
-        return plan
 
-    return make
+def finished_plan(protocol, evidence, costs) -> Plan:
+    plan = Plan(protocol, evidence)
+    while (spec := plan.next()) is not None:
+        cost = costs(spec)
+        noise = 0.001 * np.random.default_rng(spec.seed).normal(size=12)
+        finish_run(evidence, spec, cost, ((cost + noise) * 100).tolist(), tokens=[100] * 12)
+    return plan
 
 
 def cost(spec) -> float:
@@ -42,8 +48,7 @@ def row(found: dict, task: int, name: str) -> dict:
     return next(row for row in found["tasks"][task]["rows"] if row["name"].startswith(name))
 
 
-def test_each_arm_is_compared_with_pi_at_the_chosen_setpoint(finished):
-    found = results.report(finished(cost))
+def test_each_arm_is_compared_with_pi_at_the_chosen_setpoint(found):
     assert found["setpoint"] == 0.2 and not found["setpoint_is_provisional"]
     none = row(found, 1, "none")
     assert none["verdict"].startswith("none is worse than pi (S* = 0.2) by 1.4427 bits/token")
@@ -79,8 +84,8 @@ def test_where_all_runs_of_pi_failed_another_arm_is_the_reference(finished, evid
     plan = finished(cost)
     for record in list(evidence):
         if record["arm"] in ("pi", "pi-swept") and record["task"] == "second":
-            write_record(next(evidence.folder.rglob(f"*{record['key']}.json")), {**record, "failed": "not finite"})
-    found = results.report(Plan(plan.protocol, Evidence(evidence.folder)))
+            evidence.records[record["key"]] = {**record, "failed": "not finite"}
+    found = results.report(Plan(plan.protocol, evidence))
     assert found["tasks"][1]["reference"] == "none"
     assert row(found, 1, "pi (")["failed_seeds"] == [0, 1, 2]
     assert row(found, 1, "fixed")["verdict"]
@@ -106,15 +111,13 @@ def test_early_stopping_is_the_same_runs_at_their_best_adapter(finished, evidenc
     for record in list(evidence):
         if record["arm"] == "none":
             record["test"]["best"] = [4.1 * 100] * 12
-            write_record(next(evidence.folder.rglob(f"*{record['key']}.json")), record)
-    found = results.report(Plan(plan.protocol, Evidence(evidence.folder)))
+    found = results.report(Plan(plan.protocol, evidence))
     early = row(found, 1, "early-stopping")
     assert early["seeds"] == row(found, 1, "none")["seeds"]
     assert early["test_bpt"]["mean"] == pytest.approx(4.1 / np.log(2))
 
 
-def test_the_claim_is_shown_where_pi_matches_the_sweep(finished):
-    found = results.report(finished(cost))
+def test_the_claim_is_shown_where_pi_matches_the_sweep(found):
     claim = found["tasks"][1]["claims"]["pi"]
     assert claim["swept_best"] == "fixed λ=0.1"
     assert claim["excess"]["mean"] == pytest.approx(-0.0005, abs=1e-5)
@@ -137,8 +140,7 @@ def test_the_claimants_are_held_against_the_sweep_with_early_stopping_too(finish
         if record["arm"] == "none":
             record["validation"]["best"] = record["validation"]["final"] - 2
             record["test"]["best"] = [3.6 * 100] * 12
-            write_record(next(evidence.folder.rglob(f"*{record['key']}.json")), record)
-    found = results.report(Plan(plan.protocol, Evidence(evidence.folder)))
+    found = results.report(Plan(plan.protocol, evidence))
     claim = found["tasks"][1]["claims"]["pi"]
     assert claim["stopped_best"] == "early-stopping"
     assert claim["stopped_excess"]["mean"] == pytest.approx(4.0 / 3.6 - 1, abs=1e-4)
@@ -171,10 +173,10 @@ def test_part_of_the_sweep_decides_nothing(protocol, evidence, finish):
     plan = Plan(protocol, evidence)
     while (spec := plan.next()) is not None:
         finish(spec, cost(spec), nats=[cost(spec) * 100] * 3, tokens=[100] * 3)
-    for record in evidence:
+    for record in list(evidence):
         if record["arm"] == "fixed" and record["task"] == "second" and record["seed"]:
-            next(evidence.folder.rglob(f"*{record['key']}.json")).unlink()
-    found = results.report(Plan(protocol, Evidence(evidence.folder)))
+            del evidence.records[record["key"]]
+    found = results.report(Plan(protocol, evidence))
     claim = found["tasks"][1]["claims"]["pi"]
     assert claim["seeds"] == [0] and claim["outcome"] == "open" and "1 seed" in claim["statement"]
     assert found["claims"]["pi"]["outcome"] == "open"
@@ -200,8 +202,8 @@ def test_a_failed_run_of_pi_refutes_the_claim_and_one_of_the_sweep_leaves_it_to_
         for record in list(evidence):
             if (record["arm"], record["task"]) == (arm, "second") and record["seed"] in seeds:
                 lost = {name: value for name, value in record.items() if name not in ("test", "validation", "ticks")}
-                write_record(next(evidence.folder.rglob(f"*{record['key']}.json")), {**lost, "failed": "not finite"})
-        return results.report(Plan(plan.protocol, Evidence(evidence.folder)))["tasks"][1]["claims"]["pi"]
+                evidence.records[record["key"]] = {**lost, "failed": "not finite"}
+        return results.report(Plan(plan.protocol, evidence))["tasks"][1]["claims"]["pi"]
 
     claim = fail("fixed", (1, 2))
     assert claim["swept_best"] == "none" and claim["seeds"] == [0, 1, 2]
@@ -214,8 +216,8 @@ def test_failed_runs_are_counted_and_not_averaged(finished, evidence):
     for record in list(evidence):
         if record["arm"] == "fixed" and record["seed"] == 1 and record["task"] == "second":
             lost = {name: value for name, value in record.items() if name not in ("test", "validation", "ticks")}
-            write_record(next(evidence.folder.rglob(f"*{record['key']}.json")), {**lost, "failed": "not finite"})
-    found = results.report(Plan(plan.protocol, Evidence(evidence.folder)))
+            evidence.records[record["key"]] = {**lost, "failed": "not finite"}
+    found = results.report(Plan(plan.protocol, evidence))
     fixed = row(found, 1, "fixed")
     assert fixed["seeds"] == [0, 2] and fixed["failed_seeds"] == [1]
     assert "2 (1 failed)" in report.markdown(found)
@@ -237,8 +239,7 @@ def test_half_of_the_evidence_makes_a_report_that_says_so(protocol, evidence, fi
     assert "S* = 0.2, chosen by validation on first (provisional: some of the runs" in report.markdown(found)
 
 
-def test_it_leaves_table_json_and_plot(finished, tmp_path):
-    found = results.report(finished(cost))
+def test_it_leaves_table_json_and_plot(found, tmp_path):
     written = report.write(found, tmp_path / "out")
     assert sorted(path.name for path in written) == [
         "comparison.json",
@@ -252,10 +253,9 @@ def test_it_leaves_table_json_and_plot(finished, tmp_path):
     assert "none is worse than pi" in text and "S* = 0.2, chosen by validation on first" in text
 
 
-def test_the_docs_are_replaced_between_their_marks(finished, tmp_path):
+def test_the_docs_are_replaced_between_their_marks(found, tmp_path):
     page = tmp_path / "evidence.md"
     page.write_text(f"before\n{report.BEGIN}\nOUTDATED\n{report.END}\nafter\n")
-    found = results.report(finished(cost))
     report.write_docs(found, page)
     report.write_docs(found, page)
     text = page.read_text()
@@ -271,8 +271,7 @@ def test_a_page_without_marks_is_left_alone(tmp_path):
     assert page.read_text() == "mine\n"
 
 
-def test_the_overview_sets_every_arm_against_the_swept_best(finished):
-    found = results.report(finished(cost))
+def test_the_overview_sets_every_arm_against_the_swept_best(found):
     lines = {line["name"]: line for line in found["overview"]}
     # The sweep's best costs 4.002 nats on both tasks, none 5 and PI 4; where PI was swept, it ran on the first alone.
     assert lines["none"]["excess"] == pytest.approx({"first": 5 / 4.002 - 1, "second": 5 / 4.002 - 1}, abs=1e-4)

@@ -16,7 +16,6 @@ from granite_scu.experiments.comparison.transfer import (
     priors,
     transfer,
 )
-from granite_scu.experiments.run_store import write_record
 
 REACH = {"first": 10.0, "second": 100.0}
 """How strongly lambda acts on each task: what is best at 0.1 on the first is best at 0.01 on the second."""
@@ -30,7 +29,6 @@ def swept(protocol, evidence, finish):
         s = 0.9 / (1 + 0.8 * REACH.get(spec.task.name, 0.0) * spec.settings.get("control.lambda_init", 0.0))
         record = finish(spec, validation=4 + (s - 0.5) ** 2 if spec.task.steps else 5.0)
         record["ticks"] |= {"s": [s, s], "data_bpt": [4.5, 3.0]}
-        write_record(evidence.folder / spec.file, record)
     return plan
 
 
@@ -88,8 +86,7 @@ def test_one_corpus_leaves_nothing_to_carry_over(swept):
     one = Plan(alike, swept.evidence)
     while (spec := one.next()) is not None:
         source = next(r for r in swept.evidence if r["task"] == spec.task.name and r["seed"] == spec.seed)
-        write_record(swept.evidence.folder / spec.file, source | {"key": spec.key, "settings": spec.settings})
-        swept.evidence.add(swept.evidence.folder / spec.file)
+        swept.evidence.add(source | {"key": spec.key, "settings": spec.settings}, "here")
     assert all(row["carried_excess"] == {} for row in transfer(one))
 
 
