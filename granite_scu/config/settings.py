@@ -79,7 +79,8 @@ class LoraConfig:
         dropout: probability of dropping an input of the adapter.
         targets: layer names to adapt; null adapts every linear layer of attention, Mamba and MLP, or the layers of
             ``adapter``.
-        adapter: folder of a LoRA adapter to start from; S then measures how far the update has moved from it.
+        adapter: folder of a LoRA adapter to start from: rank, alpha and layers are its own, S measures how far training
+            moves it.
     """
 
     rank: int | None = None
@@ -151,26 +152,28 @@ class DataConfig:
     """The text and how it is cut.
 
     Attributes:
-        path: file, folder or pattern, or an embedded corpus (stdlib-docs, stdlib-source, package-docs), or a list of
-            such sources; null takes wikitext-2 from the hub.
-        text_column: field of a record that holds the text.
-        encoding: of text files.
+        path: file, folder or pattern of txt, md, jsonl, csv, tsv or parquet, also as .gz or .zst; stdlib-docs,
+            stdlib-source or package-docs for an embedded corpus; hf:owner/name or hf:owner/name:config for a data set
+            of the hub; several are read one after the other; null takes wikitext-2 from the hub.
+        text_column: field of a record (jsonl, csv, parquet) that holds the text.
+        encoding: of text files, such as latin-1.
         block_size: tokens in a block.
         batch_size: blocks in a micro-batch on each device.
-        eval_batch_size: the same for evaluation; null takes batch_size.
+        eval_batch_size: blocks in an evaluation batch; null takes batch_size.
         num_epochs: passes over the training blocks after which the run ends; null leaves it to max_steps.
         num_workers: loader processes.
         prefetch_factor: batches that each loader process holds ready.
-        weights: how often each source of path is read in an epoch of training, fractions too; null reads each once.
+        weights: how often each source is read in an epoch of training; fractions read a part; null reads each once.
         loss_on: of conversations: completion supervises what the assistant says, all every token.
         packing: blocks cuts the documents in a row every block_size tokens; best-fit puts each in one piece into the
             block where it leaves the least room; auto takes best-fit where there are conversations.
         on_long: what becomes of a document that is longer than a block: split, truncate, drop or error.
         split_seed: of the division into training, validation and test documents.
         cache_dir: where tokens are kept; null takes granite-scu in XDG_CACHE_HOME or ~/.cache.
-        isolate_documents: documents that share a block do not see one another.
+        isolate_documents: documents that share a block do not see one another, in attention, convolution and scan.
         train_tokens: train on about so many tokens of the training split, blocks spread evenly over it; null takes all.
-        stream: read, tokenise and pack the training text while training goes on, and keep nothing of it.
+        stream: read, tokenise and pack the training text while training goes on, and keep nothing of it: for text
+            larger than the disk.
     """
 
     path: list[str] | str | None = None
@@ -385,13 +388,14 @@ class RunConfig:
         keep: checkpoints kept.
         eval_steps: optimizer steps between validations.
         early_stopping: validations without improvement after which the run stops; null never stops early.
-        stop_at_equilibrium: ticks over which a run must have settled to be stopped; null never stops for that.
+        stop_at_equilibrium: ticks after which the run stops if a closed loop has held S, and the data's bits have not
+            fallen, over all of them; null never stops for that.
         auto_batch_size: take the largest micro-batch that fits, found by training on it; the blocks of an optimizer
             step (batch size times accumulation) stay as many.
         memory_fraction: largest share of the GPU's memory this process may take; null takes what it needs.
         tf32: take fp32 products of the model in TF32, ten bits of mantissa, where the GPU has it; lambda's and S's own
             are always exact.
-        multi_gpu: train on every visible GPU, one process each.
+        multi_gpu: train on every visible GPU, one process each, or on what torchrun or SLURM started.
         fsdp: share the frozen layers out over the processes, for a model that one GPU cannot hold; adapters stay whole.
         expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.
             Hardware presets set it; null expects nothing.

@@ -2,13 +2,13 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from granite_scu.control import PI, Integral, Measurement, Proportional
-from granite_scu.control.diagnostics.equilibrium import MIN_WINDOW, Equilibrium, Tick, as_mappings, from_mappings
+from granite_scu.control.diagnostics.equilibrium import MIN_WINDOW, Equilibrium, Tick, from_mappings
 
 SETPOINT, WINDOW = 0.1, 30
 RULE = Equilibrium(SETPOINT, WINDOW)
@@ -157,7 +157,7 @@ def test_a_long_run_can_stop_late():
 
 
 def test_a_window_that_was_kept_in_another_form_begins_anew():
-    mappings = as_mappings(settled())
+    mappings = [asdict(tick) for tick in settled()]
     assert from_mappings(mappings) == tuple(settled())
     assert from_mappings([{name: value for name, value in one.items() if name != "travel"} for one in mappings]) == ()
 
@@ -219,7 +219,7 @@ def test_the_window_forgets_and_survives_json():
         ticks = RULE.remember(ticks, tick)
     assert len(ticks) == WINDOW
     assert ticks[0].step == 100
-    assert from_mappings(json.loads(json.dumps(as_mappings(ticks)))) == ticks
+    assert from_mappings(json.loads(json.dumps([asdict(tick) for tick in ticks]))) == ticks
 
 
 def test_the_decision_looks_at_the_newest_window_only():

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from granite_scu.control import Fixed, Measurement, NoControl
+from granite_scu.control.laws.base import restored
 
 
 def seen(s: float) -> Measurement:
@@ -53,7 +54,7 @@ def test_an_unusable_measurement_is_marked_and_leaves_the_filter_alone(bad):
 def test_its_state_survives_json():
     controller = Fixed()
     state, _ = controller.update(controller.init(), seen(0.01))
-    assert controller.restore(json.loads(json.dumps(asdict(state)))) == state
+    assert restored(controller.init(), json.loads(json.dumps(asdict(state)))) == state
 
 
 @pytest.mark.parametrize("settings", [{"setpoint": 0.0}, {"setpoint": 1.0}, {"ema_alpha": 0.0}, {"lambda_init": -1.0}])
