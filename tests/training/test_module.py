@@ -146,7 +146,7 @@ def run(make_module, fit, batches, strength=0.0, weights=None, **arguments) -> t
 # Lambda
 
 
-@pytest.mark.parametrize("strength", [0.03, 1.0, 300.0])
+@pytest.mark.parametrize("strength", [0.03, 300.0])
 def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_module, fit, make_batches, strength):
     """At weights that training has reached, where B is not zero."""
     trained, _ = run(make_module, fit, make_batches(3))
@@ -164,59 +164,19 @@ def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_modul
     assert error(minus(with_penalty.gradient, without.gradient), expected) < 1e-6
 
 
-def test_lambda_shows_first_at_the_second_step(make_module, fit, make_batches):
-    """At B = 0 the description's gradient is zero."""
-    (first, second), (first_with, second_with) = (
-        run(make_module, fit, make_batches(2), strength)[1] for strength in (0.0, 10.0)
-    )
-    assert norm(minus(first_with.gradient, first.gradient)) == 0
-    assert norm(minus(second_with.weights, second.weights)) == 0
-    assert norm(minus(second_with.gradient, second.gradient)) > 1e-3 * norm(second.gradient)
-
-
-def test_every_step_of_a_run_follows_the_gradient_of_the_objective(make_module, fit, make_batches):
-    batches = make_batches(6)
-    module, steps = run(make_module, fit, batches, 20.0, accumulate_grad_batches=2)
-    assert len(steps) == 3
-    for i, step in enumerate(steps):
-        set_factors(module, step.weights)
-        objective = plus(mean_gradient(module, batches[2 * i : 2 * i + 2]), description_gradient(module), 20.0)
-        assert error(step.gradient, objective) < 1e-5
-
-
-def test_under_plain_sgd_the_weights_move_by_rate_times_lambda_times_the_gradient(make_module, fit, make_batches):
-    start = make_module()
-    trained_factors(start)
-    weights = [factor.detach().clone() for factor in factors(start)]
-    ends = [
-        factors(run(make_module, fit, make_batches(1), strength, weights, n_tokens=50)[0]) for strength in (0.0, 2.0)
-    ]
-    start.n_tokens = 50
-    expected = [-RATE * 2.0 * gradient for gradient in description_gradient(start)]
-    assert error(minus(ends[1], ends[0]), expected) < 1e-4  # fp32 weights, of which the step is a small part
-
-
-def test_lambda_may_change_between_steps(make_module, fit, make_batches):
+def test_every_step_follows_the_gradient_under_the_lambda_of_that_step(
+    make_module, fit, make_batches
+):
     class SetStrength(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, index):
-            module.reg_strength = [0.0, 5.0, 50.0][index]
+            module.reg_strength = [0.0, 5.0, 50.0][index // 2]
 
-    batches = make_batches(3)
-    module, steps = run(make_module, fit, batches, callbacks=[SetStrength()])
-    for strength, batch, step in zip([0.0, 5.0, 50.0], batches, steps, strict=True):
+    batches = make_batches(6)
+    module, steps = run(make_module, fit, batches, accumulate_grad_batches=2, callbacks=[SetStrength()])
+    for i, (strength, step) in enumerate(zip([0.0, 5.0, 50.0], steps, strict=True)):
         set_factors(module, step.weights)
-        objective = plus(mean_gradient(module, [batch]), description_gradient(module), strength)
+        objective = plus(mean_gradient(module, batches[2 * i : 2 * i + 2]), description_gradient(module), strength)
         assert error(step.gradient, objective) < 1e-5
-
-
-def test_a_larger_lambda_gives_a_shorter_description(make_module, fit, make_batches):
-    lengths = []
-    for strength in (0.0, 1.0, 10.0):
-        module = make_module(optimizer={"learning_rate": 1e-2})
-        module.reg_strength = strength
-        fit(module, make_batches(20))
-        lengths.append(math.fsum(module.layer_bpt()))
-    assert lengths[0] > 1.5 * lengths[1] > 1.5 * 1.5 * lengths[2] > 0
 
 
 def test_the_description_is_zero_before_training(make_module):
@@ -471,14 +431,6 @@ def test_the_data_gradient_is_the_mean_over_the_windows_supervised_tokens(make_m
             assert error(step.gradient, gradient_of_mean_of_means(module, window)) > 0.01
 
 
-def test_how_tokens_are_dealt_to_micro_batches_does_not_matter(make_module, fit, make_batches):
-    batches = make_batches(4)
-    whole = [{name: torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "labels")}]
-    (one,) = run(make_module, fit, whole)[1]
-    (four,) = run(make_module, fit, batches, accumulate_grad_batches=4)[1]
-    assert error(four.gradient, one.gradient) < 1e-5
-
-
 def test_a_window_without_supervised_tokens_leaves_the_weights_alone(make_module, fit, make_batches):
     (batch,) = make_batches(1)
     module, (step,) = run(make_module, fit, [batch | {"labels": torch.full_like(batch["labels"], -100)}])
@@ -497,17 +449,6 @@ def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, m
         calls.append(len(counted))
     assert calls == [1, 2]
     assert error(steps[1].gradient, steps[0].gradient) < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("device", "cleared"), [("cuda", 1), ("cpu", 0)])
-def test_a_gpu_s_cache_is_cleared_after_validation(make_module, monkeypatch, device, cleared):
-    calls = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(device))
-    module = make_module()
-    monkeypatch.setattr(type(module), "device", torch.device(device))
-    module.on_validation_end()
-    assert len(calls) == cleared
 
 
 def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_batches, monkeypatch):
@@ -756,13 +697,6 @@ def test_without_any_callback_it_is_plain_lora_fine_tuning(make_module, fit, mak
     window = module.read_window()
     assert (window.applied, window.penalty_grad_norm) == (20, 0.0)
     assert window.grad_norm == window.data_grad_norm > 0
-
-
-def test_a_loaded_model_is_not_loaded_again(make_module):
-    module = make_module()
-    model = module.model
-    module.configure_model()
-    assert module.model is model
 
 
 # Checkpoints

@@ -25,7 +25,7 @@ LOW, HIGH = 1e-3, 1e3
 SCHEDULED = PI(setpoint=0.02, lambda_min=LOW, lambda_max=HIGH)
 GIVEN = replace(SCHEDULED, kp=2.0, ki=0.3)
 KP_GIVEN = replace(SCHEDULED, kp=2.0)
-LAWS = st.sampled_from([SCHEDULED, GIVEN, KP_GIVEN])
+LAWS = st.sampled_from([SCHEDULED, replace(SCHEDULED, setpoint=0.2), GIVEN, KP_GIVEN])
 
 
 def decades(low: float, high: float) -> st.SearchStrategy[float]:
