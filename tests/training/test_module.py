@@ -164,9 +164,7 @@ def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_modul
     assert error(minus(with_penalty.gradient, without.gradient), expected) < 1e-6
 
 
-def test_every_step_follows_the_gradient_under_the_lambda_of_that_step(
-    make_module, fit, make_batches
-):
+def test_every_step_follows_the_gradient_under_the_lambda_of_that_step(make_module, fit, make_batches):
     class SetStrength(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, index):
             module.reg_strength = [0.0, 5.0, 50.0][index // 2]
