@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invariants import MEASUREMENTS, check
+from invariants import check
 
 from granite_scu.control import PI, Measurement, Output
 
@@ -139,9 +139,9 @@ def test_the_first_valid_tick_leaves_lambda_where_it_was(law, s):
     assert output.reg_strength == pytest.approx(law.initial_strength)
 
 
-@given(LAWS, MEASUREMENTS)
-def test_invariants(law, measurements):
-    check(law, measurements, law.lambda_min, law.lambda_max)
+@given(LAWS, st.lists(ANY_S, max_size=20))
+def test_invariants(law, values):
+    check(law, [seen(s, travel=5.0 * tick) for tick, s in enumerate(values, 1)], law.lambda_min, law.lambda_max)
 
 
 @given(LAWS, st.lists(ANY_S, max_size=60))
@@ -230,24 +230,3 @@ def test_bits_and_nats_or_tokens_and_bytes_make_no_difference(seed, factor):
         state, output = law.update(state, m)
         other, scaled = law.update(other, replace(m, data_bpt=factor * m.data_bpt, param_bpt=factor * m.param_bpt))
         assert scaled.reg_strength == pytest.approx(output.reg_strength, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"setpoint": 0.0},
-        {"setpoint": 1.0},
-        {"kp": -1.0},
-        {"ki": math.nan},
-        {"ema_alpha": 0.0},
-        {"deadband": -0.1},
-        {"error_limit": 0.0},
-        {"data_alpha": 1.5},
-        {"kp_limit": 0.0},
-        {"integral_time": math.inf},
-        {"lambda_init": 1e9},
-    ],
-)
-def test_settings_out_of_range_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        PI(**{"setpoint": 0.02, **bad})
