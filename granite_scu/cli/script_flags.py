@@ -14,7 +14,7 @@ from typing import Any
 
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
-from granite_scu.config.flags import NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, Flag, defaults
+from granite_scu.config.flags import NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, Flag
 from granite_scu.config.settings import RunConfig
 from granite_scu.errors import UserError
 
@@ -27,25 +27,25 @@ def build_parser() -> Parser:
         description="Fine-tune IBM Granite with LoRA while a controller holds S = ParamBPT / (DataBPT + ParamBPT).",
         argument_default=argparse.SUPPRESS,
     )
-    known = defaults()
     for title, section in SECTIONS.items():
         group = parser.add_argument_group(title)
         for flag in section:
-            default = flag.default if flag.default is not None else known.get(flag.key)
-            shown = "off" if default is None or default is False else default
-            options: dict[str, Any] = {"help": f"{flag.help} (default: {shown})".replace("%", "%%"), "dest": flag.key}
-            if flag.kind is bool:
-                options["action"] = argparse.BooleanOptionalAction
-            else:
-                options |= {"type": flag.kind, "choices": flag.choices or None}
-                options["metavar"] = "|".join(flag.choices) or flag.kind.__name__.upper()
-            if flag.many:
-                options["nargs"] = "+"
-            if flag.name in NUMBER_OF_ITS_OWN:
-                options |= {"nargs": "?", "const": NUMBER_OF_ITS_OWN[flag.name]}
-            group.add_argument(flag.name, **options)
+            group.add_argument(flag.name, dest=flag.key, **_options(flag))
     _add_special(parser)
     return parser
+
+
+def _options(flag: Flag) -> dict[str, Any]:
+    """What argparse is to know of a flag."""
+    shown = "off" if flag.default is None or flag.default is False else flag.default
+    meaning = {"help": f"{flag.help} (default: {shown})".replace("%", "%%")}
+    if flag.kind is bool:
+        return {**meaning, "action": argparse.BooleanOptionalAction}
+    metavar = "|".join(flag.choices) or flag.kind.__name__.upper()
+    options = {**meaning, "type": flag.kind, "choices": flag.choices or None, "metavar": metavar}
+    if flag.name in NUMBER_OF_ITS_OWN:
+        return {**options, "nargs": "?", "const": NUMBER_OF_ITS_OWN[flag.name]}
+    return {**options, "nargs": "+"} if flag.many else options
 
 
 def _add_special(parser: Parser) -> None:

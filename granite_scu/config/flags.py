@@ -1,13 +1,17 @@
 """The table of the flags of ``scripts/train_granite_cuda.py``: each stands for one dotted key of the configuration.
 
-A flag's default is the configuration's own. ``cli.script_flags`` makes the parser of the table, and translates.
+Type, choices, default and meaning of a flag are those of the configuration's field and of its line in the docstring;
+the table says what differs. ``cli.script_flags`` makes the parser of the table, and translates.
 """
 
 import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import docstring_parser
 
 from granite_scu.config import settings as config
 from granite_scu.control import CONTROLLERS
@@ -36,8 +40,8 @@ class Flag:
         key: the dotted key of the configuration that it sets.
         kind: type of its value, or a function that makes it of the text; ``bool`` makes a switch with a ``--no-`` form.
         help: meaning, and unit where there is one.
+        default: as the help shows it.
         choices: the values it may take.
-        default: shown in the help where the configuration's own default is written another way.
         many: whether several values may follow the flag.
     """
 
@@ -45,8 +49,8 @@ class Flag:
     key: str
     kind: Callable[[str], Any]
     help: str
+    default: Any
     choices: tuple[str, ...] = ()
-    default: Any = None
     many: bool = False
 
 
@@ -62,10 +66,13 @@ WORKED_OUT = {
 """Settings that the default law works out where they are not given, and how."""
 
 
-def _of_law(setting: str) -> str:
-    """The default of a setting that each controller has its own of: the default law's, or the first's that knows it."""
+def _of_law(setting: str) -> str | None:
+    """The default of a setting that controllers have their own of: the default law's, or the first's that knows it."""
     usual = config.ControlConfig.controller
-    name = next(name for name in (usual, *CONTROLLERS) if setting in CONTROLLERS[name].__dataclass_fields__)
+    names = [name for name in (usual, *CONTROLLERS) if setting in CONTROLLERS[name].__dataclass_fields__]
+    if not names:
+        return None
+    name = names[0]
     default = CONTROLLERS[name].__dataclass_fields__[setting].default
     return f"the controller's own; {name}'s: {WORKED_OUT[setting] if default is None else default}"
 
@@ -81,137 +88,143 @@ def ratio_or_auto(text: str) -> str:
     return text
 
 
+def _flag(
+    name: str,
+    key: str,
+    kind: Callable[[str], Any] | None = None,
+    help: str = "",
+    default: Any = None,
+    choices: tuple[str, ...] = (),
+) -> Flag:
+    """A flag; what is not given is the configuration's."""
+    group, _, setting = key.partition(".")
+    hint = HINTS.get(key)
+    options = [option for option in (get_args(hint) or (hint,)) if option is not NoneType]
+    many = any(get_origin(option) is list for option in options)
+    if get_origin(hint) is Literal:
+        kind, choices = str, get_args(hint)
+    elif many:
+        kind = get_args(options[0])[0]
+    if default is None:
+        default = DEFAULTS.get(key)
+    if default is None and group == "control":
+        default = _of_law(setting)
+    help = help or MEANINGS[key].partition("; null ")[0].rstrip(".").replace("``", "")
+    if name in NUMBER_OF_ITS_OWN:
+        help += f" ({NUMBER_OF_ITS_OWN[name]} when no number is given)"
+    return Flag(name, key, kind or options[0], help, default, choices, many)
+
+
+HINTS = {f"{group}.{name}": hint for group, kind in GROUPS.items() for name, hint in get_type_hints(kind).items()}
+"""The type of every dotted key of the groups."""
+
+MEANINGS = {
+    f"{group}.{line.arg_name}": " ".join((line.description or "").split())
+    for group, kind in GROUPS.items()
+    for line in docstring_parser.parse(kind.__doc__ or "").params
+}
+"""What the docstrings say of them."""
+
+DEFAULTS: dict[str, Any] = {
+    **{f"trainer.{name}": value for name, value in config.TRAINER_DEFAULTS.items()},
+    **{f"{group}.{field.name}": field.default for group, kind in GROUPS.items() for field in fields(kind)},
+}
+"""The default of every dotted key that a flag stands for."""
+
 SECTIONS: dict[str, tuple[Flag, ...]] = {
     "what": (
-        Flag("--model", "base.name", str, "hub id, local folder, or tiny-granite-h for the embedded model"),
-        Flag("--data-dir", "data.path", str, "file, folder or pattern of txt, md, jsonl, csv, tsv or parquet, also "
-             "as .gz or .zst; stdlib-docs, stdlib-source or package-docs for an embedded corpus; hf:owner/name or "
-             "hf:owner/name:config for a data set of the hub; several are read one after the other",
-             default="wikitext-2 from the hub", many=True),
-        Flag("--data-weights", "data.weights", float, "how often each --data-dir is read in an epoch of training; "
-             "fractions read a part", default="1 each", many=True),
-        Flag("--text-column", "data.text_column", str, "field of a record (jsonl, csv, parquet) that holds the text"),
-        Flag("--encoding", "data.encoding", str, "of text files, such as latin-1"),
-        Flag("--split-seed", "data.split_seed", int, "of the division into training, validation and test documents"),
-        Flag("--cache-dir", "data.cache_dir", str, "where tokens are kept", default="~/.cache/granite-scu"),
-        Flag("--stream", "data.stream", bool, "read and tokenise the text while training goes on and keep nothing: for "
-             "text larger than the disk"),
-        Flag("--output-dir", "run.output_dir", str, "run folder"),
-        Flag("--overwrite", "run.overwrite", bool, "replace a run folder that is not empty"),
-        Flag("--adapter", "lora.adapter", str, "folder of a LoRA adapter to start from: rank, alpha and layers are its "
-             "own, S measures how far training moves it", default="none: a new one"),
-        Flag("--seed", "seed_everything", int, "seed of everything random", default=config.SEED),
+        _flag("--model", "base.name"),
+        _flag("--data-dir", "data.path", default="wikitext-2 from the hub"),
+        _flag("--data-weights", "data.weights", default="1 each"),
+        _flag("--text-column", "data.text_column"),
+        _flag("--encoding", "data.encoding"),
+        _flag("--split-seed", "data.split_seed"),
+        _flag("--cache-dir", "data.cache_dir", default="~/.cache/granite-scu"),
+        _flag("--stream", "data.stream"),
+        _flag("--output-dir", "run.output_dir"),
+        _flag("--overwrite", "run.overwrite"),
+        _flag("--adapter", "lora.adapter", default="none: a new one"),
+        _flag("--seed", "seed_everything", int, "seed of everything random", config.SEED),
     ),
     "length": (
-        Flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
-             default=f"{config.DEFAULT_STEPS}, off when --num-epochs is given alone"),
-        Flag("--num-epochs", "data.num_epochs", float, "passes over the training text"),
-        Flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS; covers the probe of "
-             "--target-s auto too"),
+        _flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
+              f"{config.DEFAULT_STEPS}, off when --num-epochs is given alone"),
+        _flag("--num-epochs", "data.num_epochs"),
+        _flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS; covers the probe of "
+              "--target-s auto too"),
     ),
     "step": (
-        Flag("--batch-size", "data.batch_size", int, "blocks in a micro-batch on each device"),
-        Flag("--eval-batch-size", "data.eval_batch_size", int, "blocks in an evaluation batch", default="--batch-size"),
-        Flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", int, "micro-batches in a step"),
-        Flag("--block-size", "data.block_size", int, "tokens in a block; also --max-length"),
-        Flag("--loss-on", "data.loss_on", str, "of messages and of prompt and completion: what the assistant says, or "
-             "all", ("completion", "all")),
-        Flag("--packing", "data.packing", str, "blocks cuts documents in a row; best-fit keeps each in one piece; auto "
-             "takes that for conversations", ("auto", "blocks", "best-fit")),
-        Flag("--on-long", "data.on_long", str, "what becomes of a document longer than a block",
-             ("split", "truncate", "drop", "error")),
-        Flag("--isolate-documents", "data.isolate_documents", bool, "documents in a block do not see one another, in "
-             "attention, convolution and scan"),
-        Flag("--learning-rate", "optimizer.learning_rate", float, "peak learning rate"),
-        Flag("--lr-scheduler", "optimizer.schedule", str, "course of the rate", ("cosine", "linear", "constant")),
-        Flag("--warmup-steps", "optimizer.warmup_steps", int, "optimizer steps of warm-up"),
-        Flag("--gradient-clip", "optimizer.gradient_clip", float, "largest gradient norm; 0 does not clip"),
-        Flag("--adam-beta2", "optimizer.beta2", float, "decay of Adam's second moment"),
-        Flag("--lora-r", "lora.rank", int, "rank of the adapters", default=config.DEFAULT_RANK),
-        Flag("--lora-alpha", "lora.alpha", float, "scale of the adapters, times the rank",
-             default=config.DEFAULT_ALPHA),
-        Flag("--lora-dropout", "lora.dropout", float, "probability of dropping an adapter's input"),
+        _flag("--batch-size", "data.batch_size"),
+        _flag("--eval-batch-size", "data.eval_batch_size", default="--batch-size"),
+        _flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", int, "micro-batches in a step"),
+        _flag("--block-size", "data.block_size", help="tokens in a block; also --max-length"),
+        _flag("--loss-on", "data.loss_on"),
+        _flag("--packing", "data.packing"),
+        _flag("--on-long", "data.on_long"),
+        _flag("--isolate-documents", "data.isolate_documents"),
+        _flag("--learning-rate", "optimizer.learning_rate"),
+        _flag("--lr-scheduler", "optimizer.schedule"),
+        _flag("--warmup-steps", "optimizer.warmup_steps"),
+        _flag("--gradient-clip", "optimizer.gradient_clip"),
+        _flag("--adam-beta2", "optimizer.beta2"),
+        _flag("--lora-r", "lora.rank", default=config.DEFAULT_RANK),
+        _flag("--lora-alpha", "lora.alpha", default=config.DEFAULT_ALPHA),
+        _flag("--lora-dropout", "lora.dropout"),
     ),
     "precision and speed": (
-        Flag("--precision", "trainer.precision", str, "of the products; auto takes what the device does best",
-             tuple(PRECISIONS), default="auto"),
-        Flag("--4bit-quantization", "base.quantize_4bit", bool, "hold the frozen layers in 4 bits (QLoRA)"),
-        Flag("--torch-compile", "base.compile", bool, "compile the model"),
-        Flag("--compile-mode", "base.compile_mode", str, "mode of torch.compile",
-             ("default", "reduce-overhead", "max-autotune")),
-        Flag("--gradient-checkpointing", "base.gradient_checkpointing", bool,
-             "recompute activations in the backward pass: less memory, slower"),
-        Flag("--attn", "base.attention", str, "attention kernel", ("sdpa", "eager", "flash_attention_2", "auto")),
-        Flag("--kernels", "base.kernels", str, "of the Mamba-2 layers; auto takes compiled ones where installed and "
-             "proven right on the GPU, cuda insists on them", ("auto", "torch", "cuda")),
-        Flag("--memory-fraction", "run.memory_fraction", float, "largest share of the GPU's memory to take, 0 to 1",
-             default="what is needed"),
-        Flag("--tf32", "run.tf32", bool, "fp32 products of the model in TF32 where the GPU has it"),
-        Flag("--num-workers", "data.num_workers", int, "loader processes"),
-        Flag("--prefetch-factor", "data.prefetch_factor", int, "batches that each loader process holds ready"),
-        Flag("--deterministic", "trainer.deterministic", bool, "deterministic kernels, slower on a GPU", default=False),
+        _flag("--precision", "trainer.precision", str, "of the products; auto takes what the device does best", "auto",
+              tuple(PRECISIONS)),
+        _flag("--4bit-quantization", "base.quantize_4bit"),
+        _flag("--torch-compile", "base.compile"),
+        _flag("--compile-mode", "base.compile_mode"),
+        _flag("--gradient-checkpointing", "base.gradient_checkpointing"),
+        _flag("--attn", "base.attention"),
+        _flag("--kernels", "base.kernels"),
+        _flag("--memory-fraction", "run.memory_fraction", default="what is needed"),
+        _flag("--tf32", "run.tf32"),
+        _flag("--num-workers", "data.num_workers"),
+        _flag("--prefetch-factor", "data.prefetch_factor"),
+        _flag("--deterministic", "trainer.deterministic", bool, "deterministic kernels, slower on a GPU"),
     ),
     "machine": (
-        Flag("--accelerator", "trainer.accelerator", str, "device; without a GPU, cpu must be asked for",
-             ("auto", "cpu", "cuda")),
-        Flag("--multi-gpu", "run.multi_gpu", bool, "every visible GPU, or what torchrun or SLURM started"),
-        Flag("--auto-batch-size", "run.auto_batch_size", bool, "the largest micro-batch that fits, found by training "
-             "on it; --batch-size times --gradient-accumulation-steps, the blocks of a step, stays"),
-        Flag("--fsdp", "run.fsdp", bool, "share the frozen layers out over the processes; adapters stay whole"),
+        _flag("--accelerator", "trainer.accelerator", str, "device; without a GPU, cpu must be asked for",
+              choices=("auto", "cpu", "cuda")),
+        _flag("--multi-gpu", "run.multi_gpu"),
+        _flag("--auto-batch-size", "run.auto_batch_size"),
+        _flag("--fsdp", "run.fsdp"),
     ),
     "control": (
-        Flag("--controller", "control.controller", str, f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
-        Flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto: a "
-             f"probe without lambda comes first, a tenth of the run; S* is {FRACTION} of what S would come to alone"),
-        Flag("--kp", "control.kp", float, "proportional gain, in ln lambda per logit of S; of p per ln S, of "
-             "original per S and tick, of kl per KL/KL* and tick", default=_of_law("kp")),
-        Flag("--ki", "control.ki", float, "integral gain, the same per tick; of i per ln S and tick",
-             default=_of_law("ki")),
-        Flag("--control-every", "control.every", int, "optimizer steps between ticks"),
-        Flag("--ema-alpha", "control.ema_alpha", float, "weight of the newest measurement in the smoothed S; of pi "
-             "for the log, the deadband and the stops alone", default=_of_law("ema_alpha")),
-        Flag("--deadband", "control.deadband", float, "errors |ln(S/S*)| below this leave the integral "
-             "alone; of original, |S - S*| up to this leaves lambda alone", default=_of_law("deadband")),
-        Flag("--lambda-init", "control.lambda_init", float, "lambda at the start", default=_of_law("lambda_init")),
-        Flag("--lambda-min", "control.lambda_min", float, "lower bound of lambda"),
-        Flag("--lambda-max", "control.lambda_max", float, "upper bound of lambda"),
-        Flag("--lambda-end", "control.lambda_end", float, "lambda at the end, of linear and cosine",
-             default=_of_law("lambda_end")),
-        Flag("--target-kl", "control.target_kl", float, "setpoint of kl, in bits per token",
-             default=_of_law("target_kl")),
-        Flag("--cpr-bound", "control.cpr_bound", float, "of cpr: the most bits per token that one matrix may take",
-             default="what it takes after --cpr-warmup ticks"),
-        Flag("--cpr-warmup", "control.cpr_warmup", int, "of cpr: ticks before a bound not given is taken",
-             default=_of_law("cpr_warmup")),
-        Flag("--replay", "control.replay", str, "of replay: run folder or scu_history.json whose lambda is repeated"),
-        Flag("--measure", "control.measure", str, "what ParamBPT counts: the update, or its factors",
-             ("delta", "factors")),
-        Flag("--actuator", "control.actuator", str, "how lambda acts: in the loss, or decoupled after the step",
-             ("loss", "decoupled")),
-        Flag("--prior-sigma", "prior.sigma", float, "standard deviation of the prior on the entries of delta W"),
-        Flag("--n-tokens", "prior.n_tokens", int, "tokens N that the adapter's description is spread over",
-             default="supervised tokens of the training set"),
+        _flag("--controller", "control.controller", help=f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
+        _flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto: a probe "
+              f"without lambda comes first, a tenth of the run; S* is {FRACTION} of what S would come to alone"),
+        _flag("--kp", "control.kp"),
+        _flag("--ki", "control.ki"),
+        _flag("--control-every", "control.every"),
+        _flag("--ema-alpha", "control.ema_alpha"),
+        _flag("--deadband", "control.deadband"),
+        _flag("--lambda-init", "control.lambda_init"),
+        _flag("--lambda-min", "control.lambda_min"),
+        _flag("--lambda-max", "control.lambda_max"),
+        _flag("--lambda-end", "control.lambda_end"),
+        _flag("--target-kl", "control.target_kl"),
+        _flag("--cpr-bound", "control.cpr_bound", default="what it takes after --cpr-warmup ticks"),
+        _flag("--cpr-warmup", "control.cpr_warmup"),
+        _flag("--replay", "control.replay"),
+        _flag("--measure", "control.measure"),
+        _flag("--actuator", "control.actuator"),
+        _flag("--prior-sigma", "prior.sigma"),
+        _flag("--n-tokens", "prior.n_tokens", default="supervised tokens of the training set"),
     ),
     "keeping": (
-        Flag("--save-steps", "run.save_steps", int, "optimizer steps between checkpoints"),
-        Flag("--keep", "run.keep", int, "checkpoints kept"),
-        Flag("--resume-from-checkpoint", "run.resume", str, "checkpoint folder; last: the newest whole one in "
-             "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those of "
-             "the run that is gone on with, and without --output-dir it goes on in its own folder"),
-        Flag("--eval-steps", "run.eval_steps", int, "optimizer steps between validations"),
-        Flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
-        Flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
-        Flag("--early-stopping", "run.early_stopping", int, "stop after so many validations without improvement "
-             "(3 when no number is given)"),
-        Flag("--stop-at-equilibrium", "run.stop_at_equilibrium", int, "stop when S has been held by a closed loop, and "
-             "the data's bits have not fallen, for so many ticks (30 when no number is given)"),
+        _flag("--save-steps", "run.save_steps"),
+        _flag("--keep", "run.keep"),
+        _flag("--resume-from-checkpoint", "run.resume", help="checkpoint folder; last: the newest whole one in "
+              "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
+              "of the run that is gone on with, and without --output-dir it goes on in its own folder"),
+        _flag("--eval-steps", "run.eval_steps"),
+        _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
+        _flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
+        _flag("--early-stopping", "run.early_stopping"),
+        _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),
     ),
 }  # fmt: skip
-
-
-def defaults() -> dict[str, Any]:
-    """The default of every dotted key that a flag stands for."""
-    found: dict[str, Any] = {f"trainer.{name}": value for name, value in config.TRAINER_DEFAULTS.items()}
-    for group, kind in GROUPS.items():
-        found |= {f"{group}.{field.name}": field.default for field in fields(kind)}
-    return found

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -56,11 +57,7 @@ class Request:
         Raises:
             UserError: a key that there is not, or a value that its setting cannot have.
         """
-        import lightning as L  # late: it takes seconds, and flags are refused without it
-
-        parser = jsonargparse.ArgumentParser(exit_on_error=False, dump_header=[f"lightning.pytorch=={L.__version__}"])
-        parser.add_argument("--seed_everything", type=int, default=SEED)
-        add_settings(parser)
+        parser = _settings_parser()
         try:
             given = parser.parse_args([f"--{key}={_as_argument(value)}" for key, value in settings.items()])
         except jsonargparse.ArgumentError as error:
@@ -88,6 +85,16 @@ class Request:
             yaml=parser.dump(given, skip_none=False),
             hardware=hardware,
         )
+
+
+@cache
+def _settings_parser() -> jsonargparse.ArgumentParser:
+    import lightning as L  # late: it takes seconds, and flags are refused without it
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, dump_header=[f"lightning.pytorch=={L.__version__}"])
+    parser.add_argument("--seed_everything", type=int, default=SEED)
+    add_settings(parser)
+    return parser
 
 
 def add_settings(parser: jsonargparse.ArgumentParser) -> None:

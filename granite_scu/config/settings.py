@@ -79,7 +79,8 @@ class LoraConfig:
         dropout: probability of dropping an input of the adapter.
         targets: layer names to adapt; null adapts every linear layer of attention, Mamba and MLP, or the layers of
             ``adapter``.
-        adapter: folder of a LoRA adapter to start from; S then measures how far the update has moved from it.
+        adapter: folder of a LoRA adapter to start from: rank, alpha and layers are its own, S measures how far training
+            moves it.
     """
 
     rank: int | None = None
@@ -89,7 +90,7 @@ class LoraConfig:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        _check(self.rank is None or self.rank >= 1, "--lora-r", self.rank, "must be at least 1")
+        _at_least(1, {"--lora-r": self.rank})
         _check(self.alpha is None or self.alpha > 0, "--lora-alpha", self.alpha, "must be positive")
         _check(0 <= self.dropout < 1, "--lora-dropout", self.dropout, "must be in [0, 1)")
 
@@ -151,26 +152,28 @@ class DataConfig:
     """The text and how it is cut.
 
     Attributes:
-        path: file, folder or pattern, or an embedded corpus (stdlib-docs, stdlib-source, package-docs), or a list of
-            such sources; null takes wikitext-2 from the hub.
-        text_column: field of a record that holds the text.
-        encoding: of text files.
+        path: file, folder or pattern of txt, md, jsonl, csv, tsv or parquet, also as .gz or .zst; stdlib-docs,
+            stdlib-source or package-docs for an embedded corpus; hf:owner/name or hf:owner/name:config for a data set
+            of the hub; several are read one after the other; null takes wikitext-2 from the hub.
+        text_column: field of a record (jsonl, csv, parquet) that holds the text.
+        encoding: of text files, such as latin-1.
         block_size: tokens in a block.
         batch_size: blocks in a micro-batch on each device.
-        eval_batch_size: the same for evaluation; null takes batch_size.
+        eval_batch_size: blocks in an evaluation batch; null takes batch_size.
         num_epochs: passes over the training blocks after which the run ends; null leaves it to max_steps.
         num_workers: loader processes.
         prefetch_factor: batches that each loader process holds ready.
-        weights: how often each source of path is read in an epoch of training, fractions too; null reads each once.
+        weights: how often each source is read in an epoch of training; fractions read a part; null reads each once.
         loss_on: of conversations: completion supervises what the assistant says, all every token.
         packing: blocks cuts the documents in a row every block_size tokens; best-fit puts each in one piece into the
             block where it leaves the least room; auto takes best-fit where there are conversations.
         on_long: what becomes of a document that is longer than a block: split, truncate, drop or error.
         split_seed: of the division into training, validation and test documents.
         cache_dir: where tokens are kept; null takes granite-scu in XDG_CACHE_HOME or ~/.cache.
-        isolate_documents: documents that share a block do not see one another.
+        isolate_documents: documents that share a block do not see one another, in attention, convolution and scan.
         train_tokens: train on about so many tokens of the training split, blocks spread evenly over it; null takes all.
-        stream: read, tokenise and pack the training text while training goes on, and keep nothing of it.
+        stream: read, tokenise and pack the training text while training goes on, and keep nothing of it: for text
+            larger than the disk.
     """
 
     path: list[str] | str | None = None
@@ -196,27 +199,19 @@ class DataConfig:
         _check(
             _is_encoding(self.encoding), "--encoding", self.encoding, "no such encoding; try utf-8, latin-1 or utf-16"
         )
-        _check(self.block_size >= 8, "--block-size", self.block_size, "must be at least 8 tokens")
-        _check(self.batch_size >= 1, "--batch-size", self.batch_size, "must be at least 1")
-        size = self.eval_batch_size
-        _check(size is None or size >= 1, "--eval-batch-size", size, "must be at least 1")
+        _at_least(8, {"--block-size": self.block_size}, " tokens")
+        _at_least(1, {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size})
         _check(self.num_epochs is None or self.num_epochs > 0, "--num-epochs", self.num_epochs, "must be positive")
         _check(self.num_workers >= 0, "--num-workers", self.num_workers, "must not be negative")
-        _check(self.prefetch_factor >= 1, "--prefetch-factor", self.prefetch_factor, "must be at least 1")
-        tokens = self.train_tokens
-        enough = tokens is None or tokens >= self.block_size
-        _check(enough, "data.train_tokens", tokens, f"must be at least a block of {self.block_size}")
-
-        self._check_weights()
-
-    def _check_weights(self) -> None:
-        weights = self.weights
-        if weights is not None:
-            valid = all(0 <= weight <= MOST_PASSES for weight in weights) and any(weights)
+        _at_least(1, {"--prefetch-factor": self.prefetch_factor})
+        enough = self.train_tokens is None or self.train_tokens >= self.block_size
+        _check(enough, "data.train_tokens", self.train_tokens, f"must be at least a block of {self.block_size}")
+        if self.weights is not None:
+            valid = all(0 <= weight <= MOST_PASSES for weight in self.weights) and any(self.weights)
             remedy = f"must be passes from 0 to {MOST_PASSES}, and not all zero"
-            _check(valid, "--data-weights", weights, remedy)
+            _check(valid, "--data-weights", self.weights, remedy)
             remedy = f"there are {len(self.sources)} sources; give a weight for each --data-dir"
-            _check(len(weights) == len(self.sources), "--data-weights", weights, remedy)
+            _check(len(self.weights) == len(self.sources), "--data-weights", self.weights, remedy)
 
     @property
     def sources(self) -> list[str]:
@@ -287,13 +282,12 @@ class ControlConfig:
     def __post_init__(self) -> None:
         in_range = self.target_s == "auto" or 0 < self.target_s < 1
         _check(in_range, "--target-s", self.target_s, "must lie between 0 and 1, or be auto")
-        _check(self.every >= 1, "--control-every", self.every, "must be at least 1")
+        _at_least(1, {"--control-every": self.every, "--cpr-warmup": self.cpr_warmup})
         self._check_gains()
         self._check_feed_forward()
         self._check_strengths()
         for flag, value in (("--target-kl", self.target_kl), ("--cpr-bound", self.cpr_bound)):
             _check(value is None or 0 < value < math.inf, flag, value, "must be positive and finite, in bits per token")
-        _check(self.cpr_warmup is None or self.cpr_warmup >= 1, "--cpr-warmup", self.cpr_warmup, "must be at least 1")
 
     def _check_feed_forward(self) -> None:
         """What the law knows beforehand, it knows of the update and of a lambda in the loss."""
@@ -355,12 +349,10 @@ class IdentifyConfig:
     step: float = 1.5
 
     def __post_init__(self) -> None:
-        _check(self.settle >= 2, "--step_test.settle", self.settle, "must be at least 2 ticks")
-        amplitude = self.amplitude
-        _check(
-            0 < amplitude <= 20, "--step_test.amplitude", amplitude, "must be positive and at most 20 (in ln lambda)"
-        )
-        _check(self.dwell >= 1, "--step_test.dwell", self.dwell, "must be at least 1 tick")
+        _at_least(2, {"--step_test.settle": self.settle}, " ticks")
+        remedy = "must be positive and at most 20 (in ln lambda)"
+        _check(0 < self.amplitude <= 20, "--step_test.amplitude", self.amplitude, remedy)
+        _at_least(1, {"--step_test.dwell": self.dwell}, " tick")
         least = self.settle + max(20, 6 * self.dwell)
         remedy = (
             f"too short for the excitation; settle {self.settle} and dwell {self.dwell} need at least {least} ticks"
@@ -385,13 +377,14 @@ class RunConfig:
         keep: checkpoints kept.
         eval_steps: optimizer steps between validations.
         early_stopping: validations without improvement after which the run stops; null never stops early.
-        stop_at_equilibrium: ticks over which a run must have settled to be stopped; null never stops for that.
+        stop_at_equilibrium: ticks after which the run stops if a closed loop has held S, and the data's bits have not
+            fallen, over all of them; null never stops for that.
         auto_batch_size: take the largest micro-batch that fits, found by training on it; the blocks of an optimizer
             step (batch size times accumulation) stay as many.
         memory_fraction: largest share of the GPU's memory this process may take; null takes what it needs.
         tf32: take fp32 products of the model in TF32, ten bits of mantissa, where the GPU has it; lambda's and S's own
             are always exact.
-        multi_gpu: train on every visible GPU, one process each.
+        multi_gpu: train on every visible GPU, one process each, or on what torchrun or SLURM started.
         fsdp: share the frozen layers out over the processes, for a model that one GPU cannot hold; adapters stay whole.
         expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.
             Hardware presets set it; null expects nothing.
@@ -413,13 +406,9 @@ class RunConfig:
     expected_mfu: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.save_steps >= 1, "--save-steps", self.save_steps, "must be at least 1")
-        _check(self.keep >= 1, "--keep", self.keep, "must be at least 1")
-        _check(self.eval_steps >= 1, "--eval-steps", self.eval_steps, "must be at least 1")
-        patience = self.early_stopping
-        _check(patience is None or patience >= 1, "--early-stopping", patience, "must be at least 1 validation")
-        window = self.stop_at_equilibrium
-        _check(window is None or window >= 8, "--stop-at-equilibrium", window, "must be at least 8 ticks")
+        _at_least(1, {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
+        _at_least(1, {"--early-stopping": self.early_stopping}, " validation")
+        _at_least(8, {"--stop-at-equilibrium": self.stop_at_equilibrium}, " ticks")
         fraction = self.memory_fraction
         _check(fraction is None or 0 < fraction <= 1, "--memory-fraction", fraction, "must be in (0, 1]")
         expected = self.expected_mfu
@@ -432,6 +421,12 @@ def _is_encoding(name: str) -> bool:
         return codecs.lookup(name).name not in NO_ENCODINGS
     except (LookupError, ValueError):
         return False
+
+
+def _at_least(least: int, settings: dict[str, int | None], unit: str = "") -> None:
+    """Refuse what is less; null is what a setting without a value has."""
+    for flag, value in settings.items():
+        _check(value is None or value >= least, flag, value, f"must be at least {least}{unit}")
 
 
 def _check(valid: bool, flag: str, value: object, remedy: str) -> None:

@@ -5,25 +5,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
+from granite_scu.config.request import Request
 from granite_scu.errors import RunFailed
 from granite_scu.hardware import GIB, MARGIN
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
 from granite_scu.model.loading import WEIGHT_DTYPES
 
-if TYPE_CHECKING:
-    from granite_scu.config.request import Request
-
 SHORTEST = 256
 """Tokens below which a block is not proposed to be cut."""
 
 
-def predict(request: "Request", machine: Machine) -> memory.Footprint:
+def predict(request: Request, machine: Machine) -> memory.Footprint:
     """What a run takes of its device at its peak, the program itself and CUDA's context apart."""
     # An adapter to start from may name its layers in other ways; all of them are a bound.
     lora = replace(request.lora, targets=None) if request.lora.adapter else request.lora
@@ -40,14 +37,14 @@ def predict(request: "Request", machine: Machine) -> memory.Footprint:
     return memory.predict(loading.known_config(request.base.name), setting)
 
 
-def limit(request: "Request", machine: Machine) -> float:
+def limit(request: Request, machine: Machine) -> float:
     """Bytes that a run may take: of its GPU, or of what a CPU's memory has free, ``MARGIN`` left out."""
     if machine.accelerator == "cuda":
         return machine.device.memory_gb * GIB * (request.run.memory_fraction or 1) * (1 - MARGIN)
     return psutil.virtual_memory().available * (1 - MARGIN)
 
 
-def with_batch(request: "Request", size: int) -> "Request":
+def with_batch(request: Request, size: int) -> Request:
     """The same request in micro-batches of ``size`` blocks; a divisor of the step's blocks, which stay as many."""
     blocks = blocks_of(request)
     assert blocks % size == 0
@@ -55,18 +52,18 @@ def with_batch(request: "Request", size: int) -> "Request":
     return replace(request, data=data, trainer=request.trainer | {"accumulate_grad_batches": blocks // size})
 
 
-def blocks_of(request: "Request") -> int:
+def blocks_of(request: Request) -> int:
     """Blocks of an optimizer step on each device."""
     return request.data.batch_size * request.trainer["accumulate_grad_batches"]
 
 
-def sizes(request: "Request", most: int | None = None) -> list[int]:
+def sizes(request: Request, most: int | None = None) -> list[int]:
     """The micro-batches that an optimizer step can be cut into, largest first, none above ``most``."""
     blocks = blocks_of(request)
     return [size for size in range(min(blocks, most or blocks), 0, -1) if blocks % size == 0]
 
 
-def largest_that_fits(request: "Request", machine: Machine, most: int | None = None) -> "Request | None":
+def largest_that_fits(request: Request, machine: Machine, most: int | None = None) -> Request | None:
     """The request in the largest micro-batches, up to ``most`` blocks, that are predicted to fit; None where none is.
 
     A larger batch takes more, so that halving the candidates finds it.
@@ -83,7 +80,7 @@ def largest_that_fits(request: "Request", machine: Machine, most: int | None = N
     return candidates[low] if low < len(candidates) else None
 
 
-def advice(request: "Request", machine: Machine) -> str:
+def advice(request: Request, machine: Machine) -> str:
     """The first change that is predicted to make the run fit, as flags; what costs least comes first."""
     smaller = max(1, request.data.batch_size - 1)
     for changed in _changes(request):
@@ -97,7 +94,7 @@ def advice(request: "Request", machine: Machine) -> str:
     return "no batch, block or quantisation of it is predicted to fit: take a smaller --model, or a larger device"
 
 
-def _changes(request: "Request") -> Iterator["Request"]:
+def _changes(request: Request) -> Iterator[Request]:
     yield request
     base = replace(request.base, gradient_checkpointing=True)
     if not request.base.gradient_checkpointing:
@@ -110,7 +107,7 @@ def _changes(request: "Request") -> Iterator["Request"]:
         yield replace(request, base=base, data=replace(request.data, block_size=length))
 
 
-def _flags(before: "Request", after: "Request") -> str:
+def _flags(before: Request, after: Request) -> str:
     """What differs, as the script's flags."""
     settings = (
         ("--batch-size {}", before.data.batch_size, after.data.batch_size),
@@ -136,7 +133,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def explained(request: "Request", machine: Machine) -> Iterator[None]:
+def explained(request: Request, machine: Machine) -> Iterator[None]:
     """Make of an error for want of memory one line: what was asked for, what there was, and what to try next.
 
     Args:

@@ -151,15 +151,14 @@ class GraniteModule(L.LightningModule):
 
         Frozen parameters and no buffers: these stay the same tensors when the module moves to another device.
         """
-        now = [p for u in self.updates.values() for p in (u.a, u.b)]
-        self.origins.extend(torch.nn.Parameter(p.detach().clone(), requires_grad=False) for p in now)
+        self.origins.extend(torch.nn.Parameter(p.detach().clone(), requires_grad=False) for p in self.factors)
         pairs = zip(self.origins[::2], self.origins[1::2], strict=True)
         self.updates = {name: replace(u, origin=o) for (name, u), o in zip(self.updates.items(), pairs, strict=True)}
 
     @contextmanager
     def at_start(self) -> Iterator[None]:
         """The adapter as training found it, for as long as the context lasts. Only of runs that start from one."""
-        kept = [p.detach().clone() for u in self.updates.values() for p in (u.a, u.b)]
+        kept = [p.detach().clone() for p in self.factors]
         self._put(list(self.origins))
         try:
             yield
@@ -169,8 +168,13 @@ class GraniteModule(L.LightningModule):
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
         """Give the factors these values."""
-        torch._foreach_copy_([p for u in self.updates.values() for p in (u.a, u.b)], values)
+        torch._foreach_copy_(self.factors, values)
         torch.clear_autocast_cache()  # inside autocast, forward passes would go on with copies of the factors before
+
+    @property
+    def factors(self) -> list[torch.nn.Parameter]:
+        """A and B of every adapted matrix, in the order of the layers: what is trained."""
+        return [factor for update in self.updates.values() for factor in (update.a, update.b)]
 
     @property
     def language_model(self) -> torch.nn.Module:
@@ -220,7 +224,7 @@ class GraniteModule(L.LightningModule):
         optimizer can. Runs once per optimizer step, after a GradScaler has unscaled.
         """
         nats, tokens = self.reduced(self._micro)
-        gradients = [p.grad for u in self.updates.values() for p in (u.a, u.b)]
+        gradients = [factor.grad for factor in self.factors]
         torch._foreach_mul_(gradients, (self._backward_scale() / tokens.clamp(min=1)).float())
         data_norm = torch.nn.utils.get_total_norm(gradients)
         penalty_norm = torch.zeros_like(data_norm)
@@ -230,9 +234,7 @@ class GraniteModule(L.LightningModule):
             torch._foreach_add_(gradients, penalty)
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.optimizer_config.gradient_clip:
-            torch.nn.utils.clip_grads_with_norm_(
-                [p for u in self.updates.values() for p in (u.a, u.b)], self.optimizer_config.gradient_clip, norm
-            )
+            torch.nn.utils.clip_grads_with_norm_(self.factors, self.optimizer_config.gradient_clip, norm)
         finite = torch.isfinite(torch.stack([nats, data_norm, penalty_norm, norm])).all()
         self._finite.copy_(finite)
         self._skip_unless(finite, optimizer)
@@ -288,8 +290,7 @@ class GraniteModule(L.LightningModule):
 
     def _scale_factors(self, scales: list[Tensor]) -> None:
         """Multiply A and B of each matrix by its scale."""
-        each = [scale.float() for scale in scales for _ in ("a", "b")]
-        torch._foreach_mul_([p for u in self.updates.values() for p in (u.a, u.b)], each)
+        torch._foreach_mul_(self.factors, [scale.float() for scale in scales for _ in ("a", "b")])
 
     def _count(self, nats: Tensor, tokens: Tensor, finite: Tensor, learning_rate: float) -> None:
         one, zero = torch.ones_like(nats), torch.zeros_like(nats)
@@ -391,15 +392,6 @@ class GraniteModule(L.LightningModule):
         # Its batches have another shape than those of training, and what they leave in the cache fragments it.
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    test_step = validation_step
-
-    def on_test_epoch_start(self) -> None:
-        self._validated.zero_()
-
-    def on_test_epoch_end(self) -> None:
-        nats, tokens = self.reduced(self._validated).tolist()
-        self.log("test_bpt", bits(nats / max(tokens, 1)), rank_zero_only=False)
 
     # Checkpoints
 

@@ -1,20 +1,18 @@
 """What a run will cost, said before it starts. Estimates, and marked as such."""
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 from granite_scu import hardware
 from granite_scu.config.request import Request
-from granite_scu.config.settings import IGNORED
+from granite_scu.config.settings import IGNORED, OptimizerConfig
 from granite_scu.control import PI, Controller
-from granite_scu.control.diagnostics.ceiling import ceiling, growth, growth_from
+from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.control.diagnostics.setpoint import probe_steps
 from granite_scu.control.laws.replay import recorded_weight
 from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
-from granite_scu.model import flops
 from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
 from granite_scu.training import memory_budget
@@ -41,14 +39,13 @@ def describe(run: PreparedRun) -> dict:
     Memory: what ``model.memory`` finds. Time: the operations of ``model.flops`` at ``UTILISATION`` of the rate that
     matrix products are measured to have here.
     """
-    request, length, machine = run.request, run.length, run.machine
-    size = flops.measure(request.base.name, request.lora, request.data.block_size, run.start and run.start.shapes)
+    request, length, machine, size = run.request, run.length, run.machine, run.size
     dtype = WEIGHT_DTYPES[machine.precision]
     with errors_in_one_line():
         batch = next(iter(run.data.train_dataloader()))
     rate = hardware.matmul_tflops(machine.device, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
-    steps = length.steps + (probe_steps(length.steps) if run.seeks_setpoint else 0)
-    seconds = steps * length.tokens_per_step / machine.world_size * size.flops_per_token / rate
+    probe = probe_steps(length.steps) if run.seeks_setpoint else 0
+    seconds = (length.steps + probe) * length.tokens_per_step / machine.world_size * size.flops_per_token / rate
     return {
         "model": request.base.name,
         "parameters": f"{size.frozen:,} frozen, {size.trained:,} trained in {len(size.adapted)} adapters",
@@ -62,8 +59,8 @@ def describe(run: PreparedRun) -> dict:
         "tokens": length.steps * length.tokens_per_step,
         "n_tokens": length.n_tokens,
         "controller": request.control.controller,
-        "target_s": _setpoint(run),
-        **_reach(run, [(out, rank) for out, _, rank in size.adapted]),
+        "target_s": f"auto: a probe of {probe} steps comes first" if probe else run.controller.setpoint,
+        **_reach(run),
         **_memory(request, machine),
         "time_s_estimate": round(seconds),
         "output_dir": str(run.folder.path),
@@ -85,24 +82,16 @@ def _memory(request: Request, machine: Machine) -> dict:
     }
 
 
-def _setpoint(run: PreparedRun) -> float | str | None:
-    if run.seeks_setpoint:
-        return f"auto: a probe of {probe_steps(run.length.steps)} steps comes first"
-    return run.controller.setpoint
-
-
-def _reach(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> dict:
+def _reach(run: PreparedRun) -> dict:
     """How far S can come, and what to change where a setpoint that is known already lies above that."""
-    shapes = list(shapes)
-    most = s_ceiling(run, shapes)
-    said = out_of_reach(run, shapes)
+    most, warnings = s_ceiling(run.growth, run.request.optimizer, run.length.steps), out_of_reach(run)
     return {
         "s_ceiling_estimate": None if most is None else float(f"{most:.3g}"),
-        **({"target_s_advice": "; ".join(said)} if said else {}),
+        **({"target_s_advice": "; ".join(warnings)} if warnings else {}),
     }
 
 
-def out_of_reach(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> list[str]:
+def out_of_reach(run: PreparedRun) -> list[str]:
     """Why the run's setpoint cannot be expected to be held and what to change, a line each; none where it can be.
 
     Of ``identify`` too, whose laws act around one that holds a setpoint. A setpoint that is still sought is not judged.
@@ -110,28 +99,20 @@ def out_of_reach(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> list[st
     setpoint = run.controller.setpoint
     if setpoint is None or run.seeks_setpoint:
         return []
-    warnings = beyond_the_ceiling(setpoint, s_ceiling(run, shapes)), beyond_the_bounds(run.controller)
+    most = s_ceiling(run.growth, run.request.optimizer, run.length.steps)
+    warnings = beyond_the_ceiling(setpoint, most), beyond_the_bounds(run.controller)
     return [warning for warning in warnings if warning]
 
 
-def update_growth(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> float | None:
-    """G of ``control.ceiling``, for new adapters of these (out, rank), or for those that the run starts from.
+def s_ceiling(growth: float | None, optimizer: OptimizerConfig, steps: int) -> float | None:
+    """The largest S to be expected of a run, by ``control.diagnostics.ceiling``, should the data cost ever so little.
 
-    None under the measure of factors, which is not zero at the start.
+    Args:
+        growth: G; None where it is unknown, and the ceiling with it.
+        optimizer: gives the learning rates.
+        steps: optimizer steps of the run.
     """
-    if run.request.control.measure != "delta":
-        return None
-    if run.start:
-        return growth_from(run.start.matrices, run.request.prior.sigma, run.length.n_tokens)
-    lora = run.request.lora.resolved()
-    return growth(shapes, lora.alpha / lora.rank, run.request.prior.sigma, run.length.n_tokens)
-
-
-def s_ceiling(run: PreparedRun, shapes: Iterable[tuple[int, int]]) -> float | None:
-    """The largest S to be expected of the run, by ``control.ceiling``, should the data cost ever so little."""
-    found = update_growth(run, shapes)
-    moved = cumulated_rates(run.request.optimizer, run.length.steps)[-1]
-    return None if found is None else ceiling(found, moved)
+    return None if growth is None else ceiling(growth, cumulated_rates(optimizer, steps)[-1])
 
 
 def beyond_the_ceiling(setpoint: float, most: float | None) -> str | None:
@@ -167,36 +148,37 @@ def beyond_the_bounds(controller: Controller[Any]) -> str | None:
 # What the log has before the first step
 
 
-SAME_WEIGHT = 1.1
-"""Factor within which two runs' sigma^2 N count as one. The training text of another seed differs by less."""
-
-
 def announce(run: PreparedRun, module: GraniteModule) -> None:
     """Say it all. The model is loaded, and its adapters are in place."""
+    request = run.request
     announce_kernels(module.language_model)
-    if run.request.data.isolate_documents and not can_isolate(module.language_model, run.machine.attention):
+    if request.data.isolate_documents and not can_isolate(module.language_model, run.machine.attention):
         log.warning(
             "%s has recurrent layers that carry their state from one document of a block into the next; "
             "--no-isolate-documents says that this is meant",
-            run.request.base.name,
+            request.base.name,
         )
-    if run.start and (warning := run.start.mismatch(run.request.base.quantize_4bit)):
+    if run.start and (warning := run.start.mismatch(request.base.quantize_4bit)):
         log.warning(warning)
     if run.found:
         log.info("--target-s auto: S* = %.3g: %s", run.controller.setpoint, run.found["reason"])
-    if warning := _other_weight(run):
+    if request.control.replay and (
+        warning := other_weight(request.control.replay, request.prior.sigma**2 * run.length.n_tokens)
+    ):
         log.warning(warning)
-    for warning in out_of_reach(run, [tuple(u.b.shape) for u in module.updates.values()]):
+    for warning in out_of_reach(run):
         log.warning(warning)
 
 
-def _other_weight(run: PreparedRun) -> str | None:
-    """A warning in one line, where the lambda that is replayed had another penalty to weigh."""
-    path = run.request.control.replay
-    if run.request.control.controller != "replay" or path is None or not (there := recorded_weight(path)):
-        return None
-    here = run.request.prior.sigma**2 * run.length.n_tokens
-    if 1 / SAME_WEIGHT < here / there < SAME_WEIGHT:
+def other_weight(path: str, here: float) -> str | None:
+    """A warning in one line, where the lambda that is replayed had another penalty to weigh.
+
+    Args:
+        path: of the recording.
+        here: sigma^2 N of this run.
+    """
+    there = recorded_weight(path)
+    if not there or 1 / SAME_WEIGHT < here / there < SAME_WEIGHT:
         return None
     return (
         f"--replay {path}: its run had sigma^2 N = {there:.3g} and this one has {here:.3g}, so the same lambda holds "

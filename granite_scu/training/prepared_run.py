@@ -12,6 +12,7 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_STEPS
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.hardware.machine import Machine
+from granite_scu.model.flops import Size
 from granite_scu.model.initial_adapter import InitialAdapter
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
@@ -48,6 +49,8 @@ class PreparedRun:
         start: the adapter that training starts from; None where it is a new one.
         data: prepared.
         length: steps and tokens.
+        size: parameters, adapted layers and operations of the model.
+        growth: G of ``control.diagnostics.ceiling``; None where the measure does not start at zero.
         controller: sets lambda.
         seeks_setpoint: whether a probe is still to find the setpoint.
         found: what is known of the setpoint that ``--target-s auto`` found; None otherwise.
@@ -63,6 +66,8 @@ class PreparedRun:
     start: InitialAdapter | None
     data: TextDataModule
     length: RunLength
+    size: Size
+    growth: float | None
     controller: control.Controller
     seeks_setpoint: bool
     found: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from granite_scu import control, hardware
 from granite_scu.config.request import Request
+from granite_scu.control.diagnostics import ceiling
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.control.diagnostics.reachability import Reachability
 from granite_scu.data.datamodule import TextDataModule
@@ -41,8 +42,8 @@ from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, holds_setpoint
 from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.module import GraniteModule
-from granite_scu.training.output_folder import check_folder, claimed, continues_in, is_main, open_run_folder
-from granite_scu.training.preflight import announce, update_growth
+from granite_scu.training.output_folder import claimed, continues_in, is_main, open_run_folder
+from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
 from granite_scu.training.resume import Resume, check, open_checkpoint, settings
 from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
@@ -85,11 +86,8 @@ def prepare(
     # The run folder, and the checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
     resume = open_checkpoint(request.run.resume, request.run.output_dir)
-    if is_main():
-        try:
-            check_folder(folder, request, resume)
-        finally:
-            folder.unlock()
+    with claimed(folder, request, resume):
+        pass  # refused already here; until the run starts, others may have the folder
 
     # The model's tokenizer, and the adapter to start from.
     tokenizer = loading.load_tokenizer(request.base.name)
@@ -109,6 +107,14 @@ def prepare(
     data.check_processes(machine.world_size)
     length = length_of(request, data, machine.world_size)
 
+    # What the model has to compute, and how far its adapters can move.
+    size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
+    lora, prior = request.lora.resolved(), (request.prior.sigma, length.n_tokens)
+    if start:
+        growth = ceiling.growth_from(start.matrices, *prior)
+    else:
+        growth = ceiling.growth([(out, rank) for out, _, rank in size.adapted], lora.alpha / lora.rank, *prior)
+
     # The law of lambda.
     check_length(request, length.steps)
     seeks_setpoint = controller is None and setpoint_probe.needed(request.control)
@@ -125,6 +131,8 @@ def prepare(
         start,
         data,
         length,
+        size,
+        growth if request.control.measure == "delta" else None,  # factors are not zero at the start
         controller,
         seeks_setpoint,
     )
@@ -141,9 +149,11 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
     with claimed(run.folder, run.request, run.resume):
         # What is found by trying: the batch size, then the setpoint.
         run.machine.claim(run.request.run.memory_fraction)
-        run = settle_batch_size(run)
+        if run.request.run.auto_batch_size:
+            run = batch_size.prove(run)
         with memory_budget.explained(run.request, run.machine):
-            run = settle_setpoint(run)
+            if run.seeks_setpoint:
+                run = setpoint_probe.settle(run)
 
             # The model and its adapters.
             module = build_module(run)
@@ -153,7 +163,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             module.configure_model()
 
             # What measures, steers, scores and saves.
-            trainer, best, final = _assemble(run, module, final_score)
+            trainer, best, final = _assemble(run, checkpoint.AdapterCheckpointIO(module), final_score)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
                 run.data.start_at(run.resume.micro_batches)
@@ -183,20 +193,6 @@ def build_data(request: Request) -> TextDataModule:
     """The text that a request describes, not yet prepared."""
     kind = StreamedDataModule if request.data.stream else TextDataModule
     return kind(request.data, request.seed, uniform_batches=request.base.compile)
-
-
-def settle_batch_size(run: PreparedRun) -> PreparedRun:
-    """The run in the largest micro-batches that fit, if they are to be found; by training on them."""
-    return batch_size.prove(run) if run.request.run.auto_batch_size else run
-
-
-def settle_setpoint(run: PreparedRun) -> PreparedRun:
-    """The run at the setpoint that a probe proposes, if one is to be found."""
-    if not run.seeks_setpoint:
-        return run
-    target, found, seconds = setpoint_probe.setpoint_of(run)
-    controller = build_controller(replace(run.request.control, target_s=target), run.length.steps)
-    return replace(run, controller=controller, seeks_setpoint=False, found=found, probe_seconds=seconds)
 
 
 def _open_start(request: Request, resume: Resume | None) -> initial_adapter.InitialAdapter | None:
@@ -232,69 +228,62 @@ def _course(run: PreparedRun) -> dict[str, Any]:
 
 
 def _assemble(
-    run: PreparedRun, module: GraniteModule, final_score: Callable[..., FinalScore]
+    run: PreparedRun, plugin: checkpoint.AdapterCheckpointIO, final_score: Callable[..., FinalScore]
 ) -> tuple[L.Trainer, BestAdapter, FinalScore]:
     """The Trainer with its callbacks in their order: each comes after those whose work it needs."""
-    request, asked, folder = run.request, run.request.run, run.folder
-    stopwatch, monitor = Stopwatch(), _monitor(run)
-    line = ProgressLine(request.trainer["log_every_n_steps"], run.console)
-    reachability = _reachability(run, module)
-    equilibrium = _equilibrium(asked.stop_at_equilibrium, run.controller.setpoint, request.control.every)
-    utilisation = _utilisation(run)
-    listeners = [listener for listener in (reachability, equilibrium, utilisation, line) if listener]
-    scu = ShannonControl(run.controller, request.control.every, stopwatch, folder.append_history, monitor, listeners)
-    best = BestAdapter(folder.path / "best")
-    savings = Savings(scu.set_benefit, stopwatch) if request.control.controller == "cascade" else None
+    asked, settings, setpoint = run.request.run, run.request.trainer, run.controller.setpoint
+    every, window, max_time = run.request.control.every, asked.stop_at_equilibrium, settings["max_time"]
+    # What listens to every tick.
+    line = ProgressLine(settings["log_every_n_steps"], run.console)
+    reachability = _reachability(run)
+    equilibrium = EquilibriumStop(Equilibrium(setpoint, window), every) if window else None
+    listeners = [listener for listener in (reachability, equilibrium, _utilisation(run), line) if listener]
+    # What measures, steers and keeps.
+    stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / "best")
+    scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners)
+    savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
+    checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, _course(run))
+    # What ends it. The time is the last of the reasons: it may also run out after another one, in the last validation.
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
-    checkpoints = Checkpoints(folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, _course(run))
-    max_time = request.trainer["max_time"]
     limit = TimeLimit(max_time, run.probe_seconds) if max_time else None
-    # The time is the last of the reasons: it may also run out after another one, in the last step's validation.
     stoppers = [stopper for stopper in (equilibrium, patience, limit) if stopper]
     final = final_score(
-        folder, run.tokenizer, run.console, best, stopwatch, monitor, run.controller.setpoint, reachability, stoppers
+        run.folder, run.tokenizer, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers
     )
     callbacks = [
         limit, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line, checkpoints,
         GracefulStop(checkpoints), final,
     ]  # fmt: skip
     trainer = build_trainer(
-        request.trainer,
+        settings,
         run.machine,
         steps=run.length.steps,
         eval_steps=asked.eval_steps,
         callbacks=[callback for callback in callbacks if callback],
-        loggers=_loggers(run),
-        plugin=checkpoint.AdapterCheckpointIO(module),
+        loggers=_loggers(run.folder.path / "logs", run.resume),
+        plugin=plugin,
     )
     return trainer, best, final
 
 
 def _monitor(run: PreparedRun) -> Monitor:
-    data, length, machine = run.request.data, run.length, run.machine
-    size = flops.measure(run.request.base.name, run.request.lora, data.block_size, run.start and run.start.shapes)
+    length, machine = run.length, run.machine
     return Monitor(
-        blocks_per_step=length.tokens_per_step // data.block_size,
-        flops_per_step=length.tokens_per_step * size.flops_per_token,
+        blocks_per_step=length.tokens_per_step // run.request.data.block_size,
+        flops_per_step=length.tokens_per_step * run.size.flops_per_token,
         peak=hardware.peak_flops(machine.device, machine.precision, machine.tf32),
         devices=machine.world_size,
         on_gpu=machine.accelerator == "cuda",
     )
 
 
-def _reachability(run: PreparedRun, module: GraniteModule) -> ReachabilityMonitor | None:
+def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     config = run.request.control
     if not holds_setpoint(config.controller, run.controller):
         return None
-    growth = update_growth(run, [tuple(u.b.shape) for u in module.updates.values()])
     planned = cumulated_rates(run.request.optimizer, run.length.steps)
-    law = Reachability(run.controller.setpoint, growth)
-    bounds = (config.lambda_min, config.lambda_max)
+    law, bounds = Reachability(run.controller.setpoint, run.growth), (config.lambda_min, config.lambda_max)
     return ReachabilityMonitor(law, bounds, planned, in_gradient=config.actuator == "loss")
-
-
-def _equilibrium(window: int | None, setpoint: float | None, every: int) -> EquilibriumStop | None:
-    return EquilibriumStop(Equilibrium(setpoint, window), every) if window else None
 
 
 def _utilisation(run: PreparedRun) -> UtilisationWatch | None:
@@ -309,10 +298,9 @@ def _utilisation(run: PreparedRun) -> UtilisationWatch | None:
     return UtilisationWatch(expected, used) if expected else None
 
 
-def _loggers(run: PreparedRun) -> list[Logger]:
-    logs = run.folder.path / "logs"
+def _loggers(logs: Path, resume: Resume | None) -> list[Logger]:
     # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
-    leg = f"from-{run.resume.path.name}" if run.resume else ""
+    leg = f"from-{resume.path.name}" if resume else ""
     # Written at once, so that a crash loses no validation.
     csv = CSVLogger(logs, name="csv", version=leg, flush_logs_every_n_steps=1)
     return [TensorBoardLogger(logs, name="tensorboard", version=""), csv]

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import lightning as L
@@ -15,9 +15,7 @@ from granite_scu import control
 from granite_scu.config.settings import ControlConfig
 from granite_scu.control.diagnostics.setpoint import (
     LEAST_STEPS,
-    Free,
     Point,
-    Proposal,
     extrapolate,
     probe_steps,
     propose_setpoint,
@@ -27,8 +25,10 @@ from granite_scu.errors import Diverged, UserError
 from granite_scu.training.callbacks.progress import ProgressLine
 from granite_scu.training.callbacks.shannon_control import ControlTick, ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.controller import build_controller
 from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.resume import Resume
 from granite_scu.training.short_training import short_training
 from granite_scu.training.trainer import TimeLimit
 
@@ -41,17 +41,6 @@ TICKS = 20
 
 VALIDATIONS, BATCHES = 4, 8
 """Validations in a probe, and the most batches of each."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a probe measured and what follows from it; goes into ``scu_config.json`` and ``training_config.json``."""
-
-    steps: int
-    seconds: float
-    free: Free
-    validations: tuple[tuple[int, float], ...]
-    proposal: Proposal
 
 
 def needed(config: ControlConfig) -> bool:
@@ -86,11 +75,12 @@ def provisional(config: ControlConfig) -> ControlConfig:
     return replace(config, target_s=STAND_IN) if config.target_s == AUTO else config
 
 
-class _Observer(L.Callback):
+class _Observer(Timer):
     """Keeps the ticks and validations of the probe and the time it takes, the same on every rank."""
 
-    def __init__(self, moved: Sequence[float], clock: Timer) -> None:
-        self.moved, self.clock = moved, clock
+    def __init__(self, moved: Sequence[float]) -> None:
+        super().__init__()
+        self.moved = moved
         self.points: list[Point] = []
         self.validations: list[tuple[int, float]] = []
         self.seconds = 0.0
@@ -100,11 +90,13 @@ class _Observer(L.Callback):
         self.points.append(Point(record["step"], self.moved[record["step"]], record["param_bpt"], record["data_bpt"]))
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        super().on_validation_end(trainer, module)
         self.validations.append((trainer.global_step, module.val_bpt))
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        super().on_train_end(trainer, module)
         # The measurements are reduced over ranks already; rank 0's word rules out any last bit of difference.
-        found = (self.points, self.validations, self.clock.time_elapsed())
+        found = (self.points, self.validations, self.time_elapsed())
         self.points, self.validations, self.seconds = trainer.strategy.broadcast(found)
 
 
@@ -115,15 +107,35 @@ class _Line(ProgressLine):
         pass
 
 
-def find_setpoint(run: PreparedRun) -> Found:
+def settle(run: PreparedRun) -> PreparedRun:
+    """The run at the checkpoint's setpoint where there is one to continue from, or else at what a probe proposes.
+
+    Raises:
+        UserError: the checkpoint has no setpoint, or the probe leaves the run no time.
+        Diverged: the probe could measure nothing.
+    """
+    target, found, seconds = _of_checkpoint(run.resume) if run.resume else _probe(run)
+    controller = build_controller(replace(run.request.control, target_s=target), run.length.steps)
+    return replace(run, controller=controller, seeks_setpoint=False, found=found, probe_seconds=seconds)
+
+
+def _of_checkpoint(resume: Resume) -> tuple[float, dict[str, Any], float]:
+    """The setpoint that it held, what was written down about it, and the seconds that finding it took."""
+    if resume.setpoint is None:
+        raise UserError(f"--resume-from-checkpoint {resume.path}: has no setpoint; give --target-s as a number")
+    stored = resume.path.parent / "scu_config.json"
+    record = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    return resume.setpoint, record.get("auto") or {"reason": "the checkpoint's"}, 0.0
+
+
+def _probe(run: PreparedRun) -> tuple[float, dict[str, Any], float]:
     """Train a fresh adapter without lambda over the first steps of the run, and propose a setpoint.
 
     Model, data, order, seed and learning rates are the run's. Nothing of it is left: no file, no random state. Its time
     counts against ``--max-time``. Every rank calls this and gets the same.
 
-    Raises:
-        UserError: the probe leaves the run no time.
-        Diverged: the probe could measure nothing.
+    Returns:
+        The setpoint, what is to be written down about it, and the seconds that the probe took.
     """
     steps = probe_steps(run.length.steps)
     log.info(
@@ -144,7 +156,14 @@ def find_setpoint(run: PreparedRun) -> Found:
         raise Diverged(f"--target-s auto: {error}; give a setpoint as a number") from error
     at_turn = _s_at(turn(observed.validations), observed.points)
     proposal = propose_setpoint(free, run.length.steps, at_turn)
-    return Found(steps, observed.seconds, free, tuple(observed.validations), proposal)
+    found = {
+        "reason": proposal.reason,
+        "probe_steps": steps,
+        "probe_time_s": observed.seconds,
+        "s_free": asdict(free),
+        "validations": [{"step": step, "val_bpt": bpt} for step, bpt in observed.validations],
+    }
+    return proposal.target_s, found, observed.seconds
 
 
 def _s_at(step: int | None, points: Sequence[Point]) -> float | None:
@@ -164,38 +183,10 @@ def _require_time_left(max_time: Any, steps: int, spent: float) -> None:
 
 def _train(run: PreparedRun, steps: int, moved: Sequence[float]) -> _Observer:
     """Train the probe; returns what it measured, the same on every rank."""
-    stopwatch, clock, line = Stopwatch(), Timer(), _Line(steps + 1, run.console)
-    observer = _Observer(moved, clock)
+    stopwatch, observer, line = Stopwatch(), _Observer(moved), _Line(steps + 1, run.console)
     every = max(1, steps // TICKS)
     scu = ShannonControl(control.NoControl(), every, stopwatch, listeners=[observer, line])
     batches = min(run.request.trainer["limit_val_batches"], BATCHES)
     eval_steps = max(1, steps // VALIDATIONS)
-    short_training(run, steps, eval_steps, [clock, stopwatch, scu, observer, line], limit_val_batches=batches)
+    short_training(run, steps, eval_steps, [observer, stopwatch, scu, line], limit_val_batches=batches)
     return observer
-
-
-def setpoint_of(run: PreparedRun) -> tuple[float, dict[str, Any], float]:
-    """What ``--target-s auto`` stands for: the checkpoint's setpoint where there is one, or else what a probe proposes.
-
-    Returns:
-        The setpoint, what is written down about it, and the seconds that finding it took.
-
-    Raises:
-        UserError: the checkpoint has no setpoint.
-    """
-    resume = run.resume
-    if resume is None:
-        found = find_setpoint(run)
-        return found.proposal.target_s, {"reason": found.proposal.reason, **as_json(found)}, found.seconds
-    if resume.setpoint is None:
-        raise UserError(f"--resume-from-checkpoint {resume.path}: has no setpoint; give --target-s as a number")
-    stored = resume.path.parent / "scu_config.json"
-    record = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-    return resume.setpoint, record.get("auto") or {"reason": "the checkpoint's"}, 0.0
-
-
-def as_json(found: Found) -> dict:
-    """For the run folder."""
-    validations = [{"step": step, "val_bpt": bpt} for step, bpt in found.validations]
-    spent = {"probe_steps": found.steps, "probe_time_s": found.seconds}
-    return {**spent, "s_free": asdict(found.free), "validations": validations}

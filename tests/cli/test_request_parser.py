@@ -1,9 +1,6 @@
 """One configuration for every way in: YAML, dotted keys and the script's flags."""
 
 import io
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -116,32 +113,23 @@ def test_the_resolved_configuration_feeds_back(tmp_path):
     assert module_request("--config", str(saved)) == request
 
 
+def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp_path, capsys):
+    assert train.main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]) == 0
+    printed = capsys.readouterr()
+    assert not printed.err
+    assert script_flags.main(TINY, ["--test-run", "--kp", "0.7", "--print-config"]) == 0
+    assert capsys.readouterr().out == printed.out
+    saved = tmp_path / "printed.yaml"
+    saved.write_text(printed.out)
+    assert module_request("--config", str(saved)).control.kp == 0.7
+    assert train.main(["fit", "--config", str(saved), "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(printed.out)
+
+
 def test_counts_stay_whole_whatever_was_imported_first():
     trainer = module_request("--trainer.limit_val_batches=10.0", "--trainer.limit_train_batches=7.0").trainer
     assert [type(trainer[name]) for name in ("limit_val_batches", "limit_train_batches")] == [int, int]
     assert type(module_request("--trainer.limit_val_batches=1.0").trainer["limit_val_batches"]) is int
-
-
-def test_print_config_of_the_module_feeds_back(tmp_path, capsys):
-    command = [sys.executable, "-m", "granite_scu", "fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
-    assert (done.returncode, done.stderr) == (0, "")
-    saved = tmp_path / "printed.yaml"
-    saved.write_text(done.stdout)
-    assert module_request("--config", str(saved)).control.kp == 0.7
-    assert train.main(["fit", "--config", str(saved), "--print_config"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(done.stdout)
-
-
-def test_print_config_of_the_script_is_the_modules(capsys):
-    printed = []
-    for run in (
-        lambda: script_flags.main(TINY, ["--test-run", "--kp", "0.7", "--print-config"]),
-        lambda: train.main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]),
-    ):
-        assert run() == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1] != ""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
+import math
 import subprocess
 import sys
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 
 import pytest
 
@@ -42,6 +43,36 @@ def test_a_setting_that_is_none_leaves_the_controllers_own_default():
 def test_a_setting_without_a_default_that_is_not_given_is_asked_for(name, settings):
     with pytest.raises(ValueError, match=f"give target_s; {name} has none by default"):
         build(name, **settings)
+
+
+OUT_OF_RANGE = {
+    "fixed": {"setpoint": (0.0, 1.0), "ema_alpha": (0.0,), "lambda_init": (-1.0,)},
+    "linear": {"lambda_end": (0.0, math.nan), "lambda_init": (1e9,), "setpoint": (2.0,)},
+    "pi": {
+        **{"setpoint": (0.0, 1.0), "kp": (-1.0,), "ki": (math.nan,), "ema_alpha": (0.0,), "deadband": (-0.1,)},
+        **{"error_limit": (0.0,), "data_alpha": (1.5,), "kp_limit": (0.0,), "integral_time": (math.inf,)},
+        "lambda_init": (1e9,),
+    },
+    "p": {"kp": (0.0, math.inf), "setpoint": (0.0,), "ema_alpha": (2.0,), "lambda_init": (0.0,)},
+    "i": {"ki": (0.0, math.nan), "deadband": (-1.0,), "error_limit": (0.0,), "lambda_init": (1e7,)},
+    "original": {"kp": (-1.0,), "ki": (0.0,), "deadband": (math.nan,), "leak": (0.0,), "integral_limit": (0.0,)},
+    "kl": {"target_kl": (0.0,), "kp": (5.0, -1.0), "ema_alpha": (0.0,)},
+    "cpr": {"cpr_bound": (0.0, -1.0), "cpr_warmup": (0,), "mu": (0.0,)},
+    "projection": {"setpoint": (1.0, math.nan), "ema_alpha": (0.0,)},
+    "cascade": {
+        **{"start": (0.0, 0.009, 1.0), "aim": (1.0,), "gain": (0.0,), "limit": (math.inf,), "ema_alpha": (0.0,)},
+        "lambda_min": (0.0,),
+    },
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_settings_out_of_range_are_refused(name):
+    given = {"setpoint": 0.02} if "setpoint" in {field.name for field in fields(CONTROLLERS[name])} else {}
+    for setting, values in OUT_OF_RANGE[name].items():
+        for value in values:
+            with pytest.raises(ValueError, match=setting):
+                CONTROLLERS[name](**given | {setting: value})
 
 
 def test_importing_it_loads_only_the_standard_library():

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from test_module import Endless, description_gradient, error, factors, mean_gradient, minus, norm, same, set_factors
+from test_module import Endless, description_gradient, error, mean_gradient, minus, norm, same, set_factors
 
 from granite_scu.training.module import GraniteModule
 
@@ -33,7 +33,7 @@ class Watched(GraniteModule):
 
     def prepare_gradient(self, optimizer) -> None:
         super().prepare_gradient(optimizer)
-        self.given = [p.grad if p.grad is None else p.grad.clone() for p in factors(self)]
+        self.given = [p.grad if p.grad is None else p.grad.clone() for p in self.factors]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def trained(make_module, fit, make_batches) -> list[torch.Tensor]:
     """Factors that training has reached, where B is not zero."""
     module = make_module(optimizer={"learning_rate": 0.01})
     fit(module, make_batches(4))
-    return [factor.detach().clone() for factor in factors(module)]
+    return [factor.detach().clone() for factor in module.factors]
 
 
 @pytest.mark.parametrize("scale", [2.0**6, USUAL])
@@ -79,7 +79,7 @@ def test_steps_that_overflow_are_skipped_counted_and_leave_no_trace(make_fp16, f
     window = module.read_window()
     assert (window.applied, window.skipped) == (4, 2)
     assert window == replace(without.read_window(), skipped=2)
-    assert same(factors(module), factors(without))
+    assert same(module.factors, without.factors)
 
 
 def test_a_penalty_that_overflows_skips_the_step_and_not_the_scale(make_fp16, fit_fp16, make_batches, trained):
@@ -89,7 +89,7 @@ def test_a_penalty_that_overflows_skips_the_step_and_not_the_scale(make_fp16, fi
     scaler = fit_fp16(module, make_batches(2)).precision_plugin.scaler
     window = module.read_window()
     assert (window.applied, window.skipped) == (0, 2)
-    assert same(factors(module), trained)
+    assert same(module.factors, trained)
     assert scaler.get_scale() == USUAL
 
 
@@ -109,4 +109,4 @@ def test_a_resumed_run_goes_on_at_the_scale_it_had(make_fp16, fit_fp16, make_bat
     trainer = fit_fp16(resumed, Endless(batches[3:]), 2.0**8, growing, max_steps=5, ckpt_path=tmp_path / "state.ckpt")
     assert scaler.get_scale() == 2.0**10  # grown twice, once before the checkpoint
     assert trainer.precision_plugin.scaler.state_dict() == scaler.state_dict()
-    assert same(factors(resumed), factors(whole))
+    assert same(resumed.factors, whole.factors)

@@ -61,23 +61,19 @@ class Endless(IterableDataset):
 
 class UnderSGD(GraniteModule):
     def configure_optimizers(self):
-        return Probe(factors(self))
+        return Probe(self.factors)
 
 
 class UnderUnfusedAdam(GraniteModule):
     """As under a GradScaler."""
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(factors(self), lr=RATE, weight_decay=0.0, fused=False)
-
-
-def factors(module) -> list[Tensor]:
-    return [factor for u in module.updates.values() for factor in (u.a, u.b)]
+        return torch.optim.AdamW(self.factors, lr=RATE, weight_decay=0.0, fused=False)
 
 
 @torch.no_grad()
 def set_factors(module, values) -> None:
-    for factor, value in zip(factors(module), values, strict=True):
+    for factor, value in zip(module.factors, values, strict=True):
         factor.copy_(value)
 
 
@@ -101,19 +97,19 @@ def plain_nats(module, batch: dict) -> Tensor:
 def mean_gradient(module, window: list[dict]) -> list[Tensor]:
     """Of the mean cross-entropy over every supervised token of a window."""
     nats = sum(plain_nats(module, batch) for batch in window)
-    return list(torch.autograd.grad(nats / sum(map(supervised, window)), factors(module)))
+    return list(torch.autograd.grad(nats / sum(map(supervised, window)), module.factors))
 
 
 def gradient_of_mean_of_means(module, window: list[dict]) -> list[Tensor]:
     """Of what is often taken for it."""
     means = [plain_nats(module, batch) / supervised(batch) for batch in window]
-    return list(torch.autograd.grad(sum(means) / len(means), factors(module)))
+    return list(torch.autograd.grad(sum(means) / len(means), module.factors))
 
 
 def description_gradient(module) -> list[Tensor]:
     """Of ParamNPT, by autograd through its definition."""
     explicit = sum((u.scale * u.b @ u.a).square().sum() for u in module.updates.values())
-    return list(torch.autograd.grad(explicit / (2 * module.prior_sigma**2 * module.n_tokens), factors(module)))
+    return list(torch.autograd.grad(explicit / (2 * module.prior_sigma**2 * module.n_tokens), module.factors))
 
 
 def norm(tensors) -> float:
@@ -146,12 +142,12 @@ def run(make_module, fit, batches, strength=0.0, weights=None, **arguments) -> t
 # Lambda
 
 
-@pytest.mark.parametrize("strength", [0.03, 1.0, 300.0])
+@pytest.mark.parametrize("strength", [0.03, 300.0])
 def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_module, fit, make_batches, strength):
     """At weights that training has reached, where B is not zero."""
     trained, _ = run(make_module, fit, make_batches(3))
     assert all(u.b.any() for u in trained.updates.values())
-    weights = [factor.detach().clone() for factor in factors(trained)]
+    weights = [factor.detach().clone() for factor in trained.factors]
     # A prior this narrow makes the penalty larger than the data's gradient, so that fp32 can tell the difference.
     prior = {"sigma": 0.02 * math.sqrt(0.03 / strength), "n_tokens": 1}
     (without,), (with_penalty,) = (
@@ -164,59 +160,17 @@ def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_modul
     assert error(minus(with_penalty.gradient, without.gradient), expected) < 1e-6
 
 
-def test_lambda_shows_first_at_the_second_step(make_module, fit, make_batches):
-    """At B = 0 the description's gradient is zero."""
-    (first, second), (first_with, second_with) = (
-        run(make_module, fit, make_batches(2), strength)[1] for strength in (0.0, 10.0)
-    )
-    assert norm(minus(first_with.gradient, first.gradient)) == 0
-    assert norm(minus(second_with.weights, second.weights)) == 0
-    assert norm(minus(second_with.gradient, second.gradient)) > 1e-3 * norm(second.gradient)
-
-
-def test_every_step_of_a_run_follows_the_gradient_of_the_objective(make_module, fit, make_batches):
-    batches = make_batches(6)
-    module, steps = run(make_module, fit, batches, 20.0, accumulate_grad_batches=2)
-    assert len(steps) == 3
-    for i, step in enumerate(steps):
-        set_factors(module, step.weights)
-        objective = plus(mean_gradient(module, batches[2 * i : 2 * i + 2]), description_gradient(module), 20.0)
-        assert error(step.gradient, objective) < 1e-5
-
-
-def test_under_plain_sgd_the_weights_move_by_rate_times_lambda_times_the_gradient(make_module, fit, make_batches):
-    start = make_module()
-    trained_factors(start)
-    weights = [factor.detach().clone() for factor in factors(start)]
-    ends = [
-        factors(run(make_module, fit, make_batches(1), strength, weights, n_tokens=50)[0]) for strength in (0.0, 2.0)
-    ]
-    start.n_tokens = 50
-    expected = [-RATE * 2.0 * gradient for gradient in description_gradient(start)]
-    assert error(minus(ends[1], ends[0]), expected) < 1e-4  # fp32 weights, of which the step is a small part
-
-
-def test_lambda_may_change_between_steps(make_module, fit, make_batches):
+def test_every_step_follows_the_gradient_under_the_lambda_of_that_step(make_module, fit, make_batches):
     class SetStrength(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, index):
-            module.reg_strength = [0.0, 5.0, 50.0][index]
+            module.reg_strength = [0.0, 5.0, 50.0][index // 2]
 
-    batches = make_batches(3)
-    module, steps = run(make_module, fit, batches, callbacks=[SetStrength()])
-    for strength, batch, step in zip([0.0, 5.0, 50.0], batches, steps, strict=True):
+    batches = make_batches(6)
+    module, steps = run(make_module, fit, batches, accumulate_grad_batches=2, callbacks=[SetStrength()])
+    for i, (strength, step) in enumerate(zip([0.0, 5.0, 50.0], steps, strict=True)):
         set_factors(module, step.weights)
-        objective = plus(mean_gradient(module, [batch]), description_gradient(module), strength)
+        objective = plus(mean_gradient(module, batches[2 * i : 2 * i + 2]), description_gradient(module), strength)
         assert error(step.gradient, objective) < 1e-5
-
-
-def test_a_larger_lambda_gives_a_shorter_description(make_module, fit, make_batches):
-    lengths = []
-    for strength in (0.0, 1.0, 10.0):
-        module = make_module(optimizer={"learning_rate": 1e-2})
-        module.reg_strength = strength
-        fit(module, make_batches(20))
-        lengths.append(math.fsum(module.layer_bpt()))
-    assert lengths[0] > 1.5 * lengths[1] > 1.5 * 1.5 * lengths[2] > 0
 
 
 def test_the_description_is_zero_before_training(make_module):
@@ -235,7 +189,7 @@ def start(make_module):
     """Factors of which every B has some value."""
     module = make_module()
     trained_factors(module)
-    return [factor.detach().clone() for factor in factors(module)]
+    return [factor.detach().clone() for factor in module.factors]
 
 
 def test_decoupled_lambda_shrinks_the_update_by_exactly_its_factor_and_no_gradient(
@@ -285,7 +239,7 @@ def test_a_constant_decoupled_lambda_is_adamws_weight_decay(make_module, fit, ma
         set_factors(module, start)
         module.reg_strength = strength
         fit(module, batches)
-        return factors(module)
+        return module.factors
 
     sigma, n_tokens = make_module().prior_sigma, make_module().n_tokens
     free, ours, adamw = trained(), trained(strength), trained(weight_decay=strength / (2 * sigma**2 * n_tokens))
@@ -304,7 +258,7 @@ def test_a_skipped_step_leaves_the_update_alone_in_every_way(make_module, fit, m
         module.param_bound = 1e-6
     (batch,) = make_batches(1)
     fit(module, [poison(module, batch)])
-    assert same(factors(module), start)
+    assert same(module.factors, start)
 
 
 def test_each_matrix_may_have_a_lambda_of_its_own(make_module, fit, make_batches, start):
@@ -360,7 +314,7 @@ def test_projection_leaves_a_shorter_description_alone(make_module, fit, make_ba
     set_factors(module, start)
     module.param_bound = 1.01 * math.fsum(free.layer_bpt())
     fit(module, make_batches(2))
-    assert same(factors(module), factors(free))
+    assert same(module.factors, free.factors)
 
 
 def test_lambda_on_the_factors_adds_their_own_gradient(make_module, fit, make_batches, start):
@@ -371,7 +325,7 @@ def test_lambda_on_the_factors_adds_their_own_gradient(make_module, fit, make_ba
     set_factors(module, start)
     explicit = sum(u.a.square().sum() + u.b.square().sum() for u in module.updates.values())
     unit = 2 * module.prior_sigma**2 * module.n_tokens
-    expected = torch.autograd.grad(3.0 * explicit / unit, factors(module))
+    expected = torch.autograd.grad(3.0 * explicit / unit, module.factors)
     assert error(minus(with_penalty.gradient, without.gradient), expected) < 1e-5
     assert math.fsum(module.layer_bpt()) == pytest.approx(float(explicit) / unit / math.log(2), rel=1e-6)
 
@@ -451,7 +405,7 @@ def test_measuring_the_kl_changes_nothing(make_module, fit, make_batches):
     plain, measured = make_module(), make_module()
     fit(plain, make_batches(3))
     fit(measured, make_batches(3), callbacks=[Distance()])
-    assert same(factors(plain), factors(measured))
+    assert same(plain.factors, measured.factors)
 
 
 # The data's gradient
@@ -469,14 +423,6 @@ def test_the_data_gradient_is_the_mean_over_the_windows_supervised_tokens(make_m
         assert error(step.gradient, mean_gradient(module, window)) < 1e-5
         if len(window) > 1:
             assert error(step.gradient, gradient_of_mean_of_means(module, window)) > 0.01
-
-
-def test_how_tokens_are_dealt_to_micro_batches_does_not_matter(make_module, fit, make_batches):
-    batches = make_batches(4)
-    whole = [{name: torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "labels")}]
-    (one,) = run(make_module, fit, whole)[1]
-    (four,) = run(make_module, fit, batches, accumulate_grad_batches=4)[1]
-    assert error(four.gradient, one.gradient) < 1e-5
 
 
 def test_a_window_without_supervised_tokens_leaves_the_weights_alone(make_module, fit, make_batches):
@@ -497,17 +443,6 @@ def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, m
         calls.append(len(counted))
     assert calls == [1, 2]
     assert error(steps[1].gradient, steps[0].gradient) < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("device", "cleared"), [("cuda", 1), ("cpu", 0)])
-def test_a_gpu_s_cache_is_cleared_after_validation(make_module, monkeypatch, device, cleared):
-    calls = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(device))
-    module = make_module()
-    monkeypatch.setattr(type(module), "device", torch.device(device))
-    module.on_validation_end()
-    assert len(calls) == cleared
 
 
 def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_batches, monkeypatch):
@@ -563,7 +498,7 @@ def test_everything_is_in_training_mode_while_training(make_module, fit, make_ba
 def test_clipping_acts_on_the_sum_of_data_and_penalty(make_module, fit, make_batches):
     start = make_module()
     trained_factors(start)
-    weights = [factor.detach().clone() for factor in factors(start)]
+    weights = [factor.detach().clone() for factor in start.factors]
     batches = make_batches(1)
     data, penalty = mean_gradient(start, batches), description_gradient(start)
     strength = norm(data) / norm(penalty)  # as large as the data's
@@ -596,7 +531,7 @@ class States(L.Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, index):
         state = trainer.optimizers[0].state_dict()["state"]
         tensors = [value for entry in state.values() for _, value in sorted(entry.items())]
-        self.seen.append([t.detach().clone() for t in factors(module) + tensors])
+        self.seen.append([t.detach().clone() for t in module.factors + tensors])
 
 
 def same(ones, others) -> bool:
@@ -626,17 +561,17 @@ def test_a_first_step_that_is_not_finite_is_skipped(make_module, fit, make_batch
     module, untouched, (first, second) = make_module(cls), make_module(cls), make_batches(2)
     fit(module, [poison(module, first), second])
     fit(untouched, [second])
-    assert same(factors(module), factors(untouched))
+    assert same(module.factors, untouched.factors)
 
 
 @pytest.mark.parametrize("cls", [GraniteModule, UnderUnfusedAdam])
 def test_a_step_with_a_penalty_that_is_not_finite_is_skipped(make_module, fit, make_batches, cls):
     module = make_module(cls, sigma=1e-18, n_tokens=1)
     trained_factors(module)
-    before = [factor.detach().clone() for factor in factors(module)]
+    before = [factor.detach().clone() for factor in module.factors]
     module.reg_strength = 1e6
     fit(module, make_batches(1))
-    assert same(before, factors(module))
+    assert same(before, module.factors)
     window = module.read_window()
     assert (window.applied, window.skipped) == (0, 1)
     assert math.isfinite(window.data_grad_norm) and not math.isfinite(window.penalty_grad_norm)
@@ -738,8 +673,6 @@ def test_validation_weighs_tokens_and_not_batches(make_module, make_batches, tmp
         nats = sum(plain_nats(module, batch).item() for batch in batches)
     expected = nats / sum(map(supervised, batches)) / math.log(2)
     assert float(trainer.callback_metrics["val_bpt"]) == pytest.approx(expected, rel=1e-6)
-    trainer.test(module, loader, verbose=False)
-    assert float(trainer.callback_metrics["test_bpt"]) == pytest.approx(expected, rel=1e-6)
 
 
 # Without a controller
@@ -756,13 +689,6 @@ def test_without_any_callback_it_is_plain_lora_fine_tuning(make_module, fit, mak
     window = module.read_window()
     assert (window.applied, window.penalty_grad_norm) == (20, 0.0)
     assert window.grad_norm == window.data_grad_norm > 0
-
-
-def test_a_loaded_model_is_not_loaded_again(make_module):
-    module = make_module()
-    model = module.model
-    module.configure_model()
-    assert module.model is model
 
 
 # Checkpoints
@@ -785,7 +711,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(make_module, fit, make_b
     fit(half, Endless(batches), max_steps=3).save_checkpoint(tmp_path / "state.ckpt")
     resumed = make_module()
     fit(resumed, Endless(batches[3:]), max_steps=5, ckpt_path=tmp_path / "state.ckpt")
-    assert same(factors(resumed), factors(whole))
+    assert same(resumed.factors, whole.factors)
     assert resumed.micro_batches == 5
     assert resumed.read_window() == whole.read_window()  # what was not yet read at the checkpoint is in it
 

@@ -1,9 +1,8 @@
 """Whether lambda has been seen to move the adapter: the plant's half of a closed loop."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 NEXT, NOW, POSITION, STRENGTH, CHANGE = range(5)
 """What a tick is described by: the speed after and before it, ln ParamBPT, ln lambda, and the change of ln lambda."""
@@ -89,9 +88,3 @@ class Effect:
         unexplained = max(total - rest[cause][NEXT] ** 2 / varied, 1e-12 * total)
         freedom = self.count - 2 - len(covariates)
         return rest[cause][NEXT] / math.sqrt(varied * unexplained / freedom)
-
-    @classmethod
-    def restore(cls, mapping: Mapping[str, Any]) -> "Effect":
-        """What ``dataclasses.asdict`` turned into ``mapping``, also by way of JSON."""
-        products = tuple(tuple(row) for row in mapping["products"])
-        return cls(mapping["count"], tuple(mapping["mean"]), products, tuple(mapping["last"]))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -185,13 +185,8 @@ class Equilibrium:
         )
 
 
-def as_mappings(ticks: Sequence[Tick]) -> list[dict[str, Any]]:
-    """The window for a checkpoint."""
-    return [asdict(tick) for tick in ticks]
-
-
 def from_mappings(mappings: Sequence[Mapping[str, Any]]) -> tuple[Tick, ...]:
-    """What ``as_mappings`` made; nothing where ticks had other fields then."""
+    """The window that ``dataclasses.asdict`` made mappings of; nothing where ticks had other fields then."""
     names = {field.name for field in fields(Tick)}
     return tuple(Tick(**mapping) for mapping in mappings) if all(set(one) == names for one in mappings) else ()
 

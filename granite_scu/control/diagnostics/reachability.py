@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from granite_scu.control.diagnostics.ceiling import ceiling
@@ -234,10 +234,6 @@ class Reachability:
             "s_expected": state.expected if state.side else None,
             "advice": self.advice(state, lambda_min, lambda_max),
         }
-
-    def as_mapping(self, state: ReachabilityState) -> dict[str, Any]:
-        """The state for a checkpoint; ``restore`` undoes it."""
-        return asdict(state)
 
 
 def _exponent(recent: tuple[Sight, ...]) -> tuple[float, float]:

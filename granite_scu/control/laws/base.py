@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from dataclasses import Field, dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 StateT = TypeVar("StateT")
 
@@ -88,18 +88,12 @@ class Output:
     param_bound: float | None = None
     setpoint: float | None = None
 
-    @classmethod
-    def restore(cls, mapping: Mapping[str, Any]) -> "Output":
-        """The output that ``dataclasses.asdict`` turned into ``mapping``, also by way of JSON, which has no tuples."""
-        layers = mapping["layers"]
-        return cls(**{**mapping, "layers": None if layers is None else tuple(layers)})
-
 
 class Controller(Protocol[StateT]):
     """A frozen dataclass: its fields are the configuration, and nothing in it changes.
 
     What changes is the state, a frozen dataclass of floats, ints, bools, tuples and None (or of such dataclasses).
-    ``dataclasses.asdict`` makes it ready for JSON or a checkpoint, and ``restore`` undoes that.
+    ``dataclasses.asdict`` makes it ready for JSON or a checkpoint, and ``restored`` undoes that.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -122,8 +116,24 @@ class Controller(Protocol[StateT]):
     def update(self, state: StateT, measurement: Measurement) -> tuple[StateT, Output]:
         """One tick. Pure: equal arguments give equal results, on every rank."""
 
-    def restore(self, mapping: Mapping[str, Any]) -> StateT:
-        """The state that ``dataclasses.asdict`` turned into ``mapping``."""
+
+def restored(state: StateT, mapping: Mapping[str, Any]) -> StateT:
+    """The state that ``dataclasses.asdict`` turned into ``mapping``, also by way of JSON, which has no tuples.
+
+    Args:
+        state: the controller's state before the first tick. It says which parts are dataclasses, and is what a part
+            has that did not exist yet when ``mapping`` was written.
+        mapping: the state to go back to.
+    """
+    found = {
+        name: restored(getattr(state, name), value) if isinstance(value, Mapping) else _as_tuples(value)
+        for name, value in mapping.items()
+    }
+    return cast(StateT, replace(cast(Any, state), **found))
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def require(valid: bool, remedy: str) -> None:

@@ -1,9 +1,8 @@
 """Two loops: PI holds S at a setpoint, and what two texts make of the adapter moves the setpoint within the run."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from granite_scu.control.laws.base import (
     AdapterBenefit,
@@ -130,9 +129,6 @@ class Cascade:
 
     def init(self) -> CascadeState:
         return CascadeState(self._inner(self._first_odds).init(), self._first_odds)
-
-    def restore(self, mapping: Mapping[str, Any]) -> CascadeState:
-        return CascadeState(**{**mapping, "law": self._inner(self._first_odds).restore(mapping["law"])})
 
     def update(self, state: CascadeState, measurement: Measurement) -> tuple[CascadeState, Output]:
         if measurement.saved is not None:

@@ -1,9 +1,8 @@
 """Constrained parameter regularisation: each adapted matrix has a bound, and a lambda that enforces it."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from granite_scu.control.laws.base import Measurement, Output, clip, require, require_alpha, require_gain
 from granite_scu.control.laws.filter import Ema, read
@@ -81,15 +80,6 @@ class CPR:
 
     def init(self) -> CPRState:
         return CPRState(Ema(), 0, (), (), Output(0.0))
-
-    def restore(self, mapping: Mapping[str, Any]) -> CPRState:
-        return CPRState(
-            Ema(**mapping["ema"]),
-            mapping["ticks"],
-            tuple(mapping["strengths"]),
-            tuple(mapping["bounds"]),
-            Output.restore(mapping["output"]),
-        )
 
     def update(self, state: CPRState, measurement: Measurement) -> tuple[CPRState, Output]:
         reading = read(state.ema, measurement, self.ema_alpha)

@@ -1,9 +1,8 @@
 """What laws with a single term on the error in ln S share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from granite_scu.control.laws.base import Measurement, Output, require_alpha, require_setpoint, require_strengths
 from granite_scu.control.laws.filter import Ema, read
@@ -57,9 +56,6 @@ class Feedback(ABC):
 
     def init(self) -> FeedbackState:
         return FeedbackState(Ema(), Output(self.lambda_init))
-
-    def restore(self, mapping: Mapping[str, Any]) -> FeedbackState:
-        return FeedbackState(Ema(**mapping["ema"]), Output.restore(mapping["output"]))
 
     def update(self, state: FeedbackState, measurement: Measurement) -> tuple[FeedbackState, Output]:
         reading = read(state.ema, measurement, self.ema_alpha, self.setpoint)

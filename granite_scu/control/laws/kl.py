@@ -1,9 +1,8 @@
 """Adaptive KL: lambda follows how far training has moved the model."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from granite_scu.control.laws.base import (
     Measurement,
@@ -68,9 +67,6 @@ class KL:
 
     def init(self) -> FeedbackState:
         return FeedbackState(Ema(), Output(self.lambda_init))
-
-    def restore(self, mapping: Mapping[str, Any]) -> FeedbackState:
-        return FeedbackState(Ema(**mapping["ema"]), Output.restore(mapping["output"]))
 
     def update(self, state: FeedbackState, measurement: Measurement) -> tuple[FeedbackState, Output]:
         reading = read(state.ema, measurement, self.ema_alpha)

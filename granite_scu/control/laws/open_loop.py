@@ -1,9 +1,8 @@
 """Laws that heed no measurement: lambda follows from the place in the run, and S is smoothed for the log only."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from granite_scu.control.laws.base import Measurement, Output, require_alpha, require_setpoint
 from granite_scu.control.laws.filter import Ema, read
@@ -39,9 +38,6 @@ class OpenLoop(ABC):
 
     def init(self) -> Ema:
         return Ema()
-
-    def restore(self, mapping: Mapping[str, Any]) -> Ema:
-        return Ema(**mapping)
 
     def update(self, state: Ema, measurement: Measurement) -> tuple[Ema, Output]:
         reading = read(state, measurement, self.ema_alpha, self.setpoint)

@@ -1,9 +1,8 @@
 """The law of the first Shannon Control Unit, an arm of the comparison."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from granite_scu.control.laws.base import (
     Measurement,
@@ -95,9 +94,6 @@ class Original:
 
     def init(self) -> OriginalState:
         return OriginalState(Ema(), 0.0, Output(self.lambda_init))
-
-    def restore(self, mapping: Mapping[str, Any]) -> OriginalState:
-        return OriginalState(Ema(**mapping["ema"]), mapping["integral"], Output.restore(mapping["output"]))
 
     def update(self, state: OriginalState, measurement: Measurement) -> tuple[OriginalState, Output]:
         # Measure. S = 0 is a measurement to a law that takes no logarithm.

@@ -1,9 +1,8 @@
 """Proportional-integral control of S through ln lambda, its gains scheduled by the adapter's own speed."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from granite_scu.control.laws.base import (
     Measurement,
@@ -165,14 +164,6 @@ class PI:
 
     def init(self) -> PIState:
         return PIState(Ema(), Ema(), None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, Output(self.initial_strength))
-
-    def restore(self, mapping: Mapping[str, Any]) -> PIState:
-        nested = {
-            "ema": Ema(**mapping["ema"]),
-            "data": Ema(**mapping["data"]),
-            "output": Output.restore(mapping["output"]),
-        }
-        return PIState(**{"pace": 0.0, **mapping, **nested})  # a checkpoint from before it was kept has none
 
     def update(self, state: PIState, measurement: Measurement) -> tuple[PIState, Output]:
         log_s = measurement.log_s

@@ -1,9 +1,8 @@
 """Projection: the update is scaled onto the size that the setpoint implies, and no lambda is needed."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from granite_scu.control.laws.base import Measurement, Output, require_alpha, require_setpoint
 from granite_scu.control.laws.filter import Ema, read
@@ -54,9 +53,6 @@ class Projection:
 
     def init(self) -> ProjectionState:
         return ProjectionState(Ema(), Ema(), Output(0.0))
-
-    def restore(self, mapping: Mapping[str, Any]) -> ProjectionState:
-        return ProjectionState(Ema(**mapping["ema"]), Ema(**mapping["data"]), Output.restore(mapping["output"]))
 
     def update(self, state: ProjectionState, measurement: Measurement) -> tuple[ProjectionState, Output]:
         reading = read(state.ema, measurement, self.ema_alpha, self.setpoint)

@@ -1,9 +1,8 @@
 """What a law that acts around another law has in common with its like."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
 
 from granite_scu.control.laws.base import Measurement, Output
 from granite_scu.control.laws.pi import PI, PIState
@@ -50,6 +49,3 @@ class Wrapper(ABC, Generic[StateT]):
 
     @abstractmethod
     def update(self, state: StateT, measurement: Measurement) -> tuple[StateT, Output]: ...
-
-    def restore(self, mapping: Mapping[str, Any]) -> StateT:
-        return replace(self.init(), **{**mapping, "law": self.law.restore(mapping["law"])})

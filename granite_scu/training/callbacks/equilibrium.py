@@ -6,7 +6,8 @@ from dataclasses import asdict
 import lightning as L
 
 from granite_scu.control.diagnostics.effect import Effect
-from granite_scu.control.diagnostics.equilibrium import Equilibrium, Tick, as_mappings, from_mappings
+from granite_scu.control.diagnostics.equilibrium import Equilibrium, Tick, from_mappings
+from granite_scu.control.laws.base import restored
 from granite_scu.model.description_length import decay
 from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share
 from granite_scu.training.module import GraniteModule
@@ -80,7 +81,7 @@ class EquilibriumStop(L.Callback):
 
     def state_dict(self) -> dict:
         return {
-            "ticks": as_mappings(self.ticks),
+            "ticks": [asdict(tick) for tick in self.ticks],
             "stopped_at": self.stopped_at,
             "rise": self.rise,
             "effect": asdict(self.effect),
@@ -89,4 +90,4 @@ class EquilibriumStop(L.Callback):
     def load_state_dict(self, state: dict) -> None:
         self.ticks, self.stopped_at = from_mappings(state["ticks"]), state["stopped_at"]
         self.rise = state.get("rise")  # a checkpoint from before it was kept begins anew, with its window
-        self.effect = Effect.restore(state["effect"]) if "effect" in state else Effect()
+        self.effect = restored(Effect(), state.get("effect", {}))

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import lightning as L
 
@@ -68,7 +69,7 @@ class ReachabilityMonitor(L.Callback):
         return self.law.summary(self.state, self.low, self.high)
 
     def state_dict(self) -> dict:
-        return self.law.as_mapping(self.state)
+        return asdict(self.state)
 
     def load_state_dict(self, state: dict) -> None:
         self.state = self.law.restore(state)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import lightning as L
 
 from granite_scu.control import Controller, Measurement
-from granite_scu.control.laws.base import AdapterBenefit, Output
+from granite_scu.control.laws.base import AdapterBenefit, Output, restored
 from granite_scu.errors import Diverged
 from granite_scu.model.description_length import information_ratio
 from granite_scu.training.callbacks.stopwatch import Stopwatch
@@ -197,7 +197,7 @@ class ShannonControl(L.Callback):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        self.state = self.controller.restore(state["controller"])
+        self.state = restored(self.controller.init(), state["controller"])
         action = state["action"]
         self.action = Action(**action | {"layers": action["layers"] and tuple(action["layers"])})
         self.tokens, self.skipped, self._pending = state["counts"]

@@ -10,6 +10,7 @@ import pytest
 from granite_scu.control import PI, Measurement
 from granite_scu.control.diagnostics.effect import LEAST, Effect
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
+from granite_scu.control.laws.base import restored
 
 SETPOINT = 0.1
 SHOWN = -Equilibrium.least_effect
@@ -94,4 +95,4 @@ def test_a_tick_without_travel_is_passed_over():
 
 def test_it_survives_json():
     effect = followed(series())
-    assert Effect.restore(json.loads(json.dumps(asdict(effect)))) == effect
+    assert restored(Effect(), json.loads(json.dumps(asdict(effect)))) == effect

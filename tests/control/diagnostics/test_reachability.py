@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
@@ -229,7 +230,7 @@ def test_a_setpoint_counts_as_reached_only_where_s_came_to_it():
 def test_its_state_survives_json():
     law = Reachability(0.5)
     state = watch(law, [sight(k, 0.1, low=True) for k in range(20, 30)])[-1]
-    assert law.restore(json.loads(json.dumps(law.as_mapping(state)))) == state
+    assert law.restore(json.loads(json.dumps(asdict(state)))) == state
 
 
 @pytest.mark.parametrize("settings", [{"setpoint": 0.0}, {"setpoint": 1.0}, {"setpoint": 0.1, "patience": 2}])

@@ -66,17 +66,14 @@ def test_a_probe_as_long_as_the_run_is_as_uncertain_as_its_data():
     assert odds(free.high) / odds(free.low) == pytest.approx(math.exp(4 * 0.022 / math.sqrt(5)), rel=0.01)
 
 
-@pytest.mark.parametrize("spoilt", [{"data_bpt": 0.0}, {"data_bpt": math.inf}, {"param_bpt": math.nan}])
+@pytest.mark.parametrize(
+    "spoilt", [{"data_bpt": 0.0}, {"data_bpt": math.inf}, {"param_bpt": math.nan}, {"param_bpt": 0.0}]
+)
 def test_a_tick_that_says_nothing_is_left_out(spoilt):
     points = grown()
     assert extrapolate([*points[:-1], replace(points[-1], **spoilt)], 0.4).s == pytest.approx(
         extrapolate(points[:-1], 0.4).s
     )
-
-
-def test_ticks_without_a_measurement_are_left_out():
-    nan = Point(1, 0.001, float("nan"), 5.0)
-    assert extrapolate([nan, Point(2, 0.002, 0.0, 5.0), *grown()], 0.4) == extrapolate(grown(), 0.4)
 
 
 def test_too_little_to_go_by():

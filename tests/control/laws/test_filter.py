@@ -28,23 +28,6 @@ def test_it_equals_adams_corrected_moment(values, alpha):
     assert math.isclose(average(values, alpha), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
-@given(VALUES, ALPHA)
-def test_it_stays_between_the_smallest_and_the_largest_value(values, alpha):
-    assert min(values) - 1e-9 <= average(values, alpha) <= max(values) + 1e-9
-
-
-def test_the_first_value_is_taken_whole():
-    assert average([-3.7], alpha=0.1) == -3.7
-
-
-def test_alpha_one_does_not_smooth():
-    assert average([1.0, 5.0, -2.0], alpha=1.0) == -2.0
-
-
-def test_it_has_no_value_before_the_first():
-    assert Ema().value is None
-
-
 def seen(s: float) -> Measurement:
     return Measurement(s=s, data_bpt=2.0, param_bpt=0.1)
 
@@ -61,10 +44,6 @@ def test_a_reading_without_a_logarithm_leaves_the_filter_alone(bad):
     before = read(Ema(), seen(0.01), alpha=0.5, setpoint=0.02)
     assert read(before.ema, seen(bad), alpha=0.5, setpoint=0.02) == before._replace(valid=False)
     assert read(Ema(), seen(bad), alpha=0.5, setpoint=0.02) == (Ema(), False, None, None)
-
-
-def test_a_reading_without_a_setpoint_has_no_error():
-    assert read(Ema(), seen(0.01), alpha=0.5).error is None
 
 
 def test_a_history_is_smoothed_as_a_law_smooths_it_tick_by_tick():

@@ -45,11 +45,3 @@ def test_a_small_error_is_not_integrated():
 def test_invariants(ki, alpha, measurements):
     law = Integral(setpoint=0.02, ki=ki, ema_alpha=alpha, lambda_min=0.01, lambda_max=10.0)
     check(law, measurements, 0.01, 10.0)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"ki": 0.0}, {"ki": math.nan}, {"deadband": -1.0}, {"error_limit": 0.0}, {"lambda_init": 1e7}]
-)
-def test_settings_out_of_range_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        Integral(**{"setpoint": 0.02, **bad})

@@ -1,13 +1,11 @@
-import json
 import math
 import random
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from invariants import check
 
 from granite_scu.control import PI, Measurement, Output
 
@@ -141,38 +139,22 @@ def test_the_first_valid_tick_leaves_lambda_where_it_was(law, s):
     assert output.reg_strength == pytest.approx(law.initial_strength)
 
 
-def test_s_above_the_setpoint_raises_lambda_and_s_below_lowers_it():
-    law = PI(setpoint=0.1)
-    above = log_strengths(run(law, [0.15] * 10)[1])
-    below = log_strengths(run(law, [0.07] * 10)[1])
-    assert all(after > before for before, after in pairwise(above))
-    assert all(after < before for before, after in pairwise(below))
+@given(LAWS, st.lists(ANY_S, max_size=20))
+def test_invariants(law, values):
+    check(law, [seen(s, travel=5.0 * tick) for tick, s in enumerate(values, 1)], law.lambda_min, law.lambda_max)
 
 
 @given(LAWS, st.lists(ANY_S, max_size=60))
-def test_lambda_stays_in_its_bounds_and_the_integral_near_them(law, values):
-    states, outputs = run(law, values)
+def test_the_integral_stays_near_the_bounds(law, values):
+    states, _ = run(law, values)
     kp = law.kp_limit if law.kp is None else law.kp
     scheduled = max(law.kp_limit / law.integral_time, law.stiffness) if law.kp is None else law.kp
     ki = scheduled if law.ki is None else law.ki
     margin = (2 * kp + ki) * law.error_limit + 1e-9  # twice: the bias of the bumpless start is a p-term too
     start = math.log(law.initial_strength)
-    for state, output in zip(states, outputs, strict=True):
-        assert law.lambda_min <= output.reg_strength <= law.lambda_max
+    for state in states:
         reached = start + state.integral
         assert math.log(law.lambda_min) - margin <= reached <= math.log(law.lambda_max) + margin
-
-
-@given(st.booleans(), st.floats(0.3, 3.0), st.integers(50, 500))
-def test_long_saturation_does_not_wind_up(upwards, excess, ticks):
-    law = PI(setpoint=0.01, kp=2.0, ki=0.3, lambda_min=0.1, lambda_max=10.0)
-    sign = 1 if upwards else -1
-    saturating, reverting = law.setpoint * math.exp(sign * excess), law.setpoint * math.exp(-sign * excess)
-    _, outputs = run(law, [saturating] * ticks + [reverting] * 3)
-    bound = law.lambda_max if upwards else law.lambda_min
-    assert outputs[ticks - 1].saturated
-    assert outputs[ticks - 1].reg_strength == pytest.approx(bound)
-    assert not outputs[-1].saturated
 
 
 def test_at_a_bound_the_integral_still_moves_inwards():
@@ -198,13 +180,6 @@ def test_an_unusable_measurement_holds_everything(bad):
     (held_state,), (held,) = run(law, [bad], states[-1])
     assert held_state == states[-1]
     assert held == replace(outputs[-1], held=True)
-
-
-def test_until_something_is_learned_lambda_is_the_initial_one():
-    law = PI(setpoint=0.02, lambda_init=0.3)
-    states, outputs = run(law, [0.0, 0.0])
-    assert states[-1] == law.init()
-    assert outputs[-1] == Output(reg_strength=0.3, held=True)
 
 
 def test_the_rise_teaches_the_integral_nothing_but_a_standstill_below_does():
@@ -255,83 +230,3 @@ def test_bits_and_nats_or_tokens_and_bytes_make_no_difference(seed, factor):
         state, output = law.update(state, m)
         other, scaled = law.update(other, replace(m, data_bpt=factor * m.data_bpt, param_bpt=factor * m.param_bpt))
         assert scaled.reg_strength == pytest.approx(output.reg_strength, rel=1e-9)
-
-
-@given(LAWS, st.lists(ANY_S, max_size=20), st.lists(ANY_S, min_size=1, max_size=20))
-def test_a_state_restored_from_json_continues_identically(law, before, after):
-    states, _ = run(law, before)
-    state = states[-1] if states else law.init()
-    restored = law.restore(json.loads(json.dumps(asdict(state), allow_nan=False)))
-    assert restored == state
-    assert run(law, after, restored) == run(law, after, state)
-
-
-@given(LAWS, st.lists(ANY_S, max_size=20))
-def test_every_output_is_json_without_nan(law, values):
-    for output in run(law, values)[1]:
-        json.dumps(asdict(output), allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"setpoint": 0.0},
-        {"setpoint": 1.0},
-        {"kp": -1.0},
-        {"ki": math.nan},
-        {"ema_alpha": 0.0},
-        {"deadband": -0.1},
-        {"error_limit": 0.0},
-        {"data_alpha": 1.5},
-        {"kp_limit": 0.0},
-        {"integral_time": math.inf},
-        {"lambda_init": 1e9},
-    ],
-)
-def test_settings_out_of_range_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        PI(**{"setpoint": 0.02, **bad})
-
-
-def closed_loop(law: PI, actuate: Callable[[float], float], ticks: int = 300, seed: int = 0) -> list[float]:
-    """The smoothed S over its setpoint, tick by tick, on a plant that is first order with dead time in ln S.
-
-    Static gain -0.6 (ln S per ln lambda), time constant 8 ticks, dead time 2 ticks, noise of 4 % in S. At the initial
-    lambda it would rest at three times the setpoint; it starts 5 below it in ln S.
-    """
-    noise = random.Random(seed)
-    gain, time_constant, dead_time = -0.6, 8.0, 2
-    log_s = math.log(law.setpoint) - 5.0
-    middle = math.log(law.initial_strength)
-    pipe = [math.log(law.initial_strength)] * (dead_time + 1)
-    state, ratios = law.init(), []
-    for tick in range(ticks):
-        rest = math.log(3 * law.setpoint) + gain * (pipe.pop(0) - middle)
-        log_s += (rest - log_s) / time_constant
-        s = min(0.99, math.exp(log_s + noise.gauss(0.0, 0.04)))
-        state, output = law.update(state, seen(s, travel=5.0 * (tick + 1)))
-        pipe.append(math.log(actuate(output.reg_strength)))
-        assert output.smoothed is not None
-        ratios.append(output.smoothed / law.setpoint)
-    return ratios
-
-
-def in_band(ratios: list[float]) -> float:
-    return sum(0.9 <= ratio <= 1.1 for ratio in ratios) / len(ratios)
-
-
-@pytest.mark.parametrize("setpoint", [0.002, 0.02, 0.2])
-@pytest.mark.parametrize("seed", range(3))
-def test_it_brings_a_noisy_plant_to_any_setpoint_with_the_same_gains(setpoint, seed):
-    ratios = closed_loop(PI(setpoint=setpoint), actuate=lambda strength: strength, seed=seed)
-    assert in_band(ratios[100:]) >= 0.9
-
-
-def test_the_same_law_with_its_sign_flipped_does_not():
-    ratios = closed_loop(PI(setpoint=0.02), actuate=lambda strength: 1 / strength)
-    assert in_band(ratios[100:]) < 0.1
-
-
-def test_without_feedback_the_plant_stays_off_the_setpoint():
-    ratios = closed_loop(PI(setpoint=0.02, kp=0.0, ki=0.0), actuate=lambda strength: strength)
-    assert in_band(ratios[100:]) < 0.1

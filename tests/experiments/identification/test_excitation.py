@@ -6,6 +6,7 @@ import pytest
 from invariants import run, seen
 
 from granite_scu.control import PI
+from granite_scu.control.laws.base import restored
 from granite_scu.experiments.identification.excitation import Excitation
 
 LAW = PI(setpoint=0.02)
@@ -45,7 +46,7 @@ def test_steps_of_any_size_rest_on_the_bounds():
 def test_its_state_survives_a_checkpoint():
     controller = Excitation(LAW, 4, 0.5, 2)
     state, _ = run(controller, [seen(s) for s in (0.01, 0.02, 0.03, 0.02, 0.02)])
-    assert controller.restore(asdict(state)) == state
+    assert restored(controller.init(), asdict(state)) == state
 
 
 @pytest.mark.parametrize(

@@ -146,16 +146,6 @@ def test_lambda_is_that_of_the_law_alone_when_it_is_fed_what_was_measured(contro
     assert attached.callback.state == state
 
 
-@pytest.mark.parametrize(("name", "in_force"), [("pi", True), ("fixed", True), ("none", False)])
-def test_lambda_is_in_force(controlled, name, in_force):
-    controller = control.build(name, target_s=0.02, lambda_init=0.1)
-    module, attached = controlled(6, every=2, controller=controller)
-    for record in attached.records:
-        assert (record["penalty_grad_norm"] > 0) == in_force
-        assert record["data_grad_norm"] > 0
-    assert (module.reg_strength > 0) == in_force
-
-
 def test_the_penalty_in_a_record_is_of_the_lambda_that_the_last_step_ran_under(controlled):
     low, high = (
         controlled(2, every=2, controller=control.build("fixed", lambda_init=strength))[1].records[-1]
@@ -164,10 +154,9 @@ def test_the_penalty_in_a_record_is_of_the_lambda_that_the_last_step_ran_under(c
     assert high["penalty_grad_norm"] == pytest.approx(3 * low["penalty_grad_norm"], rel=1e-3)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3])
-def test_the_loop_brings_s_to_the_setpoint(controlled, share):
+def test_the_loop_brings_s_to_the_setpoint(controlled):
     _, free = controlled(160, every=2, controller=control.build("none"))
-    target = share * free.records[-1]["s"]
+    target = 0.3 * free.records[-1]["s"]
     _, held = controlled(160, every=2, controller=pi(target_s=target, kp=2.0, ki=0.4, lambda_init=0.02))
     late = [record["s"] for record in held.records[-20:]]
     assert sum(late) / len(late) == pytest.approx(target, rel=0.25)
@@ -225,15 +214,6 @@ def test_a_resumed_run_takes_another_learning_rate_and_its_travel_stays_comparab
     assert second.callback.state.travel == pytest.approx(4 * 1e-2 + 4 * 3e-2)
 
 
-def test_its_state_survives_a_round_trip(controlled):
-    _, attached = controlled(5, every=2)
-    fresh = ShannonControl(pi(), 2, Stopwatch())
-    fresh.load_state_dict(json.loads(json.dumps(attached.callback.state_dict())))
-    assert fresh.state == attached.callback.state
-    assert fresh.action == attached.callback.action and fresh.action.reg_strength != 0.1
-    assert fresh.state_dict() == attached.callback.state_dict()
-
-
 # Steps that are not finite
 
 
@@ -269,8 +249,7 @@ def test_an_end_without_a_finite_step_holds_lambda(controlled, poison):
     assert held["tokens"] == before["tokens"]
 
 
-@pytest.mark.parametrize("every", [10, 40, 2000])
-@pytest.mark.parametrize("good", [0, 1, 13])
+@pytest.mark.parametrize(("every", "good"), [(10, 0), (40, 13), (2000, 1)])
 def test_a_run_without_finite_steps_stops_and_says_why(controlled, poison, every, good):
     def poison_from(module, batches):
         return [batch if i < good else poison(module, batch) for i, batch in enumerate(batches)]
