@@ -187,11 +187,11 @@ def _interval(evaluation: Mapping[str, Any]) -> str:
 
 
 def _title(base: str, facts: Mapping[str, Any]) -> str:
-    return str(facts.get("repo_id") or f"LoRA adapter for {_public_name(base)}")
+    return str(facts.get("repo_id") or f"LoRA adapter for {public_name(base)}")
 
 
 def _introduction(base: str, facts: Mapping[str, Any]) -> str:
-    name = _public_name(base)
+    name = public_name(base)
     origin = (
         ", the model embedded in granite-scu" if base == TINY_MODEL else ", a local model" if is_local(base) else ""
     )
@@ -277,7 +277,7 @@ def _loading(base: str, facts: Mapping[str, Any]) -> str:
         source = f'str(files("granite_scu") / "assets" / "{TINY_MODEL}")'
     else:
         imports = ""
-        source = f'"{_public_name(base)}"'
+        source = f'"{public_name(base)}"'
         placeholder = "  # a local model: give the path of its folder" if is_local(base) else ""
     repo_id, revision = facts.get("repo_id"), facts.get("revision")
     adapter = f'"{repo_id}"' if repo_id else '"."  # this folder'
@@ -301,10 +301,10 @@ def _licence(base: str, facts: Mapping[str, Any]) -> str:
     own = facts.get("license") or of_base
     adapter = f"The adapter: {own}." if own else "The adapter: not chosen."
     page = "" if is_local(base) else f", see https://huggingface.co/{base}"
-    return f"{adapter} The base model `{_public_name(base)}`: {of_base or f'its own terms apply{page}'}."
+    return f"{adapter} The base model `{public_name(base)}`: {of_base or f'its own terms apply{page}'}."
 
 
-def _public_name(base: str) -> str:
+def public_name(base: str) -> str:
     """A hub id as it is; of a local folder its name alone, which says nothing about the machine."""
     return _last_name(str(Path(base).expanduser().resolve())) if is_local(base) else base
 
