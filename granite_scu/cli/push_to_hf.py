@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str], token: list[str]) -> int:
         raise UserError("--yes: needed to publish for everybody where nobody can be asked; or make it --private")
     token.append(hub.find_token())
     destination = hub.Destination(options.repo_id, options.revision, options.private)
-    uploaded = hub.publish(
+    url, private = hub.publish(
         publication.files,
         destination,
         publication.base,
@@ -61,7 +61,7 @@ def _run(arguments: Sequence[str], token: list[str]) -> int:
         lambda question: options.yes or _ask(question),
         console,
     )
-    _print_uploaded(uploaded, console)
+    console.print(f"{'private' if private else 'public'}: {url}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -139,14 +139,3 @@ def _print_head(publication: selection.Publication, console: Console) -> None:
     head, _, rest = publication.card.partition(HEAD_ENDS)
     text = f"\nREADME.md\n\n{head}[{rest.count(chr(10)) + 1} more lines]"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_uploaded(uploaded: hub.Uploaded, console: Console) -> None:
-    for state in (hub.UNCHANGED, hub.STORED, hub.UPLOADED):
-        names = [name for name, found in uploaded.files.items() if found == state]
-        if names:
-            console.print(f"{state}: {', '.join(names)}", highlight=False, markup=False, soft_wrap=True)
-    if set(uploaded.files.values()) == {hub.UNCHANGED}:
-        console.print("nothing to upload: the repository holds this run already")
-    who = "private" if uploaded.private else "public"
-    console.print(f"{who}: {uploaded.url}", highlight=False, markup=False, soft_wrap=True)

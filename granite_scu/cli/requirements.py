@@ -10,8 +10,10 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
@@ -23,9 +25,9 @@ from rich.text import Text
 
 from granite_scu.cli.console import make_console
 from granite_scu.config.request import Request
-from granite_scu.config.settings import TINY_MODEL, BaseConfig, RunConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.hub import is_on_hub
+from granite_scu.data.sources.hub import DEFAULT, PREFIX, is_on_hub
 from granite_scu.data.sources.read import readable_files
 from granite_scu.errors import UserError
 from granite_scu.hardware import GIB, Device, detect, dotted, nvml, presets, resolve_precision
@@ -36,53 +38,23 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
 from granite_scu.training import memory_budget
 
-HUB_DATASET = "Salesforce/wikitext"
-HUB_PREFIX = "hf:"
-_HUB_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
+_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
+"""Of the default data set: that it is cached shows that the data set is."""
 _HUB_TIMEOUT = 2.0  # seconds
 MEMORY = ("GPU memory", "CPU memory")
-ON_DISK = ("embedded", "local folder", "in the hub cache")
-"""Places of a model that can be read without a network."""
+_PLACES = {
+    "embedded": "part of granite-scu",
+    "local folder": "read from disk",
+    "in the hub cache": "read from disk",
+    "on the hub": "is downloaded first",
+}
+"""Where a model may be, and what that means for the run."""
+_ON_DISK = ("embedded", "local folder", "in the hub cache")
 _DISK_NEEDED_GB = 1.0  # three checkpoints of the default adapter (18 M parameters, fp32, with Adam's moments)
 
 
 AS_A_WHOLE = "the run as a whole"
 """The check of what no requirement says alone."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The run that the requirements are checked for; the fields are those of the flags.
-
-    Attributes:
-        accelerator: ``--accelerator``.
-        cpu_is_meant: whether ``auto`` may mean the CPU.
-        quantize_4bit: ``--4bit-quantization``.
-        attention: ``--attn``.
-        kernels: ``--kernels``.
-        deterministic: ``--deterministic``.
-        precision: as ``resolve_precision`` takes it.
-        model: ``--model``.
-        data_path: ``--data-dir``; null is the dataset on the hub.
-        output_dir: ``--output-dir``.
-        tf32: ``--tf32``.
-        multi_gpu: ``--multi-gpu``.
-        hardware: ``--hardware``, also one that there is not.
-    """
-
-    accelerator: str = "auto"
-    cpu_is_meant: bool = False
-    quantize_4bit: bool = BaseConfig.quantize_4bit
-    attention: str = BaseConfig.attention
-    kernels: str = BaseConfig.kernels
-    deterministic: bool = False
-    precision: str | None = None
-    model: str = BaseConfig.name
-    data_path: list[str] | str | None = None
-    output_dir: str = RunConfig.output_dir
-    tf32: bool = RunConfig.tf32
-    multi_gpu: bool = RunConfig.multi_gpu
-    hardware: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,31 +83,38 @@ class Check:
         return self.needed and self.ok is False
 
 
-def check_requirements(wanted: Wanted) -> list[Check]:
-    """Every requirement of the wanted run. Loads no model; asks the hub only for what the run would download.
+def check_requirements(request: Request, preset: str | None = None) -> list[Check]:
+    """Every requirement of a run. Loads no model; asks the hub only for what the run would download.
 
     Compiled kernels are tried out where they would be, as at the start of a run: that takes Triton a while.
+
+    Args:
+        request: the run.
+        preset: ``--hardware``, also one that there is not.
     """
-    device = detect(wanted.accelerator)
-    checks = [
+    base, trainer = request.base, request.trainer
+    device = detect(trainer["accelerator"])
+    needs_cuda = trainer["accelerator"] != "cpu"
+    return [
         _check_python(),
         _check_pytorch(),
-        _check_driver(wanted),
-        _check_cuda(wanted),
-        *([_check_preset(wanted.hardware, device)] if wanted.hardware else []),
-        *([_check_multi_gpu(device)] if wanted.multi_gpu else []),
+        _check_driver(needs_cuda),
+        _check_cuda(needs_cuda),
+        *([_check_preset(preset, device)] if preset else []),
+        *([_check_multi_gpu(device)] if request.run.multi_gpu else []),
         _check_capability(device),
         _check_memory(device),
-        _check_precision(wanted, device),
-        *_check_number_formats(wanted, device),
-        _check_bitsandbytes(wanted),
-        _check_flash_attention(wanted, device),
-        _check_mamba_kernels(wanted, device),
-        _check_model(wanted.model),
-        _check_disk(wanted.output_dir),
-        _check_hub(wanted),
+        _check_precision(trainer["precision"], device),
+        *_check_number_formats(request.run.tf32, device),
+        _check_bitsandbytes(base.quantize_4bit),
+        _check_flash_attention(
+            "sdpa" if request.data.isolate_documents and base.attention == "auto" else base.attention, device
+        ),
+        _check_mamba_kernels(base, trainer, device),
+        _check_model(base.name),
+        _check_disk(request.run.output_dir),
+        _check_hub(base.name, request.data.path),
     ]
-    return checks
 
 
 def with_the_run(checks: list[Check], request: Request) -> list[Check]:
@@ -169,7 +148,7 @@ def _open_files(request: Request) -> None:
 
 def _with_prediction(check: Check, request: Request, machine: Machine) -> Check:
     name = request.base.name
-    if name != BaseConfig.name and not is_at_hand(name):
+    if name != BaseConfig.name and _model_place(name) not in _ON_DISK:
         return dataclasses.replace(check, meaning="not predicted before the model's configuration is downloaded")
     footprint, allowed = memory_budget.predict(request, machine), memory_budget.limit(request, machine)
     meaning = f"the run is predicted to take {footprint.total / GIB:.2f} of {allowed / GIB:.2f} GiB"
@@ -232,9 +211,9 @@ def _check_pytorch() -> Check:
     return Check("PyTorch", found, ok, True, "supported: 2.9 and newer", "" if ok else 'pip install "torch>=2.9"')
 
 
-def _check_driver(wanted: Wanted) -> Check:
-    needed, found = _needs_cuda(wanted), nvml.driver()
-    name, meaning = "NVIDIA driver", _needed_for(needed)
+def _check_driver(needed: bool) -> Check:
+    name, found = "NVIDIA driver", nvml.driver()
+    meaning = "a GPU needs it" if needed else "not needed on the CPU"
     if found.version is None:
         # WSL and Jetson have devices without NVML, so that the device itself decides there.
         ok = None if torch.cuda.is_available() else False
@@ -249,11 +228,10 @@ def _check_driver(wanted: Wanted) -> Check:
     return Check(name, f"{found.version} (CUDA {found.cuda_major})", ok, needed, meaning, remedy)
 
 
-def _check_cuda(wanted: Wanted) -> Check:
-    needed = _needs_cuda(wanted)
+def _check_cuda(needed: bool) -> Check:
     if torch.cuda.is_available():
         device = detect()
-        meaning = "not used: --accelerator cpu" if wanted.accelerator == "cpu" else "the run trains on it"
+        meaning = "the run trains on it" if needed else "not used: --accelerator cpu"
         return Check("CUDA device", f"{device.count} x {device.name}", True, needed, meaning)
     meaning = "the run is refused" if needed else "the run trains on the CPU"
     found, remedy = nvml.why_no_cuda()
@@ -312,18 +290,18 @@ def _check_memory(device: Device) -> Check:
     return Check(name, f"{device.memory_gb:.1f} GiB", None, False, "if it runs out, lower --batch-size")
 
 
-def _check_precision(wanted: Wanted, device: Device) -> Check:
-    asked = wanted.precision or "auto"
+def _check_precision(requested: str | None, device: Device) -> Check:
+    asked = requested or "auto"
     try:
-        precision = resolve_precision(wanted.precision, device)
+        precision = resolve_precision(requested, device)
     except UserError as error:
         return Check("precision", asked, False, True, "the run is refused", str(error))
     return Check("precision", asked, True, True, f"the run trains in {precision}")
 
 
-def _check_number_formats(wanted: Wanted, device: Device) -> list[Check]:
+def _check_number_formats(take_tf32: bool, device: Device) -> list[Check]:
     bf16 = "mixed precision needs no loss scaling" if device.supports_bf16 else "refused when asked for"
-    tf32 = "fp32 products of the model take it" if wanted.tf32 else "not used: --no-tf32"
+    tf32 = "fp32 products of the model take it" if take_tf32 else "not used: --no-tf32"
     flash = "attention can take them" if device.supports_flash else "attention goes without"
     rows = (
         ("bf16", device.supports_bf16, bf16),
@@ -333,22 +311,19 @@ def _check_number_formats(wanted: Wanted, device: Device) -> list[Check]:
     return [Check(name, "yes" if has else "no", has, False, meaning) for name, has, meaning in rows]
 
 
-def _check_bitsandbytes(wanted: Wanted) -> Check:
+def _check_bitsandbytes(needed: bool) -> Check:
     version = _version("bitsandbytes")
-    needed = wanted.quantize_4bit
     meaning = "holds the base in 4 bits" if needed else "for --4bit-quantization only"
     remedy = "pip install bitsandbytes, or leave out --4bit-quantization" if needed and not version else ""
     return Check("bitsandbytes", version or "not installed", version is not None, needed, meaning, remedy)
 
 
-def _check_flash_attention(wanted: Wanted, device: Device) -> Check:
+def _check_flash_attention(attention: str, device: Device) -> Check:
     version = _version("flash-attn")
-    needed = wanted.attention == "flash_attention_2"
     usable = version is not None and device.supports_flash
     found = version or "not installed"
-    if not needed:
-        taken = wanted.attention == "auto" and usable
-        meaning = "taken by --attn auto" if taken else "not used: attention runs without"
+    if attention != "flash_attention_2":
+        meaning = "taken by --attn auto" if attention == "auto" and usable else "not used: attention runs without"
         return Check("flash-attn", found, usable, False, meaning)
     if usable:
         return Check("flash-attn", found, True, True, "attention runs through it")
@@ -357,13 +332,13 @@ def _check_flash_attention(wanted: Wanted, device: Device) -> Check:
     return Check("flash-attn", found, False, True, meaning, f"{install}use --attn sdpa")
 
 
-def _check_mamba_kernels(wanted: Wanted, device: Device) -> Check:
-    name, needed = "Mamba-2 kernels", wanted.kernels == "cuda"
+def _check_mamba_kernels(base: BaseConfig, trainer: Mapping[str, Any], device: Device) -> Check:
+    name, needed = "Mamba-2 kernels", base.kernels == "cuda"
     installed = kernels.installed()
     found = ", ".join(f"{package} {version}" for package, version in installed.items()) or "not installed"
     in_the_way = {
-        "--kernels torch": wanted.kernels == "torch",
-        "--deterministic": wanted.deterministic,
+        "--kernels torch": base.kernels == "torch",
+        "--deterministic": bool(trainer["deterministic"]),
         "a CPU": device.kind == "cpu",
     }
     reason = next((reason for reason, holds in in_the_way.items() if holds), None)
@@ -374,7 +349,7 @@ def _check_mamba_kernels(wanted: Wanted, device: Device) -> Check:
     meaning = "the run is refused" if needed else "the layers run in PyTorch"
     if not installed:
         return Check(name, found, False, needed, meaning, kernels.INSTALL)
-    sizes, dtype = _mamba_sizes(wanted.model), _dtype(wanted.precision, device)
+    sizes, dtype = _mamba_sizes(base.name), _dtype(trainer["precision"], device)
     if sizes is None or dtype is None:
         return Check(name, found, True, needed, "not tried here: no Mamba-2 layers of known sizes, or no precision")
     chosen, refused = kernels.first_right(torch.device(device.kind), dtype, sizes)
@@ -387,13 +362,12 @@ def _check_mamba_kernels(wanted: Wanted, device: Device) -> Check:
 
 def _mamba_sizes(model: str) -> kernels.Sizes | None:
     """Those of the model's layers; None where it has none, or would have to be asked for."""
-    if _model_place(model) not in ON_DISK and model != BaseConfig.name:
-        return None
     try:
-        config = loading.load_model_config(model) if _model_place(model) in ON_DISK else loading.default_config()
+        if _model_place(model) in _ON_DISK:
+            return kernels.Sizes.of_config(loading.load_model_config(model))
+        return kernels.Sizes.of_config(loading.default_config()) if model == BaseConfig.name else None
     except UserError:  # the check of the model says so
         return None
-    return kernels.Sizes.of_config(config)
 
 
 def _dtype(precision: str | None, device: Device) -> torch.dtype | None:
@@ -405,22 +379,11 @@ def _dtype(precision: str | None, device: Device) -> torch.dtype | None:
 
 
 def _check_model(name: str) -> Check:
-    meanings = {
-        "embedded": "part of granite-scu",
-        "local folder": "read from disk",
-        "in the hub cache": "read from disk",
-        "on the hub": "is downloaded first",
-    }
     place = _model_place(name)
-    if place in meanings:
-        return Check("base model", f"{name} ({place})", True, True, meanings[place])
+    if place in _PLACES:
+        return Check("base model", f"{name} ({place})", True, True, _PLACES[place])
     remedy = f"--model {name}: give the folder of a model, owner/name on the hub, or {TINY_MODEL}"
     return Check("base model", place, False, True, "the run is refused", remedy)
-
-
-def is_at_hand(name: str) -> bool:
-    """Whether a model is there without a download."""
-    return _model_place(name) in ("embedded", "local folder", "in the hub cache")
 
 
 def _model_place(name: str) -> str:
@@ -456,9 +419,9 @@ def _check_disk(output_dir: str) -> Check:
     return Check(name, f"{free:.1f} GiB free", enough, True, meaning, "" if enough else remedy)
 
 
-def _check_hub(wanted: Wanted) -> Check:
-    model = wanted.model if _model_place(wanted.model) == "on the hub" else None
-    dataset = _dataset_to_load(wanted.data_path)
+def _check_hub(model_name: str, data_path: list[str] | str | None) -> Check:
+    model = model_name if _model_place(model_name) == "on the hub" else None
+    dataset = _dataset_to_load(data_path)
     downloads = " and ".join(name for name in (model, dataset) if name)
     if not downloads:
         return Check("hub access", "not asked", None, False, "this run downloads nothing")
@@ -485,18 +448,9 @@ def _check_hub(wanted: Wanted) -> Check:
 
 def _dataset_to_load(path: list[str] | str | None) -> str | None:
     """The data set that the hub is asked for; of several the first."""
-    if path is None:
-        return None if _is_cached(HUB_DATASET, _HUB_DATASET_FILE, "dataset") else HUB_DATASET
-    named = [source for source in ([path] if isinstance(path, str) else path) if source.startswith(HUB_PREFIX)]
-    return named[0].removeprefix(HUB_PREFIX).partition(":")[0] if named else None
-
-
-def _needs_cuda(wanted: Wanted) -> bool:
-    return wanted.accelerator != "cpu" and not (wanted.accelerator == "auto" and wanted.cpu_is_meant)
-
-
-def _needed_for(needed: bool) -> str:
-    return "a GPU needs it" if needed else "not needed on the CPU"
+    sources = [DEFAULT] if path is None else [path] if isinstance(path, str) else path
+    named = next((source.removeprefix(PREFIX).partition(":")[0] for source in sources if is_on_hub(source)), None)
+    return None if path is None and named and _is_cached(named, _DATASET_FILE, "dataset") else named
 
 
 def _install_torch(build: str) -> str:

@@ -102,25 +102,7 @@ def check_requirements(arguments: list[str], as_json: bool) -> int:
         arguments, chosen = config_layers.without_preset(arguments), None if asked == presets.AUTO else asked
     with config_layers.naming_files(arguments):
         request = parse(arguments).request
-    apart = request.data.isolate_documents and request.base.attention == "auto"  # as the run itself takes it
-    attention = "sdpa" if apart else request.base.attention
-    checks = requirements.check_requirements(
-        requirements.Wanted(
-            accelerator=request.trainer["accelerator"],
-            cpu_is_meant=request.trainer["accelerator"] == "cpu",
-            quantize_4bit=request.base.quantize_4bit,
-            attention=attention,
-            kernels=request.base.kernels,
-            deterministic=bool(request.trainer["deterministic"]),
-            precision=request.trainer["precision"],
-            tf32=request.run.tf32,
-            model=request.base.name,
-            data_path=request.data.path,
-            output_dir=request.run.output_dir,
-            multi_gpu=request.run.multi_gpu,
-            hardware=chosen,
-        )
-    )
+    checks = requirements.check_requirements(request, chosen)
     checks = requirements.with_the_run(checks, request)
     requirements.print_requirements(checks, as_json)
     return 0 if requirements.can_start(checks) else 1

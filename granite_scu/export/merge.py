@@ -11,8 +11,6 @@ layer that was held in 4 bits. The base is read shard by shard and never loaded 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -29,6 +27,7 @@ from transformers import AutoModelForCausalLM
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.export import merge_check
+from granite_scu.export.publish import model_card
 from granite_scu.model import loading, saved_adapter
 from granite_scu.model.adapters import linear_layers
 from granite_scu.model.loading import WEIGHT_DTYPES
@@ -117,7 +116,6 @@ class Merger:
         with replacing(self.out) as folder:
             folder.mkdir()
             self._write_weights(folder, console)
-            self._write_configuration(folder)
             self._write_tokenizer(folder)
             check = None
             if device is not None:
@@ -132,17 +130,22 @@ class Merger:
 
     def _write_weights(self, folder: Path, console: Console) -> None:
         dtype = WEIGHT_DTYPES.get(self.adapter.precision, torch.bfloat16)
-        with self.adapter.open() as factors, _bar(console, sum(map(len, self.shards.values()))) as advance:
+        with (
+            self.adapter.open() as factors,
+            Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+        ):
+            task = progress.add_task("merging", total=sum(map(len, self.shards.values())))
             for shard, names in self.shards.items():
                 tensors = {}
                 with safe_open(self.source / shard, "pt") as file:
                     metadata = file.metadata()
                     for name in names:
                         tensors[name] = self._merged(name, file.get_tensor(name), factors, dtype)
-                        advance()
+                        progress.advance(task)
                 save_file(tensors, folder / shard, metadata)
-        if (self.source / INDEX).is_file():
-            shutil.copyfile(self.source / INDEX, folder / INDEX)
+        for name in (INDEX, "config.json", "generation_config.json"):
+            if (self.source / name).is_file():
+                shutil.copyfile(self.source / name, folder / name)
 
     def _merged(self, name: str, weight: Tensor, factors: Any, dtype: torch.dtype) -> Tensor:
         layer = self.weight_names.get(name)
@@ -158,17 +161,12 @@ class Merger:
             raise RunFailed(f"{self.adapter.label}: {name} merged is not finite; the adapter has diverged")
         return merged
 
-    def _write_configuration(self, folder: Path) -> None:
-        for name in ("config.json", "generation_config.json"):
-            if (self.source / name).is_file():
-                shutil.copyfile(self.source / name, folder / name)
-
     def _write_tokenizer(self, folder: Path) -> None:
         loading.load_tokenizer(self.base.name).save_pretrained(folder)
 
     def _record(self, check: dict[str, Any] | None) -> dict[str, Any]:
         return {
-            "base_model": _public_name(self.base.name),
+            "base_model": model_card.public_name(self.base.name),
             "adapter": self.adapter.folder.resolve().name,
             "adapter_sha256": self.adapter.sha256,
             "matrices": len(self.layers),
@@ -213,15 +211,6 @@ def _quantised_layers(base: BaseConfig) -> set[str]:
     return set(linear_layers(model))
 
 
-@contextmanager
-def _bar(console: Console, total: int) -> Iterator[Callable[[], None]]:
-    columns = (TextColumn("merging"), BarColumn(), TextColumn("{task.completed}/{task.total} tensors"))
-    hidden = not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("merging", total=total)
-        yield lambda: progress.advance(task)
-
-
 def _what_was_merged(record: dict[str, Any]) -> str:
     return f"{record['matrices']} matrices merged into {record['merged_into']}"
 
@@ -240,12 +229,12 @@ def _how_it_compares(record: dict[str, Any]) -> str:
 def _card(record: dict[str, Any]) -> str:
     """The README.md of a merged model."""
     base, embedded = record["base_model"], record["base_model"] == TINY_MODEL
-    known = embedded or base.startswith("ibm-granite/")
+    licence = model_card.known_license(base)
     fields = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         **({} if embedded else {"base_model": base}),
-        **({"license": "apache-2.0"} if known else {}),
+        **({"license": licence} if licence else {}),
         "tags": ["granite", "scu", "merged"],
     }
     return f"""---
@@ -268,12 +257,6 @@ inputs = tokenizer("A function is", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
 ```
 """
-
-
-def _public_name(base: str) -> str:
-    """A hub id as it is; of a local folder its name alone, which says nothing about the machine."""
-    path = Path(base).expanduser()
-    return path.resolve().name if path.is_dir() else base
 
 
 def _gib(size: float) -> str:

@@ -1,7 +1,6 @@
 """An adapter on disk: where it lies, what made it, and whether it is one that granite-scu can go on with."""
 
 import hashlib
-import json
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +16,7 @@ from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.errors import UserError
 from granite_scu.model import loading
 from granite_scu.model.adapters import ADAPTER, linear_layers
-from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder
-
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, RunFolder, read_json
 
 PREFIX = "base_model.model."
 """What PEFT puts before the name of a module of the base model."""
@@ -160,12 +157,13 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
     if not folder.is_dir():
         raise UserError(f"{label}: no such folder; name a run folder, its best/ or one of its checkpoints")
     require_files(folder, label)
-    config, training = _plain_lora(folder, label), _training_of(folder, label)
+    config, run = _plain_lora(folder, label), run_of(folder)
+    training = read_json(run / TRAINING_CONFIG) if run else {}
     named, trained_on = config.base_model_name_or_path, training.get("base", {}).get("name")
     if named and trained_on and not may_be_same(named, trained_on):
         raise UserError(
-            f"{label}: {CONFIG} names the base model {named}, and {TRAINING_CONFIG} says that the run trained on "
-            f"{trained_on}; one of the files is of another run"
+            f"{label}: {ADAPTER_CONFIG} names the base model {named}, and {TRAINING_CONFIG} says that the run trained "
+            f"on {trained_on}; one of the files is of another run"
         )
     return SavedAdapter(folder, config, training, label)
 
@@ -181,7 +179,7 @@ def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
     """
     trained_on = adapter.config.base_model_name_or_path
     if name is None and not trained_on:
-        raise UserError(f"{adapter.label}: {CONFIG} names no base model; give it by --model")
+        raise UserError(f"{adapter.label}: {ADAPTER_CONFIG} names no base model; give it by --model")
     if name is None:
         return adapter.base
     if trained_on and not may_be_same(trained_on, name):
@@ -223,14 +221,14 @@ def require_files(folder: Path, label: str) -> None:
     Raises:
         UserError: it holds none; says which ones a run kept that was cut off.
     """
-    if not (folder / CONFIG).is_file():
-        kept = [p.name for p in (folder / "best", *RunFolder(folder).checkpoints()) if (p / CONFIG).is_file()]
+    if not (folder / ADAPTER_CONFIG).is_file():
+        kept = [p.name for p in (folder / "best", *RunFolder(folder).checkpoints()) if (p / ADAPTER_CONFIG).is_file()]
         if (folder / TRAINING_CONFIG).is_file() and kept:
             raise UserError(
                 f"{label}: this run was cut off before it saved its final adapter; name one that it kept: "
                 + ", ".join(str(folder / name) for name in kept)
             )
-        raise UserError(f"{label}: is not a run folder, and holds no adapter ({CONFIG} is missing)")
+        raise UserError(f"{label}: is not a run folder, and holds no adapter ({ADAPTER_CONFIG} is missing)")
     if not (folder / WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         reason = "its adapter is a pickle, which may run code when it is loaded" if pickled else f"{WEIGHTS} is missing"
@@ -241,7 +239,7 @@ def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError, OSError) as error:
-        raise UserError(f"{label}: {CONFIG} is damaged, or of a newer PEFT ({error})") from error
+        raise UserError(f"{label}: {ADAPTER_CONFIG} is damaged, or of a newer PEFT ({error})") from error
     if not isinstance(config, peft.LoraConfig):
         raise UserError(f"{label}: is a {config.peft_type} adapter; only LoRA is supported")
     usual = peft.LoraConfig()
@@ -254,7 +252,8 @@ def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
         unusual.append(f"init_lora_weights = {config.init_lora_weights!r}, which changes the base model")
     if unusual:
         raise UserError(
-            f"{label}: only plain LoRA is supported, whose update is (alpha/r) B A; {CONFIG} has {'; '.join(unusual)}"
+            f"{label}: only plain LoRA is supported, whose update is (alpha/r) B A; {ADAPTER_CONFIG} has "
+            f"{'; '.join(unusual)}"
         )
     return config
 
@@ -264,18 +263,6 @@ def run_of(folder: Path) -> Path | None:
     inside_a_run = folder.name == "best" or folder.name.startswith("checkpoint-")
     places = (folder, *([folder.resolve().parent] if inside_a_run else []))
     return next((place for place in places if (place / TRAINING_CONFIG).is_file()), None)
-
-
-def _training_of(folder: Path, label: str) -> dict[str, Any]:
-    """The record of the run that an adapter belongs to."""
-    run = run_of(folder)
-    if run is None:
-        return {}
-    try:
-        record = json.loads((run / TRAINING_CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{label}: {TRAINING_CONFIG} is damaged ({error})") from error
-    return record if isinstance(record, dict) else {}
 
 
 def _spoken(shape: tuple[int, ...] | None) -> str:

@@ -22,6 +22,9 @@ DOCUMENTS = "documents.json"
 """Which documents were trained on, validated on and held out, by digest."""
 EVALUATION = "eval_bpt.json"
 """What ``scripts/eval_bpt.py`` found of the finished run."""
+CONTROL_CONFIG = "scu_config.json"
+WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""The adapter, as PEFT names it."""
 TRAINING_CONFIG = "training_config.json"
 """The file that tells a run folder from any other folder; written first."""
 LOCK = ".lock"
@@ -172,6 +175,28 @@ class RunFolder:
         """The checkpoints, oldest first."""
         found = [p for p in self.path.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
         return sorted(found, key=step_of)
+
+
+def read_json(path: Path, content: bytes | None = None, kind: type = dict) -> Any:
+    """The JSON object in a file.
+
+    Args:
+        path: the file.
+        content: of the file, where it was read already.
+        kind: ``list`` where the file holds a list.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        value = json.loads((path.read_bytes() if content is None else content).decode("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise UserError(f"{path}: not JSON ({error}); the file is damaged") from error
+    if not isinstance(value, kind):
+        raise UserError(f"{path}: not a JSON {'list' if kind is list else 'object'}; the file is damaged")
+    return value
 
 
 def step_of(checkpoint: Path) -> int:

@@ -1,15 +1,21 @@
 """The runs in a folder, by what their own files say. Loads nothing heavy."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from granite_scu.errors import UserError
-from granite_scu.storage.run_folder import HISTORY, HISTORY_LINES, METRICS, TRAINING_CONFIG, RunFolder
+from granite_scu.storage.run_folder import (
+    CONTROL_CONFIG,
+    HISTORY,
+    HISTORY_LINES,
+    METRICS,
+    TRAINING_CONFIG,
+    RunFolder,
+    read_json,
+)
 
 SIGNS = (TRAINING_CONFIG, METRICS, HISTORY, HISTORY_LINES)
 """Files that only a run leaves behind; without the first of them it is a broken one."""
@@ -109,8 +115,8 @@ def summarise(path: Path) -> Summary:
     Raises:
         UserError, ValueError, KeyError, TypeError, AttributeError, OSError: they are missing or damaged.
     """
-    training, metrics = _read(path / TRAINING_CONFIG), _read(path / METRICS) if (path / METRICS).is_file() else {}
-    control = _read(path / "scu_config.json")
+    training, control = read_json(path / TRAINING_CONFIG), read_json(path / CONTROL_CONFIG)
+    metrics = read_json(path / METRICS) if (path / METRICS).is_file() else {}
     history = RunFolder(path).read_history()
     last = history[-1] if history else {}
     base, adapter = metrics.get("base_test_bpt"), metrics.get("final_test_bpt")
@@ -142,18 +148,6 @@ def ordered(found: list[Summary], by: str) -> list[Summary]:
     known = [each for each in found if getattr(each, field) is not None]
     unknown = [each for each in found if getattr(each, field) is None]
     return sorted(known, key=lambda each: getattr(each, field), reverse=largest_first) + unknown
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{file.name} is missing") from error
-    except ValueError as error:
-        raise ValueError(f"{file.name} is damaged ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file.name} is damaged (not an object)")
-    return content
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """What a run lacks, on simulated machines and with a simulated hub."""
 
 import json
+from functools import cache
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -10,12 +11,23 @@ import torch
 from devices import A100, CPU, RTX_4090, T4, V100, gpu
 
 from granite_scu.cli import requirements, script_flags
-from granite_scu.cli.requirements import Check, Wanted, can_start, check_requirements, print_requirements
+from granite_scu.cli.requirements import Check, can_start, check_requirements, print_requirements
+from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.model.mamba2.mamba import TORCH, Kernels
 
-ON_CPU = Wanted(accelerator="cpu", model=TINY_MODEL, data_path="stdlib-docs")
-ON_GPU = Wanted(accelerator="cuda", model=TINY_MODEL, data_path="stdlib-docs")
+EMBEDDED = {"base.name": TINY_MODEL, "data.path": "stdlib-docs", "control.target_s": 0.02}
+
+
+@cache
+def wanted(accelerator: str, **settings) -> Request:
+    """A run on the embedded model and text, but for settings whose dots are underscores twice."""
+    dotted = {name.replace("__", "."): value for name, value in settings.items()}
+    return Request.from_dotted(EMBEDDED | {"trainer.accelerator": accelerator} | dotted)
+
+
+DOWNLOADED = {"base__name": "ibm-granite/granite-4.0-h-1b", "data__path": None}
+ON_CPU, ON_GPU = wanted("cpu"), wanted("cuda")
 
 
 @pytest.fixture
@@ -45,16 +57,9 @@ def found(checks: list[Check], name: str) -> Check:
 def test_a_run_on_the_cpu_with_embedded_model_and_text_starts_anywhere(machine, hub, tmp_path):
     machine(CPU, driver=None, build=None)
     calls = hub(error=OSError("unreachable"))
-    checks = check_requirements(Wanted("cpu", model=TINY_MODEL, data_path="stdlib-docs", output_dir=str(tmp_path)))
+    checks = check_requirements(wanted("cpu", run__output_dir=str(tmp_path)))
     assert can_start(checks)
     assert calls == [], "a run that downloads nothing asks nobody"
-
-
-def test_what_may_fall_back_to_the_cpu_needs_no_gpu(machine):
-    machine(CPU, driver=None, build=None)
-    wanted = Wanted("auto", cpu_is_meant=True, model=TINY_MODEL, data_path="stdlib-docs")
-    assert can_start(check_requirements(wanted))
-    assert not can_start(check_requirements(Wanted("auto", model=TINY_MODEL, data_path="stdlib-docs")))
 
 
 def test_a_run_on_a_gpu_starts_there(machine):
@@ -121,7 +126,7 @@ def test_which_build_runs_on_which_gpu(capability, architectures, runs):
 
 def test_a_precision_the_device_lacks_blocks_the_run(machine):
     machine(T4)
-    checks = check_requirements(Wanted("cuda", model=TINY_MODEL, data_path="stdlib-docs", precision="bf16-mixed"))
+    checks = check_requirements(wanted("cuda", trainer__precision="bf16-mixed"))
     assert not can_start(checks)
     assert "--precision fp16" in found(checks, "precision").remedy
     assert found(checks, "bf16").found == "no" and not found(checks, "bf16").blocks
@@ -131,8 +136,7 @@ def test_a_precision_the_device_lacks_blocks_the_run(machine):
 def test_4bit_needs_bitsandbytes(machine, monkeypatch, installed, starts):
     machine(CPU)
     monkeypatch.setattr(requirements, "_version", lambda name: installed if name == "bitsandbytes" else None)
-    wanted = Wanted("cpu", quantize_4bit=True, model=TINY_MODEL, data_path="stdlib-docs")
-    checks = check_requirements(wanted)
+    checks = check_requirements(wanted("cpu", base__quantize_4bit=True))
     assert can_start(checks) is starts
     assert starts or found(checks, "bitsandbytes").remedy.startswith("pip install bitsandbytes")
     assert can_start(check_requirements(ON_CPU))
@@ -150,27 +154,26 @@ def test_4bit_needs_bitsandbytes(machine, monkeypatch, installed, starts):
 def test_flash_attention_needs_package_and_gpu(machine, monkeypatch, device, installed, starts, remedy):
     machine(device)
     monkeypatch.setattr(requirements, "_version", lambda name: installed if name == "flash-attn" else None)
-    wanted = Wanted("cuda", attention="flash_attention_2", model=TINY_MODEL, data_path="stdlib-docs")
-    checks = check_requirements(wanted)
+    checks = check_requirements(wanted("cuda", base__attention="flash_attention_2"))
     assert can_start(checks) is starts and found(checks, "flash-attn").remedy == remedy
     assert can_start(check_requirements(ON_GPU)), "sdpa needs no package"
 
 
 @pytest.mark.parametrize(
-    ("device", "installed", "wanted", "meaning", "remedy", "starts"),
+    ("device", "installed", "settings", "meaning", "remedy", "starts"),
     [
         (A100, {}, {}, "the layers run in PyTorch", "pip install 'granite-scu[kernels]'", True),
-        (A100, {}, {"kernels": "cuda"}, "the run is refused", "pip install 'granite-scu[kernels]'", False),
-        (A100, {}, {"kernels": "torch"}, "not used, --kernels torch: the layers run in PyTorch", "", True),
-        (A100, {}, {"deterministic": True}, "not used, --deterministic: the layers run in PyTorch", "", True),
+        (A100, {}, {"base__kernels": "cuda"}, "the run is refused", "pip install 'granite-scu[kernels]'", False),
+        (A100, {}, {"base__kernels": "torch"}, "not used, --kernels torch: the layers run in PyTorch", "", True),
+        (A100, {}, {"trainer__deterministic": True}, "not used, --deterministic: the layers run in PyTorch", "", True),
         (CPU, {"fla-core": "0.6.0"}, {}, "not used, a CPU: the layers run in PyTorch", "", True),
-        (CPU, {}, {"kernels": "cuda"}, "the run is refused: a CPU", "use --kernels auto", False),
+        (CPU, {}, {"base__kernels": "cuda"}, "the run is refused: a CPU", "use --kernels auto", False),
     ],
 )
-def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, installed, wanted, meaning, remedy, starts):
+def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, installed, settings, meaning, remedy, starts):
     machine(device)
     monkeypatch.setattr(requirements.kernels, "installed", lambda: installed)
-    checks = check_requirements(Wanted(device.kind, model=TINY_MODEL, data_path="stdlib-docs", **wanted))
+    checks = check_requirements(wanted(device.kind, **settings))
     check = found(checks, "Mamba-2 kernels")
     assert (check.meaning, check.remedy) == (meaning, remedy)
     assert can_start(checks) is starts
@@ -178,16 +181,16 @@ def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, instal
 
 
 @pytest.mark.parametrize(
-    ("right", "wanted", "meaning", "starts"),
+    ("right", "settings", "meaning", "starts"),
     [
         (True, {}, "the layers run in theirs, which passed their self-check", True),
-        (True, {"kernels": "cuda"}, "the layers run in theirs, which passed their self-check", True),
+        (True, {"base__kernels": "cuda"}, "the layers run in theirs, which passed their self-check", True),
         (False, {}, "fla-core 0.6.0 failed its self-check (NaN): the layers run in PyTorch", True),
-        (False, {"kernels": "cuda"}, "fla-core 0.6.0 failed its self-check (NaN): the run is refused", False),
-        (True, {"model": "owner/name"}, "not tried here: no Mamba-2 layers of known sizes, or no precision", True),
+        (False, {"base__kernels": "cuda"}, "fla-core 0.6.0 failed its self-check (NaN): the run is refused", False),
+        (True, {"base__name": "owner/name"}, "not tried here: no Mamba-2 layers of known sizes, or no precision", True),
     ],
 )
-def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypatch, right, wanted, meaning, starts):
+def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypatch, right, settings, meaning, starts):
     machine(A100)
     hub()
     theirs, tried = Kernels("theirs", TORCH.scan, TORCH.conv), []
@@ -198,10 +201,10 @@ def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypat
 
     monkeypatch.setattr(requirements.kernels, "installed", lambda: {"fla-core": "0.6.0"})
     monkeypatch.setattr(requirements.kernels, "first_right", first_right)
-    checks = check_requirements(Wanted("cuda", **{"model": TINY_MODEL, "data_path": "stdlib-docs"} | wanted))
+    checks = check_requirements(wanted("cuda", **settings))
     assert found(checks, "Mamba-2 kernels").meaning == meaning
     assert can_start(checks) is starts
-    if "model" not in wanted:
+    if "base__name" not in settings:
         ((kind, dtype, sizes),) = tried
         assert (kind, dtype, sizes.groups, sizes.conv_width) == ("cuda", torch.bfloat16, 1, 4)
 
@@ -213,8 +216,7 @@ def test_one_cpu_process_is_not_several(machine, monkeypatch, launched, starts):
         monkeypatch.delenv(variable, raising=False)
     if launched:
         monkeypatch.setenv("WORLD_SIZE", launched)
-    wanted = Wanted("cpu", model=TINY_MODEL, data_path="stdlib-docs", multi_gpu=True)
-    checks = check_requirements(wanted)
+    checks = check_requirements(wanted("cpu", run__multi_gpu=True))
     assert can_start(checks) is starts
     assert starts or "leave out --multi-gpu" in found(checks, "--multi-gpu").remedy
 
@@ -223,21 +225,21 @@ def test_a_model_folder_needs_no_hub(machine, hub, tmp_path):
     machine(CPU)
     calls = hub()
     (tmp_path / "config.json").write_text("{}")
-    assert can_start(check_requirements(Wanted("cpu", model=str(tmp_path), data_path="stdlib-docs")))
+    assert can_start(check_requirements(wanted("cpu", base__name=str(tmp_path))))
     assert calls == []
 
 
 def test_a_model_folder_without_a_model_blocks_the_run(machine, tmp_path):
     machine(CPU)
     for model in (str(tmp_path), str(tmp_path / "absent" / "model")):
-        check = found(check_requirements(Wanted("cpu", model=model, data_path="stdlib-docs")), "base model")
+        check = found(check_requirements(wanted("cpu", base__name=model)), "base model")
         assert check.blocks and f"--model {model}" in check.remedy
 
 
 def test_the_hub_is_asked_for_what_would_be_downloaded(machine, hub):
     machine(CPU)
     calls = hub()
-    checks = check_requirements(Wanted("cpu", model="ibm-granite/granite-4.0-h-1b"))
+    checks = check_requirements(wanted("cpu", **DOWNLOADED))
     assert can_start(checks) and found(checks, "hub access").ok
     assert calls == [("ibm-granite/granite-4.0-h-1b", 2.0), ("Salesforce/wikitext", 2.0)]
 
@@ -246,7 +248,7 @@ def test_what_is_cached_is_not_asked_for(machine, hub, monkeypatch):
     machine(CPU)
     calls = hub(error=OSError("unreachable"))
     monkeypatch.setattr(requirements, "_is_cached", lambda repository, file, kind="model": True)
-    checks = check_requirements(Wanted("cpu", model="ibm-granite/granite-4.0-h-1b"))
+    checks = check_requirements(wanted("cpu", **DOWNLOADED))
     assert can_start(checks) and calls == []
     assert found(checks, "base model").found == "ibm-granite/granite-4.0-h-1b (in the hub cache)"
 
@@ -274,20 +276,20 @@ def test_a_model_is_cached_when_configuration_and_weights_are(monkeypatch, tmp_p
 def test_a_download_without_a_hub_blocks_the_run(machine, hub, error, offline, says, remedy):
     machine(CPU)
     calls = hub(error, offline)
-    check = found(check_requirements(Wanted("cpu", model="ibm-granite/granite-4.0-h-1b")), "hub access")
+    check = found(check_requirements(wanted("cpu", **DOWNLOADED)), "hub access")
     assert check.blocks and says in check.found and remedy in check.remedy
     assert not (offline and calls)
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_written_block_the_run(machine, monkeypatch, tmp_path):
     machine(CPU)
-    wanted = Wanted("cpu", model=TINY_MODEL, data_path="stdlib-docs", output_dir=str(tmp_path / "new" / "run"))
-    assert can_start(check_requirements(wanted)), "the folder is made by the run"
+    request = wanted("cpu", run__output_dir=str(tmp_path / "new" / "run"))
+    assert can_start(check_requirements(request)), "the folder is made by the run"
     monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    full = found(check_requirements(wanted), "free disk")
-    assert full.blocks and f"--output-dir {wanted.output_dir}" in full.remedy
+    full = found(check_requirements(request), "free disk")
+    assert full.blocks and f"--output-dir {request.run.output_dir}" in full.remedy
     (tmp_path / "new").write_text("a file, not a folder")
-    assert found(check_requirements(wanted), "free disk").found.endswith("cannot be written")
+    assert found(check_requirements(request), "free disk").found.endswith("cannot be written")
 
 
 def test_the_table_names_what_is_missing_and_leaves_commands_whole(capsys):
@@ -329,7 +331,7 @@ def test_json_is_one_object_with_every_check(machine, capsys):
 )
 def test_the_preset_is_looked_at(machine, name, device, starts, found_text, remedy):
     machine(device)
-    checks = check_requirements(Wanted("cuda", model=TINY_MODEL, data_path="stdlib-docs", hardware=name))
+    checks = check_requirements(ON_GPU, name)
     check = found(checks, "hardware preset")
     assert can_start(checks) is starts and check.found == found_text and check.remedy.startswith(remedy)
 

@@ -161,8 +161,8 @@ def test_what_is_not_plain_lora_is_refused_by_name(make_adapter, merge, settings
 
 def test_pissa_is_refused_because_it_changes_the_base(make_adapter, merge):
     folder = make_adapter()
-    config = json.loads((folder / saved_adapter.CONFIG).read_text())
-    (folder / saved_adapter.CONFIG).write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
+    config = json.loads((folder / saved_adapter.ADAPTER_CONFIG).read_text())
+    (folder / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
     with pytest.raises(UserError, match=r"pissa.*changes the base"):
         merge(folder)
 
@@ -179,8 +179,10 @@ def test_an_adapter_for_another_base_is_refused_before_anything_is_written(
         UserError, match=r"does not fit .*input_linear.lora_B.weight would have to be 96 x 4 and is 64 x 4"
     ):
         merge(folder, other)
-    config = json.loads((folder / saved_adapter.CONFIG).read_text())
-    (folder / saved_adapter.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "ibm-granite/a"}))
+    config = json.loads((folder / saved_adapter.ADAPTER_CONFIG).read_text())
+    (folder / saved_adapter.ADAPTER_CONFIG).write_text(
+        json.dumps(config | {"base_model_name_or_path": "ibm-granite/a"})
+    )
     with pytest.raises(UserError, match=r"was trained on ibm-granite/a, and not on --model ibm-granite/b"):
         saved_adapter.base_of(saved_adapter.find(folder), "ibm-granite/b")
     (folder / saved_adapter.TRAINING_CONFIG).write_text(json.dumps({"base": {"name": "ibm-granite/b"}}))

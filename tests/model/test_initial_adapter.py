@@ -285,7 +285,7 @@ def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):
 
     weights, config = (
         load_file(adapter / saved_adapter.WEIGHTS),
-        json.loads((adapter / saved_adapter.CONFIG).read_text()),
+        json.loads((adapter / saved_adapter.ADAPTER_CONFIG).read_text()),
     )
     name = next(iter(weights))
     save_file(weights | {name: weights[name] * float("nan")}, adapter / saved_adapter.WEIGHTS)
@@ -295,12 +295,12 @@ def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):
     (adapter / saved_adapter.WEIGHTS).write_bytes(b"torn")
     assert "is damaged" in refusal()
     save_file(weights, adapter / saved_adapter.WEIGHTS)
-    (adapter / saved_adapter.CONFIG).write_text(json.dumps(config | {"use_dora": True}))
+    (adapter / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"use_dora": True}))
     assert "use_dora = True" in refusal()
-    (adapter / saved_adapter.CONFIG).write_text(json.dumps(config | {"target_modules": ["gate_proj"]}))
+    (adapter / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"target_modules": ["gate_proj"]}))
     assert "does not fit" in refusal()
-    (adapter / saved_adapter.CONFIG).write_text("{")
+    (adapter / saved_adapter.ADAPTER_CONFIG).write_text("{")
     assert "damaged" in refusal()
-    (adapter / saved_adapter.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "a/b"}))
+    (adapter / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": "a/b"}))
     with pytest.raises(UserError, match="was trained on a/b, and not on --model c/d"):
         initial_adapter.open_start(str(adapter), "c/d")

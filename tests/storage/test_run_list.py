@@ -119,7 +119,7 @@ def test_broken_folders_are_named_and_not_fatal(make_run, tmp_path, listed):
         "worded",
     }
     assert "tokens_per_s is no number in its files, but 'fast'" in broken[str(tmp_path / "worded")]
-    assert "training_config.json is missing" in broken[str(tmp_path / "unmarked")]
+    assert "training_config.json: cannot be read" in broken[str(tmp_path / "unmarked")]
     assert "'plan' is missing" in broken[str(tmp_path / "emptied")]
     assert "sound" in out
 

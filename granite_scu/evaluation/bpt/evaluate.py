@@ -20,14 +20,14 @@ from granite_scu.errors import UserError
 from granite_scu.evaluation.bpt import models, results, texts
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.results import WindowScores
-from granite_scu.evaluation.bpt.subjects import BASE, Subject, read_json, runs_of, shared_base
+from granite_scu.evaluation.bpt.subjects import BASE, Subject, runs_of, shared_base
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, ScoringWindow, cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import TRAINING_CONFIG
+from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
 
 MAX_LENGTH = 1024
 """Tokens of a window where no run says what it was trained at."""

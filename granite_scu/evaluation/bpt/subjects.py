@@ -1,6 +1,5 @@
 """What the user named: run folders, adapters, checkpoints and whole models, and the base that they share."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Literal
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.errors import UserError
 from granite_scu.model import saved_adapter
-from granite_scu.storage.run_folder import DOCUMENTS
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, DOCUMENTS, read_json
 
 BASE = "base"
 """The name of the base model in every result."""
@@ -87,17 +86,6 @@ def runs_of(subjects: Sequence[Subject]) -> list[Path]:
     return list(dict.fromkeys(subject.run for subject in subjects if subject.run))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises UserError where there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: is no JSON object")
-    return found
-
-
 def _identify(given: str, label: str) -> Subject:
     path = Path(given).expanduser()
     if not path.is_dir():
@@ -110,12 +98,12 @@ def _identify(given: str, label: str) -> Subject:
         if given == TINY_MODEL or (given.count("/") == 1 and not given.startswith((".", "/", "~"))):
             return Subject(label, given, "model", given)  # an embedded model or a hub id
         raise UserError(f"{given}: no such folder")
-    if (path / "config.json").is_file() and not (path / saved_adapter.CONFIG).is_file():
+    if (path / "config.json").is_file() and not (path / ADAPTER_CONFIG).is_file():
         return Subject(label, given, "model", given)
     saved_adapter.require_files(path, given)
-    base = read_json(path / saved_adapter.CONFIG).get("base_model_name_or_path")
+    base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise UserError(f"{path / saved_adapter.CONFIG}: names no base model (base_model_name_or_path)")
+        raise UserError(f"{path / ADAPTER_CONFIG}: names no base model (base_model_name_or_path)")
     return Subject(label, given, "adapter", base, saved_adapter.run_of(path))
 
 

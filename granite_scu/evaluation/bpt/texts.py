@@ -17,9 +17,9 @@ from granite_scu.data.sources.read import drop_empty, load
 from granite_scu.data.streaming import beginning
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.errors import UserError
-from granite_scu.evaluation.bpt.subjects import documents_of, read_json
+from granite_scu.evaluation.bpt.subjects import documents_of
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, as_corpus
-from granite_scu.storage.run_folder import TRAINING_CONFIG
+from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
 
 _log = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
+
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
@@ -28,23 +30,21 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
     try:
         tensors = dict(deserialize(weights))
     except SafetensorError as error:
-        raise ValueError(f"adapter_model.safetensors: not a whole safetensors file ({error})") from error
+        raise ValueError(f"{WEIGHTS}: not a whole safetensors file ({error})") from error
     if config.get("peft_type") != "LORA" or not isinstance(config.get("r"), int):
-        raise ValueError("adapter_config.json: does not describe a LoRA adapter (peft_type LORA with a rank r)")
+        raise ValueError(f"{ADAPTER_CONFIG}: does not describe a LoRA adapter (peft_type LORA with a rank r)")
     if not tensors:
-        raise ValueError("adapter_model.safetensors: holds no tensor")
+        raise ValueError(f"{WEIGHTS}: holds no tensor")
     factors: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None or not _is_target(match["module"], config.get("target_modules")):
-            raise ValueError(
-                f"adapter_model.safetensors: {name} is not a factor of a layer that adapter_config.json names"
-            )
+            raise ValueError(f"{WEIGHTS}: {name} is not a factor of a layer that {ADAPTER_CONFIG} names")
         factors.setdefault(match["module"], {})[match["factor"]] = tensor
     for module, pair in factors.items():
         _check_pair(module, pair, _rank_of(module, config))
     if not any(_values(pair["B"]).any() for pair in factors.values()):
-        raise ValueError("adapter_model.safetensors: every lora_B is zero, so the adapter changes nothing; train first")
+        raise ValueError(f"{WEIGHTS}: every lora_B is zero, so the adapter changes nothing; train first")
     parameters = sum(int(np.prod(tensor["shape"])) for tensor in tensors.values())
     return {"layers": len(factors), "parameters": parameters}
 
@@ -58,24 +58,24 @@ def metadata_of(weights: bytes) -> str:
 def _check_pair(module: str, pair: Mapping[str, Any], rank: int) -> None:
     if set(pair) != {"A", "B"}:
         missing = ({"A", "B"} - set(pair)).pop()
-        raise ValueError(f"adapter_model.safetensors: {module} lacks lora_{missing}")
+        raise ValueError(f"{WEIGHTS}: {module} lacks lora_{missing}")
     shapes = {factor: tensor["shape"] for factor, tensor in pair.items()}
     matrices = all(len(shape) == 2 for shape in shapes.values())
     if not matrices or shapes["A"][0] != rank or shapes["B"][1] != rank:
         raise ValueError(
-            f"adapter_model.safetensors: {module} has lora_A {shapes['A']} and lora_B {shapes['B']}; "
-            f"adapter_config.json says rank {rank}, so [{rank}, in] and [out, {rank}]"
+            f"{WEIGHTS}: {module} has lora_A {shapes['A']} and lora_B {shapes['B']}; "
+            f"{ADAPTER_CONFIG} says rank {rank}, so [{rank}, in] and [out, {rank}]"
         )
     for factor, tensor in pair.items():
         if not np.isfinite(_values(tensor)).all():
-            raise ValueError(f"adapter_model.safetensors: {module}.lora_{factor} is not finite; the run diverged")
+            raise ValueError(f"{WEIGHTS}: {module}.lora_{factor} is not finite; the run diverged")
 
 
 def _values(tensor: Mapping[str, Any]) -> np.ndarray:
     if tensor["dtype"] == "BF16":  # numpy has none: the upper half of a float32
         return (np.frombuffer(tensor["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
     if tensor["dtype"] not in _FLOATS:
-        raise ValueError(f"adapter_model.safetensors: holds {tensor['dtype']} numbers; an adapter holds floating point")
+        raise ValueError(f"{WEIGHTS}: holds {tensor['dtype']} numbers; an adapter holds floating point")
     return np.frombuffer(tensor["data"], _FLOATS[tensor["dtype"]])
 
 

@@ -1,6 +1,5 @@
 """The model card: what the adapter is, what was measured, how to load it. Of a run folder, and on the hub."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -9,26 +8,32 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from granite_scu.config.settings import TINY_MODEL
-from granite_scu.storage.run_folder import EVALUATION, METRICS, MODEL_CARD, replacing
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import (
+    CONTROL_CONFIG,
+    EVALUATION,
+    METRICS,
+    MODEL_CARD,
+    TRAINING_CONFIG,
+    RunFolder,
+    read_json,
+)
 
 NOT_MEASURED = "not measured"
 
 
 def write_model_card(folder: Path) -> None:
     """Write the model card of a finished run into its folder, from the files there."""
-    with replacing(folder / MODEL_CARD) as temporary:
-        temporary.write_text(model_card(gather(folder)), encoding="utf-8")
+    RunFolder(folder).write_text(MODEL_CARD, model_card(gather(folder)))
 
 
 def gather(folder: Path) -> dict[str, Any]:
     """What a run folder tells for its card, see ``model_card``.
 
     Raises:
-        ValueError: a file is missing or damaged.
+        UserError: a file is missing or damaged.
     """
-    summary, training, control = (
-        read_object(folder / name) for name in (METRICS, "training_config.json", "scu_config.json")
-    )
+    summary, training, control = (read_json(folder / name) for name in (METRICS, TRAINING_CONFIG, CONTROL_CONFIG))
     try:
         plan, lora = training["plan"], dict(training["lora"])
         lora.pop("adapter", None)  # where it lay; what it was stands under start
@@ -55,7 +60,7 @@ def gather(folder: Path) -> dict[str, Any]:
             "versions": training["versions"],
         }
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder}: its JSON files lack {error}; was it written by another program?") from error
+        raise UserError(f"{folder}: its JSON files lack {error}; was it written by another program?") from error
 
 
 def model_card(facts: Mapping[str, Any]) -> str:
@@ -95,19 +100,6 @@ def is_local(base: str) -> bool:
     return base != TINY_MODEL and (Path(base).is_dir() or _is_path(base) or base.count("/") != 1)
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError where there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror})") from error
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise ValueError(f"{file}: not JSON ({error}); the file is damaged") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file}: not an object; the file is damaged")
-    return content
-
-
 def evaluation_of(folder: Path) -> dict[str, Any] | None:
     """The adapter of a run against its base as ``scripts/eval_bpt.py`` measured it; None where it did not.
 
@@ -117,12 +109,12 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
         (bits per token, adapter minus base; no interval of too few documents: null), ``confidence``, and ``verdict``.
 
     Raises:
-        ValueError: the file is damaged, or about another adapter.
+        UserError: the file is damaged, or about another adapter.
     """
     file = folder / EVALUATION
     if not file.is_file():
         return None
-    content = read_object(file)
+    content = read_json(file)
     try:
         name = folder.resolve().name
         base = next(model for model in content["models"] if model["adapter"] is None)
@@ -142,7 +134,7 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
             "verdict": pair["verdict"],
         }
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise ValueError(
+        raise UserError(
             f"{file}: does not compare the adapter of {name} with its base; run scripts/eval_bpt.py on it again"
         ) from error
 
@@ -195,11 +187,11 @@ def _interval(evaluation: Mapping[str, Any]) -> str:
 
 
 def _title(base: str, facts: Mapping[str, Any]) -> str:
-    return str(facts.get("repo_id") or f"LoRA adapter for {_public_name(base)}")
+    return str(facts.get("repo_id") or f"LoRA adapter for {public_name(base)}")
 
 
 def _introduction(base: str, facts: Mapping[str, Any]) -> str:
-    name = _public_name(base)
+    name = public_name(base)
     origin = (
         ", the model embedded in granite-scu" if base == TINY_MODEL else ", a local model" if is_local(base) else ""
     )
@@ -285,7 +277,7 @@ def _loading(base: str, facts: Mapping[str, Any]) -> str:
         source = f'str(files("granite_scu") / "assets" / "{TINY_MODEL}")'
     else:
         imports = ""
-        source = f'"{_public_name(base)}"'
+        source = f'"{public_name(base)}"'
         placeholder = "  # a local model: give the path of its folder" if is_local(base) else ""
     repo_id, revision = facts.get("repo_id"), facts.get("revision")
     adapter = f'"{repo_id}"' if repo_id else '"."  # this folder'
@@ -309,10 +301,10 @@ def _licence(base: str, facts: Mapping[str, Any]) -> str:
     own = facts.get("license") or of_base
     adapter = f"The adapter: {own}." if own else "The adapter: not chosen."
     page = "" if is_local(base) else f", see https://huggingface.co/{base}"
-    return f"{adapter} The base model `{_public_name(base)}`: {of_base or f'its own terms apply{page}'}."
+    return f"{adapter} The base model `{public_name(base)}`: {of_base or f'its own terms apply{page}'}."
 
 
-def _public_name(base: str) -> str:
+def public_name(base: str) -> str:
     """A hub id as it is; of a local folder its name alone, which says nothing about the machine."""
     return _last_name(str(Path(base).expanduser().resolve())) if is_local(base) else base
 

@@ -11,24 +11,35 @@ from granite_scu.config.settings import TINY_MODEL
 from granite_scu.errors import UserError
 from granite_scu.export.publish import leaks, model_card
 from granite_scu.export.publish.adapter import check_adapter, metadata_of
+from granite_scu.storage.run_folder import (
+    ADAPTER_CONFIG,
+    CONTROL_CONFIG,
+    DOCUMENTS,
+    HISTORY,
+    HISTORY_LINES,
+    METRICS,
+    MODEL_CARD,
+    TRAINING_CONFIG,
+    WEIGHTS,
+    read_json,
+)
 
-WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 REQUIRED = (
     WEIGHTS,
     ADAPTER_CONFIG,
     *TOKENIZER,
-    "scu_config.json",
-    "scu_metrics.json",
-    "scu_history.json",
+    CONTROL_CONFIG,
+    METRICS,
+    HISTORY,
     "control.png",
 )
 OPTIONAL = ("control.svg", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
-PUBLISHED = (model_card.MODEL_CARD, *REQUIRED, *OPTIONAL)
+PUBLISHED = (MODEL_CARD, *REQUIRED, *OPTIONAL)
 """Everything that is ever uploaded. The card is built anew."""
 
 KEPT = (
-    *("config.yaml", "training_config.json", "documents.json", "eval_bpt.*", "scu_history.jsonl", "report.html"),
+    *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, "report.html"),
     *("identification.*", "logs", "best", "checkpoint-*"),
 )
 """What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""
@@ -36,10 +47,11 @@ KEPT = (
 FILE_LIMIT = 50 * 10**9
 """Bytes; the hub takes no larger file."""
 
+_UNFINISHED = "the run has not come to its end; go on with it by --resume-from-checkpoint last"
 _REMEDY = {
     "control.png": "draw it with: python -m viz.control_plot RUN",
-    "scu_metrics.json": "the run has not come to its end; go on with it by --resume-from-checkpoint last",
-    "scu_history.json": "the run has not come to its end; go on with it by --resume-from-checkpoint last",
+    METRICS: _UNFINISHED,
+    HISTORY: _UNFINISHED,
 }
 
 
@@ -63,7 +75,7 @@ class Publication:
 
     @property
     def card(self) -> str:
-        return self.files[model_card.MODEL_CARD].decode()
+        return self.files[MODEL_CARD].decode()
 
 
 def prepare(
@@ -84,13 +96,12 @@ def prepare(
     """
     left_out = _survey(folder)
     files = {name: _content(folder, name) for name in (*REQUIRED, *OPTIONAL) if (folder / name).exists()}
+    facts = model_card.gather(folder)
+    config = read_json(folder / ADAPTER_CONFIG, files[ADAPTER_CONFIG])
     try:
-        facts = model_card.gather(folder)
-        config = _object(folder, ADAPTER_CONFIG, files)
         counts = check_adapter(files[WEIGHTS], config)
-        evaluation = model_card.evaluation_of(folder)
     except ValueError as error:
-        raise UserError(_in(folder, str(error))) from error
+        raise UserError(f"{folder}: {error}") from error
     base = _base(folder, facts["base_model"], config.get("base_model_name_or_path"), base_id)
     if base != config["base_model_name_or_path"]:
         files[ADAPTER_CONFIG] = _json(config | {"base_model_name_or_path": base})
@@ -104,9 +115,9 @@ def prepare(
         "repo_id": repo_id,
         "revision": revision,
         "license": licence,
-        "evaluation": evaluation,
+        "evaluation": model_card.evaluation_of(folder),
     }
-    files = {model_card.MODEL_CARD: model_card.model_card(facts).encode(), **files}
+    files = {MODEL_CARD: model_card.model_card(facts).encode(), **files}
     for name, content in files.items():
         _check_content(folder, name, content)
     return Publication(files, base, tuple(left_out), tuple(_notes(facts)), counts)
@@ -116,9 +127,9 @@ def _survey(folder: Path) -> list[str]:
     """The names that stay; refuses a folder that holds no finished run, or what nobody publishes knowingly."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name the --output-dir of a run")
-    if not (folder / "training_config.json").is_file():
+    if not (folder / TRAINING_CONFIG).is_file():
         raise UserError(
-            f"{folder}: holds no training_config.json, so it is not a run folder; name the --output-dir of a run"
+            f"{folder}: holds no {TRAINING_CONFIG}, so it is not a run folder; name the --output-dir of a run"
         )
     for name in REQUIRED:
         if not (folder / name).is_file():
@@ -180,10 +191,10 @@ def _check_content(folder: Path, name: str, content: bytes) -> None:
     if found := leaks.secret_in(text):
         line, kind = found
         raise UserError(f"{folder / name}:{line}: looks like {kind}; remove it, and revoke it if others saw it")
-    if name in (model_card.MODEL_CARD, WEIGHTS):
+    if name in (MODEL_CARD, WEIGHTS):
         _check_paths(folder / name, {"the text": text})
     elif name.endswith(".json"):
-        value = _object(folder, name, {name: content}, list if name == "scu_history.json" else dict)
+        value = read_json(folder / name, content, list if name == HISTORY else dict)
         if name == "tokenizer.json":  # its vocabulary may well hold strings that look like paths
             value = {key: entry for key, entry in value.items() if key not in ("model", "added_tokens")}
         _check_paths(folder / name, dict(leaks.strings(value)))
@@ -194,16 +205,6 @@ def _check_paths(file: Path, texts: Mapping[str, str]) -> None:
         # A chat template is a program in which any text may occur, and it comes with the base model.
         if place != "chat_template" and (path := leaks.local_path_in(text)):
             raise UserError(f"{file}: {place} names {path}, a path of this machine; remove it from the file")
-
-
-def _object(folder: Path, name: str, files: Mapping[str, bytes], kind: type = dict) -> Any:
-    try:
-        value = json.loads(files[name].decode("utf-8"))
-    except ValueError as error:
-        raise UserError(f"{folder / name}: not JSON ({error}); the file is damaged") from error
-    if not isinstance(value, kind):
-        raise UserError(f"{folder / name}: not a JSON {kind.__name__}; the file is damaged")
-    return value
 
 
 def _notes(facts: Mapping[str, Any]) -> list[str]:
@@ -227,8 +228,3 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
 
 def _json(value: object) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
-
-
-def _in(folder: Path, words: str) -> str:
-    """The words, led by the folder where they do not name it yet."""
-    return words if words.startswith(str(folder)) else f"{folder}: {words}"

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_" + "Wr1teTokenOfTheLoopbackHub0123456"
 ME = "ada"
@@ -83,7 +83,6 @@ _ROUTES = [
     ("create", "POST", r"/api/repos/create"),
     ("validate-yaml", "POST", r"/api/validate-yaml"),
     ("branch", "POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/branch/(?P<branch>[^/]+)"),
-    ("paths-info", "POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/paths-info/(?P<branch>[^/]+)"),
     ("preupload", "POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<branch>[^/]+)"),
     ("commit", "POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<branch>[^/]+)"),
     ("tree", "GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<branch>[^/]+)(?:/.*)?"),
@@ -195,11 +194,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                     "lfs": {"oid": oid, "size": len(content), "pointerSize": len(pointer)},
                 }
             return entry
-
-        def _paths_info(self, body: bytes, repo: str, branch: str) -> None:
-            files = hub.repos[repo].branches[branch]
-            wanted = parse_qs(body.decode())["paths"]
-            self._json([self._entry(name, files[name]) for name in wanted if name in files])
 
         def _tree(self, _, repo: str, branch: str) -> None:
             found = hub.repos.get(repo)

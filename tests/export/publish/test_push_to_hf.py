@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants, hf_api
 from loopback import TOKEN
 
 from granite_scu.cli.push_to_hf import main
@@ -127,20 +128,18 @@ def test_a_token_on_the_command_line_is_refused_and_not_repeated(run, capsys, ar
     assert "hf auth login" in err or "hf_***" in err
 
 
-def test_the_snippet_of_the_published_card_runs(tool, hub, run, tmp_path):
+def test_the_snippet_of_the_published_card_runs(push, hub, tmp_path, monkeypatch, capfd):
     """Everything by the card alone: the adapter and the tokenizer come over HTTP."""
-    assert tool(run, "--repo-id", REPO, "--yes", HF_TOKEN=TOKEN).returncode == 0
+    assert push()[0] == 0
     card = hub.repos[REPO].branches["main"]["README.md"].decode()
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("max_new_tokens=40", "max_new_tokens=4")
     assert "max_new_tokens=4)" in code
     hub.requests.clear()
-    environment = os.environ | {
-        "HF_ENDPOINT": hub.url,
-        "HF_TOKEN": TOKEN,
-        "HF_HUB_OFFLINE": "0",
-        "HF_HOME": str(tmp_path),
-    }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("A function is")
+    for name, value in (("ENDPOINT", hub.url), ("HF_HUB_CACHE", str(tmp_path / "hub"))):
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(hf_api.api, "endpoint", hub.url)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capfd.readouterr().out.startswith("A function is")
     assert "GET file" in hub.requests
