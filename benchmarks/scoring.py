@@ -72,8 +72,8 @@ def load(case: Case, device: str) -> Ready:
     from transformers.utils import logging
 
     from granite_scu.config.settings import PRECISIONS, BaseConfig, LoraConfig, RunConfig
-    from granite_scu.data.blocks.packing import encode
     from granite_scu.data.sources.read import load as read
+    from granite_scu.data.tokens.encoding import encode
     from granite_scu.evaluation.bpt import models
     from granite_scu.evaluation.bpt.subjects import identify
     from granite_scu.evaluation.bpt.windows import as_corpus, cut

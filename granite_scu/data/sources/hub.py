@@ -7,10 +7,9 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
-from granite_scu.data.blocks.splitting import Split
 from granite_scu.data.sources import samples
 from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.documents import Document
+from granite_scu.data.sources.documents import SPLITS, Document
 from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -18,8 +17,6 @@ _log = logging.getLogger(__name__)
 PREFIX = "hf:"
 DEFAULT = f"{PREFIX}Salesforce/wikitext:wikitext-2-raw-v1"
 """What is read when nothing is named."""
-
-SPLITS = ("train", "validation", "test")
 
 # An article's title stands between single equals signs, a section's between more of them.
 _ARTICLE_TITLE = re.compile(r" = (?!=)(.*[^=\s]) = \n?")
@@ -47,8 +44,8 @@ def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Docu
     yield from documents(source, name, text_column, streamed)
 
 
-def published(source: str, text_column: str, streamed: bool = False) -> Split[partial] | None:
-    """What reads each of the three splits that a data set comes in; None where it has not all of them.
+def published(source: str, text_column: str, streamed: bool = False) -> list[partial] | None:
+    """What reads each of the three ``SPLITS`` that a data set comes in; None where it has not all of them.
 
     Raises:
         UserError: as ``read``.
@@ -57,7 +54,7 @@ def published(source: str, text_column: str, streamed: bool = False) -> Split[pa
     if not set(SPLITS) <= found:
         return None
     _say_what_is_read(source, SPLITS, tuple(sorted(found - set(SPLITS))))
-    return Split(*(partial(documents, source, name, text_column, streamed) for name in SPLITS))
+    return [partial(documents, source, name, text_column, streamed) for name in SPLITS]
 
 
 def documents(source: str, split: str, text_column: str, streamed: bool = False) -> Iterator[Document]:

@@ -47,6 +47,10 @@ def _short_pieces(monkeypatch):
     monkeypatch.setattr(cache, "SAVED_EVERY", 1)
 
 
+def place(found: cache.Prepared) -> Path:
+    return Path(found.stream.tokens.filename).parent
+
+
 def same(found: cache.Prepared, tokenizer, config: DataConfig) -> bool:
     expected = encode(drop_empty(load(config.path, "text"))[0], tokenizer)
     return all(np.array_equal(getattr(found.stream, name), getattr(expected, name)) for name in ARRAYS)
@@ -94,13 +98,13 @@ def test_other_settings_are_other_tokens(tokenizer, config, change):
     path.write_text(json.dumps({"text": TEXT, "body": "x" + TEXT}) + "\n")
     config = replace(config, path=str(path))
     one, other = prepare(config, tokenizer), prepare(replace(config, **change), tokenizer)
-    assert one.names != other.names
+    assert place(one) != place(other)
 
 
 def test_another_tokenizer_or_template_is_other_tokens(tokenizer, chatting, config):
-    found = {prepare(config, t).names for t in (tokenizer, chatting)}
+    found = {place(prepare(config, t)) for t in (tokenizer, chatting)}
     chatting.chat_template += "{# #}"
-    assert len(found | {prepare(config, chatting).names}) == 3
+    assert len(found | {place(prepare(config, chatting))}) == 3
 
 
 def test_files_that_are_passed_over_are_said_to_be_so_once(tokenizer, config, caplog):
@@ -131,7 +135,7 @@ def test_the_same_files_by_another_path_are_the_same_text(tokenizer, config, mon
     monkeypatch.chdir(Path(config.path).parent)
     name = Path(config.path).name
     for path in (name, f"./{name}/../{name}"):
-        assert prepare(replace(config, path=path), tokenizer).names == found.names
+        assert place(prepare(replace(config, path=path), tokenizer)) == place(found)
     assert "has changed" not in caplog.text
 
 
@@ -150,7 +154,7 @@ def test_a_text_column_that_no_record_has_is_refused(tokenizer, config):
 
 def test_a_run_that_waits_for_another_says_so(tokenizer, config, caplog):
     folder = Path(config.cache_dir)
-    key = prepare(config, tokenizer).names.parent.name
+    key = place(prepare(config, tokenizer)).name
     shutil.rmtree(folder / key)
     taken = threading.Event()
 
