@@ -143,7 +143,7 @@ def test_document_scores_are_the_plain_loops(module, documents):
     from granite_scu.evaluation.score import score_documents
     from granite_scu.model.loss import token_nats
 
-    nats_of = lambda ids, labels: token_nats(module.language_model, ids, labels)  # noqa: E731
+    nats_of = lambda input_ids, labels: token_nats(module.language_model, input_ids, labels)  # noqa: E731
     found = score_documents(nats_of, documents, 3, model=module)
     nats, tokens = [0.0] * 6, [0] * 6
     for number, (inputs, labels, _) in enumerate(documents[i] for i in range(len(documents))):
@@ -166,7 +166,7 @@ def test_document_scores_sum_to_the_score(module, documents, size):
     from granite_scu.evaluation.score import score_documents
     from granite_scu.model.loss import token_nats
 
-    nats_of = lambda ids, labels: token_nats(module.language_model, ids, labels)  # noqa: E731
+    nats_of = lambda input_ids, labels: token_nats(module.language_model, input_ids, labels)  # noqa: E731
     by_document = score_documents(nats_of, documents, size, model=module).total
     whole = score(module, [collate([documents[i] for i in range(len(documents))], isolate=False)], model=module)
     assert by_document.tokens == whole.tokens == documents.n_supervised

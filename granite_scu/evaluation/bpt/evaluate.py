@@ -3,7 +3,7 @@
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from granite_scu.evaluation.bpt import models, results, texts
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.results import WindowScores
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, read_json, runs_of, shared_base
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, ScoringWindow, cut
+from granite_scu.evaluation.bpt.windows import cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading
@@ -62,12 +62,10 @@ class ScoringPlan:
     def named_models(self) -> list[dict[str, Any]]:
         """Name, adapter and base of each model, in the order of scoring."""
         base = [{"name": BASE, "adapter": None, "base": self.base}] if self.base else []
-        adapters = [s for s in self.subjects if s.kind == "adapter"]
-        whole = [s for s in self.subjects if s.kind == "model"]
         return [
             *base,
-            *({"name": s.name, "adapter": s.given, "base": self.base} for s in adapters),
-            *({"name": s.name, "adapter": None, "base": s.given} for s in whole),
+            *({"name": s.name, "adapter": s.given, "base": self.base} for s in self.subjects if s.kind == "adapter"),
+            *({"name": s.name, "adapter": None, "base": s.given} for s in self.subjects if s.kind == "model"),
         ]
 
     def load(self) -> Iterator[models.Loaded]:
@@ -79,24 +77,6 @@ class ScoringPlan:
             if subject.kind == "model":
                 whole = BaseConfig(subject.given, self.quantize_models)
                 yield models.load_with_adapters(whole, subject.name, [], self.machine)
-
-
-@dataclass
-class CorpusScoring:
-    """A corpus, its windows, and the scores as they come in."""
-
-    corpus: ScoringCorpus
-    windows: list[ScoringWindow]
-    excluded: int
-    nats: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-
-    @property
-    def n_tokens(self) -> int:
-        return int(self.corpus.n_tokens.sum())
-
-    @property
-    def scores(self) -> WindowScores:
-        return WindowScores(self.corpus, self.windows, self.nats, self.excluded)
 
 
 def evaluate(
@@ -121,16 +101,15 @@ def evaluate(
     asked = _texts(options, runs)
     plan = _plan(base, subjects, runs, options)
     tokenizer = models.load_tokenizer(base or subjects[0].given, subjects, asked[0].documents)
-    measurements = []
+    scores = []
     for text in asked:
         corpus = text.tokenised(tokenizer)
-        measurements.append(CorpusScoring(corpus, cut(corpus.lengths, plan.max_length, plan.stride), text.excluded))
+        scores.append(WindowScores(corpus, cut(corpus.lengths, plan.max_length, plan.stride), text.excluded))
     plan.machine.claim(None)
-    seconds = _score(plan, measurements, console)
-    scored = sum(m.n_tokens for m in measurements) * len(plan.named_models)
-    first, *second = [measurement.scores for measurement in measurements]
-    settings = _settings(plan, scored / seconds)
-    return results.report(first, plan.named_models, second[0] if second else None, settings), [first, *second]
+    seconds = _score(plan, scores, console)
+    scored = sum(each.n_tokens for each in scores) * len(plan.named_models)
+    first, second = scores[0], scores[1] if len(scores) > 1 else None
+    return results.report(first, plan.named_models, second, _settings(plan, scored / seconds)), scores
 
 
 def _texts(options: Namespace, runs: Sequence[Path]) -> list[texts.Texts]:
@@ -183,36 +162,36 @@ def _quantised(runs: Sequence[Path]) -> bool:
     return found == {True}
 
 
-def _score(plan: ScoringPlan, measurements: Sequence[CorpusScoring], console: Console) -> float:
+def _score(plan: ScoringPlan, scores: Sequence[WindowScores], console: Console) -> float:
     """Score every corpus with every model; returns the seconds it took without loading."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     seconds = 0.0
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         for loaded in plan.load():
-            for measurement in measurements:
-                what = f"{', '.join(loaded.names)} on {measurement.corpus.name}"
-                task = progress.add_task(what, total=measurement.n_tokens)
+            for of_corpus in scores:
+                what = f"{', '.join(loaded.names)} on {of_corpus.corpus.name}"
+                task = progress.add_task(what, total=of_corpus.n_tokens)
                 started = time.perf_counter()
                 nats = score_windows(
                     loaded.model,
                     loaded.switches,
-                    measurement.corpus,
-                    measurement.windows,
+                    of_corpus.corpus,
+                    of_corpus.windows,
                     plan.batch_size,
-                    autocast=partial(models.autocast, plan.machine),
+                    autocast=partial(loading.autocast, plan.machine.torch_device, plan.machine.precision),
                     advance=partial(progress.advance, task),
                 )
                 seconds += time.perf_counter() - started
                 for name, found in zip(loaded.names, nats, strict=True):
-                    _check_finite(name, found, measurement)
-                    measurement.nats[name] = found
+                    _check_finite(name, found, of_corpus)
+                    of_corpus.nats[name] = found
     return seconds
 
 
-def _check_finite(name: str, nats: NDArray[np.float64], measurement: CorpusScoring) -> None:
+def _check_finite(name: str, nats: NDArray[np.float64], of_corpus: WindowScores) -> None:
     wrong = np.flatnonzero(~np.isfinite(nats))
     if len(wrong):
-        document = measurement.corpus.documents[measurement.windows[wrong[0]].document]
+        document = of_corpus.corpus.documents[of_corpus.windows[wrong[0]].document]
         raise UserError(
             f"{name}: scores {nats[wrong[0]]} on {document}; its weights are not finite, or too large for the "
             "precision (try --precision fp32)"
