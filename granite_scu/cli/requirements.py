@@ -23,10 +23,8 @@ from rich.text import Text
 
 from granite_scu.cli.console import make_console
 from granite_scu.config.request import Request
-from granite_scu.config.settings import TINY_MODEL, BaseConfig, RunConfig
-from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.hub import is_on_hub
-from granite_scu.data.sources.read import readable_files
+from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, TINY_MODEL, BaseConfig, RunConfig
+from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.errors import UserError
 from granite_scu.hardware import GIB, Device, detect, dotted, nvml, presets, resolve_precision
 from granite_scu.hardware.machine import Machine, resolve_request
@@ -36,9 +34,8 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
 from granite_scu.training import memory_budget
 
-HUB_DATASET = "Salesforce/wikitext"
-HUB_PREFIX = "hf:"
-_HUB_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
+HUB_DATASET, _CONFIGURATION = DEFAULT_DATASET.removeprefix(HUB_PREFIX).split(":")
+_HUB_DATASET_FILE = f"{_CONFIGURATION}/train-00000-of-00001.parquet"
 _HUB_TIMEOUT = 2.0  # seconds
 MEMORY = ("GPU memory", "CPU memory")
 ON_DISK = ("embedded", "local folder", "in the hub cache")
@@ -160,7 +157,7 @@ def with_the_run(checks: list[Check], request: Request) -> list[Check]:
 def _open_files(request: Request) -> None:
     """Refuse text or an adapter to start from that are not there. Raises UserError."""
     for source in request.data.sources:
-        if source not in EMBEDDED and not is_on_hub(source):
+        if is_path(source):
             readable_files(source)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
         initial_adapter.check_control(request.control)

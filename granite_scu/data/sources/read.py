@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from granite_scu.config.settings import DataConfig
+from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, DataConfig
 from granite_scu.data.sources import files, formats, hub, samples
 from granite_scu.data.sources.corpora import EMBEDDED, load_embedded
 from granite_scu.data.sources.documents import Document, TextFile
@@ -17,7 +17,7 @@ from granite_scu.errors import UserError
 _SUPPORTED = f"{', '.join(formats.SUFFIXES[:-1])} or {formats.SUFFIXES[-1]}"
 _REMEDY = (
     f"give a {_SUPPORTED} file, also as {' or '.join(files.PACKED)}, a folder or pattern of them, or an embedded "
-    f"corpus ({', '.join(EMBEDDED)}), or {hub.PREFIX}owner/name for a data set of the hub"
+    f"corpus ({', '.join(EMBEDDED)}), or {HUB_PREFIX}owner/name for a data set of the hub"
 )
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def published(path: str | Sequence[str] | None, text_column: str, streamed: bool
     Raises:
         UserError: the hub does not have it, or cannot be reached.
     """
-    path = hub.DEFAULT if path is None else path
+    path = DEFAULT_DATASET if path is None else path
     path = path if isinstance(path, str) or len(path) > 1 else path[0]
     return hub.published(path, text_column, streamed) if isinstance(path, str) and hub.is_on_hub(path) else None
 

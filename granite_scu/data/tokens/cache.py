@@ -144,11 +144,6 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
             return _open(found)
 
 
-def interrupted(folder: Path, key: str) -> bool:
-    """Whether a preparation of this name was begun and not ended."""
-    return (folder / f"{key}.partial" / PROGRESS).is_file()
-
-
 @contextmanager
 def _turn(path: Path) -> Iterator[None]:
     """The lock, once no other run has it."""
