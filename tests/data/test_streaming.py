@@ -67,7 +67,7 @@ def test_shuffling_loses_and_invents_nothing(items, window):
     assert sorted(shuffled(items, Random(0), window)) == sorted(items)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     texts=st.lists(st.text(min_size=1, max_size=40).filter(str.strip), min_size=1, max_size=20), of=st.integers(1, 5)
 )
