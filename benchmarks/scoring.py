@@ -72,8 +72,8 @@ def load(case: Case, device: str) -> Ready:
     from transformers.utils import logging
 
     from granite_scu.config.settings import PRECISIONS, BaseConfig, LoraConfig, RunConfig
-    from granite_scu.data.blocks.packing import encode
     from granite_scu.data.sources.read import load as read
+    from granite_scu.data.tokens.encoding import encode
     from granite_scu.evaluation.bpt import models
     from granite_scu.evaluation.bpt.subjects import identify
     from granite_scu.evaluation.bpt.windows import as_corpus, cut
@@ -102,7 +102,7 @@ def load(case: Case, device: str) -> Ready:
     corpus = as_corpus(training.CORPUS, documents, encode(documents, tokenizer), tokenizer)
     whole = [w for w in cut(corpus.n_tokens, trained.length, trained.length) if w.stop - w.start == trained.length]
     windows = [whole[i % len(whole)] for i in range(case.windows)]
-    return Ready(loaded, corpus, windows, partial(models.autocast, here))
+    return Ready(loaded, corpus, windows, partial(loading.autocast, here.torch_device, here.precision))
 
 
 def ours(gate: Gate, case: Case) -> None:
@@ -140,8 +140,8 @@ def theirs(gate: Gate, case: Case) -> None:
     ready = load(case, gate.device)
     model = ready.loaded.model
     made = [
-        (inputs.to(gate.device), labels.to(gate.device))
-        for _, inputs, labels in batches(ready.corpus, ready.windows, case.trained.batch)
+        (batch["input_ids"].to(gate.device), batch["labels"].to(gate.device))
+        for batch in batches(ready.corpus, ready.windows, case.trained.batch)
     ]
     checked: list[list[float]] = []
 

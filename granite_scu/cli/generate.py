@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import peft
-
 from granite_scu import hardware
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.errors import UserError
@@ -20,6 +18,7 @@ from granite_scu.evaluation.generate import (
     tokenized,
 )
 from granite_scu.model import loading, saved_adapter
+from granite_scu.model.adapters import load_adapted
 from granite_scu.model.loading import WEIGHT_DTYPES
 
 
@@ -55,8 +54,7 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout
     dtype = WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
-    frozen = loading.load_model(base, dtype, device=device).to(device)
-    model = peft.PeftModel.from_pretrained(frozen, adapter.folder).eval()
+    model = load_adapted(base, adapter.folder, dtype, device).eval()
 
     def of_base(sink: Callable[[str], None]) -> None:
         with model.disable_adapter():

@@ -25,10 +25,8 @@ from rich.text import Text
 
 from granite_scu.cli.console import make_console
 from granite_scu.config.request import Request
-from granite_scu.config.settings import TINY_MODEL, BaseConfig
-from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.hub import DEFAULT, PREFIX, is_on_hub
-from granite_scu.data.sources.read import readable_files
+from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, TINY_MODEL, BaseConfig
+from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.errors import UserError
 from granite_scu.hardware import GIB, Device, detect, dotted, nvml, presets, resolve_precision
 from granite_scu.hardware.machine import Machine, resolve_request
@@ -38,7 +36,7 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
 from granite_scu.training import memory_budget
 
-_DATASET_FILE = "wikitext-2-raw-v1/train-00000-of-00001.parquet"
+_DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"
 """Of the default data set: that it is cached shows that the data set is."""
 _HUB_TIMEOUT = 2.0  # seconds
 MEMORY = ("GPU memory", "CPU memory")
@@ -139,7 +137,7 @@ def with_the_run(checks: list[Check], request: Request) -> list[Check]:
 def _open_files(request: Request) -> None:
     """Refuse text or an adapter to start from that are not there. Raises UserError."""
     for source in request.data.sources:
-        if source not in EMBEDDED and not is_on_hub(source):
+        if is_path(source):
             readable_files(source)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
         initial_adapter.check_control(request.control)
@@ -448,8 +446,10 @@ def _check_hub(model_name: str, data_path: list[str] | str | None) -> Check:
 
 def _dataset_to_load(path: list[str] | str | None) -> str | None:
     """The data set that the hub is asked for; of several the first."""
-    sources = [DEFAULT] if path is None else [path] if isinstance(path, str) else path
-    named = next((source.removeprefix(PREFIX).partition(":")[0] for source in sources if is_on_hub(source)), None)
+    sources = [DEFAULT_DATASET] if path is None else [path] if isinstance(path, str) else path
+    named = next(
+        (source.removeprefix(HUB_PREFIX).partition(":")[0] for source in sources if source.startswith(HUB_PREFIX)), None
+    )
     return None if path is None and named and _is_cached(named, _DATASET_FILE, "dataset") else named
 
 

@@ -22,6 +22,10 @@ NO_ENCODINGS = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode", "id
 MOST_PASSES = 1000
 """As often a source may be read in an epoch; the epoch's documents are listed in memory."""
 
+HUB_PREFIX = "hf:"
+DEFAULT_DATASET = f"{HUB_PREFIX}Salesforce/wikitext:wikitext-2-raw-v1"
+"""What is read when nothing is named."""
+
 DEFAULT_STEPS = 1000
 """Optimizer steps of a run that names neither steps nor epochs."""
 
@@ -223,7 +227,7 @@ class DataConfig:
     @property
     def named(self) -> str:
         """What the text is called in messages."""
-        return ", ".join(self.sources) or "wikitext-2-raw-v1"
+        return ", ".join(self.sources) or DEFAULT_DATASET.rpartition(":")[2]
 
 
 FROM_LAMBDA_INIT = ("pi", "p", "i", "original", "kl", "fixed", "linear", "cosine")

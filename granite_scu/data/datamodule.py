@@ -20,11 +20,12 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import IGNORED, DataConfig
-from granite_scu.data.blocks.division import SPLITS, as_record, divided, recorded
 from granite_scu.data.blocks.filtering import Filtered, filter_documents, repeated, report, unused
 from granite_scu.data.blocks.packing import Block, Blocks, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches
-from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, by_block
+from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, Split, by_block, divide
+from granite_scu.data.sources.documents import SPLITS
+from granite_scu.data.sources.read import published
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.tokens.encoding import Stream
 from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
@@ -67,11 +68,8 @@ class TextDataModule(LightningDataModule):
         self.seed = seed
         self.start_batch = 0
         self.uniform_batches = uniform_batches
-        self._blocks: Split[Blocks] | None = None
-        self._split_by = ""
-        self._n_empty = self._n_conversations = self._n_copies = 0
+        self._made: tuple[Division, Split[Blocks]] | None = None
         self._filtered: dict[str, Filtered] = {}
-        self._recorded: Callable[[], Iterator[str]] = partial(as_record, "document", Split([], [], []))
 
     def start_at(self, batch: int) -> None:
         """Continue training after so many micro-batches of each rank."""
@@ -95,16 +93,21 @@ class TextDataModule(LightningDataModule):
         Raises:
             UserError: nothing to read, a file that cannot be read, or too little text for the block size.
         """
-        config = self.config
+        self._filtered = {}
+        division = self.divide(tokenizer)
+        self._made = division, self.make_blocks(division, tokenizer)
+
+    def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
+        """The documents of each split."""
         first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-        corpus = prepare(config, tokenizer, show_progress=first_rank)
-        whole = config.packing == "best-fit" or (config.packing == "auto" and corpus.n_conversations > 0)
-        layout = best_fit if whole else in_a_row
+        corpus = prepare(self.config, tokenizer, show_progress=first_rank)
+        return divide(corpus, published(self.config.path, self.config.text_column) is not None)
+
+    def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> Split[Blocks]:
+        """The blocks of each split."""
+        config, corpus, parts = self.config, division.corpus, division.parts
+        layout = self._layout(division)
         laid_out = partial(self._blocks_of, corpus.stream, corpus.name, layout, padding_of(tokenizer))
-        self._n_empty, self._n_conversations, self._filtered = corpus.n_empty, corpus.n_conversations, {}
-        self._split_by, parts = divided(corpus, config)
-        self._n_copies = 0 if parts is None else corpus.n_documents - sum(len(getattr(parts, name)) for name in SPLITS)
-        self._recorded = partial(recorded, corpus, self._split_by, parts)
         if parts is None:
             if config.weights:
                 raise UserError(
@@ -117,8 +120,14 @@ class TextDataModule(LightningDataModule):
             if config.weights:
                 train = repeated(train, corpus.sources, corpus.places, config.weights)
             blocks = Split(*map(laid_out, SPLITS, (train, parts.validation, parts.test)))
-        self._check(blocks, at_least=1 if whole else config.block_size + 1)
-        self._blocks = replace(blocks, train=thinned(blocks.train, config.train_tokens))
+        self._check(blocks, at_least=1 if layout is best_fit else config.block_size + 1)
+        return replace(blocks, train=thinned(blocks.train, config.train_tokens))
+
+    def _layout(self, division: Division) -> Layout:
+        packing = self.config.packing
+        return (
+            best_fit if packing == "best-fit" or (packing == "auto" and division.corpus.n_conversations) else in_a_row
+        )
 
     def _blocks_of(
         self,
@@ -211,22 +220,22 @@ class TextDataModule(LightningDataModule):
         return self.train.n_blocks / global_batch_blocks
 
     def record(self) -> Iterator[str]:
-        """The documents of each split, see ``division.as_record``."""
-        return self._recorded()
+        """The documents of each split, see ``Division.record``."""
+        return self._division.record()
 
     def summary(self) -> dict[str, Any]:
         """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
-        blocks = self._prepared
+        division, blocks = self._division, self._prepared
         parts = {name: getattr(blocks, name) for name in SPLITS}
         left_out = self._filtered.values()
         return {
             "path": self.config.named,
-            "split_by": self._split_by,
+            "split_by": division.by,
             "block_size": self.config.block_size,
-            "conversations": self._n_conversations,
-            "empty_documents": self._n_empty,
-            "copies_left_out": self._n_copies,
-            "gap_blocks": 2 if self._split_by == "block" else 0,
+            "conversations": division.corpus.n_conversations,
+            "empty_documents": division.corpus.n_empty,
+            "copies_left_out": division.n_copies,
+            "gap_blocks": 2 if division.by == "block" else 0,
             "long_documents": sum(filtered.n_long for filtered in left_out),
             "dropped_tokens": sum(filtered.n_tokens_dropped for filtered in left_out),
             "unsupervised_documents": sum(filtered.n_unsupervised for filtered in left_out),
@@ -266,8 +275,13 @@ class TextDataModule(LightningDataModule):
 
     @property
     def _prepared(self) -> Split[Blocks]:
-        assert self._blocks is not None, "prepare() comes first"
-        return self._blocks
+        assert self._made is not None, "prepare() comes first"
+        return self._made[1]
+
+    @property
+    def _division(self) -> Division:
+        assert self._made is not None, "prepare() comes first"
+        return self._made[0]
 
     def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
         """What is trained on, and the numbers of its blocks, batch by batch from ``start`` on."""

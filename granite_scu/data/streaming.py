@@ -14,28 +14,26 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import chain, count, islice
+from itertools import count, islice
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
-from granite_scu.data.blocks.division import SPLITS, Division, as_record
 from granite_scu.data.blocks.filtering import BECOMES, filter_documents, unused
-from granite_scu.data.blocks.packing import Block, Blocks, best_fit, in_a_row, padding_of
-from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Split, by_document
+from granite_scu.data.blocks.packing import Block, Blocks, best_fit, padding_of
+from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, assign, not_in, parts_by_source
 from granite_scu.data.datamodule import Layout, TextDataModule
-from granite_scu.data.sources import hub
-from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.documents import Conversation, Document, TextFile
-from granite_scu.data.sources.read import drop_empty, published, read, read_files, readable_files
+from granite_scu.data.sources.documents import Document, TextFile
+from granite_scu.data.sources.read import published, sources_of
+from granite_scu.data.tokens.cache import in_memory
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.corpus import check_column, full_names
-from granite_scu.data.tokens.encoding import Part, Piece, encode, groups_of, joined, parts_of, pieces_of
+from granite_scu.data.tokens.corpus import check_documents, full_names
+from granite_scu.data.tokens.encoding import Part, Piece, Stream, encoded, groups_of, joined, parts_of, pieces_of
 from granite_scu.errors import UserError
 
 BEGINNING = 4_000_000
@@ -56,43 +54,24 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def beginning(config: DataConfig) -> Division:
-    """The first documents of a stream, divided; those of training are read again when training comes to them.
+def beginning(config: DataConfig) -> list[list[Document]]:
+    """The first documents of a stream, or of each of its splits where it comes divided; training reads them again.
 
     Raises:
-        UserError: too few documents to hold whole ones out, nothing to read, or what cannot be read.
+        UserError: nothing to read, or what cannot be read.
     """
-    splits = published(config.path, config.text_column, streamed=True)
-    if splits is not None:
-        readers = (splits.train, splits.validation, splits.test)
-        parts, counts = zip(*(drop_empty(list(_first(reader()))) for reader in readers), strict=True)
-        tested = {document.digest for document in parts[2]}
-        validation = [document for document in parts[1] if document.digest not in tested]
-        if copied := len(parts[1]) - len(validation):
-            _log.warning("validation: left out %d documents that test has too", copied)
-        return Division("published", Split(parts[0], validation, parts[2]), list(chain(*parts)), sum(counts))
-    documents, n_empty = drop_empty(list(_first(document for _, document in in_turn(_readers(config)))))
-    divided = by_document(documents, config.split_seed)
-    if divided is None:
-        raise UserError(
-            f"--stream: the beginning of --data-dir {config.named} has {len(documents)} whole documents of up to "
-            f"{BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
-            f"{MIN_DOCUMENTS} or more of even length, for example as lines of a jsonl file, or leave --stream out"
-        )
-    return Division("document", divided, documents, n_empty)
+    readers = _readers(config)
+    if _is_published(config):
+        return [list(_first(reader())) for reader in readers]
+    return [list(_first(document for _, document in in_turn(readers)))]
 
 
 def _readers(config: DataConfig) -> list[Callable[[], Iterator[Document | TextFile]]]:
-    """What reads each source of training. Files are listed now: every pass is to be like the first."""
-    splits = published(config.path, config.text_column, streamed=True)
-    if splits is not None:
-        return [splits.train]
-    return [
-        partial(read, name, config.text_column, config.encoding, streamed=True)
-        if name in EMBEDDED or hub.is_on_hub(name)
-        else partial(read_files, readable_files(name), config.text_column, config.encoding)
-        for name in config.sources
-    ]
+    return [source.read for source in sources_of(config, streamed=True)]
+
+
+def _is_published(config: DataConfig) -> bool:
+    return published(config.path, config.text_column, streamed=True) is not None
 
 
 def in_turn(readers: Iterable[Callable[[], Iterable[T]]]) -> Iterator[tuple[int, T]]:
@@ -113,7 +92,7 @@ def _first(documents: Iterable[Document | TextFile]) -> Iterator[Document]:
     """Whole documents until ``BEGINNING`` characters are read; some files that alone have more are passed over."""
     n_characters = n_long = 0
     for document in documents:
-        known = in_memory(document)
+        known = fitting(document)
         if isinstance(known, Document):
             yield known
             n_characters += len(known.text)
@@ -123,7 +102,7 @@ def _first(documents: Iterable[Document | TextFile]) -> Iterator[Document]:
             return
 
 
-def in_memory(document: Document | TextFile) -> Document | TextFile:
+def fitting(document: Document | TextFile) -> Document | TextFile:
     """A file as a document, unless it has more than ``BEGINNING`` characters."""
     if isinstance(document, Document):
         return document
@@ -175,7 +154,7 @@ class StreamedBlocks(IterableDataset):
         start: int = 0,
     ) -> None:
         self.config = config
-        self.readers = _readers(config)
+        self.readers = _readers(config)[: 1 if _is_published(config) else None]  # training's alone
         self.renderer = Renderer(tokenizer, config.loss_on)
         self.layout = layout
         self.padding = padding_of(tokenizer)
@@ -219,7 +198,7 @@ class StreamedBlocks(IterableDataset):
         """The share's part of a pass, without what is held out."""
         turn = count()
         for source, document in in_turn(self.readers):
-            known = in_memory(document)
+            known = fitting(document)
             if isinstance(known, Document):
                 if next(turn) % of == number and known.digest not in self.held_out:
                     yield from pieces_of(known, source, self.renderer, self.config.split_seed, SHARED)
@@ -285,38 +264,52 @@ class StreamedDataModule(TextDataModule):
         """Read the beginning. Once on every rank.
 
         Raises:
-            UserError: as ``beginning``.
+            UserError: as ``divide``.
         """
         full_names(self.config)
-        config, division = self.config, beginning(self.config)
-        assert division.parts is not None
-        self._n_copies = len(division.documents) - sum(len(getattr(division.parts, name)) for name in SPLITS)
-        self._n_conversations = sum(isinstance(document, Conversation) for document in division.documents)
-        check_column(config, self._n_conversations, len(division.documents))
-        whole = config.packing == "best-fit" or (config.packing == "auto" and self._n_conversations > 0)
-        layout = best_fit if whole else in_a_row
-        held_out = [*division.parts.validation, *division.parts.test]
-        self._n_empty, self._filtered, self._split_by = division.n_empty, {}, division.by
-        self._blocks = Split(
-            *(self._encoded(name, getattr(division.parts, name), layout, tokenizer) for name in SPLITS)
-        )
-        self._check(self._blocks, at_least=1 if whole else config.block_size + 1)
-        digests = division.parts.map(lambda documents: [document.digest for document in documents])
-        self._recorded = partial(as_record, division.by, replace(digests, train=[]), streamed=True)
-        digests_held_out = frozenset(document.digest for document in held_out)
-        self._stream = lambda config, **place: StreamedBlocks(
-            config, tokenizer, layout, digests_held_out, self.seed, **place
-        )
+        super().prepare(tokenizer)
+        self._tokenizer = tokenizer
 
-    def _encoded(
-        self, split: str, documents: list[Document], layout: Layout, tokenizer: PreTrainedTokenizerBase
+    def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
+        """The beginning divided.
+
+        Raises:
+            UserError: too few documents to hold whole ones out, nothing to read, or what cannot be read.
+        """
+        config = self.config
+        corpus = in_memory(encoded(beginning(config), Renderer(tokenizer, config.loss_on), config.split_seed))
+        check_documents(config, corpus)
+        if _is_published(config):
+            parts = parts_by_source(corpus)
+            validation = not_in(corpus, "validation", parts.validation, parts.test, "test has")
+            return Division(corpus, "published", replace(parts, validation=validation))
+        divided = assign(corpus.places, corpus.characters)
+        if divided is None:
+            raise UserError(
+                f"--stream: the beginning of --data-dir {config.named} has {corpus.n_documents} whole documents of up "
+                f"to {BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
+                f"{MIN_DOCUMENTS} or more of even length, for example as lines of a jsonl file, or leave --stream out"
+            )
+        return Division(corpus, "document", divided)
+
+    def _blocks_of(
+        self,
+        stream: Stream,
+        name_of: Callable[[int], str],
+        layout: Layout,
+        padding: int,
+        split: str,
+        documents: NDArray[np.int64],
     ) -> Blocks:
-        if not documents:
+        if not len(documents):
             raise UserError(f"--stream: --data-dir {self.config.named} begins without text for {split}; give more")
-        stream = encode(documents, tokenizer, loss_on=self.config.loss_on)
-        names = [document.name for document in documents]
+        names = [name_of(number) for number in documents.tolist()]
         numbers = np.arange(len(documents))
-        return self._blocks_of(stream, names.__getitem__, layout, padding_of(tokenizer), split, numbers)
+        return super()._blocks_of(stream.part(documents), names.__getitem__, layout, padding, split, numbers)
+
+    def record(self) -> Iterator[str]:
+        """As the base class's, of the documents that are held out."""
+        return self._division.record(streamed=True)
 
     def summary(self) -> dict[str, Any]:
         """As the base class's; of training only that it is streamed, for nobody has counted it."""
@@ -332,7 +325,13 @@ class StreamedDataModule(TextDataModule):
 
     def _streamed(self, start: int) -> DataLoader:
         rank, world_size = self._rank_and_world_size()
-        blocks = self._stream(self.config, rank=rank, world_size=world_size, start=start)
+        division = self._division
+        assert division.parts is not None
+        held_out = division.corpus.digests[np.concatenate([division.parts.validation, division.parts.test])]
+        names = frozenset(f"{digest:016x}" for digest in held_out.tolist())
+        blocks = StreamedBlocks(
+            self.config, self._tokenizer, self._layout(division), names, self.seed, rank, world_size, start
+        )
         return self._loader(blocks, batch_size=self.config.batch_size)
 
     @staticmethod

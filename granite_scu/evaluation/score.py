@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import Blocks
+from granite_scu.data.datamodule import collate
 from granite_scu.model.description_length import bits
 
 
@@ -43,8 +44,36 @@ class DocumentScores:
 
 
 @torch.no_grad()
+def each_batch(
+    nats_of: Callable[..., Tensor],
+    batches: Iterable[dict[str, Tensor]],
+    take: Callable[[dict[str, Tensor], Tensor], None],
+    *,
+    model: nn.Module,
+    context: AbstractContextManager | None = None,
+) -> None:
+    """Pass over batches in evaluation mode.
+
+    Args:
+        nats_of: called with what a batch has -> cross-entropy in nats.
+        batches: dicts of ``input_ids``, already shifted ``labels`` and, where they are kept apart, ``documents``,
+            (batch, time) each.
+        take: given each batch, on the device, and its nats.
+        model: put into evaluation mode meanwhile; its parameters' device takes the batches.
+        context: autocast, say.
+    """
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    with context or nullcontext():
+        for batch in batches:
+            on_device = {name: part.to(device) for name, part in batch.items()}
+            take(on_device, nats_of(**on_device))
+    model.train(training)
+
+
 def score_documents(
-    nats_of: Callable[[Tensor, Tensor], Tensor],
+    nats_of: Callable[..., Tensor],
     blocks: Blocks,
     batch_size: int,
     *,
@@ -57,29 +86,25 @@ def score_documents(
         nats_of: (input_ids, labels) -> cross-entropy in nats of each position, (batch, time), 0 where not counted.
         blocks: of one stream; a document's tokens may lie in several blocks, and a block may hold several documents.
         batch_size: blocks at a time; the result does not depend on it.
-        model: put into evaluation mode meanwhile; its parameters' device takes the batches.
-        context: autocast, say.
+        model: as of ``each_batch``.
+        context: as of ``each_batch``.
     """
-    device = next(model.parameters()).device
     n_documents = len(blocks.stream.ends)
     nats, tokens = np.zeros(n_documents), np.zeros(n_documents, np.int64)
-    training = model.training
-    model.eval()
-    with context or nullcontext():
-        for start in range(0, len(blocks), batch_size):
-            numbers = range(start, min(start + batch_size, len(blocks)))
-            inputs, labels, _ = (np.stack(arrays) for arrays in zip(*(blocks[i] for i in numbers), strict=True))
-            ids, targets = (torch.from_numpy(array).long().to(device) for array in (inputs, labels))
-            each = nats_of(ids, targets).double().cpu().numpy()
-            counted = labels != IGNORED
-            owners = np.stack([blocks.documents(i) for i in numbers])[counted]
-            nats += np.bincount(owners, each[counted], n_documents)
-            tokens += np.bincount(owners, minlength=n_documents)
-    model.train(training)
+    groups = [range(len(blocks))[start : start + batch_size] for start in range(0, len(blocks), batch_size)]
+    left = iter(groups)
+
+    def add(batch: dict[str, Tensor], each: Tensor) -> None:
+        counted = (batch["labels"] != IGNORED).cpu().numpy()
+        owners = np.stack([blocks.documents(i) for i in next(left)])[counted]
+        nats[:] += np.bincount(owners, each.double().cpu().numpy()[counted], n_documents)
+        tokens[:] += np.bincount(owners, minlength=n_documents)
+
+    batches = (collate([blocks[i] for i in numbers], isolate=False) for numbers in groups)
+    each_batch(nats_of, batches, add, model=model, context=context)
     return DocumentScores(nats, tokens)
 
 
-@torch.no_grad()
 def score(
     nats_of: Callable[..., Tensor],
     batches: Iterable[dict[str, Tensor]],
@@ -92,21 +117,16 @@ def score(
 
     Args:
         nats_of: called with what a batch has -> summed cross-entropy in nats.
-        batches: dicts of ``input_ids``, already shifted ``labels`` and, where they are kept apart, ``documents``,
-            (batch, time) each.
-        model: put into evaluation mode meanwhile; its parameters' device takes the batches.
+        batches: as of ``each_batch``, and so ``model`` and ``context``.
+        model: put into evaluation mode meanwhile.
         reduce: sums a (2,) tensor over ranks.
         context: autocast, say.
     """
-    device = next(model.parameters()).device
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
-    training = model.training
-    model.eval()
-    with context or nullcontext():
-        for batch in batches:
-            on_device = {name: part.to(device) for name, part in batch.items()}
-            nats = nats_of(**on_device)
-            sums += torch.stack([nats.double(), (on_device["labels"] != IGNORED).sum().double()])
-    model.train(training)
+    sums = torch.zeros(2, dtype=torch.float64, device=next(model.parameters()).device)
+
+    def add(batch: dict[str, Tensor], nats: Tensor) -> None:
+        sums.add_(torch.stack([nats.double(), (batch["labels"] != IGNORED).sum().double()]))
+
+    each_batch(nats_of, batches, add, model=model, context=context)
     nats, tokens = reduce(sums).tolist()
     return Score(nats, int(tokens))

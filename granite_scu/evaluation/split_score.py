@@ -5,15 +5,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import peft
-import torch
-
 from granite_scu.config.settings import BaseConfig
 from granite_scu.errors import UserError
 from granite_scu.evaluation.score import score
 from granite_scu.hardware.machine import Machine
-from granite_scu.model import loading
-from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
+from granite_scu.model.adapters import load_adapted
+from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels, autocast
 from granite_scu.model.loss import summed_nats
 
 
@@ -32,19 +29,15 @@ def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterab
     """
     if not (folder / "adapter_model.safetensors").is_file():
         raise UserError(f"--run.output_dir {folder}: holds no adapter_model.safetensors; run fit first")
-    device, dtype = machine.torch_device, WEIGHT_DTYPES[machine.precision]
-    frozen = loading.load_model(replace(base, kernels=machine.kernels), dtype, machine.attention, device).to(device)
-    # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
-    try:
-        model = peft.PeftModel.from_pretrained(frozen, folder)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"--run.output_dir {folder}: its adapter does not fit {base.name}") from error
-    announce_kernels(frozen)
-    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-
-    adapter = score(partial(summed_nats, model.get_base_model()), loader, model=model, context=autocast)
+    device = machine.torch_device
+    base = replace(base, kernels=machine.kernels)
+    model = load_adapted(base, folder, WEIGHT_DTYPES[machine.precision], device, machine.attention)
+    plain = model.get_base_model()
+    announce_kernels(plain)
+    context = autocast(device, machine.precision)
+    adapter = score(partial(summed_nats, plain), loader, model=model, context=context)
     with model.disable_adapter():
-        base_score = score(partial(summed_nats, model.get_base_model()), loader, model=model, context=autocast)
+        base_score = score(partial(summed_nats, plain), loader, model=model, context=context)
     return {
         "split": split,
         "tokens": adapter.tokens,

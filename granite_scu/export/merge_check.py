@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from granite_scu.data.datamodule import TextDataModule
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import loading
+from granite_scu.model.adapters import load_adapted
 from granite_scu.model.loss import summed_nats
 from granite_scu.model.saved_adapter import SavedAdapter
 
@@ -91,8 +91,7 @@ def _score_adapter(
     adapter: SavedAdapter, base: BaseConfig, batches: list[Batch], device: torch.device, dtype: torch.dtype
 ) -> tuple[Score, Score]:
     """With the adapter, and without."""
-    frozen = loading.load_model(base, dtype, device=device).to(device)
-    model = peft.PeftModel.from_pretrained(frozen, adapter.folder)
+    model = load_adapted(base, adapter.folder, dtype, device)
     with_adapter = _score(model.get_base_model(), batches)
     with model.disable_adapter():
         return with_adapter, _score(model.get_base_model(), batches)

@@ -5,12 +5,14 @@ import difflib
 from pathlib import Path
 
 import peft
+import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
-from granite_scu.config.settings import LoraConfig
+from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.errors import UserError
 from granite_scu.model.description_length import LowRankUpdate
+from granite_scu.model.loading import load_model
 
 ADAPTER = "default"
 
@@ -58,6 +60,22 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
         task_type="CAUSAL_LM",
     )
     return peft.get_peft_model(model, lora, adapter_name=ADAPTER)
+
+
+def load_adapted(
+    base: BaseConfig, folder: Path, dtype: torch.dtype, device: torch.device, attention: str = "sdpa"
+) -> peft.PeftModel:
+    """The frozen model on the device with a saved adapter on it, to be scored or generated with.
+
+    Raises:
+        UserError: the model cannot be loaded, or the adapter does not fit it.
+    """
+    frozen = load_model(base, dtype, attention, device).to(device)
+    # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
+    try:
+        return peft.PeftModel.from_pretrained(frozen, folder)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"--run.output_dir {folder}: its adapter does not fit {base.name}") from error
 
 
 def attach_saved(model: nn.Module, folder: Path, config: peft.LoraConfig, dropout: float) -> peft.PeftModel:

@@ -150,6 +150,12 @@ def load_model(
     return model
 
 
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context of forward passes in one of Lightning's precisions."""
+    dtype = WEIGHT_DTYPES[precision]
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
 def announce_kernels(model: torch.nn.Module) -> None:
     """Say what the Mamba-2 layers run in, if there are any."""
     if found := mamba.kernels_in_use(model):

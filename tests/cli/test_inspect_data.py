@@ -1,7 +1,6 @@
+import io
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -40,11 +39,9 @@ def test_what_cannot_be_read_is_one_line(tmp_path, capsys):
     assert "no such file or folder" in capsys.readouterr().err
 
 
-def test_neither_a_path_with_brackets_nor_a_terminal_of_few_characters_is_in_the_way(chats):
+def test_neither_a_path_with_brackets_nor_a_terminal_of_few_characters_is_in_the_way(chats, monkeypatch):
     path = chats.rename(chats.with_name("[o]k[bold].jsonl"))
-    ran = subprocess.run(
-        [sys.executable, "-m", "granite_scu", "data", "inspect", "--data-dir", str(path), "--block-size", "64"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert str(path) in ran.stdout and r"\xaba" in ran.stdout
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True))
+    assert commands.main(["data", "inspect", "--data-dir", str(path), "--block-size", "64"]) == 0
+    shown = sys.stdout.buffer.getvalue().decode()
+    assert str(path) in shown.replace("\n", "") and r"\xaba" in shown

@@ -130,14 +130,6 @@ def test_upcoming_batches_are_those_that_the_loader_gives_next(tokenizer, one_te
             assert all(torch.equal(batch[name], expected[name]) for name in ("input_ids", "labels"))
 
 
-def test_two_ranks_train_on_what_one_has_in_a_batch_of_both(tokenizer, one_text):
-    alone = prepared(tokenizer, one_text, batch_size=4)
-    shared = prepared(tokenizer, one_text, batch_size=2)
-    ranks = [iter(on_rank(shared, rank, 2).train_dataloader()) for rank in range(2)]
-    for batch in islice(alone.train_dataloader(), 60):
-        assert torch.equal(torch.cat([next(rank)["labels"] for rank in ranks]), batch["labels"])
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 5, 13])
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_evaluation_has_each_block_once_over_all_ranks(tokenizer, one_text, world_size, split):
@@ -182,7 +174,7 @@ def test_reading_leaves_the_runs_random_numbers_alone(tokenizer, one_text):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=30, max_size=60),
     packing=st.sampled_from(["blocks", "best-fit"]),
@@ -232,10 +224,6 @@ def test_dropping_every_long_document_names_the_flag(tokenizer, many_lines):
         prepared(tokenizer, many_lines, on_long="drop")
 
 
-def test_steps_per_epoch_is_a_fraction_where_the_batch_straddles(tokenizer, one_text):
-    assert prepared(tokenizer, one_text).steps_per_epoch(16) == 110 / 16
-
-
 def test_a_text_too_short_to_hold_out_names_a_block_size_that_works(tokenizer, one_text):
     with pytest.raises(UserError) as caught:
         prepared(tokenizer, one_text, block_size=1024)
@@ -278,7 +266,7 @@ def test_a_training_split_may_be_thinned_to_about_so_many_tokens(tokenizer, one_
 def test_thinned_blocks_are_spread_evenly_over_the_whole(tokenizer, one_text):
     data = prepared(tokenizer, one_text, train_tokens=10 * 32)
     assert data.train.numbers == range(0, 110, 11)
-    assert data.steps_per_epoch(5) == 2
+    assert data.steps_per_epoch(5) == 2 and data.steps_per_epoch(16) == 10 / 16
     assert sum(len(batch["input_ids"]) for batch in islice(data.train_dataloader(), 3)) == 12
 
 

@@ -60,12 +60,6 @@ def test_it_depends_on_neither_the_batch_size_nor_the_padding(module, blocks, si
     assert found.nats == pytest.approx(reference.nats, rel=1e-6)
 
 
-def test_it_is_no_mean_of_the_batches_means(module, blocks):
-    batches = in_batches(blocks, 2)
-    means = [score(module, [batch], model=module).bits_per_token for batch in batches]
-    assert sum(means) / len(means) != pytest.approx(score(module, batches, model=module).bits_per_token, rel=1e-4)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_it_scores_in_evaluation_mode_and_leaves_the_mode_as_it_was(make_module, blocks, training):
     module = make_module(lora={"dropout": 0.5})
@@ -139,12 +133,13 @@ def documents():
     return in_a_row(stream, stream.bounds, 8, padding=0)
 
 
-def test_document_scores_are_the_plain_loops(module, documents):
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_document_scores_are_the_plain_loops(module, documents, size):
     from granite_scu.evaluation.score import score_documents
     from granite_scu.model.loss import token_nats
 
-    nats_of = lambda ids, labels: token_nats(module.language_model, ids, labels)  # noqa: E731
-    found = score_documents(nats_of, documents, 3, model=module)
+    nats_of = lambda input_ids, labels: token_nats(module.language_model, input_ids, labels)  # noqa: E731
+    found = score_documents(nats_of, documents, size, model=module)
     nats, tokens = [0.0] * 6, [0] * 6
     for number, (inputs, labels, _) in enumerate(documents[i] for i in range(len(documents))):
         with torch.no_grad():
@@ -158,16 +153,3 @@ def test_document_scores_are_the_plain_loops(module, documents):
                 tokens[document] += 1
     assert found.tokens.tolist() == tokens == [2, 19, 0, 4, 1, 29]
     assert found.nats == pytest.approx(nats, rel=1e-6)
-
-
-@pytest.mark.parametrize("size", [1, 4, 100])
-def test_document_scores_sum_to_the_score(module, documents, size):
-    from granite_scu.data.datamodule import collate
-    from granite_scu.evaluation.score import score_documents
-    from granite_scu.model.loss import token_nats
-
-    nats_of = lambda ids, labels: token_nats(module.language_model, ids, labels)  # noqa: E731
-    by_document = score_documents(nats_of, documents, size, model=module).total
-    whole = score(module, [collate([documents[i] for i in range(len(documents))], isolate=False)], model=module)
-    assert by_document.tokens == whole.tokens == documents.n_supervised
-    assert by_document.nats == pytest.approx(whole.nats, rel=1e-6)

@@ -81,7 +81,7 @@ def test_it_scores_what_its_record_says_on_packages_it_has_never_seen(tokenizer)
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
     texts = [document.text for document in load_embedded("stdlib-source")[::16]]
     length = 256
-    ids = torch.tensor([i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]][:16385])
+    ids = torch.tensor([i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]][:4097])
     inputs, labels = ids[:-1].view(-1, length), ids[1:].view(-1, length)
     with torch.no_grad():
         nats = sum(

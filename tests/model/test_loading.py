@@ -82,10 +82,9 @@ def test_a_folder_without_a_model_is_refused(load, tmp_path):
     assert "holds no config.json" in refusal(load, str(tmp_path))
 
 
-@LOADERS
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/nowhere/at/all", "a/b/c", "tiny-granit"])
-def test_a_path_that_does_not_exist_is_refused(load, name):
-    message = refusal(load, name)
+def test_a_path_that_does_not_exist_is_refused(name):
+    message = refusal(loading.load_model_config, name)
     assert "no such folder" in message and TINY_MODEL in message
 
 

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import IGNORED
-from granite_scu.data.sources.documents import Document
-from granite_scu.data.tokens.encoding import Stream, encode
+from granite_scu.data.tokens.encoding import Stream
 
 GROUP = 8192
 """Blocks that are counted at a time."""
@@ -241,24 +240,6 @@ class Blocks:
             stops = spans[np.append(new[1:], len(spans)) - 1, 1]
             for start, stop in zip(spans[new, 0].tolist(), stops.tolist(), strict=True):
                 yield slice(start + 1, stop + 1)
-
-
-def pack(
-    documents: list[Document], tokenizer: PreTrainedTokenizerBase, block_size: int, show_progress: bool = True
-) -> Blocks:
-    """All blocks of the documents in a row, in their order.
-
-    Args:
-        documents: at least one.
-        tokenizer: its end-of-text token ends each document; pads with that too where it has no padding token.
-        block_size: tokens in a block.
-        show_progress: show a bar on stderr when the text is long.
-
-    Raises:
-        UserError: the tokenizer has no end-of-text token.
-    """
-    stream = encode(documents, tokenizer, show_progress)
-    return in_a_row(stream, stream.bounds, block_size, padding_of(tokenizer))
 
 
 def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -4,10 +4,10 @@ The division does not depend on the run's seed, so that runs with different seed
 same held-out text.
 """
 
-import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Generic, TypeVar
@@ -15,9 +15,10 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from granite_scu.data.sources.documents import Document
+from granite_scu.data.sources.documents import SPLITS
+from granite_scu.data.tokens.cache import Prepared
+from granite_scu.errors import UserError
 
-SPLIT_SEED = 0
 MIN_DOCUMENTS = 10
 """Different texts below which a corpus is not divided by document."""
 MIN_BLOCKS = 12
@@ -45,46 +46,103 @@ class Split(Generic[T]):
         return Split(function(self.train), function(self.validation), function(self.test))
 
 
-class Fingerprint:
-    """By which a text is known again and finds its place in the split, taken as the text is read.
+@dataclass(frozen=True)
+class Division:
+    """Which documents of a corpus are in which split.
 
-    Args:
-        seed: of the order.
+    Attributes:
+        corpus: all documents.
+        by: "published" (as the corpus comes), "document", or "block" where documents are too few to be divided.
+        parts: the numbers of the documents of each split; None when they are divided by block.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._text = hashlib.sha256()
-        self._order = hashlib.sha256(f"{seed}:".encode())
-        self.characters = 0
-
-    def update(self, text: str) -> None:
-        """Take in the next part of the text."""
-        data = text.encode()
-        self._text.update(data)
-        self._order.update(data)
-        self.characters += len(text)
+    corpus: Prepared
+    by: str
+    parts: Split[NDArray[np.int64]] | None
 
     @property
-    def digest(self) -> int:
-        """The text's name, 64 bits: as ``Document.digest``."""
-        return int.from_bytes(self._text.digest()[:8], "big")
+    def n_copies(self) -> int:
+        """Documents that are in no split, as another one has them."""
+        return 0 if self.parts is None else self.corpus.n_documents - sum(len(getattr(self.parts, n)) for n in SPLITS)
 
-    @property
-    def place(self) -> int:
-        """Where the text comes among all texts, 64 bits."""
-        return int.from_bytes(self._order.digest()[:8], "big")
+    def record(self, streamed: bool = False) -> Iterator[str]:
+        """Which documents a run had, as the text of ``documents.json`` a line at a time: they may be millions.
+
+        Those that several splits have a part of are ``shared``.
+
+        Args:
+            streamed: whether training read more documents, of which there is no record.
+        """
+        facts = {
+            "schema": 1,
+            "digest": "the first 16 hexadecimal digits of the SHA-256 of a text in UTF-8",
+            "split_by": self.by,
+            "streamed": streamed,
+        }
+        yield json.dumps(facts, indent=2).removesuffix("\n}")
+        every = np.arange(self.corpus.n_documents)
+        nothing, shared = every[:0], every if self.parts is None else every[:0]
+        parts = self.parts or Split(nothing, nothing, nothing)
+        if streamed:
+            parts = replace(parts, train=nothing)
+        for name, documents in [*((name, getattr(parts, name)) for name in SPLITS), ("shared", shared)]:
+            yield f',\n  "{name}": ['
+            some = (documents[begin : begin + AT_A_TIME] for begin in range(0, len(documents), AT_A_TIME))
+            for number, digest in enumerate(digest for n in some for digest in self.corpus.digests[n].tolist()):
+                yield f'{"," if number else ""}\n    "{digest:016x}"'
+            yield "\n  ]"
+        yield "\n}\n"
 
 
-def by_document(documents: list[Document], seed: int | None = None) -> Split[list[Document]] | None:
-    """Divide 80/10/10 by characters, each document as a whole; each part keeps the corpus's order. See ``assign``."""
-    prints = [Fingerprint(SPLIT_SEED if seed is None else seed) for _ in documents]
-    for fingerprint, document in zip(prints, documents, strict=True):
-        fingerprint.update(document.text)
-    numbers = assign(
-        np.array([fingerprint.place for fingerprint in prints], np.uint64),
-        np.array([fingerprint.characters for fingerprint in prints], np.uint64),
-    )
-    return None if numbers is None else numbers.map(lambda part: [documents[i] for i in part.tolist()])
+def divide(corpus: Prepared, is_published: bool) -> Division:
+    """Divide a corpus; equal text gives an equal division.
+
+    Args:
+        corpus: its documents; of one that comes divided, those of each split are a source.
+        is_published: whether it comes divided.
+
+    Raises:
+        UserError: a split has nothing that no split after it has.
+    """
+    if is_published:
+        return Division(corpus, "published", without_copies(corpus, parts_by_source(corpus)))
+    parts = assign(corpus.places, corpus.characters)
+    if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.digests))):
+        _log.warning(
+            "%d of the %d documents are copies of others; as they are not divided by document, what is held out may be "
+            "trained on as well: leave the copies out",
+            *(n_copies, corpus.n_documents),
+        )
+    return Division(corpus, "document" if parts else "block", parts)
+
+
+def parts_by_source(corpus: Prepared) -> Split[NDArray[np.int64]]:
+    """The documents of each split of a corpus whose splits are its sources."""
+    return Split(*(np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS))))
+
+
+def without_copies(corpus: Prepared, parts: Split[NDArray[np.int64]]) -> Split[NDArray[np.int64]]:
+    """The splits that a data set comes in, without the validation documents that test has as well, and without the
+    training documents that either has."""
+    validation = not_in(corpus, "validation", parts.validation, parts.test, "test has")
+    held_out = np.concatenate([parts.validation, parts.test])
+    train = not_in(corpus, "train", parts.train, held_out, "validation or test have")
+    return replace(parts, train=train, validation=validation)
+
+
+def not_in(
+    corpus: Prepared, name: str, documents: NDArray[np.int64], others: NDArray[np.int64], who: str
+) -> NDArray[np.int64]:
+    """The documents of a split whose text none of the others has."""
+    copied = np.isin(corpus.digests[documents], corpus.digests[others])
+    if copied.any() and copied.all():
+        raise UserError(
+            f"--data-dir: every document of the {name} split is one that {who} too; give it others, or the training "
+            "split alone, which is then divided"
+        )
+    if copied.any():
+        _log.warning("%s: left out %d documents that %s too", name, np.count_nonzero(copied), who)
+    return documents[~copied]
 
 
 def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Split[NDArray[np.int64]] | None:

@@ -8,9 +8,42 @@ from typing import Any
 
 from granite_scu.data.sources import files
 
+SPLITS = ("train", "validation", "test")
+"""Of a corpus: what is trained on, and what is held out."""
+
 ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 """Who may speak in a conversation."""
+
+
+class Fingerprint:
+    """By which a text is known again and finds its place in the split, taken as the text is read.
+
+    Args:
+        seed: of the order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._text = hashlib.sha256()
+        self._order = hashlib.sha256(f"{seed}:".encode())
+        self.characters = 0
+
+    def update(self, text: str) -> None:
+        """Take in the next part of the text."""
+        data = text.encode()
+        self._text.update(data)
+        self._order.update(data)
+        self.characters += len(text)
+
+    @property
+    def digest(self) -> int:
+        """The text's name, 64 bits: as ``Document.digest``."""
+        return int.from_bytes(self._text.digest()[:8], "big")
+
+    @property
+    def place(self) -> int:
+        """Where the text comes among all texts, 64 bits."""
+        return int.from_bytes(self._order.digest()[:8], "big")
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,13 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
-from granite_scu.data.blocks.splitting import Split
+from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX
 from granite_scu.data.sources import samples
 from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.documents import Document
+from granite_scu.data.sources.documents import SPLITS, Document
 from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
-
-PREFIX = "hf:"
-DEFAULT = f"{PREFIX}Salesforce/wikitext:wikitext-2-raw-v1"
-"""What is read when nothing is named."""
-
-SPLITS = ("train", "validation", "test")
 
 # An article's title stands between single equals signs, a section's between more of them.
 _ARTICLE_TITLE = re.compile(r" = (?!=)(.*[^=\s]) = \n?")
@@ -27,7 +21,7 @@ _ARTICLE_TITLE = re.compile(r" = (?!=)(.*[^=\s]) = \n?")
 
 def is_on_hub(source: str) -> bool:
     """Whether a source is meant to come from the hub."""
-    return source.startswith(PREFIX)
+    return source.startswith(HUB_PREFIX)
 
 
 def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
@@ -47,8 +41,8 @@ def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Docu
     yield from documents(source, name, text_column, streamed)
 
 
-def published(source: str, text_column: str, streamed: bool = False) -> Split[partial] | None:
-    """What reads each of the three splits that a data set comes in; None where it has not all of them.
+def published(source: str, text_column: str, streamed: bool = False) -> list[partial] | None:
+    """What reads each of the three ``SPLITS`` that a data set comes in; None where it has not all of them.
 
     Raises:
         UserError: as ``read``.
@@ -57,12 +51,12 @@ def published(source: str, text_column: str, streamed: bool = False) -> Split[pa
     if not set(SPLITS) <= found:
         return None
     _say_what_is_read(source, SPLITS, tuple(sorted(found - set(SPLITS))))
-    return Split(*(partial(documents, source, name, text_column, streamed) for name in SPLITS))
+    return [partial(documents, source, name, text_column, streamed) for name in SPLITS]
 
 
 def documents(source: str, split: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
     """The documents of a split, one a row; of wikitext, whose rows are lines, one an article. Raises as ``read``."""
-    name = f"{source.removeprefix(PREFIX)}/{split}"
+    name = f"{source.removeprefix(HUB_PREFIX)}/{split}"
     rows = _rows(source, split) if streamed else _load(source, streamed)[split]
     found = (
         samples.as_document(f"{name}: row {number}", samples.without_nulls(row), text_column)
@@ -99,7 +93,7 @@ def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _repository(source: str) -> str:
-    return source.removeprefix(PREFIX).partition(":")[0]
+    return source.removeprefix(HUB_PREFIX).partition(":")[0]
 
 
 @lru_cache(maxsize=4)
@@ -107,19 +101,19 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
     """The splits of a data set by name, on the disk or, streamed, nowhere; never in memory."""
     import datasets  # takes a second, and only the hub needs it
 
-    repository, _, configuration = source.removeprefix(PREFIX).partition(":")
+    repository, _, configuration = source.removeprefix(HUB_PREFIX).partition(":")
     if not repository:
-        raise UserError(f"--data-dir {source}: names no data set; give {PREFIX}owner/name")
+        raise UserError(f"--data-dir {source}: names no data set; give {HUB_PREFIX}owner/name")
     try:
         return datasets.load_dataset(repository, configuration or None, streaming=streamed)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
         at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
         reason = " ".join(str(at_bottom or error).split())[:300]
-        what = "no --data-dir, and wikitext-2" if source == DEFAULT else f"--data-dir {source}: it"
+        what = "no --data-dir, and wikitext-2" if source == DEFAULT_DATASET else f"--data-dir {source}: it"
         embedded = " or ".join(f"--data-dir {name}" for name in EMBEDDED)
         raise UserError(
             f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "
-            f"({PREFIX}owner/name:config), or take an embedded corpus: {embedded}"
+            f"({HUB_PREFIX}owner/name:config), or take an embedded corpus: {embedded}"
         ) from error
 
 

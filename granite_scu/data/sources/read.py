@@ -3,11 +3,12 @@
 import glob
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from granite_scu.data.blocks.splitting import Split
+from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, DataConfig
 from granite_scu.data.sources import files, formats, hub, samples
 from granite_scu.data.sources.corpora import EMBEDDED, load_embedded
 from granite_scu.data.sources.documents import Document, TextFile
@@ -16,32 +17,72 @@ from granite_scu.errors import UserError
 _SUPPORTED = f"{', '.join(formats.SUFFIXES[:-1])} or {formats.SUFFIXES[-1]}"
 _REMEDY = (
     f"give a {_SUPPORTED} file, also as {' or '.join(files.PACKED)}, a folder or pattern of them, or an embedded "
-    f"corpus ({', '.join(EMBEDDED)}), or {hub.PREFIX}owner/name for a data set of the hub"
+    f"corpus ({', '.join(EMBEDDED)}), or {HUB_PREFIX}owner/name for a data set of the hub"
 )
 _log = logging.getLogger(__name__)
 
 
-def load(path: str | Sequence[str] | None, text_column: str, encoding: str = "utf-8") -> list[Document]:
+class Source(NamedTuple):
+    """Something that documents come from.
+
+    Attributes:
+        read: gives them, as ``read``.
+        files: those of the user's that they are in; None where they are in none.
+    """
+
+    read: Callable[[], Iterator[Document | TextFile]]
+    files: list[Path] | None = None
+
+
+def sources_of(config: DataConfig, streamed: bool = False) -> list[Source]:
+    """All that a run reads, one after the other: each source, or each split of a corpus that comes divided.
+
+    Files are listed now, so that every reading of them is like the first.
+
+    Raises:
+        UserError: nothing there, or the hub does not have it.
+    """
+    splits = published(config.path, config.text_column, streamed)
+    if splits is not None:
+        return [Source(split) for split in splits]
+    found = []
+    for name in config.sources:
+        listed = readable_files(name) if is_path(name) else None
+        reader = (
+            partial(read, name, config.text_column, streamed=streamed)
+            if listed is None
+            else partial(read_files, listed, config.text_column, config.encoding)
+        )
+        found.append(Source(reader, listed))
+    return found
+
+
+def is_path(source: str) -> bool:
+    """Whether a source is the user's own, and neither an embedded corpus nor the hub's."""
+    return source not in EMBEDDED and not hub.is_on_hub(source)
+
+
+def load(path: str | Sequence[str], text_column: str, encoding: str = "utf-8") -> list[Document]:
     """The documents of a corpus in memory, in a fixed order; empty texts are among them (see ``drop_empty``).
 
     Args:
-        path: what is read, see ``read``; several are read one after the other. None takes wikitext-2 from the hub.
+        path: what is read, see ``read``; several are read one after the other.
         text_column: field of a record that holds the text.
         encoding: of text files.
 
     Raises:
         UserError: nothing there, no text in it, or a file that cannot be read; names file and line or byte.
     """
-    if path is None:
-        splits = published(path, text_column)
-        assert splits is not None, "wikitext comes in three splits"
-        return [document for read_split in (splits.train, splits.validation, splits.test) for document in read_split()]
     paths = [path] if isinstance(path, str) else path
-    found = (document for one in paths for document in read(one, text_column, encoding))
-    documents = [d if isinstance(d, Document) else Document(d.name, d.text) for d in found]
+    documents = in_memory(document for one in paths for document in read(one, text_column, encoding))
     if not any(document.text.strip() for document in documents):
         raise no_text(paths)
     return documents
+
+
+def in_memory(documents: Iterable[Document | TextFile]) -> list[Document]:
+    """The documents, with the text of those that are whole files."""
+    return [d if isinstance(d, Document) else Document(d.name, d.text) for d in documents]
 
 
 def no_text(paths: Sequence[str]) -> UserError:
@@ -49,13 +90,13 @@ def no_text(paths: Sequence[str]) -> UserError:
     return UserError(f"--data-dir {', '.join(paths)}: holds no text, every file or line of it is empty; {_REMEDY}")
 
 
-def published(path: str | Sequence[str] | None, text_column: str, streamed: bool = False) -> Split[partial] | None:
+def published(path: str | Sequence[str] | None, text_column: str, streamed: bool = False) -> list[partial] | None:
     """What reads each split of a corpus that comes divided: the hub's default, or one data set of the hub alone.
 
     Raises:
         UserError: the hub does not have it, or cannot be reached.
     """
-    path = hub.DEFAULT if path is None else path
+    path = DEFAULT_DATASET if path is None else path
     path = path if isinstance(path, str) or len(path) > 1 else path[0]
     return hub.published(path, text_column, streamed) if isinstance(path, str) and hub.is_on_hub(path) else None
 

@@ -9,9 +9,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +20,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from granite_scu.data.tokens.encoding import Part, Stream
+from granite_scu.data.tokens.encoding import Part, Piece, Stream, joined
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import replacing
 
@@ -60,7 +61,7 @@ class Prepared:
         places: (documents,) of the texts in the seeded order of splits.
         characters: (documents,) of their texts.
         sources: (documents,) number of what each came from.
-        names: file of the documents' names, a line each.
+        name: where a document came from, by its number.
         n_conversations: documents that came as messages.
         n_empty: documents left out because nothing stands in them.
         first_empty: name of the first of them.
@@ -71,19 +72,39 @@ class Prepared:
     places: NDArray[np.uint64]
     characters: NDArray[np.uint64]
     sources: NDArray[np.uint16]
-    names: Path
+    name: Callable[[int], str]
     n_conversations: int
     n_empty: int
     first_empty: str
 
-    def name(self, document: int) -> str:
-        """Where a document came from."""
-        with self.names.open(encoding="utf-8") as lines:
-            return next(line.rstrip("\n") for number, line in enumerate(lines) if number == document)
-
     @property
     def n_documents(self) -> int:
         return len(self.digests)
+
+
+def in_memory(parts: Iterable[Part]) -> Prepared:
+    """A text of which nothing is kept."""
+    parts = list(parts)
+    documents = [piece for part in parts for piece in part.documents]
+    return Prepared(
+        joined(parts),
+        **{name: np.array(facts, ARRAYS[name]) for name, facts in _facts(documents).items()},
+        name=[piece.name for piece in documents].__getitem__,
+        n_conversations=sum(part.n_conversations for part in parts),
+        n_empty=sum(part.n_empty for part in parts),
+        first_empty=next((part.first_empty for part in parts if part.n_empty), ""),
+    )
+
+
+def _facts(documents: list[Piece]) -> dict[str, list[int]]:
+    """What is kept of each document, of which these are the last pieces."""
+    prints = [piece.fingerprint for piece in documents]
+    return {
+        "digests": [fingerprint.digest for fingerprint in prints],
+        "places": [fingerprint.place for fingerprint in prints],
+        "characters": [fingerprint.characters for fingerprint in prints],
+        "sources": [piece.source for piece in documents],
+    }
 
 
 def default_folder() -> Path:
@@ -121,11 +142,6 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
                 shutil.rmtree(found, ignore_errors=True)
                 (folder / f"{key}.partial").rename(found)
             return _open(found)
-
-
-def interrupted(folder: Path, key: str) -> bool:
-    """Whether a preparation of this name was begun and not ended."""
-    return (folder / f"{key}.partial" / PROGRESS).is_file()
 
 
 @contextmanager
@@ -230,16 +246,12 @@ def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> N
 
 
 def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
-    prints = [piece.fingerprint for piece in part.documents]
     arrays = {
         "tokens": part.tokens,
         "widths": part.widths,
         "targets": part.targets,
         "ends": part.ends + begin,
-        "digests": [fingerprint.digest for fingerprint in prints],
-        "places": [fingerprint.place for fingerprint in prints],
-        "characters": [fingerprint.characters for fingerprint in prints],
-        "sources": [piece.source for piece in part.documents],
+        **_facts(part.documents),
     }
     for name, array in arrays.items():
         files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
@@ -279,7 +291,12 @@ def _open(folder: Path) -> Prepared:
     stream = Stream(*(arrays[name] for name in ("tokens", "ends", "widths", "targets")))
     facts = {name: arrays[name] for name in ("digests", "places", "characters", "sources")}
     counts = {name: meta[name] for name in ("n_conversations", "n_empty", "first_empty")}
-    return Prepared(stream, **facts, names=folder / NAMES, **counts)
+    return Prepared(stream, **facts, name=partial(_line, folder / NAMES), **counts)
+
+
+def _line(path: Path, wanted: int) -> str:
+    with path.open(encoding="utf-8") as lines:
+        return next(line.rstrip("\n") for number, line in enumerate(lines) if number == wanted)
 
 
 def _mapped(path: Path, kind: Any) -> NDArray[Any]:

@@ -5,20 +5,18 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
-from granite_scu.data.sources import files, formats, hub, samples
-from granite_scu.data.sources.corpora import EMBEDDED
+from granite_scu.data.sources import files, formats, samples
 from granite_scu.data.sources.documents import Document, TextFile
-from granite_scu.data.sources.read import no_text, published, read, read_files, readable_files
+from granite_scu.data.sources.read import is_path, no_text, sources_of
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.chat import Renderer
@@ -27,9 +25,6 @@ from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import replacing
 
 _log = logging.getLogger(__name__)
-
-Source: TypeAlias = Callable[[], Iterable[Document | TextFile]]
-"""Reads the documents of one source."""
 
 
 def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progress: bool = True) -> Prepared:
@@ -45,7 +40,9 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     """
     names = full_names(config)
     before = _stamps(config)
-    contents, size, sources = _sources(config)
+    sources = sources_of(config)
+    digests = [_read_through(source.read()) if source.files is None else _contents(source.files) for source in sources]
+    contents, size = [digest for digest, _ in digests], sum(size for _, size in digests)
     request = {
         "sources": names,
         "settings": [config.text_column, config.encoding, config.loss_on, config.split_seed],
@@ -60,7 +57,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             _log.info("going on with the tokenisation of %s, which was interrupted", config.named)
         elif changed := _changed(folder, request, config, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
-        parts = encoded([source() for source in sources], renderer, config.split_seed, skip=done)
+        parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
         yield from _with_bar(parts, size if show_progress else 0)
         if _stamps(config) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
@@ -69,39 +66,23 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     _remember(folder, request, contents)
     if not found.n_documents:
         raise no_text(config.sources)
-    check_column(config, found.n_conversations, found.n_documents)
-    if found.n_empty:
-        total = found.n_empty + found.n_documents
-        _log.warning(
-            "left out %d of %d texts, which are empty; the first is %s", found.n_empty, total, found.first_empty
-        )
+    check_documents(config, found)
     return found
 
 
-def check_column(config: DataConfig, n_conversations: int, n_documents: int) -> None:
-    """Refuse a ``--text-column`` that no record has a text in: all of them came as conversations."""
+def check_documents(config: DataConfig, corpus: Prepared) -> None:
+    """Say how many documents are empty, and refuse a ``--text-column`` that no record has a text in."""
     column = config.text_column
-    if column not in (DataConfig.text_column, samples.MESSAGES) and n_conversations == n_documents:
+    if column not in (DataConfig.text_column, samples.MESSAGES) and corpus.n_conversations == corpus.n_documents:
         raise UserError(
             f"--text-column {column}: no record of {config.named} has a text in it, all are conversations; leave it "
             "out, or mend its name"
         )
-
-
-def _sources(config: DataConfig) -> tuple[list[str], int, list[Source]]:
-    """Digests of what is to be read, its size in bytes, and what reads it: the sources, or published splits."""
-    splits = published(config.path, config.text_column)
-    readers: list[Source] = [] if splits is None else [splits.train, splits.validation, splits.test]
-    found = [_read_through(reader()) for reader in readers]
-    for name in config.sources if splits is None else ():
-        if name in EMBEDDED or hub.is_on_hub(name):
-            readers.append(partial(read, name, config.text_column))
-            found.append(_read_through(readers[-1]()))
-        else:
-            listed = readable_files(name)  # once, as it says what it passes over
-            readers.append(partial(read_files, listed, config.text_column, config.encoding))
-            found.append(_contents(listed))
-    return [digest for digest, _ in found], sum(size for _, size in found), readers
+    if corpus.n_empty:
+        total = corpus.n_empty + corpus.n_documents
+        _log.warning(
+            "left out %d of %d texts, which are empty; the first is %s", corpus.n_empty, total, corpus.first_empty
+        )
 
 
 def full_names(config: DataConfig) -> list[str]:
@@ -115,8 +96,7 @@ def full_names(config: DataConfig) -> list[str]:
 
 def _full_name(source: str) -> str:
     """The same from every folder."""
-    named = source in EMBEDDED or hub.is_on_hub(source)
-    return source if named else os.path.abspath(Path(source).expanduser())
+    return os.path.abspath(Path(source).expanduser()) if is_path(source) else source
 
 
 def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
@@ -130,7 +110,7 @@ def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
 
 def _stamps(config: DataConfig) -> list[tuple[str, int, int]]:
     """Name, size and time of change of each of the user's files; what is wrong with them is said by who reads them."""
-    own = [name for name in config.sources if name.strip() and name not in EMBEDDED and not hub.is_on_hub(name)]
+    own = [name for name in config.sources if name.strip() and is_path(name)]
     try:
         found = [file for name in own for file in files.find(name) if files.kind(file) in formats.SUFFIXES]
         return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]

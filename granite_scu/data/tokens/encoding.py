@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.data.blocks.splitting import SPLIT_SEED, Fingerprint
-from granite_scu.data.sources.documents import Conversation, Document, TextFile
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.errors import UserError
 
@@ -70,6 +70,13 @@ class Stream:
         """As ``bounds``, of some documents by number."""
         begins = np.where(documents > 0, self.ends[documents - 1] + 1, 0)
         return np.stack([begins, self.ends[documents] + 1], 1)
+
+    def part(self, documents: NDArray[np.int64]) -> "Stream":
+        """Some documents, by number, as a stream of their own in memory."""
+        begins, stops = self.bounds_of(documents).T
+        after = (stops - begins).cumsum()
+        places = np.repeat(stops - after, stops - begins) + np.arange(after[-1] if len(after) else 0)
+        return Stream(self.tokens[places], after - 1, self.widths[places], self.targets[places])
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,10 @@ def joined(parts: Sequence[Part]) -> Stream:
 
 
 def encoded(
-    sources: Sequence[Iterable[Document | TextFile]], renderer: Renderer, split_seed: int = SPLIT_SEED, skip: int = 0
+    sources: Sequence[Iterable[Document | TextFile]],
+    renderer: Renderer,
+    split_seed: int = DataConfig.split_seed,
+    skip: int = 0,
 ) -> Iterator[Part]:
     """The stream of all documents, part by part; joined, the parts are the stream.
 

@@ -2,8 +2,8 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from granite_scu.evaluation.bpt import models, results, texts
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.results import WindowScores
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, runs_of, shared_base
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, ScoringWindow, cut
+from granite_scu.evaluation.bpt.windows import cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading
@@ -31,72 +31,6 @@ from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
 
 MAX_LENGTH = 1024
 """Tokens of a window where no run says what it was trained at."""
-
-
-@dataclass(frozen=True)
-class ScoringPlan:
-    """What is scored, and how.
-
-    Attributes:
-        base: the base model of the adapters; None where only whole models are scored.
-        subjects: adapters and whole models.
-        quantize_4bit: whether the base's frozen layers are held in 4 bits.
-        quantize_models: whether those of whole models are. One that a QLoRA adapter was merged into is whole without:
-            rounding it again would round the adapter.
-        machine: device, precision and kernels.
-        max_length: tokens of a window.
-        stride: tokens by which it moves on.
-        batch_size: windows at a time.
-    """
-
-    base: str | None
-    subjects: Sequence[Subject]
-    quantize_4bit: bool
-    quantize_models: bool
-    machine: Machine
-    max_length: int
-    stride: int
-    batch_size: int
-
-    @property
-    def named_models(self) -> list[dict[str, Any]]:
-        """Name, adapter and base of each model, in the order of scoring."""
-        base = [{"name": BASE, "adapter": None, "base": self.base}] if self.base else []
-        adapters = [s for s in self.subjects if s.kind == "adapter"]
-        whole = [s for s in self.subjects if s.kind == "model"]
-        return [
-            *base,
-            *({"name": s.name, "adapter": s.given, "base": self.base} for s in adapters),
-            *({"name": s.name, "adapter": None, "base": s.given} for s in whole),
-        ]
-
-    def load(self) -> Iterator[models.Loaded]:
-        """The base with its adapters, then whole models, one at a time in memory."""
-        if self.base:
-            adapters = [subject for subject in self.subjects if subject.kind == "adapter"]
-            yield models.load_with_adapters(BaseConfig(self.base, self.quantize_4bit), BASE, adapters, self.machine)
-        for subject in self.subjects:
-            if subject.kind == "model":
-                whole = BaseConfig(subject.given, self.quantize_models)
-                yield models.load_with_adapters(whole, subject.name, [], self.machine)
-
-
-@dataclass
-class CorpusScoring:
-    """A corpus, its windows, and the scores as they come in."""
-
-    corpus: ScoringCorpus
-    windows: list[ScoringWindow]
-    excluded: int
-    nats: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-
-    @property
-    def n_tokens(self) -> int:
-        return int(self.corpus.n_tokens.sum())
-
-    @property
-    def scores(self) -> WindowScores:
-        return WindowScores(self.corpus, self.windows, self.nats, self.excluded)
 
 
 def evaluate(
@@ -119,18 +53,39 @@ def evaluate(
     if not base and not subjects:
         raise UserError("nothing to score: name run folders, adapters or models, or a base with --model; see --help")
     asked = _texts(options, runs)
-    plan = _plan(base, subjects, runs, options)
+    adapters, wholes = ([s for s in subjects if s.kind == kind] for kind in ("adapter", "model"))
+    length, stride = _window([*([base] if base else []), *(whole.given for whole in wholes)], runs, options)
+    quantize = _quantised(runs) if options.quantize_4bit is None else options.quantize_4bit
+    here = _machine(BaseConfig(base or subjects[0].given, quantize, options.attn, options.kernels), options)
     tokenizer = models.load_tokenizer(base or subjects[0].given, subjects, asked[0].documents)
-    measurements = []
+    scores = []
     for text in asked:
         corpus = text.tokenised(tokenizer)
-        measurements.append(CorpusScoring(corpus, cut(corpus.lengths, plan.max_length, plan.stride), text.excluded))
-    plan.machine.claim(None)
-    seconds = _score(plan, measurements, console)
-    scored = sum(m.n_tokens for m in measurements) * len(plan.named_models)
-    first, *second = [measurement.scores for measurement in measurements]
-    settings = _settings(plan, scored / seconds)
-    return results.report(first, plan.named_models, second[0] if second else None, settings), [first, *second]
+        scores.append(WindowScores(corpus, cut(corpus.lengths, length, stride), text.excluded))
+    here.claim(None)
+    wanted = [(BaseConfig(base, quantize), BASE, adapters)] if base else []
+    # A model that a QLoRA adapter was merged into is whole without 4 bits: rounding it again would round the adapter.
+    whole_in_4_bits = bool(options.quantize_4bit)
+    wanted += [(BaseConfig(whole.given, whole_in_4_bits), whole.name, []) for whole in wholes]
+    loaded = (models.load_with_adapters(*each, here) for each in wanted)
+    autocast = partial(loading.autocast, here.torch_device, here.precision)
+    seconds = _score(loaded, scores, options.batch_size, autocast, console)
+    named = [
+        *([{"name": BASE, "adapter": None, "base": base}] if base else []),
+        *({"name": s.name, "adapter": s.given, "base": base} for s in adapters),
+        *({"name": s.name, "adapter": None, "base": s.given} for s in wholes),
+    ]
+    settings = {
+        "max_length": length,
+        "stride": stride,
+        "batch_size": options.batch_size,
+        "quantize_4bit": quantize,
+        "precision": here.precision,
+        "device": here.device.name,
+        "tokens_per_s": sum(each.n_tokens for each in scores) * len(named) / seconds,
+        "versions": versions(),
+    }
+    return results.report(scores[0], named, scores[1] if len(scores) > 1 else None, settings), scores
 
 
 def _texts(options: Namespace, runs: Sequence[Path]) -> list[texts.Texts]:
@@ -146,30 +101,28 @@ def _texts(options: Namespace, runs: Sequence[Path]) -> list[texts.Texts]:
     return asked
 
 
-def _plan(base: str | None, subjects: Sequence[Subject], runs: Sequence[Path], options: Namespace) -> ScoringPlan:
+def _window(names: Sequence[str], runs: Sequence[Path], options: Namespace) -> tuple[int, int]:
+    """Tokens of a window, and those by which it moves on."""
     length = options.max_length or max((texts.data_config(run).block_size for run in runs), default=MAX_LENGTH)
-    for name in [*([base] if base else []), *(subject.given for subject in subjects if subject.kind == "model")]:
-        _check_length(name, length)
+    for name in names:
+        most = getattr(loading.load_model_config(name), "max_position_embeddings", None)
+        if most and length > most:
+            raise UserError(f"--max-length {length}: {name} was made for {most} tokens at most")
     stride = options.stride or max(1, length // 2)
     if stride > length:
         raise UserError(f"--stride {stride}: must not exceed the window, --max-length {length}")
-    quantize = _quantised(runs) if options.quantize_4bit is None else options.quantize_4bit
+    return length, stride
+
+
+def _machine(request: BaseConfig, options: Namespace) -> Machine:
     if options.accelerator == "cuda" and not torch.cuda.is_available():
         raise UserError("--accelerator cuda: there is no CUDA device; use --accelerator cpu")
     cpu = options.accelerator == "auto" and not torch.cuda.is_available()  # scoring alone does not need a GPU
     accelerator = "cpu" if cpu else options.accelerator
     precision = "auto" if options.precision == "auto" else PRECISIONS[options.precision]
-    request = BaseConfig(base or subjects[0].given, quantize, options.attn, options.kernels)
     found = machine.resolve(request, RunConfig(), {"accelerator": accelerator, "precision": precision})
     kernels.check(found.kernels, found.accelerator)
-    return ScoringPlan(base, subjects, quantize, bool(options.quantize_4bit), found, length, stride, options.batch_size)
-
-
-def _check_length(name: str, length: int) -> None:
-    config = loading.load_model_config(name)
-    most = getattr(config, "max_position_embeddings", None)
-    if most and length > most:
-        raise UserError(f"--max-length {length}: {name} was made for {most} tokens at most")
+    return found
 
 
 def _quantised(runs: Sequence[Path]) -> bool:
@@ -183,50 +136,47 @@ def _quantised(runs: Sequence[Path]) -> bool:
     return found == {True}
 
 
-def _score(plan: ScoringPlan, measurements: Sequence[CorpusScoring], console: Console) -> float:
-    """Score every corpus with every model; returns the seconds it took without loading."""
+def _score(
+    each_model: Iterable[models.Loaded],
+    scores: Sequence[WindowScores],
+    batch_size: int,
+    autocast: Callable[[], AbstractContextManager],
+    console: Console,
+) -> float:
+    """Score every corpus with every model, of which one at a time is in memory.
+
+    Returns:
+        The seconds it took without loading.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     seconds = 0.0
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        for loaded in plan.load():
-            for measurement in measurements:
-                what = f"{', '.join(loaded.names)} on {measurement.corpus.name}"
-                task = progress.add_task(what, total=measurement.n_tokens)
+        for loaded in each_model:
+            for of_corpus in scores:
+                what = f"{', '.join(loaded.names)} on {of_corpus.corpus.name}"
+                task = progress.add_task(what, total=of_corpus.n_tokens)
                 started = time.perf_counter()
                 nats = score_windows(
                     loaded.model,
                     loaded.switches,
-                    measurement.corpus,
-                    measurement.windows,
-                    plan.batch_size,
-                    autocast=partial(models.autocast, plan.machine),
+                    of_corpus.corpus,
+                    of_corpus.windows,
+                    batch_size,
+                    autocast=autocast,
                     advance=partial(progress.advance, task),
                 )
                 seconds += time.perf_counter() - started
                 for name, found in zip(loaded.names, nats, strict=True):
-                    _check_finite(name, found, measurement)
-                    measurement.nats[name] = found
+                    _check_finite(name, found, of_corpus)
+                    of_corpus.nats[name] = found
     return seconds
 
 
-def _check_finite(name: str, nats: NDArray[np.float64], measurement: CorpusScoring) -> None:
+def _check_finite(name: str, nats: NDArray[np.float64], of_corpus: WindowScores) -> None:
     wrong = np.flatnonzero(~np.isfinite(nats))
     if len(wrong):
-        document = measurement.corpus.documents[measurement.windows[wrong[0]].document]
+        document = of_corpus.corpus.documents[of_corpus.windows[wrong[0]].document]
         raise UserError(
             f"{name}: scores {nats[wrong[0]]} on {document}; its weights are not finite, or too large for the "
             "precision (try --precision fp32)"
         )
-
-
-def _settings(plan: ScoringPlan, tokens_per_s: float) -> dict[str, Any]:
-    return {
-        "max_length": plan.max_length,
-        "stride": plan.stride,
-        "batch_size": plan.batch_size,
-        "quantize_4bit": plan.quantize_4bit,
-        "precision": plan.machine.precision,
-        "device": plan.machine.device.name,
-        "tokens_per_s": tokens_per_s,
-        "versions": versions(),
-    }

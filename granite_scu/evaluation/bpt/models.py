@@ -1,7 +1,7 @@
 """Load what is scored: the base once with all its adapters, whole models one after the other."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import peft
@@ -106,12 +106,6 @@ def load_with_adapters(base: BaseConfig, name: str, adapters: Sequence[Subject],
     model.eval()
     active = [_activating(model, _key(number)) for number in range(len(adapters))]
     return Loaded(plain, [name, *(adapter.name for adapter in adapters)], [_without(model), *active])
-
-
-def autocast(machine: Machine) -> AbstractContextManager:
-    """The context of forward passes in the machine's precision."""
-    dtype = WEIGHT_DTYPES[machine.precision]
-    return torch.autocast(machine.torch_device.type, dtype, enabled=dtype != torch.float32)
 
 
 def _load(base: BaseConfig, machine: Machine) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from granite_scu.config.settings import IGNORED
 from granite_scu.errors import RunFailed
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, ScoringWindow
+from granite_scu.evaluation.score import each_batch
 from granite_scu.model.loss import token_nats
 
 Switch: TypeAlias = Callable[[], AbstractContextManager]
@@ -22,7 +23,6 @@ MULTIPLE = 16
 wider than its input."""
 
 
-@torch.no_grad()
 def score_windows(
     model: nn.Module,
     switches: Sequence[Switch],
@@ -50,29 +50,33 @@ def score_windows(
     Raises:
         RunFailed: the device has too little memory for a batch.
     """
-    device = next(model.parameters()).device
-    sums = torch.zeros(len(switches), len(windows), dtype=torch.float64, device=device)
-    for numbers, inputs, labels in batches(corpus, windows, batch_size):
-        inputs, labels = (part.to(device, non_blocking=True) for part in (inputs, labels))
-        places = torch.tensor(numbers, device=device)
-        for row, switch in enumerate(switches):
+    sums = torch.zeros(len(switches), len(windows), dtype=torch.float64, device=next(model.parameters()).device)
+
+    def under_each_switch(numbers: Tensor, input_ids: Tensor, labels: Tensor) -> Tensor:
+        found = []
+        for switch in switches:
             with switch(), autocast():
-                sums[row, places] = _nats(model, inputs, labels).double().sum(1)
-        advance(sum(corpus.counted(windows[i]) for i in numbers))
+                found.append(_nats(model, input_ids, labels).double().sum(1))
+        return torch.stack(found)
+
+    def keep(batch: dict[str, Tensor], nats: Tensor) -> None:
+        sums[:, batch["numbers"]] = nats
+        advance(sum(corpus.counted(windows[i]) for i in batch["numbers"].tolist()))
+
+    each_batch(under_each_switch, batches(corpus, windows, batch_size), keep, model=model)
     return sums.cpu().numpy()
 
 
-def batches(
-    corpus: ScoringCorpus, windows: Sequence[ScoringWindow], batch_size: int
-) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """The windows in batches of about one length: their numbers, and inputs and labels, (windows, time) int64.
+def batches(corpus: ScoringCorpus, windows: Sequence[ScoringWindow], batch_size: int) -> Iterator[dict[str, Tensor]]:
+    """The windows in batches of about one length: ``numbers``, and ``input_ids`` and ``labels``, (windows, time) int64.
 
     Long ones come first, so that a batch that is too large fails at once.
     """
     order = sorted(range(len(windows)), key=lambda i: windows[i].start - windows[i].stop)
     for begin in range(0, len(order), batch_size):
         numbers = order[begin : begin + batch_size]
-        yield numbers, *_batch(corpus, [windows[i] for i in numbers])
+        inputs, labels = _batch(corpus, [windows[i] for i in numbers])
+        yield {"numbers": torch.tensor(numbers), "input_ids": inputs, "labels": labels}
 
 
 def _nats(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -96,8 +100,6 @@ def _batch(corpus: ScoringCorpus, windows: Sequence[ScoringWindow]) -> tuple[Ten
         length = len(tokens) - 1
         inputs[row, :length] = tokens[:-1]
         predicted = tokens[length + 1 - window.scored :].long()
-        if corpus.targets is not None:
-            counts = corpus.targets[window.document][window.stop - window.scored : window.stop]
-            predicted = predicted.where(torch.from_numpy(np.array(counts)), IGNORED)
-        labels[row, length - window.scored : length] = predicted
+        counts = torch.from_numpy(np.array(corpus.counts(window)))
+        labels[row, length - window.scored : length] = predicted.where(counts, IGNORED)
     return inputs, labels

@@ -37,16 +37,12 @@ def show(found: dict[str, Any], console: Console) -> None:
             cells.append(f"{forgotten['bits_per_token']:.4f}" + (f"  {_interval(change)}" if change else ""))
         table.add_row(model["name"], *cells)
     console.print(table)
-    for pair in pairs:
-        console.print(f"{pair['verdict']}; better on {pair['documents_better']} of {found['documents']} documents.",
-                      highlight=False, markup=False, soft_wrap=True)  # fmt: skip
-    for model in models:
-        change = model["forgetting"] and model["forgetting"]["against"]
-        if change:
-            console.print(
-                f"On {forgetting['data']}: {change['verdict']}.", highlight=False, markup=False, soft_wrap=True
-            )
-    for line in _circumstances(found, forgetting):
+    lines = [
+        f"{pair['verdict']}; better on {pair['documents_better']} of {found['documents']} documents." for pair in pairs
+    ]
+    changes = (model["forgetting"]["against"] for model in models if model["forgetting"])
+    lines += [f"On {forgetting['data']}: {change['verdict']}." for change in changes if change]
+    for line in [*lines, *_circumstances(found, forgetting)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -24,14 +24,18 @@ class WindowScores:
     Attributes:
         corpus: the texts.
         windows: that they were scored in.
-        nats: summed cross-entropy of each window by the model's name, (windows,) each.
         excluded: documents left out beforehand because a run had seen them.
+        nats: summed cross-entropy of each window by the model's name, (windows,) each, as they come in.
     """
 
     corpus: ScoringCorpus
     windows: Sequence[ScoringWindow]
-    nats: dict[str, NDArray[np.float64]]
     excluded: int = 0
+    nats: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.corpus.n_tokens.sum())
 
     def by_document(self, name: str) -> NDArray[np.float64]:
         """Nats that each document costs a model, (documents,)."""
@@ -56,7 +60,7 @@ class WindowScores:
     def totals(self, name: str) -> dict[str, float]:
         """Token-weighted: sums divided once."""
         nats = math.fsum(self.nats[name])
-        per_token = nats / int(self.corpus.n_tokens.sum())
+        per_token = nats / self.n_tokens
         return {
             "bits_per_token": bits(per_token),
             "bits_per_byte": bits(nats / int(self.corpus.n_bytes.sum())),
@@ -68,7 +72,7 @@ class WindowScores:
         return {
             "data": corpus.name,
             "documents": len(corpus.documents),
-            "tokens": int(corpus.n_tokens.sum()),
+            "tokens": self.n_tokens,
             "bytes": int(corpus.n_bytes.sum()),
             "excluded_documents": self.excluded,
         }

@@ -3,17 +3,17 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
-from granite_scu.data.blocks.division import digests, divide
-from granite_scu.data.blocks.packing import pack
+from granite_scu.data.blocks.packing import in_a_row, padding_of
 from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
-from granite_scu.data.sources.read import drop_empty, load
+from granite_scu.data.sources.read import drop_empty, in_memory, load, sources_of
 from granite_scu.data.streaming import beginning
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.errors import UserError
@@ -49,9 +49,10 @@ class Texts:
             return as_corpus(self.name, self.documents, encode(self.documents, tokenizer), tokenizer)
         if any(isinstance(document, Conversation) for document in self.documents):
             raise UserError(f"{self.name}: the conversations were too few to hold whole ones out; give --data-dir")
-        blocks = pack(self.documents, tokenizer, self.tail_of.block_size)
+        stream = encode(self.documents, tokenizer)
+        blocks = in_a_row(stream, stream.bounds, self.tail_of.block_size, padding_of(tokenizer))
         first = tail_held_out(blocks, self.tail_of).test.numbers.start * blocks.block_size
-        return as_corpus(self.name, self.documents, blocks.stream, tokenizer, first)
+        return as_corpus(self.name, self.documents, stream, tokenizer, first)
 
 
 def named(path: str, column: str, runs: Sequence[Path], flag: str = "--data-dir") -> Texts:
@@ -88,16 +89,17 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
         raise UserError(f"{run}: does not say which documents it held out (an older version made it); give --data-dir")
     config = data_config(run)
     name = f"{config.named}, held out by {run.name}"
-    division = beginning(config) if config.stream else divide(config)
+    read = beginning(config) if config.stream else [in_memory(source.read()) for source in sources_of(config)]
+    documents, _ = drop_empty(list(chain(*read)))
     others = [other for other in others if documents_of(other) != record]
     if record["shared"]:
-        if digests(division.documents) != record["shared"]:
+        if [document.digest for document in documents] != record["shared"]:
             raise _changed(run, config)
         if _seen_by(others) & set(record["shared"]):
             raise UserError(f"{run}: another run named here was trained on what it held out; give --data-dir")
-        return Texts(name, division.documents, tail_of=config)
+        return Texts(name, documents, tail_of=config)
     wanted = set(record["test"])
-    found = [document for document in division.documents if document.digest in wanted]
+    found = [document for document in documents if document.digest in wanted]
     if not found:
         raise _changed(run, config)
     missing = len(wanted - {document.digest for document in found})

@@ -20,14 +20,14 @@ class ScoringCorpus:
         documents: where each text comes from.
         sequences: of each text a token that is given, and the tokens that are scored: (1 + tokens,) int32.
         n_bytes: (documents,) UTF-8 bytes that the scored tokens stand for.
-        targets: of each text which of the tokens behind the given one count, (tokens,) bool; None counts all.
+        targets: of each text which of the tokens behind the given one count, (tokens,) bool.
     """
 
     name: str
     documents: list[str]
     sequences: list[NDArray[np.int32]]
     n_bytes: NDArray[np.int64]
-    targets: list[NDArray[np.bool_]] | None = None
+    targets: list[NDArray[np.bool_]]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -37,15 +37,15 @@ class ScoringCorpus:
     @property
     def n_tokens(self) -> NDArray[np.int64]:
         """(documents,) tokens that are scored."""
-        if self.targets is None:
-            return self.lengths
         return np.array([np.count_nonzero(targets) for targets in self.targets], np.int64)
 
+    def counts(self, window: "ScoringWindow") -> NDArray[np.bool_]:
+        """Which of the predictions that a window alone makes are scored, (scored,)."""
+        return self.targets[window.document][window.stop - window.scored : window.stop]
+
     def counted(self, window: "ScoringWindow") -> int:
-        """The tokens of a window that are scored there and nowhere else."""
-        if self.targets is None:
-            return window.scored
-        return int(np.count_nonzero(self.targets[window.document][window.stop - window.scored : window.stop]))
+        """How many those are."""
+        return int(np.count_nonzero(self.counts(window)))
 
 
 class ScoringWindow(NamedTuple):
@@ -100,8 +100,7 @@ def as_corpus(
             sequences.append(sequence)
             n_bytes.append(size)
             targets.append(counts)
-    whole = all(counts.all() for counts in targets)
-    return ScoringCorpus(name, names, sequences, np.array(n_bytes, np.int64), None if whole else targets)
+    return ScoringCorpus(name, names, sequences, np.array(n_bytes, np.int64), targets)
 
 
 def cut(n_tokens: NDArray[np.int64], max_length: int, stride: int) -> list[ScoringWindow]:

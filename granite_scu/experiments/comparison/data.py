@@ -1,7 +1,7 @@
 """The text of a task: read once in a process, its validation cut to size, and replaced half-way where the task says."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 
@@ -10,26 +10,21 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
-from granite_scu.data.blocks.packing import Blocks, pack
+from granite_scu.data.blocks.packing import Blocks, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import indices
-from granite_scu.data.blocks.splitting import Split, by_document
+from granite_scu.data.blocks.splitting import Division, Split, assign
 from granite_scu.data.datamodule import TextDataModule, thinned
-from granite_scu.data.sources.read import drop_empty, load
+from granite_scu.data.sources.read import load
+from granite_scu.data.tokens.cache import in_memory
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.encoding import encoded
 from granite_scu.experiments.comparison.protocol import VALIDATION_TOKENS, Task
 from granite_scu.model.loading import load_tokenizer
 
 
-@dataclass(frozen=True, eq=False)
-class Corpus:
-    """An embedded corpus, split and tokenised, and the names of its test documents."""
-
-    blocks: Split[Blocks]
-    test_documents: list[str]
-
-
 @lru_cache
-def read(name: str, model: str, block_size: int) -> Corpus:
-    """A corpus, divided and packed as for any run. Tokenising takes longer than many steps: once a process.
+def read(name: str, model: str, block_size: int) -> tuple[Division, Split[Blocks]]:
+    """An embedded corpus, divided and packed as for any run. Tokenising takes longer than many steps: once a process.
 
     Of the two held-out parts, equal in characters, the one with more documents is the test text: documents are what the
     bootstrap draws.
@@ -37,14 +32,15 @@ def read(name: str, model: str, block_size: int) -> Corpus:
     Raises:
         UserError: there is no such corpus here.
     """
-    documents, _ = drop_empty(load(name, "text"))
-    split = by_document(documents)
-    assert split is not None, f"{name} cannot be divided by document"
-    if len(split.validation) > len(split.test):
-        split = Split(split.train, validation=split.test, test=split.validation)
     tokenizer = load_tokenizer(model)
-    blocks = split.map(lambda part: pack(part, tokenizer, block_size, show_progress=False))
-    return Corpus(blocks, [document.name for document in split.test])
+    corpus = in_memory(encoded([load(name, "text")], Renderer(tokenizer)))
+    parts = assign(corpus.places, corpus.characters)
+    assert parts is not None, f"{name} cannot be divided by document"
+    if len(parts.validation) > len(parts.test):
+        parts = replace(parts, validation=parts.test, test=parts.validation)
+    streams = parts.map(corpus.stream.part)
+    blocks = streams.map(lambda stream: in_a_row(stream, stream.bounds, block_size, padding_of(tokenizer)))
+    return Division(corpus, "document", parts), blocks
 
 
 class ComparedData(TextDataModule):
@@ -65,17 +61,21 @@ class ComparedData(TextDataModule):
         self.test_documents: list[str] = []
         self.before_shift: Blocks | None = None
 
-    def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
         """As the base class's; the tokenizer is the model's."""
+        return read(self.task.scored_on, self.model, self.config.block_size)[0]
+
+    def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> Split[Blocks]:
+        """As the base class's."""
         config = self.config
-        corpus = read(self.task.scored_on, self.model, config.block_size)
-        blocks = corpus.blocks
-        train, validation = thinned(blocks.train, config.train_tokens), thinned(blocks.validation, VALIDATION_TOKENS)
-        self._blocks, self._split_by = replace(blocks, train=train, validation=validation), "document"
-        self.test_documents = corpus.test_documents
+        assert division.parts is not None
+        self.test_documents = [division.corpus.name(number) for number in division.parts.test.tolist()]
         if self.task.then:
-            first = read(self.task.corpus, self.model, config.block_size).blocks
+            _, first = read(self.task.corpus, self.model, config.block_size)
             self.before_shift = thinned(first.train, config.train_tokens)
+        _, blocks = read(self.task.scored_on, self.model, config.block_size)
+        train, validation = thinned(blocks.train, config.train_tokens), thinned(blocks.validation, VALIDATION_TOKENS)
+        return replace(blocks, train=train, validation=validation)
 
     @property
     def n_tokens(self) -> int:

@@ -4,7 +4,7 @@ import json
 import math
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from granite_scu.experiments.comparison.evidence import Evidence, Spec
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
 from granite_scu.experiments.run_store import write_record
 from granite_scu.hardware import detect
-from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.model import loading
 from granite_scu.model.loss import token_nats
 from granite_scu.storage.provenance import git_revision, origin
 from granite_scu.storage.run_folder import RunFolder
@@ -132,12 +132,7 @@ def score_base(run: PreparedRun, data: ComparedData) -> dict:
     """The base model on the training and validation texts and, by document, on the test text."""
     module = build_module(run)
     module.configure_model()  # its adapters are untrained: B = 0, and they add nothing
-    dtype = WEIGHT_DTYPES[run.machine.precision]
-
-    def autocast() -> AbstractContextManager:
-        """What the Trainer's precision is outside of it."""
-        return nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
-
+    autocast = partial(loading.autocast, torch.device("cpu"), run.machine.precision)  # the Trainer's, outside of it
     training = score(module, data.whole_training_text(), model=module, context=autocast())
     validation = score(module, data.val_dataloader(), model=module, context=autocast())
     test = by_document(module, data, autocast())

@@ -1,16 +1,26 @@
 import logging
 import random
 
+import numpy as np
 import pytest
 
-from granite_scu.data.blocks import splitting as splits
-from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, by_block, by_document
-from granite_scu.data.sources.documents import Document
+from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, assign, by_block
+from granite_scu.data.sources.corpora import load_embedded
+from granite_scu.data.sources.documents import Document, Fingerprint
 
 
 def corpus(n: int = 200, seed: int = 0) -> list[Document]:
     rng = random.Random(seed)
     return [Document(f"{i}", f"{i} " + "word " * rng.randint(1, 100)) for i in range(n)]
+
+
+def by_document(documents: list[Document], seed: int = 0) -> Split[list[Document]] | None:
+    prints = [Fingerprint(seed) for _ in documents]
+    for fingerprint, document in zip(prints, documents, strict=True):
+        fingerprint.update(document.text)
+    places, characters = (np.array([getattr(p, name) for p in prints], np.uint64) for name in ("place", "characters"))
+    parts = assign(places, characters)
+    return parts and parts.map(lambda part: [documents[i] for i in part.tolist()])
 
 
 def parts_of(split: Split) -> list[list[Document]]:
@@ -32,12 +42,11 @@ def test_is_the_same_again_and_in_any_order_of_the_corpus():
     assert by_document(documents[::-1]) == split.map(lambda part: part[::-1])
 
 
-def test_is_a_shuffle_and_another_seed_gives_another(monkeypatch):
+def test_is_a_shuffle_and_another_seed_gives_another():
     documents = corpus()
     held_out = {d.name for d in by_document(documents).validation}
     assert held_out != {d.name for d in documents[: len(held_out)]}
-    monkeypatch.setattr(splits, "SPLIT_SEED", 1)
-    assert {d.name for d in by_document(documents).validation} != held_out
+    assert {d.name for d in by_document(documents, seed=1).validation} != held_out
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -69,6 +78,12 @@ def test_what_cannot_be_divided_by_document_is_said(documents, reason, caplog):
     with caplog.at_level(logging.INFO):
         assert by_document(documents) is None
     assert reason in caplog.text and "the last blocks are held out instead" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["stdlib-docs", "package-docs"])
+def test_the_embedded_corpora_can_be_divided(name):
+    split = by_document(load_embedded(name))
+    assert len(split.validation) >= 3 and len(split.test) >= 3
 
 
 @pytest.mark.parametrize("n_blocks", [MIN_BLOCKS, 13, 21, 22, 102, 999])

@@ -1,9 +1,18 @@
 import pytest
 
-from granite_scu.data.blocks.splitting import by_document
 from granite_scu.data.sources import corpora
 from granite_scu.data.sources.corpora import is_held_out, load_embedded, pretraining_source, stdlib_docs
 from granite_scu.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def pretrained():
+    return pretraining_source()
+
+
+@pytest.fixture(scope="module")
+def package_docs():
+    return load_embedded("package-docs")
 
 
 def package_of(name: str) -> str:
@@ -17,15 +26,10 @@ def test_docs_are_prose_in_more_than_50_documents():
     assert "statement" in next(d.text for d in documents if d.name == "topics/while")
 
 
-def test_docs_can_be_divided_by_document():
-    split = by_document(load_embedded("stdlib-docs"))
-    assert split is not None and len(split.validation) >= 3 and len(split.test) >= 3
-
-
-def test_no_held_out_package_is_in_the_pretraining_corpus():
-    seen, kept = pretraining_source(), load_embedded("stdlib-source")
-    assert seen and kept
-    assert not any(is_held_out(package_of(document.name)) for document in seen)
+def test_no_held_out_package_is_in_the_pretraining_corpus(pretrained):
+    kept = load_embedded("stdlib-source")
+    assert pretrained and kept
+    assert not any(is_held_out(package_of(document.name)) for document in pretrained)
     assert all(is_held_out(package_of(document.name)) for document in kept)
 
 
@@ -49,19 +53,12 @@ def test_an_unknown_corpus_names_those_there_are():
         load_embedded("stdlib")
 
 
-def test_package_docs_are_numpys_docstrings_and_not_its_code():
-    documents = {document.name: document.text for document in load_embedded("package-docs")}
+def test_package_docs_are_numpys_docstrings_and_not_its_code(package_docs):
+    documents = {document.name: document.text for document in package_docs}
     assert len(documents) > 50
     sums = documents["numpy/lib/_function_base_impl.py"]
     assert "Compute the weighted average along the specified axis." in sums and "def average(" not in sums
     assert not any("/tests/" in name for name in documents)
-
-
-def test_package_docs_can_be_divided_by_document_and_repeat_nothing():
-    documents = load_embedded("package-docs")
-    split = by_document(documents)
-    assert split is not None and len(split.validation) >= 3 and len(split.test) >= 3
-    assert documents == load_embedded("package-docs")
 
 
 def test_docstrings_come_in_the_order_of_the_source():
@@ -69,6 +66,6 @@ def test_docstrings_come_in_the_order_of_the_source():
     assert list(corpora._docstrings(source)) == ["One.", "Two.", "Three.", "Four."]
 
 
-def test_package_docs_share_no_document_with_the_pretraining_corpus():
-    seen = {document.text for document in pretraining_source()}
-    assert seen.isdisjoint(document.text for document in load_embedded("package-docs"))
+def test_package_docs_share_no_document_with_the_pretraining_corpus(pretrained, package_docs):
+    seen = {document.text for document in pretrained}
+    assert seen.isdisjoint(document.text for document in package_docs)

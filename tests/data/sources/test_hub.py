@@ -5,10 +5,10 @@ import json
 import pytest
 
 from granite_scu.config.settings import DataConfig
-from granite_scu.data.blocks.division import divide, divided
+from granite_scu.data.blocks.splitting import divide
 from granite_scu.data.sources import hub
 from granite_scu.data.sources.documents import Document
-from granite_scu.data.sources.read import load, published
+from granite_scu.data.sources.read import load, published, sources_of
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.errors import UserError
 
@@ -35,18 +35,22 @@ def folder(tmp_path):
 def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_path):
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
     corpus = prepare(config, tokenizer)
-    by, parts = divided(corpus, config)
-    assert by == "published" and [len(part) for part in (parts.train, parts.validation, parts.test)] == [5, 2, 1]
+    division = divide(corpus, is_published=True)
+    parts = division.parts
+    assert division.by == "published" and [len(part) for part in (parts.train, parts.validation, parts.test)] == [
+        5,
+        2,
+        1,
+    ]
     assert corpus.name(int(parts.validation[1])).endswith("set/validation: row 2")
-    division = divide(config)
-    assert [document.text for document in division.parts.validation] == ["validation 0", "validation 1"]
+    assert [document.text for document in sources_of(config)[1].read()] == ["validation 0", "validation 1"]
 
 
 def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog):
     with (folder / "train.jsonl").open("a") as rows:
         rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
-    _, parts = divided(prepare(config, tokenizer), config)
+    parts = divide(prepare(config, tokenizer), is_published=True).parts
     assert parts.train.tolist() == list(range(5))
     assert "train: left out 1 documents that validation or test have too" in caplog.text
 
@@ -55,7 +59,7 @@ def test_a_text_in_validation_and_test_counts_as_test(folder, tokenizer, tmp_pat
     with (folder / "validation.jsonl").open("a") as rows:
         rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
-    _, parts = divided(prepare(config, tokenizer), config)
+    parts = divide(prepare(config, tokenizer), is_published=True).parts
     assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [5, 2, 1]
     assert "validation: left out 1 documents that test has too" in caplog.text
 
@@ -64,7 +68,7 @@ def test_validation_that_is_test_is_refused(folder, tokenizer, tmp_path):
     (folder / "validation.jsonl").write_bytes((folder / "test.jsonl").read_bytes())
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
     with pytest.raises(UserError, match="every document of the validation split is one that test has too"):
-        divided(prepare(config, tokenizer), config)
+        divide(prepare(config, tokenizer), is_published=True)
 
 
 def test_among_several_sources_the_splits_that_are_not_read_are_named(folder, tmp_path, caplog):
@@ -119,7 +123,7 @@ def test_the_default_without_network_names_the_embedded_corpora(monkeypatch):
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(UserError, match=r"no --data-dir, and wikitext-2 .*Couldn't reach .*--data-dir stdlib-docs or"):
-        load(None, "text")
+        sources_of(DataConfig())
 
 
 def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
@@ -135,17 +139,15 @@ def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
     ]
     splits = {name: [{"text": row.replace("Text", name)} for row in rows] for name in hub.SPLITS}
     monkeypatch.setattr("datasets.load_dataset", lambda *name, **how: splits)
-    found = published(None, "text")
-    assert list(found.train()) == [
+    train, *held_out = published(None, "text")
+    assert list(train()) == [
         Document(
             "Salesforce/wikitext:wikitext-2-raw-v1/train/First",
             " = First = \n train = more . \n = = Part = = \n End . \n",
         ),
         Document("Salesforce/wikitext:wikitext-2-raw-v1/train/A = B", " = A = B = \n train . \n"),
     ]
-    assert load(None, "text") == [
-        document for read in (found.train, found.validation, found.test) for document in read()
-    ]
+    assert [split.args[1] for split in (train, *held_out)] == list(hub.SPLITS)
 
 
 def test_a_prefix_alone_names_nothing():

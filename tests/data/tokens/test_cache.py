@@ -5,10 +5,9 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from granite_scu.config.settings import TINY_MODEL, DataConfig
+from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.read import drop_empty, load
 from granite_scu.data.tokens import cache, corpus, encoding
 from granite_scu.data.tokens.corpus import prepare
@@ -45,6 +44,10 @@ def _short_pieces(monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK", 200)
     monkeypatch.setattr(encoding, "GROUP", 200)
     monkeypatch.setattr(cache, "SAVED_EVERY", 1)
+
+
+def place(found: cache.Prepared) -> Path:
+    return Path(found.stream.tokens.filename).parent
 
 
 def same(found: cache.Prepared, tokenizer, config: DataConfig) -> bool:
@@ -94,13 +97,13 @@ def test_other_settings_are_other_tokens(tokenizer, config, change):
     path.write_text(json.dumps({"text": TEXT, "body": "x" + TEXT}) + "\n")
     config = replace(config, path=str(path))
     one, other = prepare(config, tokenizer), prepare(replace(config, **change), tokenizer)
-    assert one.names != other.names
+    assert place(one) != place(other)
 
 
 def test_another_tokenizer_or_template_is_other_tokens(tokenizer, chatting, config):
-    found = {prepare(config, t).names for t in (tokenizer, chatting)}
+    found = {place(prepare(config, t)) for t in (tokenizer, chatting)}
     chatting.chat_template += "{# #}"
-    assert len(found | {prepare(config, chatting).names}) == 3
+    assert len(found | {place(prepare(config, chatting))}) == 3
 
 
 def test_files_that_are_passed_over_are_said_to_be_so_once(tokenizer, config, caplog):
@@ -131,7 +134,7 @@ def test_the_same_files_by_another_path_are_the_same_text(tokenizer, config, mon
     monkeypatch.chdir(Path(config.path).parent)
     name = Path(config.path).name
     for path in (name, f"./{name}/../{name}"):
-        assert prepare(replace(config, path=path), tokenizer).names == found.names
+        assert place(prepare(replace(config, path=path), tokenizer)) == place(found)
     assert "has changed" not in caplog.text
 
 
@@ -150,7 +153,7 @@ def test_a_text_column_that_no_record_has_is_refused(tokenizer, config):
 
 def test_a_run_that_waits_for_another_says_so(tokenizer, config, caplog):
     folder = Path(config.cache_dir)
-    key = prepare(config, tokenizer).names.parent.name
+    key = place(prepare(config, tokenizer)).name
     shutil.rmtree(folder / key)
     taken = threading.Event()
 
@@ -302,22 +305,13 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tokenizer, config, monk
     assert same(prepare(config, tokenizer), tokenizer, config)
 
 
-def test_two_processes_that_prepare_the_same_text_agree(config, tokenizer):
-    """Each prints a digest of the tokens that it got."""
-    script = (
-        "import sys, hashlib\n"
-        "from granite_scu.config.settings import DataConfig\n"
-        "from granite_scu.data.tokens.corpus import prepare\n"
-        "from granite_scu.model.loading import load_tokenizer\n"
-        "found = prepare(DataConfig(sys.argv[1], cache_dir=sys.argv[2]), load_tokenizer(sys.argv[3]))\n"
-        "print(hashlib.sha256(found.stream.tokens.tobytes()).hexdigest())\n"
-    )
-    line = [sys.executable, "-c", script, config.path, config.cache_dir, TINY_MODEL]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    both = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
-    digests = {process.communicate()[0] for process in both}
-    assert len(digests) == 1 and len(digests.pop()) == 65
-    assert len(list(Path(config.cache_dir).glob("*/meta.json"))) == 1
+def test_of_two_runs_that_prepare_the_same_text_one_takes_what_the_other_makes(config, tokenizer, monkeypatch):
+    seen = counted(monkeypatch)
+    prepare(replace(config, cache_dir=f"{config.cache_dir} of one"), tokenizer)
+    size = sum(seen)
+    with ThreadPoolExecutor(2) as both:
+        found = list(both.map(lambda _: prepare(config, tokenizer), range(2)))
+    assert sum(seen) == 2 * size and all(same(each, tokenizer, config) for each in found)
     assert not list(Path(config.cache_dir).glob("*.partial"))
 
 

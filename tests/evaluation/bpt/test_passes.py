@@ -20,7 +20,8 @@ LENGTHS = [1, 5, 40, 2, 23, 16, 17]
 def corpus():
     generator = np.random.default_rng(0)
     sequences = [generator.integers(1, 60, length + 1).astype(np.int32) for length in LENGTHS]
-    return ScoringCorpus("random", [str(i) for i in range(len(LENGTHS))], sequences, 2 * np.array(LENGTHS))
+    targets = [np.ones(length, bool) for length in LENGTHS]
+    return ScoringCorpus("random", [str(i) for i in range(len(LENGTHS))], sequences, 2 * np.array(LENGTHS), targets)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def test_windows_in_which_nothing_is_learned_take_no_part():
     counts = np.array([corpus.counted(window) for window in windows])
     assert sorted(counts)[:2] == [0, 8] and len(windows) == 11
     noise = np.random.default_rng(0).normal(0, 0.1, len(windows))
-    scores = WindowScores(corpus, windows, {"base": 2.0 * counts, "adapter": (1.5 + noise) * counts})
+    scores = WindowScores(corpus, windows, nats={"base": 2.0 * counts, "adapter": (1.5 + noise) * counts})
     assert scores.units == "windows"
     found = scores.difference("adapter", "base")
     assert found.mean == pytest.approx((noise[counts > 0].mean() - 0.5) / LN2)

@@ -295,8 +295,7 @@ def test_without_packages_the_layers_run_in_pytorch(install, warnings_of):
     assert warnings_of() == []
 
 
-@pytest.mark.parametrize("request_", ["auto", "cuda"])
-@pytest.mark.parametrize("dtype", WEIGHT_DTYPES)
+@pytest.mark.parametrize(("request_", "dtype"), zip(["auto", "cuda", "auto"], WEIGHT_DTYPES, strict=True))
 @pytest.mark.parametrize("kind", [MambaSSM, FlaCore])
 def test_right_kernels_are_taken_and_used(install, on_a_gpu, warnings_of, kind, dtype, request_):
     package = kind()
