@@ -150,16 +150,19 @@ def test_a_disk_that_fills_up_inside_a_file_is_named(cut, most):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
-    child = cut.start(UNEVEN)
+    # A background shell has its children ignore Ctrl-C, and they theirs.
+    child = cut.start(UNEVEN, lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     killing.until(lambda: killing.ticks(cut.folder) >= 2)
     os.killpg(child, number)  # loader processes too, as a terminal, torchrun and SLURM do
     assert killing.wait(child) == code
     (*_, newest) = RunFolder(cut.folder).checkpoints()
     words = cut.log.read_text()
     assert f"stopped by {number.name} after step {newest.name.removeprefix('checkpoint-')}, which is saved" in words
+    assert "Traceback" not in words and f"--resume-from-checkpoint {cut.folder}" in " ".join(words.split())
+    assert "recorded up to step" in (cut.folder / "report.html").read_text(encoding="utf-8")
     assert same(whole(UNEVEN), cut.finish(UNEVEN))
 
 
