@@ -29,16 +29,15 @@ def _elsewhere(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def command(tmp_path_factory):
+def command():
     """Runs a command of this Python as a user does; returns what it printed and its exit code."""
-    where = tmp_path_factory.mktemp("command")
 
     def run(*arguments, **more_environment) -> subprocess.CompletedProcess:
         # One thread, so that two runs add in the same order; no GPU and no hub, so that every machine sees the same.
         fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
         environment = os.environ | fixed | more_environment
         line = [sys.executable, *map(str, arguments)]
-        return subprocess.run(line, capture_output=True, text=True, cwd=where, env=environment)
+        return subprocess.run(line, capture_output=True, text=True, env=environment)
 
     return run
 
@@ -97,12 +96,12 @@ def launch(call):
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """A short text file of prose about Python, a few thousand tokens."""
+    """A short text file of prose about Python, some five thousand tokens."""
     from granite_scu.data.sources.corpora import stdlib_docs
 
     text = "\n\n".join(document.text for document in stdlib_docs())
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_text(text[:30_000], encoding="utf-8")
+    path.write_text(text[:20_000], encoding="utf-8")
     return path
 
 

