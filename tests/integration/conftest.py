@@ -1,6 +1,7 @@
 """Runs of the whole product: in this process where that will do, and as a user starts them."""
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -102,6 +103,17 @@ def corpus(tmp_path_factory) -> Path:
     text = "\n\n".join(document.text for document in stdlib_docs())
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
     path.write_text(text[:20_000], encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def topics(tmp_path_factory) -> Path:
+    """Thirty topics of the documentation, a line each, all of them short."""
+    from granite_scu.data.sources.corpora import stdlib_docs
+
+    path = tmp_path_factory.mktemp("topics") / "topics.jsonl"
+    lines = [json.dumps({"text": document.text[:900]}) + "\n" for document in stdlib_docs()[:30]]
+    path.write_text("".join(lines), encoding="utf-8")
     return path
 
 

@@ -15,9 +15,9 @@ SHORT += ("--batch-size", 4, "--block-size", 64, "--eval-batch-size", 16)
 
 
 @pytest.fixture(scope="module")
-def short(corpus):
+def short(topics):
     """Flags of a run of seconds."""
-    return ("--test-run", *SHORT, "--data-dir", corpus)
+    return ("--test-run", *SHORT, "--data-dir", topics)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ EMBEDDED = str(files("granite_scu") / "assets" / "tiny-granite-h")
 STEPS, EVERY, SAVED = 22, 4, 11
 FLAGS = ("--test-run", "--precision", "fp32", "--batch-size", 4, "--max-steps", STEPS, "--control-every", EVERY)
 FLAGS += ("--save-steps", SAVED, "--eval-steps", 10, "--eval-iters", 4, "--block-size", 64)
-FLAGS += ("--learning-rate", 3e-3, "--warmup-steps", 2, "--data-dir", "text.txt")
+FLAGS += ("--learning-rate", 2e-3, "--warmup-steps", 4, "--data-dir", "topics.jsonl")
 
 RECORD = {
     *("step", "tokens", "data_bpt", "param_bpt", "s", "s_ema", "s_target", "error", "lambda", "p_term", "i_term"),
@@ -39,13 +39,13 @@ TIMES = {"tokens_per_s", "samples_per_s", "mfu", "peak_tflops", "train_time_s", 
 
 
 @pytest.fixture(scope="module")
-def run(script, corpus, tmp_path_factory) -> SimpleNamespace:
+def run(script, topics, tmp_path_factory) -> SimpleNamespace:
     """The run that most of these tests look at: 22 steps of the embedded model, saved half-way, 11 being no tick.
 
     It is started as a user does. What follows from it starts in this process, which is faster.
     """
     folder = tmp_path_factory.mktemp("run") / "out"
-    shutil.copy(corpus, "text.txt")
+    shutil.copy(topics, ".")
     done = script(*FLAGS, "--output-dir", folder)
     assert done.returncode == 0, done.stderr
     return SimpleNamespace(folder=folder, out=done.stdout, err=done.stderr)
@@ -239,7 +239,7 @@ def test_the_configuration_says_what_ran(run):
 def test_plain_peft_gives_the_reported_bits_per_token(run):
     """transformers and PEFT as they come, none of our forward, loss or evaluation; only the split is ours."""
     tokenizer = AutoTokenizer.from_pretrained(run.folder)
-    data = TextDataModule(DataConfig(path="text.txt", block_size=64, batch_size=8), seed=0)
+    data = TextDataModule(DataConfig(path="topics.jsonl", block_size=64, batch_size=8), seed=0)
     data.prepare(tokenizer)
     base = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, run.folder).eval()
