@@ -211,7 +211,7 @@ def test_4_bits(run, scored):
 
 
 def test_a_text_of_one_document_is_scored_on_its_held_out_blocks(train, corpus, scored):
-    folder = train()
+    folder = train("--block-size", 128)
     found = scored(folder)
     summary = json.loads((folder / "training_config.json").read_text())["data_summary"]["test"]
     assert records(folder)["shared"] and found["units"] == "windows"
