@@ -99,14 +99,6 @@ def test_the_scores_agree(read):
 
 
 @pytest.mark.slow
-def test_two_processes_go_on_from_a_checkpoint(runs, start):
-    whole = runs["two"][0]
-    resumed, _ = start("resumed", TORCHRUN, *HALF, "--resume-from-checkpoint", whole / "checkpoint-4")
-    one, two = (load_file(folder / "adapter_model.safetensors") for folder in (whole, resumed))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-@pytest.mark.slow
 def test_two_processes_share_a_stream_and_go_on_in_it(start):
     """Each with two loader processes, of which either may be the next."""
     stream = (*HALF, "--stream", "--num-workers", 2)

@@ -62,6 +62,9 @@ def test_a_controller_trains_and_goes_on_as_if_it_had_not_stopped(train, trained
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert all(record["lambda"] is not None for record in records)
     assert (records[-1]["kl_bpt"] is not None) == (name == "kl")
+    if name in ("none", "fixed"):
+        assert {record["lambda"] for record in records} == {0.0 if name == "none" else 1.0}, records
+        assert all(record["s"] > 0 for record in records[1:])
     rest = train(*flags, "--resume-from-checkpoint", whole / "checkpoint-2")
     assert adapter(rest) == adapter(whole)
     assert [record["lambda"] for record in history(rest)] == [record["lambda"] for record in records]
@@ -200,7 +203,6 @@ def test_a_configuration_runs(train, name, recorded):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--controller", "pid"), "--controller pid: no controller is called 'pid'; there are none, fixed, linear,"),
         (("--controller", "p", "--kp", "0"), "--kp 0.0: must be positive and finite"),
         (("--controller", "i", "--ki", "inf"), "--ki inf: must be positive and finite"),
         (("--controller", "p", "--kp", "nan"), "--kp nan: must be positive and finite"),

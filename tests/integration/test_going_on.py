@@ -40,13 +40,13 @@ def run(launch, short, tmp_path_factory):
     ],
 )
 def test_a_resume_that_would_mean_something_else_is_refused(run, short, launch, flags, words):
-    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     code, out, err = launch(*short, "--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *flags)
     assert code == 2
     assert words in err
     assert ("loading " in out) == ("--lora-r" in flags)  # the shapes alone need the model
     assert err.count("\n") == 1
-    assert before == {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, launch, tmp_path):

@@ -103,10 +103,11 @@ def test_nothing_goes_to_stderr(run):
     assert run.err == ""
 
 
-def test_what_the_mamba_layers_run_in_is_said_and_logged(run):
+def test_what_the_mamba_layers_run_in_is_said_and_the_course_is_logged_too(run):
     log = (run.folder / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
     for said in (run.out, log):
         assert said.count("Mamba-2 layers run in PyTorch") == 1
+    assert "step 12/22  loss" in log and "validation" in log
 
 
 def test_the_console_shows_the_course_and_the_result(run):
@@ -198,12 +199,6 @@ def test_the_loggers_have_the_same_records(run):
     events.Reload()
     assert {"scu/s", "scu/lambda", "scu/data_bpt", "val_bpt"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("scu/lambda")] == [record["step"] for record in records]
-
-
-def test_the_log_file_tells_the_course(run):
-    log = (run.folder / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
-    assert "step 12/22  loss" in log
-    assert "validation" in log
 
 
 def test_the_picture_and_the_card(run):
@@ -353,23 +348,6 @@ def test_a_resumed_run_ends_as_if_nothing_had_happened(run, crashed, launch):
     assert [row["step"] for row in second] == ["12", "16", "20", "22"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--lora-r", "8"], "the checkpoint's adapters do not fit this model; resume with the same"),
-        (["--max-steps", "10"], "it is at step 11 and the run ends at 10; raise --max-steps to go on"),
-        (["--target-s", "2"], "--target-s 2.0: must lie between 0 and 1"),
-    ],
-)
-def test_a_resumption_that_is_refused_leaves_the_run_as_it_was(crashed, launch, argv, words):
-    before = contents(crashed)
-    code, _, err = launch(*FLAGS, "--resume-from-checkpoint", crashed / f"checkpoint-{SAVED}", "--overwrite", *argv)
-    assert code == 2
-    assert words in err
-    assert err.count("\n") == 1
-    assert contents(crashed) == before
-
-
 def test_a_run_that_goes_on_in_another_folder_takes_its_history_and_its_time_along(train, launch, corpus):
     """With dropout, whose random numbers go on too."""
     flags = ("--lora-dropout", 0.2, "--save-steps", 2, "--max-steps", 6, "--keep", 5)
@@ -392,18 +370,6 @@ def test_a_run_that_goes_on_in_another_folder_takes_its_history_and_its_time_alo
 
 
 # What a run can be asked to be
-
-
-def test_without_a_controller_lambda_is_zero_and_s_is_measured(trained):
-    records = history(trained("--controller", "none"))
-    assert [record["lambda"] for record in records] == [0.0] * 4
-    assert all(record["s"] > 0 for record in records[1:])
-    assert all(record["p_term"] is None for record in records)
-
-
-def test_a_fixed_controller_leaves_lambda_alone(trained):
-    records = history(trained("--controller", "fixed", "--lambda-init", "0.25"))
-    assert [record["lambda"] for record in records] == [0.25] * 4
 
 
 @pytest.mark.slow  # test_qlora trains in this process
@@ -462,28 +428,6 @@ def test_a_limit_on_time_ends_the_run_between_two_steps_and_for_good(launch, cor
     assert read_json(folder / "scu_metrics.json") == metrics
 
 
-@pytest.fixture
-def corpora(corpus, tmp_path) -> dict[str, Path]:
-    """The short corpus as a file of lines and as a folder."""
-    paragraphs = [part for part in corpus.read_text(encoding="utf-8").split("\n\n") if part.strip()]
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text("".join(json.dumps({"body": part}) + "\n" for part in paragraphs))
-    folder = tmp_path / "folder"
-    (folder / "deeper").mkdir(parents=True)
-    for number, part in enumerate(paragraphs):
-        (folder / ("deeper" if number % 2 else "") / f"{number}.{'md' if number % 3 else 'txt'}").write_text(part)
-    return {"txt": corpus, "jsonl": lines, "folder": folder}
-
-
-@pytest.mark.parametrize(("kind", "split_by"), [("txt", "block"), ("jsonl", "document"), ("folder", "document")])
-def test_own_text(train, corpora, kind, split_by):
-    out = train("--data-dir", corpora[kind], *(("--text-column", "body") if kind == "jsonl" else ()))
-    summary = read_json(out / "training_config.json")["data_summary"]
-    assert summary["split_by"] == split_by
-    assert summary["train"]["supervised_tokens"] > 1000
-    assert read_json(out / "scu_metrics.json")["test_tokens"] > 0
-
-
 def test_epochs_set_the_length(launch, corpus, tmp_path):
     code, out, _ = launch("--test-run", "--data-dir", corpus, "--num-epochs", 2, "--dry-run", "--json")
     assert code == 0
@@ -502,16 +446,8 @@ def test_epochs_set_the_length(launch, corpus, tmp_path):
 def test_a_dry_run_prints_the_plan_and_trains_nothing(launch):
     code, out, err = launch("--test-run", "--dry-run", "--max-steps", 137, "--output-dir", "planned")
     assert (code, err) == (0, "")
-    for words in (
-        "nothing is trained",
-        "steps",
-        "137",
-        "tokens per step",
-        "memory gib estimate",
-        "memory fits",
-        "time s estimate",
-    ):
-        assert words in out
+    words = ("nothing is trained", "steps", "137", "tokens per step", "memory gib estimate", "memory fits")
+    assert all(word in out for word in (*words, "time s estimate"))
     assert not Path("planned").exists()
 
 
@@ -539,20 +475,6 @@ def test_requirements_that_are_met(launch):
     code, out, _ = launch("--test-run", "--check-requirements", "--json")
     assert code == 0
     assert json.loads(out)["can_start"] is True
-
-
-def test_requirements_that_are_not_met(launch, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    argv = ("--model", "tiny-granite-h", "--data-dir", "stdlib-docs", "--check-requirements")
-    code, out, err = launch(*argv)
-    assert (code, err) == (1, "")
-    assert "This run cannot start: " in out
-    assert "--accelerator cpu" in out
-    code, out, _ = launch(*argv, "--json")
-    assert code == 1
-    found = json.loads(out)
-    assert found["can_start"] is False
-    assert any(check["needed"] and check["ok"] is False and check["remedy"] for check in found["checks"])
 
 
 def test_mfu_is_in_the_log_the_history_and_the_summary(run):
