@@ -33,7 +33,7 @@ def fork(arguments: list, log: Path, prepare: Callable[[], None] = lambda: None)
         log: what the child prints is added to it.
         prepare: called in the child before anything else.
     """
-    from granite_scu.cli import script_flags
+    from granite_scu.cli import script_flags, train  # noqa: F401 (what the child would have to import itself)
 
     miniature = Path(__file__).parents[1] / "configs" / "tiny.yaml"
     sys.stdout.flush()

@@ -1,15 +1,15 @@
 """``python -m granite_scu fit|validate|test|identify --config FILE.yaml``: one configuration for every way in.
 
-jsonargparse reads it (defaults < hardware preset < YAML files, layered < flags), with the keys that LightningCLI has
-too; ``cli.train`` carries it out. The flags of ``scripts/train_granite_cuda.py`` arrive here too, translated by
-``cli.script_flags``.
+LightningCLI parses it (defaults < hardware preset < YAML files, layered < flags); ``cli.train`` carries it out. The
+flags of ``scripts/train_granite_cuda.py`` arrive here too, translated by ``cli.script_flags``.
 """
 
-from dataclasses import dataclass
-from functools import cache
+import logging
+import sys
 
+import jsonargparse
 import lightning as L
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from granite_scu.cli import command_table, config_layers
 from granite_scu.config import flags
@@ -18,86 +18,96 @@ from granite_scu.config.request import Request, add_settings, check_values
 from granite_scu.control import CONTROLLERS
 from granite_scu.errors import UserError
 
-COMMANDS = {
-    "fit": "Train, score the adapter on test text, and write the run folder.",
-    "validate": "Score the adapter of a run folder, and the base model, on validation text.",
-    "test": "Score the adapter of a run folder, and the base model, on test text.",
-    "identify": "Step lambda, fit a model of the plant to what S does, propose gains for the law, and try them.",
+COMMANDS = ("fit", "validate", "test", "identify")
+
+ABOUT = {
+    "prog": "granite-scu",
+    "description": "Fine-tune a Granite model while a controller holds S at its target.",
+    "epilog": command_table.describe(),
 }
-"""The commands, and what each does."""
-
-STRICT = {"exit_on_error": False, "allow_abbrev": False, "dump_header": [f"lightning.pytorch=={L.__version__}"]}
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command line that was understood.
+class Commands(L.Trainer):
+    """Lightning's Trainer, with a method for each of our commands that Lightning has none for.
 
-    Attributes:
-        subcommand: one of ``COMMANDS``.
-        request: what describes the run.
-        step_test: of ``identify``; None of the others.
+    LightningCLI makes a subcommand of a method of its trainer class: the docstring becomes the help, the signature the
+    arguments. Declaring a method is the whole of its public interface for that; adding a parser by hand would need its
+    private ones. Nothing here is ever called or built: ``cli.train`` carries commands out.
     """
 
-    subcommand: str
-    request: Request
-    step_test: config.IdentifyConfig | None
+    def identify(self, step_test: config.IdentifyConfig = config.IdentifyConfig()) -> None:  # noqa: B008 (frozen)
+        """Step lambda, fit a model of the plant to what S does, propose gains for the law, and try them.
+
+        Exit code 1 where no gains can be proposed. A closed loop that is not as predicted is warned of, with exit code
+        0 and "as_predicted": false in the JSON.
+        """
 
 
-@cache
-def command_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
-    """The parser of all commands, and that of each. Made once: reading the Trainer's signature takes long."""
-    about = "Fine-tune a Granite model while a controller holds S at its target."
-    parser = ArgumentParser(prog="granite-scu", description=about, epilog=command_table.describe(), **STRICT)
-    _add_config(parser)
-    subcommands, each = parser.add_subcommands(), {}
-    for name, meaning in COMMANDS.items():
-        each[name] = command = ArgumentParser(description=meaning, **STRICT)
-        _add_config(command)
-        command.add_argument(
-            "--seed_everything", type=bool | int, default=config.SEED, help="seed of everything random; true draws one"
+class GraniteCLI(LightningCLI):
+    """Parses a command into ``request``; builds nothing."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        arguments, self.preset = config_layers.take_preset(arguments)
+        strict = {"exit_on_error": False, "allow_abbrev": False}
+        # Each command's parser takes a tenth of a second to build; the others are needed only where none is named.
+        self.commands = tuple(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
+        super().__init__(
+            trainer_class=Commands,
+            save_config_callback=None,
+            seed_everything_default=config.SEED,
+            parser_kwargs={**strict, **ABOUT, **{name: dict(strict) for name in self.commands}},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=arguments,
         )
-        add_settings(command)
-        if name == "identify":
-            command.add_class_arguments(config.IdentifyConfig, "step_test")
-        subcommands.add_subcommand(name, command, help=meaning)
-    return parser, each
+
+    def subcommands(self) -> dict[str, set[str]]:
+        """What there is to do. Lightning's own arguments of these are all ours to set."""
+        ours = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
+        return {name: ours | {"ckpt_path", "verbose", "weights_only"} for name in self.commands}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The Trainer and the dataclasses of ``config``."""
+        add_settings(parser)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        """Lightning's, and a check of the seed, which it would use at once."""
+        super().parse_arguments(parser, args)
+        seed = self.config[self.config["subcommand"]]["seed_everything"]
+        if seed is None or (seed is not True and not 0 <= seed < 2**32):  # true draws one
+            raise UserError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
+
+    def instantiate_classes(self) -> None:
+        """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
+        parser, given = self._parser(self.subcommand), self.config[self.subcommand]
+        if "step_test" in given:
+            check_values(given, {"step_test": config.IdentifyConfig})
+        self.request = Request.from_parsed(parser, given, self.preset)
+        self.step_test: config.IdentifyConfig | None = parser.instantiate_classes(given).get("step_test")
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Nothing: the caller runs the request."""
 
 
-def _add_config(parser: ArgumentParser) -> None:
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="configuration file; several are layered")
-
-
-def parse(arguments: list[str]) -> Command:
+def parse(arguments: list[str]) -> GraniteCLI:
     """Parse a command line of the CLI.
 
     Raises:
         UserError: anything wrong with it, in one line.
     """
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns when both are there
     try:
         config_layers.check_files(arguments)
-        arguments, preset = config_layers.take_preset(arguments)
-        parser, each = command_parsers()
-        parsed = parser.parse_args(arguments)
-        name, given = parsed["subcommand"], parsed[parsed["subcommand"]]
-        given["seed_everything"] = _seeded(given["seed_everything"])
-        if "step_test" in given:
-            check_values(given, {"step_test": config.IdentifyConfig})
-        request = Request.from_parsed(each[name], given, preset)
-        return Command(name, request, each[name].instantiate_classes(given).get("step_test"))
-    except ArgumentError as error:
+        return GraniteCLI(arguments)
+    except jsonargparse.ArgumentError as error:
         raise UserError(_in_one_line(str(error))) from error
     except (TypeError, UnicodeDecodeError) as error:  # what jsonargparse lets through of a group's own file
         raise UserError(
             f"a file given for a group, as --data FILE, is no YAML in UTF-8, or no mapping ({error})"
         ) from error
-
-
-def _seeded(seed: int | bool | None) -> int | bool:
-    """The seed, which random numbers have from here on; true draws one, false seeds nothing."""
-    if seed is None or (seed is not True and not 0 <= seed < 2**32):
-        raise UserError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
-    return seed if seed is False else L.seed_everything(None if seed is True else seed, workers=True, verbose=False)
+    finally:
+        sys.argv = argv
 
 
 def _in_one_line(message: str) -> str:

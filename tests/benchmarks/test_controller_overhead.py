@@ -1,5 +1,5 @@
 import pytest
-from running import cases, refuses
+from running import cases
 
 from benchmarks.controller_overhead import overhead
 from benchmarks.gate import Outcome
@@ -25,7 +25,3 @@ def test_overhead_is_of_the_medians_and_of_the_pairs():
     assert found["overhead"] == pytest.approx(0.01)
     assert found["overhead_paired"] == pytest.approx(0.01)
     assert overhead(turns(1.0), Outcome(reason="out of memory"))["overhead"] is None
-
-
-def test_bad_input_is_one_line_and_exit_code_2():
-    refuses("controller_overhead", ["--batch", "-1"], "--batch -1")

@@ -1,7 +1,5 @@
 import json
 
-from running import refuses
-
 from benchmarks import data
 
 
@@ -22,7 +20,3 @@ def test_all_sides_of_tokenisation_are_timed(tmp_path):
     found = data.tokenisation(tmp_path / "text.jsonl", 0.1, repeats=1)
     for what in ("encode", "prepare"):
         assert found[f"{what}_ratio"] == found[f"{what}_s"] / found["tokenizers_s"] > 0
-
-
-def test_a_wrong_number_is_one_line():
-    refuses("data", ["--repeats", "0"], "--repeats 0: must be at least 1")

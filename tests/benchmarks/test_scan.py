@@ -1,5 +1,5 @@
 import pytest
-from running import cases, refuses
+from running import cases
 
 from benchmarks import scan
 from benchmarks.scan import Case, with_linearity
@@ -24,11 +24,3 @@ def test_a_reference_that_does_not_fit_is_left_out_with_a_reason():
     case = Case("fp32", 2, 8192, heads=2)
     assert scan.missing_memory(case, "cpu", copies=1) is None
     assert "GiB" in scan.missing_memory(case, "cpu", copies=10**9)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["--lengths", "0"], "--lengths 0"), (["--repeats", "0"], "--repeats 0"), (["--precisions", "fp8"], "fp8")],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
-    refuses("scan", arguments, said)

@@ -1,5 +1,5 @@
 import pytest
-from running import cases, refuses
+from running import cases
 
 SMALL = ("--model", "embedded", "--batch", "2", "--length", "32", "--repeats", "1", "--batches", "1")
 
@@ -11,7 +11,3 @@ def test_both_sides_find_the_same_cross_entropy():
         assert found["max_rel_err"] < 1e-5
         assert found["ours_tokens_per_s"] == pytest.approx(3 * 32 * found["windows"] / found["ours_s"])
     assert (once["windows"], four_times["windows"]) == (2, 8)
-
-
-def test_bad_input_is_one_line_and_exit_code_2():
-    refuses("scoring", ["--batches", "0"], "--batches 0")

@@ -1,5 +1,5 @@
 import pytest
-from running import cases, refuses
+from running import cases
 
 SMALL = ("--model", "embedded", "--batch", "2", "--length", "32", "--repeats", "1")
 
@@ -12,11 +12,3 @@ def test_the_loss_curves_coincide():
     assert found["first_loss"] != found["ours_last_loss"]
     assert found["ours_tokens_per_s"] == pytest.approx(2 * 32 / found["ours_s"])
     assert 0 < found["ours_mfu"] < 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["--length", "0"], "--length 0"), (["--model", "huge"], "huge"), (["--peak-tflops", "0"], "--peak-tflops")],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
-    refuses("train_step", arguments, said)

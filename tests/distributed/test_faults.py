@@ -14,7 +14,7 @@ from granite_scu.storage.run_folder import RunFolder
 pytestmark = pytest.mark.distributed
 
 FLAGS = (
-    *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 4, "--max-steps", 24, "--save-steps", 5),
+    *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 2, "--max-steps", 12, "--save-steps", 5),
     *("--eval-steps", 4, "--control-every", 3, "--gradient-accumulation-steps", 2),
 )
 
@@ -44,7 +44,7 @@ def codes(children):
 @pytest.mark.parametrize("told", [pytest.param((0, 1), id="all", marks=pytest.mark.slow), pytest.param((1,), id="one")])
 def test_processes_stop_together_and_save(start, tmp_path, told):
     children = start("cut", 2)
-    killing.until(lambda: killing.ticks(tmp_path / "cut") >= 2)
+    killing.until(lambda: killing.ticks(tmp_path / "cut") >= 1)
     for rank in told:
         os.kill(children[rank], signal.SIGTERM)
     assert codes(children) == [143, 143]
@@ -58,10 +58,10 @@ def test_processes_stop_together_and_save(start, tmp_path, told):
     assert {name: one[name] == other[name] for name in one} == dict.fromkeys(one, True)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_is_killed_takes_the_others_along(start, tmp_path, lost):
     children = start("cut", 2)
-    killing.until(lambda: killing.ticks(tmp_path / "cut") >= 2)
+    killing.until(lambda: killing.ticks(tmp_path / "cut") >= 1)
     os.kill(children[lost], signal.SIGKILL)
     expected = [1, 1]
     expected[lost] = -signal.SIGKILL
@@ -78,7 +78,7 @@ def test_a_process_that_falls_silent_is_taken_for_lost(start, tmp_path):
         trainer.LOST_AFTER = graceful_stop.LOST_AFTER = timedelta(seconds=3)
 
     children = start("cut", 2, soon)
-    killing.until(lambda: killing.ticks(tmp_path / "cut") >= 2)
+    killing.until(lambda: killing.ticks(tmp_path / "cut") >= 1)
     os.kill(children[1], signal.SIGSTOP)
     asked = time.monotonic()
     assert killing.wait(children[0]) == 1
@@ -126,7 +126,7 @@ def note(where, name):
 
 
 def test_two_processes_have_the_gradient_of_one_and_the_same_lambda(start, tmp_path):
-    flags = (*FLAGS, "--max-steps", 9)  # the last block of the epoch is padded, and ranks see unequal token counts
+    flags = (*FLAGS, "--max-steps", 3, "--control-every", 1)
     assert codes(start("one", 1, note(tmp_path, "one"), flags)) == [0]
     assert codes(start("two", 2, note(tmp_path, "two"), flags)) == [0, 0]
     alone = torch.load(tmp_path / "one-gradients0.pt")

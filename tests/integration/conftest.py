@@ -1,8 +1,14 @@
 """Runs of the whole product: in this process where that will do, and as a user starts them."""
 
+import functools
+import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,71 +18,128 @@ SCRIPT = ROOT / "scripts" / "train_granite_cuda.py"
 TEST_RUN_CONFIG = ROOT / "configs" / "tiny.yaml"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path_factory, monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def _elsewhere(tmp_path_factory):
     """No test writes into the checkout or asks the hub."""
     from huggingface_hub import constants
 
-    monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("cwd"))
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        yield
 
 
 @pytest.fixture(scope="session")
-def command(tmp_path_factory):
+def command():
     """Runs a command of this Python as a user does; returns what it printed and its exit code."""
-    where = tmp_path_factory.mktemp("command")
 
     def run(*arguments, **more_environment) -> subprocess.CompletedProcess:
         # One thread, so that two runs add in the same order; no GPU and no hub, so that every machine sees the same.
         fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
         environment = os.environ | fixed | more_environment
         line = [sys.executable, *map(str, arguments)]
-        return subprocess.run(line, capture_output=True, text=True, cwd=where, env=environment)
+        return subprocess.run(line, capture_output=True, text=True, env=environment)
 
     return run
 
 
 @pytest.fixture(scope="session")
 def script(command):
-    """Runs the script with flags; ``test_run`` and ``train`` are the same in this process, and faster."""
+    """Runs the script with flags; ``launch`` is the same in this process, and faster."""
     return lambda *argv, **environment: command(SCRIPT, *argv, **environment)
 
 
-@pytest.fixture
-def launch(capfd):
-    """Runs the script's ``main`` in this process; returns exit code, stdout and stderr."""
-    from granite_scu.cli import script_flags
+@contextmanager
+def _caught() -> Iterator[list[str]]:
+    """Fills the list with what is printed meanwhile on stdout and stderr, by this process and by those it starts."""
+    printed, kept = [], (sys.stdout, sys.stderr)
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", buffering=1)) for _ in kept]
+        before = []
+        for number, stream, file in zip((1, 2), kept, files, strict=True):
+            stream.flush()
+            before.append(os.dup(number))
+            os.dup2(file.fileno(), number)
+        sys.stdout, sys.stderr = files
+        try:
+            yield printed
+        finally:
+            sys.stdout, sys.stderr = kept
+            for number, copy, file in zip((1, 2), before, files, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
+                file.seek(0)
+                printed.append(file.read())
 
-    def run(*argv) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = script_flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv])
-        printed = capfd.readouterr()
-        return code, printed.out, printed.err
+
+@pytest.fixture(scope="session")
+def call():
+    """Calls the ``main`` of a command in this process; returns exit code, stdout and stderr."""
+    import torch
+
+    torch.set_num_threads(1)  # as ``command`` does
+
+    def run(main: Callable[[list[str]], int], *argv) -> tuple[int, str, str]:
+        with _caught() as printed:
+            code = main([str(argument) for argument in argv])
+        return code, *printed
 
     return run
 
 
 @pytest.fixture(scope="session")
+def launch(call):
+    """Runs the script's ``main`` in this process; returns exit code, stdout and stderr."""
+    from granite_scu.cli import script_flags
+
+    return partial(call, partial(script_flags.main, TEST_RUN_CONFIG))
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Path:
-    """A short text file of prose about Python, a few thousand tokens."""
+    """A short text file of prose about Python, some five thousand tokens."""
     from granite_scu.data.sources.corpora import stdlib_docs
 
     text = "\n\n".join(document.text for document in stdlib_docs())
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_text(text[:30_000], encoding="utf-8")
+    path.write_text(text[:20_000], encoding="utf-8")
     return path
 
 
-@pytest.fixture
-def train(launch, corpus, tmp_path):
-    """Trains the embedded model on the short corpus for a few steps, and returns the run folder."""
-    folders = (tmp_path / f"run{number}" for number in range(100))
+@pytest.fixture(scope="session")
+def topics(tmp_path_factory) -> Path:
+    """Thirty topics of the documentation, a line each, all of them short."""
+    from granite_scu.data.sources.corpora import stdlib_docs
+
+    path = tmp_path_factory.mktemp("topics") / "topics.jsonl"
+    lines = [json.dumps({"text": document.text[:900]}) + "\n" for document in stdlib_docs()[:30]]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+FEW = ("--max-steps", 4, "--control-every", 1, "--precision", "fp32", "--block-size", 64, "--batch-size", 2)
+
+
+@pytest.fixture(scope="session")
+def train(corpus, tmp_path_factory):
+    """Trains the embedded model on the short corpus for a few steps, without pictures, and returns the run folder."""
+    from rich.console import Console
+
+    from granite_scu.cli import script_flags
+    from granite_scu.cli.request_parser import parse
+    from granite_scu.training import recipe
 
     def run(*argv) -> Path:
-        folder = next(folders)
-        few = ("--max-steps", "4", "--control-every", "1", "--precision", "fp32", "--data-dir", corpus)
-        code, out, err = launch("--test-run", *few, "--output-dir", folder, *argv)
-        assert (code, err) == (0, ""), out + err
+        folder = tmp_path_factory.mktemp("train") / "run"
+        flags = ("--test-run", *FEW, "--eval-batch-size", 16, "--data-dir", corpus, "--output-dir", folder, *argv)
+        arguments, _ = script_flags.translate([str(flag) for flag in flags], TEST_RUN_CONFIG)
+        recipe.train(recipe.prepare(parse(arguments).request, Console(quiet=True)))
         return folder
 
     return run
+
+
+@pytest.fixture(scope="session")
+def trained(train):
+    """The same, once for the same flags: for those who only look at the folder."""
+    return functools.cache(train)

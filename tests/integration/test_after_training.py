@@ -2,39 +2,37 @@
 
 import json
 import shutil
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 
 from granite_scu.cli import main as commands
-from granite_scu.cli import script_flags
 from granite_scu.model import saved_adapter
 
-TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
-
 SHORT = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--eval-iters", 2, "--control-every", 2)
+SHORT += ("--batch-size", 4, "--block-size", 64, "--eval-batch-size", 16)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A short run on the embedded documentation."""
+def short(topics):
+    """Flags of a run of seconds."""
+    return ("--test-run", *SHORT, "--data-dir", topics)
+
+
+@pytest.fixture(scope="module")
+def run(launch, short, tmp_path_factory):
+    """A short run."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
-    argv = ("--test-run", *SHORT, "--learning-rate", "1e-2", "--output-dir", folder)
-    assert script_flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv]) == 0
+    code, _, err = launch(*short, "--learning-rate", "1e-2", "--output-dir", folder)
+    assert code == 0, err
     return folder
 
 
-@pytest.fixture
-def told(capfd):
+@pytest.fixture(scope="module")
+def told(call):
     """Runs a command in this process; returns exit code, stdout and stderr."""
-
-    def tell(*argv) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = commands.main([str(argument) for argument in argv])
-        return code, *capfd.readouterr()
-
-    return tell
+    return partial(call, commands.main)
 
 
 def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run, told, tmp_path):
@@ -113,28 +111,28 @@ def test_a_wrong_request_gets_one_line(told, argv, words):
     assert words in err
 
 
-def test_help_lists_every_command(told, capfd):
+def test_help_lists_every_command(capfd):
     with pytest.raises(SystemExit):
-        told("--help")
+        commands.main(["--help"])
     shown = " ".join(capfd.readouterr().out.split())
     for name, (_, meaning) in commands.ASIDE.items():
         assert f"{name}: {meaning}" in shown
 
 
 @pytest.mark.parametrize("name", commands.ASIDE)
-def test_every_command_has_a_help_of_its_own(told, capfd, name):
+def test_every_command_has_a_help_of_its_own(capfd, name):
     with pytest.raises(SystemExit):
-        told(name, "--help")
+        commands.main([name, "--help"])
     assert f"usage: granite-scu {name}" in capfd.readouterr().out
 
 
 @pytest.fixture(scope="module")
-def gone_on(run, tmp_path_factory):
+def gone_on(run, launch, short, tmp_path_factory):
     """A run that starts from a copy of the first one's adapter, and that copy."""
     folder, adapter = tmp_path_factory.mktemp("gone_on") / "run", tmp_path_factory.mktemp("adapters") / "mine"
     shutil.copytree(run, adapter)
-    argv = ("--test-run", *SHORT, "--precision", "fp32", "--adapter", adapter, "--output-dir", folder)
-    assert script_flags.main(TEST_RUN_CONFIG, [str(argument) for argument in argv]) == 0
+    code, _, err = launch(*short, "--precision", "fp32", "--adapter", adapter, "--output-dir", folder)
+    assert code == 0, err
     return folder, adapter
 
 
@@ -171,11 +169,11 @@ def test_its_configuration_feeds_back_and_a_conflicting_flag_is_refused(gone_on,
     assert (code, "would delete --adapter" in err) == (2, True), err
 
 
-def test_resumed_it_ends_bit_for_bit_the_same_though_the_adapter_is_gone(gone_on, launch, tmp_path):
+def test_resumed_it_ends_bit_for_bit_the_same_though_the_adapter_is_gone(gone_on, launch, short, tmp_path):
     folder, adapter = gone_on
     adapter.rename(adapter.with_name("elsewhere"))
     resume = ("--resume-from-checkpoint", folder / "checkpoint-3", "--output-dir", tmp_path / "resumed")
-    argv = ("--test-run", *SHORT, "--precision", "fp32", "--adapter", adapter)
+    argv = (*short, "--precision", "fp32", "--adapter", adapter)
     code, out, err = launch(*argv, *resume)
     assert (code, err) == (0, ""), out
     assert (tmp_path / "resumed" / saved_adapter.WEIGHTS).read_bytes() == (folder / saved_adapter.WEIGHTS).read_bytes()

@@ -18,7 +18,7 @@ from granite_scu.data.datamodule import TextDataModule
 from granite_scu.model.loading import load_tokenizer, resolve
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "controller"
-SHORT = ("--batch-size", 1, "--block-size", 32, "--eval-steps", 100, "--eval-iters", 1)
+SHORT = ("--batch-size", 1, "--block-size", 32, "--eval-steps", 100, "--eval-iters", 1, "--save-steps", 2)
 MORE = {
     "cpr": ("--cpr-warmup", 1),
     "linear": ("--lambda-end", 0.01),
@@ -37,60 +37,50 @@ def history(folder: Path) -> list[dict]:
     return json.loads((folder / "scu_history.json").read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def recorded(train):
+@pytest.fixture(scope="module")
+def recorded(trained) -> Path:
     """A finished run whose lambda moves."""
-    return train(*SHORT, "--lambda-init", 100)
+    return trained(*SHORT, "--lambda-init", 100)
 
 
-@pytest.fixture
-def flags_of(request):
+@pytest.fixture(scope="module")
+def flags_of(recorded):
     """The flags that choose a controller; a replay needs a run to repeat."""
 
     def flags(name: str) -> tuple:
-        path = ("--replay", request.getfixturevalue("recorded")) if name == "replay" else ()
-        return ("--controller", name, *path, *MORE.get(name, ()))
+        path = ("--replay", recorded) if name == "replay" else ()
+        return (*SHORT, "--controller", name, *path, *MORE.get(name, ()))
 
     return flags
 
 
 @pytest.mark.parametrize("name", [name for name in CONTROLLERS if name != "cascade"])
-def test_a_controller_trains_and_goes_on_as_if_it_had_not_stopped(train, launch, flags_of, name):
-    flags = (*SHORT, *flags_of(name), "--save-steps", 2)
-    whole = train(*flags)
+def test_a_controller_trains_and_goes_on_as_if_it_had_not_stopped(train, trained, flags_of, name):
+    flags = flags_of(name)
+    whole = trained(*flags)
     records = history(whole)
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert all(record["lambda"] is not None for record in records)
     assert (records[-1]["kl_bpt"] is not None) == (name == "kl")
-
-    there = adapter(whole)
-    (whole / "adapter_model.safetensors").unlink()
-    few = ("--max-steps", 4, "--control-every", 1, "--precision", "fp32")
-    data = json.loads((whole / "training_config.json").read_text(encoding="utf-8"))["data"]["path"]
-    back = ("--resume-from-checkpoint", whole / "checkpoint-2", "--overwrite")  # there are newer ones
-    code, out, err = launch("--test-run", *few, "--data-dir", data, *flags, *back)
-    assert (code, err) == (0, ""), out + err
-    assert adapter(whole) == there
-    assert [record["lambda"] for record in history(whole)] == [record["lambda"] for record in records]
+    if name in ("none", "fixed"):
+        assert {record["lambda"] for record in records} == {0.0 if name == "none" else 1.0}, records
+        assert all(record["s"] > 0 for record in records[1:])
+    rest = train(*flags, "--resume-from-checkpoint", whole / "checkpoint-2")
+    assert adapter(rest) == adapter(whole)
+    assert [record["lambda"] for record in history(rest)] == [record["lambda"] for record in records]
 
 
-def test_the_cascade_goes_on_as_if_it_had_not_stopped(train, launch, flags_of):
+def test_the_cascade_goes_on_as_if_it_had_not_stopped(train, flags_of):
     # Checkpoint 15 holds what was measured at 14, which the tick at 16 will see.
-    flags = (*SHORT, *flags_of("cascade"), "--save-steps", 15, "--control-every", 2)
+    flags = (*flags_of("cascade"), "--save-steps", 15, "--control-every", 2)
     whole = train(*flags)
     records = history(whole)
     setpoints = [record["s_target"] for record in records]
     assert len(set(setpoints)) > 5  # it has moved its setpoint
     assert [record["saved_held_out"] is None for record in records] == [True] + [False] * 11
-
-    there = adapter(whole)
-    (whole / "adapter_model.safetensors").unlink()
-    data = json.loads((whole / "training_config.json").read_text(encoding="utf-8"))["data"]["path"]
-    resume = ("--resume-from-checkpoint", whole / "checkpoint-15", "--overwrite")
-    code, out, err = launch("--test-run", "--precision", "fp32", "--data-dir", data, *flags, *resume)
-    assert (code, err) == (0, ""), out + err
-    assert [record["s_target"] for record in history(whole)] == setpoints
-    assert adapter(whole) == there
+    rest = train(*flags, "--resume-from-checkpoint", whole / "checkpoint-15")
+    assert [record["s_target"] for record in history(rest)] == setpoints
+    assert adapter(rest) == adapter(whole)
 
 
 @torch.no_grad()
@@ -110,16 +100,14 @@ def rescale_b(model, scale: float):
         matrix.data = values
 
 
-@pytest.mark.parametrize("eval_batch", [1, 2])
-def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(train, flags_of, eval_batch):
+def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(train, flags_of):
     """Against transformers' own loss: the base model, and the checkpoint's adapter with its B scaled."""
-    flags = (*SHORT, *flags_of("cascade"), "--eval-batch-size", eval_batch)
-    folder = train(*flags, "--save-steps", 22, "--control-every", 1)
+    folder = train(*flags_of("cascade"), "--eval-batch-size", 2, "--save-steps", 22, "--control-every", 1)
     record = next(record for record in history(folder) if record["step"] == 23)
     config = json.loads((folder / "training_config.json").read_text(encoding="utf-8"))
     data = TextDataModule(DataConfig(**config["data"]), config["seed"])
     data.prepare(load_tokenizer("tiny-granite-h"))
-    upcoming = data.upcoming(22, eval_batch)
+    upcoming = data.upcoming(22, 2)
     training = {name: torch.cat([batch[name] for batch in upcoming]) for name in upcoming[0]}
     texts = {"held_out": next(iter(data.val_dataloader())), "training": training}
     base = AutoModelForCausalLM.from_pretrained(resolve("tiny-granite-h"), dtype=torch.float32)
@@ -133,39 +121,40 @@ def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(tra
     assert abs(record["saved_training"]) > 0.01  # an adapter that does something
 
 
-def test_what_a_law_sets_acts(train, flags_of):
+def test_what_a_law_sets_acts(train, trained, flags_of):
     """The laws that act from the first tick on, against none: other weights, though nothing else was changed."""
-    plain = adapter(train(*SHORT, "--controller", "none"))
+    plain = adapter(trained(*flags_of("none")))
     for name in ("fixed", "projection"):
-        assert adapter(train(*SHORT, *flags_of(name))) != plain
-    assert adapter(train(*SHORT, "--controller", "fixed", "--actuator", "decoupled", "--lambda-init", 1e3)) != plain
+        assert adapter(trained(*flags_of(name))) != plain
+    assert adapter(train(*flags_of("fixed"), "--actuator", "decoupled", "--lambda-init", 1e3)) != plain
 
 
 @pytest.mark.parametrize("name", ["none", "fixed", "linear", "cosine", "cpr"])
-def test_a_law_that_heeds_no_setpoint_shows_none(launch, corpus, tmp_path, name):
-    flags = ("--test-run", *SHORT, "--max-steps", 3, "--control-every", 1, "--data-dir", corpus, "--controller", name)
-    flags += MORE.get(name, ())
-    code, out, err = launch(*flags, "--output-dir", tmp_path / "run")
-    assert (code, err) == (0, "")
-    assert "S*" not in out + (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert {record["s_target"] for record in history(tmp_path / "run")} == {None}
-    metrics = json.loads((tmp_path / "run" / "scu_metrics.json").read_text(encoding="utf-8"))
+def test_a_law_that_heeds_no_setpoint_has_none(launch, trained, corpus, flags_of, name):
+    folder = trained(*flags_of(name))
+    assert {record["s_target"] for record in history(folder)} == {None}
+    metrics = json.loads((folder / "scu_metrics.json").read_text(encoding="utf-8"))
     judged = ("rise_time", "settling_time", "overshoot", "iae", "in_band", "in_band_second_half")
     assert metrics["s_target"] is None
     assert {metrics["control"][figure] for figure in judged} == {None}
-    assert json.loads((tmp_path / "run" / "scu_config.json").read_text(encoding="utf-8"))["target_s"] is None
-    code, out, _ = launch(*flags, "--dry-run", "--json")
+    assert json.loads((folder / "scu_config.json").read_text(encoding="utf-8"))["target_s"] is None
+    code, out, _ = launch("--test-run", *flags_of(name), "--data-dir", corpus, "--dry-run", "--json")
     assert (code, json.loads(out)["target_s"]) == (0, None)
 
 
-def test_a_replay_of_a_runs_own_history_is_the_same_run(train, recorded):
+def test_a_law_that_heeds_no_setpoint_shows_none(launch, corpus, flags_of, tmp_path):
+    flags = ("--test-run", *flags_of("fixed"), "--max-steps", 3, "--control-every", 1, "--data-dir", corpus)
+    code, out, err = launch(*flags, "--output-dir", tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert "S*" not in out + (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_replay_of_a_runs_own_history_is_the_same_run(trained, flags_of, recorded):
     strengths = [record["lambda"] for record in history(recorded)]
     assert len(set(strengths)) > 1
-    replayed = train(*SHORT, "--controller", "replay", "--replay", recorded)
+    replayed = trained(*flags_of("replay"))
     assert [record["lambda"] for record in history(replayed)] == strengths
-    assert adapter(replayed) == adapter(recorded)
-    other = train(*SHORT, "--controller", "fixed", "--lambda-init", 1e-6)
-    assert adapter(other) != adapter(recorded)
+    assert adapter(replayed) == adapter(recorded) != adapter(trained(*flags_of("none")))
 
 
 def test_there_is_a_configuration_for_each_controller():
@@ -214,7 +203,6 @@ def test_a_configuration_runs(train, name, recorded):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--controller", "pid"), "--controller pid: no controller is called 'pid'; there are none, fixed, linear,"),
         (("--controller", "p", "--kp", "0"), "--kp 0.0: must be positive and finite"),
         (("--controller", "i", "--ki", "inf"), "--ki inf: must be positive and finite"),
         (("--controller", "p", "--kp", "nan"), "--kp nan: must be positive and finite"),
@@ -279,11 +267,11 @@ def test_a_recorded_lambda_that_acted_otherwise_is_refused(launch, corpus, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recorded_lambda_that_weighed_another_penalty_is_warned_of(train, recorded, tmp_path):
-    flags = ("--controller", "replay", "--replay", recorded)
+def test_a_recorded_lambda_that_weighed_another_penalty_is_warned_of(train, trained, flags_of):
+    flags = flags_of("replay")
     log = lambda run: (run / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")  # noqa: E731
-    assert "sigma^2 N" not in log(train(*SHORT, *flags))
-    assert "so the same lambda holds the adapter 0.01 times as hard" in log(train(*SHORT, *flags, "--prior-sigma", 0.2))
+    assert "sigma^2 N" not in log(trained(*flags))
+    assert "so the same lambda holds the adapter 0.01 times as hard" in log(train(*flags, "--prior-sigma", 0.2))
 
 
 def test_the_laws_that_start_from_lambda_init_are_known():
@@ -295,7 +283,7 @@ def test_the_laws_that_start_from_lambda_init_are_known():
         assert starts == (name in FROM_LAMBDA_INIT), name
 
 
-def test_the_recording_is_not_overwritten_by_its_own_replay(train, launch, recorded):
+def test_the_recording_is_not_overwritten_by_its_own_replay(launch, recorded):
     before = history(recorded)
     code, _, err = launch(
         *("--test-run", "--max-steps", 4, "--control-every", 1, "--controller", "replay", "--replay", recorded),

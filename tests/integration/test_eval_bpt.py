@@ -3,54 +3,35 @@
 import csv
 import json
 import math
+import runpy
 import shutil
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-EVAL = ROOT / "scripts" / "eval_bpt.py"
-FEW = ("--test-run", "--control-every", "1", "--precision", "fp32", "--block-size", "64")
+EVAL = Path(__file__).parents[2] / "scripts" / "eval_bpt.py"
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> Path:
-    """Thirty topics of the documentation, a line each, all of them short."""
-    from granite_scu.data.sources.corpora import stdlib_docs
-
-    short = [document.text[:500] for document in stdlib_docs()][:30]
-    path = tmp_path_factory.mktemp("texts") / "topics.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in short), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(texts, tmp_path_factory) -> Path:
+def run(train, topics, tmp_path_factory) -> Path:
     """A run divided by document, with a checkpoint and a best adapter."""
-    from granite_scu.cli import script_flags
-
-    folder = tmp_path_factory.mktemp("run") / "topics"
     steps = ("--max-steps", "12", "--learning-rate", "5e-3", "--save-steps", "6", "--eval-steps", "6")
-    argv = map(str, (*FEW, *steps, "--data-dir", texts, "--output-dir", folder))
-    assert script_flags.main(ROOT / "configs" / "tiny.yaml", list(argv)) == 0
+    folder = tmp_path_factory.mktemp("run") / "topics"
+    train(*steps, "--batch-size", 4, "--data-dir", topics, "--output-dir", folder)
     return folder
 
 
-@pytest.fixture
-def score(capfd):
+@pytest.fixture(scope="module")
+def score(call):
     """Runs the command in this process; returns exit code, stdout and stderr."""
     from granite_scu.cli import eval_bpt as command
 
-    def score(*argv) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = command.main([str(argument) for argument in ("--precision", "fp32", *argv)])
-        printed = capfd.readouterr()
-        return code, printed.out, printed.err
-
-    return score
+    return partial(call, command.main, "--precision", "fp32")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scored(score):
     """The JSON that it prints."""
 
@@ -66,8 +47,14 @@ def records(run: Path) -> dict:
     return json.loads((run / "documents.json").read_text(encoding="utf-8"))
 
 
-def test_a_run_alone_is_scored_on_what_it_held_out(run, score, tmp_path):
-    code, out, err = score(run, "--csv", tmp_path / "each.csv")
+def test_a_run_alone_is_scored_on_what_it_held_out(run, call, tmp_path, monkeypatch):
+    def script(argv: list[str]) -> int:
+        monkeypatch.setattr(sys, "argv", [str(EVAL), *argv])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(EVAL), run_name="__main__")
+        return ended.value.code
+
+    code, out, err = call(script, run, "--csv", tmp_path / "each.csv")
     assert code == 0, err
     found = json.loads((run / "eval_bpt.json").read_text(encoding="utf-8"))
     assert [found["schema"], found["documents"]] == [1, len(records(run)["test"])]
@@ -153,7 +140,7 @@ def test_it_is_the_bits_per_byte_of_lm_evaluation_harness(run, scored, tmp_path)
     assert expected[0] != expected[1]
 
 
-def test_several_adapters_in_one_pass_are_what_each_is_alone(run, scored, texts):
+def test_several_adapters_in_one_pass_are_what_each_is_alone(run, scored, topics):
     best, checkpoint = run / "best", run / "checkpoint-6"
     together = scored(run, best, checkpoint, "--batch-size", "5")
     assert [model["name"] for model in together["models"]] == ["base", "topics", "topics/best", "topics/checkpoint-6"]
@@ -165,14 +152,14 @@ def test_several_adapters_in_one_pass_are_what_each_is_alone(run, scored, texts)
     assert together["models"][1]["bits_per_token"] != together["models"][3]["bits_per_token"]
 
 
-def test_documents_that_the_run_has_seen_are_left_out(run, scored, score, texts, tmp_path):
-    found = scored(run, "--data-dir", texts, "--forgetting", texts)
+def test_documents_that_the_run_has_seen_are_left_out(run, scored, score, topics, tmp_path):
+    found = scored(run, "--data-dir", topics, "--forgetting", topics)
     seen = len(records(run)["train"]) + len(records(run)["validation"])
     assert found["excluded_documents"] == seen == 30 - found["documents"]
     assert found["models"][1]["forgetting"]["excluded_documents"] == seen
-    code, out, _ = score(run, "--data-dir", texts)
+    code, out, _ = score(run, "--data-dir", topics)
     assert code == 0 and f"{seen} left out because a run was trained or validated on them" in out
-    plain = scored("--model", "tiny-granite-h", "--data-dir", texts)  # no run, nothing to leave out
+    plain = scored("--model", "tiny-granite-h", "--data-dir", topics)  # no run, nothing to leave out
     assert (plain["documents"], plain["excluded_documents"], len(plain["models"])) == (30, 0, 1)
 
 
@@ -224,7 +211,7 @@ def test_4_bits(run, scored):
 
 
 def test_a_text_of_one_document_is_scored_on_its_held_out_blocks(train, corpus, scored):
-    folder = train()
+    folder = train("--block-size", 128)
     found = scored(folder)
     summary = json.loads((folder / "training_config.json").read_text())["data_summary"]["test"]
     assert records(folder)["shared"] and found["units"] == "windows"
@@ -288,7 +275,7 @@ def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
     assert f"name one that it kept: {unfinished / 'checkpoint-6'}" in refused(score, unfinished)
 
 
-def test_text_with_nothing_to_score(score, run, texts, tmp_path):
+def test_text_with_nothing_to_score(score, run, topics, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n")
     assert "holds no text" in refused(score, run, "--data-dir", empty)
@@ -297,7 +284,7 @@ def test_text_with_nothing_to_score(score, run, texts, tmp_path):
     from granite_scu.data.sources.read import load
 
     seen = tmp_path / "seen.jsonl"
-    lines = [json.dumps({"text": d.text}) for d in load(str(texts), "text") if d.digest in wanted]
+    lines = [json.dumps({"text": d.text}) for d in load(str(topics), "text") if d.digest in wanted]
     seen.write_text("\n".join(lines))
     assert "was trained or validated on every document" in refused(score, run, "--data-dir", seen)
 
@@ -312,35 +299,35 @@ def edited(run: Path, folder: Path, **changes) -> Path:
     return folder
 
 
-def test_an_adapter_for_another_base(score, run, small_granite, texts, tmp_path):
+def test_an_adapter_for_another_base(score, run, small_granite, topics, tmp_path):
     other = edited(run, tmp_path / "other", base_model_name_or_path="ibm-granite/granite-4.0-h-1b")
     assert "is an adapter for ibm-granite/granite-4.0-h-1b, and" in refused(score, run, other)
-    argv = (other, "--model", "tiny-granite-h", "--data-dir", texts)
+    argv = (other, "--model", "tiny-granite-h", "--data-dir", topics)
     assert "is an adapter for ibm-granite/granite-4.0-h-1b, not for --model tiny-granite-h" in refused(score, *argv)
     wider = edited(run, tmp_path / "wider", r=8)
-    assert "its adapter does not fit tiny-granite-h" in score(wider, "--data-dir", texts)[2]
+    assert "its adapter does not fit tiny-granite-h" in score(wider, "--data-dir", topics)[2]
     elsewhere = edited(run, tmp_path / "elsewhere", target_modules=["q_proj"])
-    assert "its adapter does not fit tiny-granite-h" in score(elsewhere, "--data-dir", texts)[2]
+    assert "its adapter does not fit tiny-granite-h" in score(elsewhere, "--data-dir", topics)[2]
 
 
-def test_a_tokenizer_that_differs(score, run, texts, tmp_path):
+def test_a_tokenizer_that_differs(score, run, topics, tmp_path):
     other = edited(run, tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:100]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert "its tokenizer makes other tokens" in refused(score, other, "--data-dir", texts)
+    assert "its tokenizer makes other tokens" in refused(score, other, "--data-dir", topics)
 
 
-def test_damaged_weights(score, run, texts, tmp_path):
+def test_damaged_weights(score, run, topics, tmp_path):
     other = edited(run, tmp_path / "other")
     (other / "adapter_model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
-    code, _, err = score(other, "--data-dir", texts)
+    code, _, err = score(other, "--data-dir", topics)
     assert code == 2 and "its weights cannot be read" in err
     (other / "adapter_model.safetensors").unlink()
-    assert "adapter_model.safetensors is missing" in refused(score, other, "--data-dir", texts)
+    assert "adapter_model.safetensors is missing" in refused(score, other, "--data-dir", topics)
 
 
-def test_weights_that_are_not_finite(score, run, texts, tmp_path):
+def test_weights_that_are_not_finite(score, run, topics, tmp_path):
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -348,5 +335,5 @@ def test_weights_that_are_not_finite(score, run, texts, tmp_path):
     weights = load_file(other / "adapter_model.safetensors")
     next(iter(weights.values())).fill_(torch.nan)
     save_file(weights, other / "adapter_model.safetensors")
-    code, _, err = score(other, "--data-dir", texts)
+    code, _, err = score(other, "--data-dir", topics)
     assert code == 2 and "other: scores nan on" in err

@@ -47,7 +47,7 @@ def test_a_chat_fine_tune_packs_whole_conversations(train, texts, tmp_path):
     with (folder / "b.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([["messages"], *([json.dumps(chat["messages"])] for chat in chats[:5])])
     pa.parquet.write_table(pa.table({"messages": [chat["messages"] for chat in chats[5:10]]}), folder / "c.parquet")
-    run = train("--data-dir", folder, "--block-size", "128", "--batch-size", "2")
+    run = train("--data-dir", folder, "--block-size", "128")
     data = json.loads((run / "training_config.json").read_text())["data_summary"]
     assert data["unsupervised_documents"] == 1
     assert sum(data[name]["documents"] for name in ("train", "validation", "test")) == 30

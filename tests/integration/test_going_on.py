@@ -1,15 +1,16 @@
 """What a resumed run or a scored folder must not silently change."""
 
+import io
 import json
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from granite_scu.cli import train
+
 SHORT = ("--test-run", "--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
+SHORT += ("--eval-batch-size", "16")
 
 
 @pytest.fixture(scope="session")
@@ -19,12 +20,12 @@ def short(corpus):
 
 
 @pytest.fixture(scope="module")
-def run(script, short, tmp_path_factory):
-    """A finished run, started as a user does; what goes on from it starts in this process, which is faster."""
+def run(launch, short, tmp_path_factory):
+    """A finished run."""
     folder = tmp_path_factory.mktemp("going_on") / "run"
     flags = ("--max-steps", 6, "--save-steps", 3, "--eval-steps", 3, "--control-every", 2)
-    done = script(*short, *flags, "--output-dir", folder)
-    assert done.returncode == 0, done.stderr
+    code, _, err = launch(*short, *flags, "--output-dir", folder)
+    assert code == 0, err
     return folder
 
 
@@ -39,13 +40,13 @@ def run(script, short, tmp_path_factory):
     ],
 )
 def test_a_resume_that_would_mean_something_else_is_refused(run, short, launch, flags, words):
-    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     code, out, err = launch(*short, "--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", *flags)
     assert code == 2
     assert words in err
     assert ("loading " in out) == ("--lora-r" in flags)  # the shapes alone need the model
     assert err.count("\n") == 1
-    assert before == {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, launch, tmp_path):
@@ -116,35 +117,22 @@ def test_the_best_adapter_comes_along_into_another_folder(run, short, launch, tm
     assert metrics["best_val_bpt"] <= json.loads((run / "scu_metrics.json").read_text())["best_val_bpt"]
 
 
-def test_scoring_a_folder_heeds_the_adapters_own_configuration(run):
-    line = [sys.executable, "-m", "granite_scu", "test", "--config", run / "config.yaml", "--lora.alpha=2"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240, cwd=ROOT)
-    reported = json.loads((run / "scu_metrics.json").read_text())["final_test_bpt"]
-    assert json.loads(done.stdout)["adapter_bpt"] == pytest.approx(reported, abs=1e-6)
-
-
-def test_a_time_limit_stops_between_two_steps(short, launch, tmp_path):
-    folder = tmp_path / "timed"
-    flags = ("--gradient-accumulation-steps", 7, "--max-steps", 500, "--max-time", "00:00:00:03", "--eval-steps", 500)
-    code, _, err = launch(*short, *flags, "--output-dir", folder)
+def test_scoring_a_folder_heeds_the_adapters_own_configuration(run, call):
+    code, out, err = call(train.main, "test", "--config", run / "config.yaml", "--lora.alpha=2")
     assert code == 0, err
-    import torch
-
-    (newest,) = folder.glob("checkpoint-*")
-    state = torch.load(newest / "state.ckpt", weights_only=True)
-    assert state["global_step"] < 500
-    assert state["micro_batches"] == 7 * state["global_step"]
+    reported = json.loads((run / "scu_metrics.json").read_text())["final_test_bpt"]
+    assert json.loads(out)["adapter_bpt"] == pytest.approx(reported, abs=1e-6)
 
 
-def test_a_models_own_code_is_never_run(run, tmp_path):
+def test_a_models_own_code_is_never_run(launch, tmp_path, monkeypatch):
     model = tmp_path / "evil"
     model.mkdir()
     auto_map = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (model / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto_map}))
     (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), "--test-run", "--model", str(model)]
-    done = subprocess.run(line, input="y\n", capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    code, _, _ = launch("--test-run", "--model", model)
+    assert code == 2
     assert not (tmp_path / "ran").exists()
 
 

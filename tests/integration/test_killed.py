@@ -13,10 +13,10 @@ from granite_scu.storage import checkpoint, manifest
 from granite_scu.storage.run_folder import RunFolder
 
 FLAGS = (
-    *("--test-run", "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 4),
-    *("--max-steps", 25, "--save-steps", 5, "--eval-steps", 4, "--control-every", 3, "--lora-dropout", 0.1),
+    *("--test-run", "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 2),
+    *("--max-steps", 9, "--save-steps", 4, "--eval-steps", 2, "--control-every", 3, "--lora-dropout", 0.1),
 )
-UNEVEN = (*FLAGS, "--gradient-accumulation-steps", 4, "--num-workers", 2)
+UNEVEN = (*FLAGS, "--gradient-accumulation-steps", 2, "--num-workers", 1)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def moments(folder, count, seed):
     """Kills between steps, inside a save or any other writing, and in a validation: each kind, in any order."""
     rng = random.Random(seed)
     kinds = [
-        lambda: at_call("on_before_optimizer_step", rng.randint(2, 7)),
-        lambda: at_call("validation_step", rng.randint(1, 5)),
-        lambda: at_change(folder, rng.randint(1, 70)),
+        lambda: at_call("on_before_optimizer_step", rng.randint(2, 5)),
+        lambda: at_call("validation_step", rng.randint(1, 4)),
+        lambda: at_change(folder, rng.randint(1, 50)),
     ]
     chosen = [kinds[i % 3]() for i in range(count)]
     rng.shuffle(chosen)
@@ -125,9 +125,9 @@ def test_a_run_that_had_stopped_before_its_last_step_takes_none_more(cut, stop):
 )
 def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
     rng = random.Random(error)
-    codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 60), killing.fail_with(error)))]
+    codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error)))]
     while codes[-1] == 1 and len(codes) < 3:
-        codes.append(cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 60), killing.fail_with(error))))
+        codes.append(cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error))))
     assert 1 in codes and set(codes) <= {0, 1}  # what cannot be tidied up stops no run
     assert cut.log.read_text().count(f"{os.strerror(error)}; ") == codes.count(1)
     assert "Traceback" not in cut.log.read_text()
@@ -138,7 +138,7 @@ def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
     assert same(whole(FLAGS), killing.outcome(cut.folder))
 
 
-@pytest.mark.parametrize("most", [500_000, 1_500_000])
+@pytest.mark.parametrize("most", [500_000, pytest.param(1_500_000, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_inside_a_file_is_named(cut, most):
     """The adapter is written by Rust and the state by torch; either may be the one that no longer fits."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
@@ -150,27 +150,30 @@ def test_a_disk_that_fills_up_inside_a_file_is_named(cut, most):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
-    child = cut.start(UNEVEN)
-    killing.until(lambda: killing.ticks(cut.folder) >= 2)
+    # A background shell has its children ignore Ctrl-C, and they theirs.
+    child = cut.start(UNEVEN, lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    killing.until(lambda: killing.ticks(cut.folder) >= 1)
     os.killpg(child, number)  # loader processes too, as a terminal, torchrun and SLURM do
     assert killing.wait(child) == code
     (*_, newest) = RunFolder(cut.folder).checkpoints()
     words = cut.log.read_text()
     assert f"stopped by {number.name} after step {newest.name.removeprefix('checkpoint-')}, which is saved" in words
+    assert "Traceback" not in words and f"--resume-from-checkpoint {cut.folder}" in " ".join(words.split())
+    assert "recorded up to step" in (cut.folder / "report.html").read_text(encoding="utf-8")
     assert same(whole(UNEVEN), cut.finish(UNEVEN))
 
 
 def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):
     tell = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    assert cut.run(FLAGS, at_call("validation_step", 2, tell)) == 143
-    assert [path.name for path in RunFolder(cut.folder).checkpoints()] == ["checkpoint-4"]
+    assert cut.run(FLAGS, at_call("validation_step", 1, tell)) == 143
+    assert [path.name for path in RunFolder(cut.folder).checkpoints()] == ["checkpoint-2"]
     assert same(whole(FLAGS), cut.finish(FLAGS))
 
 
-def test_slurms_signal_saves_and_puts_the_job_back_into_the_queue(whole, cut, tmp_path, monkeypatch):
+def test_slurms_signal_saves_and_puts_the_job_back_into_the_queue(cut, tmp_path, monkeypatch):
     asked = tmp_path / "asked"
     (tmp_path / "bin").mkdir()
     scontrol = tmp_path / "bin" / "scontrol"
@@ -184,7 +187,6 @@ def test_slurms_signal_saves_and_puts_the_job_back_into_the_queue(whole, cut, tm
     assert cut.run(FLAGS, at_call("training_step", 3, tell)) == 143
     assert asked.read_text() == "requeue 77\n"
     assert len(RunFolder(cut.folder).checkpoints()) == 1
-    assert same(whole(FLAGS), cut.finish(FLAGS))
 
 
 def test_a_second_interrupt_does_not_wait(cut):
@@ -197,7 +199,3 @@ def test_a_signal_before_training_ends_the_run_at_once(cut):
     tell = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     assert cut.run(FLAGS, at_call("configure_model", 1, tell)) == 143
     assert not cut.folder.exists()
-
-
-def test_the_same_command_twice_gives_the_same_bytes(whole, cut):
-    assert same(whole(FLAGS), cut.finish(FLAGS))

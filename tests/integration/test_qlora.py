@@ -14,30 +14,16 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
 ROOT = Path(__file__).parents[2]
+FEW = ("--max-steps", "4", "--control-every", "1", "--precision", "fp32", "--block-size", "64")
 SHORT = (
-    *("--test-run", "--4bit-quantization", "--precision", "fp32", "--block-size", "64", "--batch-size", "4"),
-    *("--max-steps", "4", "--control-every", "1", "--save-steps", "2", "--eval-steps", "2", "--eval-iters", "2"),
+    *("--4bit-quantization", "--batch-size", "4", "--save-steps", "2", "--eval-steps", "2", "--eval-iters", "2"),
     *("--learning-rate", "5e-3"),
 )
 
 
 @pytest.fixture(scope="module")
-def qlora(corpus, tmp_path_factory):
-    """Trains with more flags; returns the run folder."""
-    from granite_scu.cli import script_flags
-
-    def run(name: str, *argv) -> Path:
-        folder = tmp_path_factory.mktemp(name) / "run"
-        given = (*SHORT, "--data-dir", corpus, "--output-dir", folder, *argv)
-        assert script_flags.main(ROOT / "configs" / "tiny.yaml", [str(argument) for argument in given]) == 0
-        return folder
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def run(qlora) -> Path:
-    return qlora("whole")
+def run(trained) -> Path:
+    return trained(*SHORT)
 
 
 def read_json(path: Path):
@@ -62,8 +48,8 @@ def test_what_is_saved_is_the_adapter_alone_and_no_quantised_weight(run):
     assert {tensor.dtype for tensor in adapter(run).values()} == {torch.float32}
 
 
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(qlora, run):
-    resumed = qlora("resumed", "--resume-from-checkpoint", run / "checkpoint-2")
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(train, run):
+    resumed = train(*SHORT, "--resume-from-checkpoint", run / "checkpoint-2")
     assert (resumed / "adapter_model.safetensors").read_bytes() == (run / "adapter_model.safetensors").read_bytes()
     names = ("step", "s", "lambda", "data_bpt", "param_bpt", "grad_norm")
     one, two = (
@@ -89,9 +75,9 @@ def test_it_is_scored_on_the_base_that_it_learned_on(run, capsys):
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_train_what_one_does(qlora, run, corpus, tmp_path):
+def test_two_processes_train_what_one_does(run, corpus, tmp_path):
     halves = ("--batch-size", "2", "--multi-gpu", "--accelerator", "cpu")
-    flags = (*SHORT, "--data-dir", corpus, "--output-dir", tmp_path / "two", *halves)
+    flags = ("--test-run", *FEW, *SHORT, "--data-dir", corpus, "--output-dir", tmp_path / "two", *halves)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     line = [sys.executable, *launcher, ROOT / "scripts" / "train_granite_cuda.py", *flags]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}

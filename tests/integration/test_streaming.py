@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from granite_scu.data.sources.corpora import stdlib_docs
 
-SIZE = ("--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
+SIZE = ("--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2", "--eval-batch-size", 16)
 STREAM = ("--test-run", "--stream", *SIZE)
 
 
@@ -19,20 +19,17 @@ def records(tmp_path_factory):
     return path
 
 
-def test_it_trains_goes_on_and_is_scored_as_any_run(launch, records, tmp_path):
-    flags = (*STREAM, "--data-dir", records, "--num-workers", 2, "--control-every", 1, "--save-steps", 2)
-    whole, rest = tmp_path / "whole", tmp_path / "rest"
-    code, _, err = launch(*flags, "--max-steps", 3, "--output-dir", whole)
-    assert code == 0, err
+def test_it_trains_goes_on_and_is_scored_as_any_run(train, launch, records, tmp_path):
+    flags = ("--stream", *SIZE, "--data-dir", records, "--num-workers", 2, "--save-steps", 2, "--max-steps", 3)
+    whole = train(*flags)
     recorded = json.loads((whole / "documents.json").read_text())
     assert recorded["streamed"] and recorded["test"] and not recorded["train"]
     assert json.loads((whole / "scu_config.json").read_text())["n_tokens"] == 3 * 2 * 64
-    resume = (*flags, "--max-steps", 3, "--output-dir", rest, "--resume-from-checkpoint", whole / "checkpoint-2")
-    code, _, err = launch(*resume)
-    assert code == 0, err
+    resume = (*flags, "--resume-from-checkpoint", whole / "checkpoint-2")
+    rest = train(*resume)
     one, other = (load_file(folder / "adapter_model.safetensors") for folder in (whole, rest))
     assert all((one[name] == other[name]).all() for name in one)
-    code, _, err = launch(*resume, "--overwrite", "--num-workers", 1)
+    code, _, err = launch("--test-run", *resume, "--num-workers", 1, "--output-dir", tmp_path / "other")
     assert code == 2 and "--num-workers was 2 and is now 1" in err
 
 

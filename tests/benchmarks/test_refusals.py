@@ -1,0 +1,22 @@
+import pytest
+from running import refuses
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("controller_overhead", ["--batch", "-1"], "--batch -1"),
+        ("data", ["--repeats", "0"], "--repeats 0: must be at least 1"),
+        ("faults", ["--kills", "x"], "--kills: invalid int value: 'x'"),
+        ("scaling", ["--processes", "3"], "--processes 3: must be 2 or more and divide the batch of 8"),
+        ("scan", ["--lengths", "0"], "--lengths 0"),
+        ("scan", ["--repeats", "0"], "--repeats 0"),
+        ("scan", ["--precisions", "fp8"], "fp8"),
+        ("scoring", ["--batches", "0"], "--batches 0"),
+        ("train_step", ["--length", "0"], "--length 0"),
+        ("train_step", ["--model", "huge"], "huge"),
+        ("train_step", ["--peak-tflops", "0"], "--peak-tflops"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(name, arguments, said):
+    refuses(name, arguments, said)
