@@ -60,12 +60,6 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(arguments, words, capsys, t
     assert words in printed.err
 
 
-def test_a_file_that_is_no_record_is_named(capsys, tmp_path):
-    (tmp_path / "broken.json").write_text("{")
-    assert main(tmp_path, ["--list", "--evidence", str(tmp_path)]) == 2
-    assert "broken.json is not the record of a run" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "lacks"), [("{}", "arm, failed, key, law,"), ('{"key": "a", "seed": 0}', "arm, failed, law, n_tokens,")]
 )
