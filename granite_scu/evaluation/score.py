@@ -38,10 +38,6 @@ class DocumentScores:
     nats: NDArray[np.float64]
     tokens: NDArray[np.int64]
 
-    @property
-    def total(self) -> Score:
-        return Score(float(self.nats.sum()), int(self.tokens.sum()))
-
 
 @torch.no_grad()
 def each_batch(

@@ -237,6 +237,11 @@ def refused(score, *argv) -> str:
     return err
 
 
+def test_the_script_is_the_command(command):
+    done = command(EVAL, "--max-length", "1")
+    assert (done.returncode, done.stdout) == (2, "") and "--max-length 1: must be at least 2" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -245,7 +250,6 @@ def refused(score, *argv) -> str:
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["--model", "tiny-granite-h"], "--data-dir: name the text to score"),
         (["--model", "tiny-granite-h", "--data-dir", "nowhere.txt"], "--data-dir nowhere.txt: no such file"),
-        (["--max-length", "1"], "--max-length 1: must be at least 2"),
         (["--stride", "0"], "--stride 0: must be at least 1"),
         (["--batch-size", "many"], "--batch-size: invalid int value: 'many'"),
         (["--output", "no/such/place.json", "--model", "tiny-granite-h"], "its folder does not exist"),

@@ -67,41 +67,6 @@ def test_param_npt_is_the_summed_squares_of_the_updates_over_two_sigma_squared_n
     torch.testing.assert_close(param_npt(updates, sigma, n_tokens), explicit, rtol=1e-9, atol=1e-300)
 
 
-@given(adapters(min_layers=2), st.sampled_from(["delta", "factors"]))
-def test_layers_batched_by_shape_as_on_a_gpu_give_what_they_give_one_by_one(updates, measure):
-    updates = [*updates, *(LowRankUpdate(u.a.flip(1), u.b.flip(0), u.scale) for u in updates)]
-    kinds = {}
-    for layer, u in enumerate(updates):
-        kinds.setdefault((u.a.shape, u.b.shape, u.scale), []).append(layer)
-    alone = squared_norms(updates, measure), penalty_gradient(updates, 0.5, 10, measure)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(information, "_alike", lambda _: list(kinds.values()))
-        batched = squared_norms(updates, measure), penalty_gradient(updates, 0.5, 10, measure)
-    torch.testing.assert_close(batched, alone)
-
-
-@given(adapters(), SIGMAS, N_TOKENS)
-def test_the_penalty_gradient_is_what_autograd_finds(updates, sigma, n_tokens):
-    tracked = [LowRankUpdate(u.a.requires_grad_(), u.b.requires_grad_(), u.scale) for u in updates]
-    factors = [factor for u in tracked for factor in (u.a, u.b)]
-    explicit = sum(delta(u).square().sum() for u in tracked) / (2 * sigma**2 * n_tokens)
-    expected = torch.autograd.grad(explicit, factors)
-    found = [gradient for pair in penalty_gradient(tracked, sigma, n_tokens) for gradient in pair]
-    for one, other in zip(found, expected, strict=True):
-        assert relative_error(one, other) < 1e-9
-        assert not one.requires_grad
-
-
-@given(adapters(), SIGMAS, N_TOKENS)
-def test_a_small_step_against_the_gradient_shortens_the_description(updates, sigma, n_tokens):
-    before = param_npt(updates, sigma, n_tokens)
-    pairs = penalty_gradient(updates, sigma, n_tokens)
-    steepness = sum(g.square().sum() for pair in pairs for g in pair)
-    step = 1e-6 * before / steepness
-    after = [LowRankUpdate(u.a - step * a, u.b - step * b, u.scale) for u, (a, b) in zip(updates, pairs, strict=True)]
-    assert param_npt(after, sigma, n_tokens) < before
-
-
 @given(adapters())
 def test_an_untrained_adapter_costs_nothing_and_is_not_pulled(updates):
     fresh = [LowRankUpdate(u.a, torch.zeros_like(u.b), u.scale) for u in updates]
@@ -113,12 +78,6 @@ def test_an_untrained_adapter_costs_nothing_and_is_not_pulled(updates):
 def test_factors_that_give_the_same_model_cost_the_same(updates, c):
     rescaled = [LowRankUpdate(c * u.a, u.b / c, u.scale) for u in updates]
     torch.testing.assert_close(param_npt(rescaled, 0.02, 1000), param_npt(updates, 0.02, 1000), rtol=1e-9, atol=0)
-
-
-@given(adapters(min_layers=2))
-def test_layers_add_up(updates):
-    alone = sum(param_npt([u], 0.02, 1000) for u in updates)
-    torch.testing.assert_close(param_npt(updates, 0.02, 1000), alone, rtol=1e-12, atol=0)
 
 
 def test_one_nat_is_1_4427_bits():
@@ -160,17 +119,6 @@ def test_a_description_of_the_factors_worked_out_by_hand():
     ((by_a, by_b),) = penalty_gradient([update], 0.5, 10, "factors")  # over 0.25 * 10
     torch.testing.assert_close(by_a, torch.tensor([[1.2, 1.6]]))
     torch.testing.assert_close(by_b, torch.tensor([[0.8]]))
-
-
-@given(adapters(), SIGMAS, N_TOKENS)
-def test_the_penalty_gradient_of_the_factors_is_what_autograd_finds(updates, sigma, n_tokens):
-    tracked = [LowRankUpdate(u.a.requires_grad_(), u.b.requires_grad_(), u.scale) for u in updates]
-    explicit = sum(u.a.square().sum() + u.b.square().sum() for u in tracked) / (2 * sigma**2 * n_tokens)
-    torch.testing.assert_close(param_npt(tracked, sigma, n_tokens, "factors"), explicit, rtol=1e-9, atol=0)
-    expected = torch.autograd.grad(explicit, [factor for u in tracked for factor in (u.a, u.b)])
-    found = [g for pair in penalty_gradient(tracked, sigma, n_tokens, "factors") for g in pair]
-    for one, other in zip(found, expected, strict=True):
-        assert relative_error(one, other) < 1e-9
 
 
 @given(adapters())
@@ -267,6 +215,7 @@ def test_its_gradient_is_what_autograd_finds(updates, sigma, n_tokens, measure):
     for one, other, third in zip(found, expected, by_autograd, strict=True):
         assert relative_error(one, other) < 1e-7  # the explicit difference cancels, ours does not
         assert relative_error(one, third) < 1e-9
+        assert not one.requires_grad
 
 
 @given(adapters(), st.sampled_from([torch.float32, torch.float64]), st.sampled_from(["delta", "factors"]))

@@ -105,23 +105,6 @@ def test_every_format_gives_the_texts_in_it(tmp_path, suffix, packed):
     assert texts_of(tmp_path) == TEXTS
 
 
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("suffix", [*WRITERS, ".txt", ".md"])
-def test_the_tokens_of_every_format(tokenizer, tmp_path, suffix, packed):
-    """A byte's token is its value, and 256 ends a text."""
-    path = tmp_path / f"a{suffix}"
-    if suffix in WRITERS:
-        WRITERS[suffix](path, ["é,", "b"])
-    else:
-        path.write_text("é,", encoding="utf-8")
-    data = PACKED[packed](path.read_bytes())
-    path.unlink()
-    (tmp_path / f"a{suffix}{packed}").write_bytes(data)
-    found = prepare(DataConfig(str(tmp_path), cache_dir=str(tmp_path / "cache")), tokenizer)
-    first, second = [195, 169, 44, 256], [98, 256]
-    assert found.stream.tokens.tolist() == first + (second if suffix in WRITERS else [])
-
-
 def test_every_kind_of_record_file_is_tested():
     assert set(formats.RECORDS) == set(WRITERS)
 

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
 
-from granite_scu.config.settings import BaseConfig, LoraConfig
+from granite_scu.config.settings import BaseConfig
 from granite_scu.errors import UserError
-from granite_scu.model import adapters, loading
+from granite_scu.model import loading
 from granite_scu.model.mamba2 import mamba
 
 
@@ -79,15 +79,6 @@ def test_what_stands_on_masked_positions_does_not_matter(model, tokens):
     other[:, :11] = 7
     one, two = (logits_of(model, t, attention_mask=mask)[:, 11:] for t in (tokens, other))
     torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
-
-
-def test_an_adapter_on_the_output_projection_is_trained_even_where_the_fused_kernel_is_there(model, tokens, forbidden):
-    adapted = adapters.attach(model, LoraConfig(rank=2, targets=["in_proj", "out_proj"])).train()
-    logits = logits_of(adapted, tokens)
-    F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
-    updates = adapters.low_rank_updates(adapted)
-    assert len(updates) == 2 * len(mamba_layers(model))
-    assert adapters.untrained(updates) == []
 
 
 def test_the_library_alone_would_call_the_fused_kernel(library_model, tokens, forbidden):
