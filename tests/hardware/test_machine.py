@@ -32,24 +32,19 @@ def on(monkeypatch):
     return resolve
 
 
-def test_one_process_without_being_asked_for_more(on):
-    assert on(dataclasses.replace(A100, count=8)).world_size == 1
-
-
-def test_every_visible_gpu_when_asked(on):
-    assert on(dataclasses.replace(A100, count=8), run=RunConfig(multi_gpu=True)).world_size == 8
-
-
-def test_a_launchers_processes_win_over_the_gpus_visible(on):
-    environment = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-    found = on(dataclasses.replace(A100, count=8), run=RunConfig(multi_gpu=True), environment=environment)
-    assert (found.devices, found.nodes) == (2, 2)
-
-
-def test_slurm_tasks_are_processes(on):
-    environment = {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "0"}
-    found = on(A100, run=RunConfig(multi_gpu=True), environment=environment)
-    assert (found.devices, found.nodes) == (2, 3)
+@pytest.mark.parametrize(
+    ("environment", "run", "expected"),
+    [
+        ({}, RunConfig(), (1, 1)),
+        ({}, RunConfig(multi_gpu=True), (8, 1)),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, RunConfig(multi_gpu=True), (2, 2)),
+        ({"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "0"}, RunConfig(multi_gpu=True), (2, 3)),
+    ],
+    ids=["not asked for more", "every visible GPU", "torchrun's", "SLURM's"],
+)
+def test_how_many_processes(on, environment, run, expected):
+    found = on(dataclasses.replace(A100, count=8), run=run, environment=environment)
+    assert (found.devices, found.nodes, found.world_size) == (*expected, expected[0] * expected[1])
 
 
 def test_several_launched_processes_without_multi_gpu_are_refused(on):
@@ -89,13 +84,8 @@ def test_flash_attention_asked_for_where_it_cannot_run_is_refused(on, monkeypatc
         on(T4, base=BaseConfig(attention="flash_attention_2"))
 
 
-@pytest.mark.parametrize(("asked", "deterministic", "expected"), [("auto", False, "auto"), ("auto", True, "torch")])
-def test_a_deterministic_run_takes_no_compiled_kernels(on, asked, deterministic, expected):
-    found = on(A100, base=BaseConfig(kernels=asked), deterministic=deterministic)
-    assert found.kernels == expected
-
-
-def test_a_deterministic_run_is_refused_compiled_kernels(on):
+def test_a_deterministic_run_takes_no_compiled_kernels(on):
+    assert on(A100).kernels == "auto" and on(A100, deterministic=True).kernels == "torch"
     with pytest.raises(UserError, match=r"^--kernels cuda: .*--deterministic"):
         on(A100, base=BaseConfig(kernels="cuda"), deterministic=True)
 

@@ -1,13 +1,9 @@
-"""The card says what was measured, what was not, and nothing about the machine; its snippet runs."""
+"""The card says what was measured, what was not, and nothing about the machine."""
 
 import re
 
 import pytest
-import torch
 import yaml
-from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.export.publish.model_card import model_card
@@ -154,6 +150,7 @@ def test_a_cell_does_not_break_its_table():
     ("base", "source"),
     [
         (HUB_ID, f'from_pretrained("{HUB_ID}")\n'),
+        ("/models/base", 'from_pretrained("base")  # a local model: give the path of its folder\n'),
         (TINY_MODEL, 'from_pretrained(str(files("granite_scu") / "assets" / "tiny-granite-h"))\n'),
     ],
 )
@@ -161,22 +158,3 @@ def test_the_snippet_loads_the_base_that_was_trained(base, source):
     code = snippet(card(base_model=base))
     compile(code, "README.md", "exec")
     assert source in code
-
-
-def test_the_snippet_runs(tmp_path, monkeypatch, capsys):
-    base, run = tmp_path / "base", tmp_path / "run"
-    size = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **size))
-    model.save_pretrained(base)
-    get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(run)
-    words = {word: index for index, word in enumerate(["?", "A", "function", "is", "not", "a", "model", "."])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(run)
-
-    code = snippet(card(base_model=str(base)))
-    assert '"base")  # a local model: give the path of its folder' in code
-    monkeypatch.chdir(run)
-    exec(code.replace('"base"', repr(str(base))), {})
-    assert capsys.readouterr().out.startswith("A function is")
