@@ -47,6 +47,12 @@ class Request:
     yaml: str = field(repr=False)
     hardware: str | None = None
 
+    @property
+    def blocks_per_step(self) -> int:
+        """Blocks of an optimizer step on each device."""
+        accumulated: int = self.trainer["accumulate_grad_batches"]
+        return self.data.batch_size * accumulated
+
     @classmethod
     def from_dotted(cls, settings: Mapping[str, Any]) -> "Request":
         """A request over the defaults, without a command line.

@@ -35,7 +35,7 @@ def check_folder(folder: RunFolder, request: Request, resume: Resume | None) -> 
         UserError: it holds something else, another process runs in it, or clearing it would delete what the run reads.
     """
     in_place = continues_in(folder, resume)
-    folder.check(_replaces(folder, request, resume), resuming=in_place)
+    folder.check(_replaces(folder, resume, request.run.resume, request.run.overwrite), resuming=in_place)
     if (folder.path / LOCK).is_file():  # otherwise nobody has it, and a refusal leaves nothing behind
         folder.lock()
     if request.run.overwrite and not in_place:
@@ -54,10 +54,10 @@ def _refuse_to_delete(folder: Path, flag: str, path: str | None) -> None:
         raise UserError(f"--overwrite: would delete {flag} {path}, which lies in {folder}; move one of them")
 
 
-def _replaces(folder: RunFolder, request: Request, resume: Resume | None) -> bool:
+def _replaces(folder: RunFolder, resume: Resume | None, asked: str | None, overwrite: bool) -> bool:
     """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
-    begun = request.run.resume == checkpoint.AUTO and resume is None and not folder.trained
-    return begun or (request.run.overwrite and not continues_in(folder, resume))
+    begun = asked == checkpoint.AUTO and resume is None and not folder.trained
+    return begun or (overwrite and not continues_in(folder, resume))
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def open_run_folder(run: PreparedRun) -> None:
     folder, request, resume = run.folder, run.request, run.resume
     folder.make()
     folder.lock()
-    if _replaces(folder, request, resume):
+    if _replaces(folder, resume, request.run.resume, request.run.overwrite):
         folder.clear()
     folder.sweep()
     folder.write_json(TRAINING_CONFIG, training_config(run))  # first: it says whose the rest is

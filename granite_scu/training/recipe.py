@@ -98,7 +98,7 @@ def prepare(
 
     # The micro-batch that is predicted to fit.
     if request.run.auto_batch_size:
-        batch_size.check(request, machine)
+        batch_size.check(request.run.resume, machine.world_size)
         request = batch_size.first_guess(request, machine)
 
     # The text, and with it N and the length of the run.
@@ -116,7 +116,7 @@ def prepare(
         growth = ceiling.growth([(out, rank) for out, _, rank in size.adapted], lora.alpha / lora.rank, *prior)
 
     # The law of lambda.
-    check_length(request, length.steps)
+    check_length(request.control, request.run, request.data.stream, length.steps)
     seeks_setpoint = controller is None and setpoint_probe.needed(request.control)
     if seeks_setpoint:
         setpoint_probe.check_length(length.steps)
@@ -252,7 +252,7 @@ def _assemble(
     )
     callbacks = [
         limit, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line, checkpoints,
-        GracefulStop(checkpoints), final,
+        GracefulStop(run.folder.path, checkpoints.save), final,
     ]  # fmt: skip
     trainer = build_trainer(
         settings,
