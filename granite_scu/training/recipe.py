@@ -157,13 +157,14 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
 
             # The model and its adapters.
             module = build_module(run)
+            course = settings(run.request, run.machine, run.length.steps, run.controller.setpoint)
             if run.resume:
-                _check_resume(run, module)
+                _check_resume(run, module, course)
             run.console.print(f"loading {run.request.base.name}", highlight=False)
             module.configure_model()
 
             # What measures, steers, scores and saves.
-            trainer, best, final = _assemble(run, checkpoint.AdapterCheckpointIO(module), final_score)
+            trainer, best, final = _assemble(run, course, checkpoint.AdapterCheckpointIO(module), final_score)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
                 run.data.start_at(run.resume.micro_batches)
@@ -211,24 +212,23 @@ def _check_block_size(name: str, size: int) -> None:
         raise UserError(f"--block-size {size}: shorter than the {width} tokens that a convolution of {name} spans")
 
 
-def _check_resume(run: PreparedRun, module: GraniteModule) -> None:
+def _check_resume(run: PreparedRun, module: GraniteModule, course: dict[str, Any]) -> None:
     module.require_same_settings(run.resume.state)
     check(
         run.resume,
         run.controller,
         run.length.steps,
-        _course(run),
+        course,
         in_place=continues_in(run.folder, run.resume),
         overwrite=run.request.run.overwrite,
     )
 
 
-def _course(run: PreparedRun) -> dict[str, Any]:
-    return settings(run.request, run.machine, run.length.steps, run.controller.setpoint)
-
-
 def _assemble(
-    run: PreparedRun, plugin: checkpoint.AdapterCheckpointIO, final_score: Callable[..., FinalScore]
+    run: PreparedRun,
+    course: dict[str, Any],
+    plugin: checkpoint.AdapterCheckpointIO,
+    final_score: Callable[..., FinalScore],
 ) -> tuple[L.Trainer, BestAdapter, FinalScore]:
     """The Trainer with its callbacks in their order: each comes after those whose work it needs."""
     asked, settings, setpoint = run.request.run, run.request.trainer, run.controller.setpoint
@@ -242,7 +242,7 @@ def _assemble(
     stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / "best")
     scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners)
     savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
-    checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, _course(run))
+    checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, course)
     # What ends it. The time is the last of the reasons: it may also run out after another one, in the last validation.
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
     limit = TimeLimit(max_time, run.probe_seconds) if max_time else None

@@ -138,7 +138,9 @@ def check(
         )
     if in_place and not overwrite:
         _require_newest(resume)
-    _name_changes(resume.state["settings"], now)
+    before = resume.state["settings"]
+    if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
+        log.warning("the run does not go on as it would have without the interruption: %s", ", ".join(changed))
 
 
 def _require_newest(resume: Resume) -> None:
@@ -163,13 +165,6 @@ def _require_same_controller(resume: Resume, now: str) -> None:
         raise UserError(
             f"--resume-from-checkpoint {resume.path}: its controller is {flag}; resume with --controller {flag}"
         )
-
-
-def _name_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    changed = [name for name in now if before.get(name) != now[name]]
-    if changed:
-        each = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
-        log.warning("the run does not go on as it would have without the interruption: %s", each)
 
 
 def restore_records(folder: RunFolder, resume: Resume, in_place: bool, drop_later: bool) -> None:
