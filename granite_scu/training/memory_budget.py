@@ -136,14 +136,16 @@ def explained(request: Request, machine: Machine) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        line = f"out of memory on {machine.device.name}: {_asked(error, machine)}; {advice(request, machine)}"
-        raise RunFailed(f"{line}, or let --auto-batch-size find the batch") from error
+        asked, remedy = _asked(error, machine.accelerator), advice(request, machine)
+        raise RunFailed(
+            f"out of memory on {machine.device.name}: {asked}; {remedy}, or let --auto-batch-size find the batch"
+        ) from error
 
 
-def _asked(error: BaseException, machine: Machine) -> str:
+def _asked(error: BaseException, accelerator: str) -> str:
     found = re.search(r"allocate ([\d.]+) ?(GiB|MiB|KiB|bytes)", str(error))
     wanted = _gib(float(found[1]), found[2]) if found else "more"
-    if machine.accelerator == "cpu":
+    if accelerator == "cpu":
         return f"{wanted} asked for, {psutil.virtual_memory().available / GIB:.1f} GiB available"
     free, total = torch.cuda.mem_get_info()
     held = torch.cuda.memory_allocated()

@@ -187,11 +187,9 @@ class GraniteModule(L.LightningModule):
     # Training
 
     def on_fit_start(self) -> None:
-        if self.trainer.world_size > 1:
-            self._require_agreement()
-
-    def _require_agreement(self) -> None:
         """Refuse processes that read other files: they would train on, on another text or from another step."""
+        if self.trainer.world_size == 1:
+            return
         known = {"the checkpoint to go on from": self.micro_batches, **self._frozen_settings()}
         everyones: list[dict] = [{}] * self.trainer.world_size
         torch.distributed.all_gather_object(everyones, known)

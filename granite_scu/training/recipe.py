@@ -172,7 +172,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():
                 open_run_folder(run)
-                announce(run, module)
+                announce(run, module.language_model)
             if run.resume:
                 run.console.print(f"going on from {run.resume.path.name} at step {run.resume.step}", highlight=False)
                 best.resume(run.resume.path / checkpoint.BEST, write=is_main())
