@@ -41,11 +41,10 @@ from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, holds_setpoint
 from granite_scu.training.learning_rate import cumulated_rates
-from granite_scu.training.module import GraniteModule
 from granite_scu.training.output_folder import claimed, continues_in, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
-from granite_scu.training.resume import Resume, check, open_checkpoint, settings
+from granite_scu.training.resume import Resume, check_resumable, course_of, open_checkpoint
 from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
 
 log = logging.getLogger(__name__)
@@ -157,9 +156,11 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
 
             # The model and its adapters.
             module = build_module(run)
-            course = settings(run.request, run.machine, run.length.steps, run.controller.setpoint)
+            course = course_of(run.request, run.machine, run.length.steps, run.controller.setpoint)
             if run.resume:
-                _check_resume(run, module, course)
+                module.require_same_settings(run.resume.state)
+                in_place, overwrite = continues_in(run.folder.path, run.resume), run.request.run.overwrite
+                check_resumable(run.resume, run.controller, run.length.steps, course, in_place, overwrite)
             run.console.print(f"loading {run.request.base.name}", highlight=False)
             module.configure_model()
 
@@ -210,18 +211,6 @@ def _check_block_size(name: str, size: int) -> None:
     width = getattr(loading.load_model_config(name), "mamba_d_conv", 0)
     if size < width:
         raise UserError(f"--block-size {size}: shorter than the {width} tokens that a convolution of {name} spans")
-
-
-def _check_resume(run: PreparedRun, module: GraniteModule, course: dict[str, Any]) -> None:
-    module.require_same_settings(run.resume.state)
-    check(
-        run.resume,
-        run.controller,
-        run.length.steps,
-        course,
-        in_place=continues_in(run.folder, run.resume),
-        overwrite=run.request.run.overwrite,
-    )
 
 
 def _assemble(

@@ -82,7 +82,7 @@ def open_checkpoint(resume: str | None, output_dir: str | Path) -> Resume | None
     return Resume(path, checkpoint.load_state(path)) if path else None
 
 
-def settings(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:
+def course_of(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:
     """What the course of a run depends on, by the flag of the script that sets it or else by its dotted key.
 
     Args:
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bool | None) else str(value)
 
 
-def check(
+def check_resumable(
     resume: Resume, controller: Controller, steps: int, now: dict[str, Any], in_place: bool, overwrite: bool
 ) -> None:
     """Refuse what needs no model to be seen, before one is loaded, and name what will not be as it would have been.
@@ -116,7 +116,7 @@ def check(
         resume: the checkpoint.
         controller: of the run.
         steps: optimizer steps of the run.
-        now: the run's ``settings``.
+        now: the run's ``course_of``.
         in_place: whether the run continues in the folder that the checkpoint lies in.
         overwrite: whether later checkpoints may make way.
 
