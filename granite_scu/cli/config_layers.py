@@ -36,7 +36,11 @@ def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
     asked = asked_preset(arguments)
     if asked is None:
         return arguments, None
-    chosen = _suitable(without_preset(arguments)) if asked == presets.AUTO else asked
+    chosen = asked
+    if asked == presets.AUTO:
+        accelerator = origins_and_values(without_preset(arguments)).get("trainer.accelerator", ("", "auto"))[1]
+        device = hardware.detect(hardware.resolve_accelerator(str(accelerator), cpu_is_meant=False))
+        chosen = presets.choose(device)
     file = ("--config", str(presets.path(chosen)))
     return _joined([file if pair[0] == FLAG else pair for pair in _split(arguments)]), chosen
 
@@ -56,28 +60,23 @@ def without_preset(arguments: list[str]) -> list[str]:
     return _joined([pair for pair in _split(arguments) if pair[0] != FLAG])
 
 
-def _suitable(arguments: list[str]) -> str:
-    """The preset of this machine."""
-    accelerator = dict(origins_and_values(arguments)).get("trainer.accelerator", ("", "auto"))[1]
-    return presets.choose(hardware.detect(hardware.resolve_accelerator(str(accelerator), cpu_is_meant=False)))
-
-
 def put_first(arguments: list[str]) -> list[str]:
     """The arguments of the CLI with the preset below all files, wherever its flag stands."""
-    pairs = list(_split(arguments[1:]))
-    return arguments[:1] + _joined([p for p in pairs if p[0] == FLAG] + [p for p in pairs if p[0] != FLAG])
+    return arguments[:1] + _joined(sorted(_split(arguments[1:]), key=lambda pair: pair[0] != FLAG))
 
 
-def origins_and_values(arguments: list[str]) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """(dotted key, (where from, value)) for all that the arguments set; of a key that comes twice the last counts."""
+def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
+    """Where from and value, by dotted key, of all that the arguments set; of a key that comes twice the last counts."""
+    found: dict[str, tuple[str, Any]] = {}
     for name, value in _split(arguments):
         if name == "--config" and value is not None:
-            yield from ((key, (_called(value), found)) for key, found in _leaves(_load(value)))
+            found |= {key: (_called(value), inner) for key, inner in _leaves(_load(value))}
         elif name and name.startswith("--") and value is not None:
             key = name.removeprefix("--").removesuffix("+")
             inner = _load(value) if "." not in key else None
-            nested = [(f"{key}.{rest}", found) for rest, found in _leaves(inner)] if isinstance(inner, dict) else []
-            yield from ((found, (A_FLAG, given)) for found, given in nested or [(key, value)])
+            nested = {f"{key}.{rest}": (A_FLAG, given) for rest, given in _leaves(inner) if isinstance(inner, dict)}
+            found |= nested or {key: (A_FLAG, value)}
+    return found
 
 
 def check_files(arguments: list[str]) -> None:
@@ -163,9 +162,9 @@ def with_file(line: str, arguments: list[str]) -> str:
     keys = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
     subject = re.split(r": |; ", line, maxsplit=1)[0]
     words = re.findall(r"[\w.-]+", subject)
-    origins = {key: origin for key, (origin, _) in origins_and_values(arguments)}
+    origins = origins_and_values(arguments)
     named = (keys.get(word, word.removeprefix("--")) for word in words)
-    origin = next((origins[key] for key in named if key in origins), A_FLAG)
+    origin = next((origins[key][0] for key in named if key in origins), A_FLAG)
     unnamed = origin == A_FLAG or Path(origin).resolve() == (presets.folder().parent / "tiny.yaml").resolve()
     return line if unnamed else f"{subject} (in {origin}){line.removeprefix(subject)}"
 
@@ -177,7 +176,7 @@ def annotated(resolved: str, arguments: list[str]) -> str:
         resolved: the configuration, groups of settings, as YAML.
         arguments: of the command line it comes from, the preset's file in the place of its flag.
     """
-    origins = {key: origin for key, (origin, _) in origins_and_values(arguments)}
+    origins = {key: origin for key, (origin, _) in origins_and_values(arguments).items()}
     lines = ["# What has no comment is a default."]
     for group, content in yaml.safe_load(resolved).items():
         if not isinstance(content, dict):

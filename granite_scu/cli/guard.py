@@ -47,7 +47,7 @@ def guarded(
     try:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few characters must not end a run
-        with _termination_raised(how_to_continue), _failed_writes_told_once(debug):
+        with _hooks(debug, how_to_continue):
             return run()
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         with open(os.devnull, "wb") as nowhere:
@@ -82,51 +82,37 @@ def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int
                 "a path begins with ~ and no user of this machine is called what follows; write it out",
                 WRONG_REQUEST,
             )
-        case OSError(errno=int()):
-            return _about_file(error, how_to_continue), FAILED
+        case OSError(errno=int()):  # as a rule a disk that is full or may not be written to
+            where = f"{error.filename}: " if error.filename else ""
+            remedy = _REMEDIES.get(error.errno or 0, "--debug shows where")
+            return f"{where}{error.strerror}; {remedy}; {how_to_continue}", FAILED
     # The boundary of the program: whatever got here is a defect of ours or of the machine.
     words = textwrap.shorten(str(error), 400, placeholder=" ...") or "no message"
     return f"{type(error).__name__}: {words}; --debug shows where", FAILED
 
 
-def _about_file(error: OSError, how_to_continue: str) -> str:
-    """What the system refused; a disk that is full or may not be written to is the usual case."""
-    where = f"{error.filename}: " if error.filename else ""
-    remedy = _REMEDIES.get(error.errno or 0, "--debug shows where")
-    return f"{where}{error.strerror}; {remedy}; {how_to_continue}"
-
-
 @contextmanager
-def _failed_writes_told_once(debug: bool) -> Iterator[None]:
-    """No traceback of a thread that could not write: TensorBoard's hands the error on to the run, which tells it."""
-    told = threading.excepthook
+def _hooks(debug: bool, how_to_continue: str) -> Iterator[None]:
+    """What a program does in the place of Python, for as long as the context lasts.
 
-    def tell(about: threading.ExceptHookArgs) -> None:
-        if debug or not issubclass(about.exc_type, OSError):
-            told(about)
-
-    threading.excepthook = tell
-    try:
-        yield
-    finally:
-        threading.excepthook = told
-
-
-@contextmanager
-def _termination_raised(how_to_continue: str) -> Iterator[None]:
-    """SIGTERM as an exception: temporary files are removed on the way out. By itself it ends a process where it stands.
-
-    Only a main thread may say what signals do.
+    SIGTERM becomes an exception, so that temporary files are removed on the way out; by itself it ends a process where
+    it stands. And a thread that could not write prints no traceback: TensorBoard's hands the error on to the run, which
+    tells it.
     """
 
     def terminate(number: int, frame: object) -> None:
         raise Stopped(f"stopped by SIGTERM; {how_to_continue}", TERMINATED)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, terminate)
+    def tell(about: threading.ExceptHookArgs) -> None:
+        if debug or not issubclass(about.exc_type, OSError):
+            told(about)
+
+    told, threading.excepthook = threading.excepthook, tell
+    on_main = threading.current_thread() is threading.main_thread()  # no other thread may say what signals do
+    previous = signal.signal(signal.SIGTERM, terminate) if on_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        threading.excepthook = told
+        if on_main:
+            signal.signal(signal.SIGTERM, previous)

@@ -111,17 +111,11 @@ def parse(arguments: list[str]) -> GraniteCLI:
 
 
 def _in_one_line(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if hint := _dotted(message):
-        return f"{' '.join(lines)[:400]}; {hint}"
+    line = " ".join(part.strip() for part in message.splitlines() if part.strip())[:400]
+    if message.startswith("unrecognized arguments"):  # the script's flags have other names here
+        keys = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
+        given = [word.partition("=")[0].replace("_", "-") for word in message.split()]
+        if hint := ", ".join(f"{word} is --{keys[word]} here" for word in given if word in keys):
+            return f"{line}; {hint}"
     known = f"; there are {', '.join(CONTROLLERS)}" if '"control.controller"' in message else ""
-    return f"{' '.join(lines)[:400]}{known}; see --help for every key" if lines else "wrong arguments; see --help"
-
-
-def _dotted(message: str) -> str:
-    """What the script's flags in a refusal are called here; empty where there are none."""
-    if not message.startswith("unrecognized arguments"):
-        return ""
-    keys = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
-    given = [word.partition("=")[0].replace("_", "-") for word in message.split()]
-    return ", ".join(f"{word} is --{keys[word]} here" for word in given if word in keys)
+    return f"{line}{known}; see --help for every key" if line else "wrong arguments; see --help"

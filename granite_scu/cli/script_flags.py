@@ -85,7 +85,10 @@ def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argpar
     given = vars(known)
     _refuse_unknown(parser, dotted)
     _resolve_short_forms(given)
-    _resolve_length(given)
+    if "data.num_epochs" in given:
+        given.setdefault(
+            "trainer.max_steps", -1
+        )  # epochs given alone: no limit on steps, not one of a YAML file either
     # --test-run changes defaults only, so its file lies below the preset; so does what a run that goes on began with.
     files = [str(test_run_config)] if "test_run" in given else []
     if "run.resume" in given:
@@ -164,12 +167,6 @@ def _resolve_short_forms(given: dict[str, Any]) -> None:
         raise UserError(f"--block-size {block} and --max-length {length} are the same setting; give one of them")
     if length is not None:
         given["data.block_size"] = length
-
-
-def _resolve_length(given: dict[str, Any]) -> None:
-    """Epochs given alone switch the limit on steps off, also one that a YAML file sets."""
-    if "data.num_epochs" in given and "trainer.max_steps" not in given:
-        given["trainer.max_steps"] = -1
 
 
 def without_local_rank(argv: list[str]) -> list[str]:

@@ -35,23 +35,19 @@ def main(argv: list[str] | None = None) -> int:
 def run(arguments: list[str]) -> int:
     """Carry out a command of the CLI; returns the exit code."""
     with config_layers.naming_files(arguments):
-        return _run(arguments)
-
-
-def _run(arguments: list[str]) -> int:
-    if "--print_config" in arguments:
-        return print_config([argument for argument in arguments if argument != "--print_config"])
-    as_json = arguments[:1] == ["identify"] and "--json" in arguments
-    cli = parse([argument for argument in arguments if not (as_json and argument == "--json")])
-    console = make_console(stderr=as_json)
-    answers = as_json or cli.subcommand in SCORED
-    quiet(make_console(stderr=True) if answers else console)  # what goes to stdout is JSON then, and nothing else
-    if cli.step_test is not None:
-        return step_test.identify(cli.request, cli.step_test, console, as_json)
-    if cli.subcommand == "fit":
-        return fit(cli.request, console)
-    console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
-    return 0
+        if "--print_config" in arguments:
+            return print_config([argument for argument in arguments if argument != "--print_config"])
+        as_json = arguments[:1] == ["identify"] and "--json" in arguments
+        cli = parse([argument for argument in arguments if not (as_json and argument == "--json")])
+        console = make_console(stderr=as_json)
+        answers = as_json or cli.subcommand in SCORED
+        quiet(make_console(stderr=True) if answers else console)  # what goes to stdout is JSON then, and nothing else
+        if cli.step_test is not None:
+            return step_test.identify(cli.request, cli.step_test, console, as_json)
+        if cli.subcommand == "fit":
+            return fit(cli.request, console)
+        console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
+        return 0
 
 
 def fit(request: Request, console: Console) -> int:

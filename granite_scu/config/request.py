@@ -47,6 +47,12 @@ class Request:
     yaml: str = field(repr=False)
     hardware: str | None = None
 
+    @property
+    def blocks_per_step(self) -> int:
+        """Blocks of an optimizer step on each device."""
+        accumulated: int = self.trainer["accumulate_grad_batches"]
+        return self.data.batch_size * accumulated
+
     @classmethod
     def from_dotted(cls, settings: Mapping[str, Any]) -> "Request":
         """A request over the defaults, without a command line.
@@ -130,10 +136,8 @@ def _with_whole_counts(trainer: dict[str, Any]) -> dict[str, Any]:
     ``float | int`` as one. Only the limit on validation is never a fraction, so that 1.0 means 1 there alone.
     """
 
-    def whole(name: str, value: Any) -> bool:
-        return isinstance(value, float) and value.is_integer() and (value > 1 or name == "limit_val_batches")
-
-    return {name: int(value) if whole(name, value) else value for name, value in trainer.items()}
+    whole = [name for name, value in trainer.items() if isinstance(value, float) and value.is_integer()]
+    return trainer | {name: int(trainer[name]) for name in whole if trainer[name] > 1 or name == "limit_val_batches"}
 
 
 def _as_argument(value: Any) -> str:

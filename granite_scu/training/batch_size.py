@@ -23,18 +23,22 @@ STEPS = 2
 """Optimizer steps that prove a batch: Adam has its moments after the first."""
 
 
-def check(request: Request, machine: Machine) -> None:
+def check(resume: str | None, processes: int) -> None:
     """Refuse what the search cannot serve.
+
+    Args:
+        resume: what the run is asked to resume from.
+        processes: that train.
 
     Raises:
         UserError: a resumed run, or several processes.
     """
-    if request.run.resume:
+    if resume:
         raise UserError(
             "--auto-batch-size: a resumed run keeps the batch of its checkpoint, on which its place in the data hangs; "
             "leave it out"
         )
-    if machine.world_size > 1:
+    if processes > 1:
         raise UserError(
             "--auto-batch-size: one process looks for the batch; run it once without --multi-gpu, with --max-steps 1, "
             "and give the --batch-size that it finds to all"
@@ -50,7 +54,7 @@ def first_guess(request: Request, machine: Machine) -> Request:
     found = memory_budget.largest_that_fits(request, machine)
     if found is None:
         least = memory_budget.with_batch(request, 1)
-        room = f"{memory_budget.limit(request, machine) / GIB:.2f} GiB"
+        room = f"{memory_budget.limit(machine, request.run.memory_fraction) / GIB:.2f} GiB"
         raise UserError(
             f"--auto-batch-size: one block takes {memory_budget.describe(memory_budget.predict(least, machine))}, of "
             f"{room} that there are on {machine.device.name}; {memory_budget.advice(least, machine)}"
@@ -67,8 +71,8 @@ def prove(run: PreparedRun) -> PreparedRun:
         RunFailed: not even one block fits.
     """
     machine = run.machine
-    allowed = memory_budget.limit(run.request, machine)
-    for size in memory_budget.sizes(run.request, run.request.data.batch_size):
+    allowed = memory_budget.limit(machine, run.request.run.memory_fraction)
+    for size in memory_budget.sizes(run.request.blocks_per_step, run.request.data.batch_size):
         tried = with_request(run, memory_budget.with_batch(run.request, size))
         predicted = memory_budget.predict(tried.request, machine).total
         taken = _try(tried)

@@ -5,8 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from granite_scu import control
-from granite_scu.config.request import Request
-from granite_scu.config.settings import ControlConfig
+from granite_scu.config.settings import ControlConfig, RunConfig
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.errors import UserError
 
@@ -84,37 +83,42 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
 
 
-def check_length(request: Request, steps: int) -> None:
+def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: int) -> None:
     """Refuse what could do nothing in a run of so many optimizer steps.
 
     Raises:
         UserError: cascade without the validations that it moves by, or in a stream; CPR whose warm-up, or an
             equilibrium whose window, is as long as the run or nearly; early stopping more patient than the run is long.
     """
-    law, every = request.control.controller, request.control.every
+    law, every = config.controller, config.every
     ticks = math.ceil(steps / every)
     if law == "cascade":
-        _check_validations(request, steps)
-    warmup = request.control.cpr_warmup or control.CPR.cpr_warmup
+        if streamed:
+            raise UserError(
+                "--controller cascade: looks ahead in the training text, which --stream cannot; take another"
+            )
+        _check_validations(max(run.eval_steps, every), steps)  # what a tick finds is the newest validation
+    warmup = config.cpr_warmup or control.CPR.cpr_warmup
     # At the tick that takes the bounds none is exceeded yet, and after the last tick no step is left to act on.
-    if law == "cpr" and request.control.cpr_bound is None and warmup > ticks - 2:
+    if law == "cpr" and config.cpr_bound is None and warmup > ticks - 2:
         shorter = f"--control-every, or a --cpr-warmup of at most {ticks - 2}" if ticks > 2 else "--control-every"
         raise UserError(
             f"--controller cpr: takes its bounds after {warmup} ticks of {every} steps and would do nothing in {steps} "
             f"steps; give --cpr-bound, set a smaller {shorter}, or train for longer"
         )
-    window = request.run.stop_at_equilibrium
+    window = run.stop_at_equilibrium
     if window and window >= ticks:
         raise UserError(
             f"--stop-at-equilibrium {window}: {steps} steps have {ticks} ticks, so that it could never stop the run; "
             "set fewer, a smaller --control-every, or leave it out"
         )
-    _check_patience(request, steps)
+    if run.early_stopping:
+        _check_patience(run.early_stopping, run.eval_steps, steps)
 
 
-def _check_patience(request: Request, steps: int) -> None:
-    patience, counted = request.run.early_stopping, (steps - 1) // request.run.eval_steps
-    if patience and counted <= patience:  # the first validation has none to fall behind
+def _check_patience(patience: int, eval_steps: int, steps: int) -> None:
+    counted = (steps - 1) // eval_steps
+    if counted <= patience:  # the first validation has none to fall behind
         most = (steps - 1) // (patience + 1)
         denser = f"an --eval-steps of at most {most}, " if most else ""
         raise UserError(
@@ -123,10 +127,7 @@ def _check_patience(request: Request, steps: int) -> None:
         )
 
 
-def _check_validations(request: Request, steps: int) -> None:
-    if request.data.stream:
-        raise UserError("--controller cascade: looks ahead in the training text, which --stream cannot; take another")
-    every = max(request.run.eval_steps, request.control.every)  # what a tick finds is the newest validation
+def _check_validations(every: int, steps: int) -> None:
     counted = (steps - 1) // every
     if counted < LEAST_VALIDATIONS:
         most = (steps - 1) // LEAST_VALIDATIONS

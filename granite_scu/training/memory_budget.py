@@ -1,6 +1,7 @@
 """What a run takes of its device's memory, what it may take, and what to change where that is not enough."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,29 +38,22 @@ def predict(request: Request, machine: Machine) -> memory.Footprint:
     return memory.predict(loading.known_config(request.base.name), setting)
 
 
-def limit(request: Request, machine: Machine) -> float:
-    """Bytes that a run may take: of its GPU, or of what a CPU's memory has free, ``MARGIN`` left out."""
+def limit(machine: Machine, memory_fraction: float | None) -> float:
+    """Bytes that a run may take: that share of its GPU, or what a CPU's memory has free, ``MARGIN`` left out."""
     if machine.accelerator == "cuda":
-        return machine.device.memory_gb * GIB * (request.run.memory_fraction or 1) * (1 - MARGIN)
+        return machine.device.memory_gb * GIB * (memory_fraction or 1) * (1 - MARGIN)
     return psutil.virtual_memory().available * (1 - MARGIN)
 
 
 def with_batch(request: Request, size: int) -> Request:
     """The same request in micro-batches of ``size`` blocks; a divisor of the step's blocks, which stay as many."""
-    blocks = blocks_of(request)
-    assert blocks % size == 0
-    data = replace(request.data, batch_size=size)
-    return replace(request, data=data, trainer=request.trainer | {"accumulate_grad_batches": blocks // size})
+    assert request.blocks_per_step % size == 0
+    trainer = request.trainer | {"accumulate_grad_batches": request.blocks_per_step // size}
+    return replace(request, data=replace(request.data, batch_size=size), trainer=trainer)
 
 
-def blocks_of(request: Request) -> int:
-    """Blocks of an optimizer step on each device."""
-    return request.data.batch_size * request.trainer["accumulate_grad_batches"]
-
-
-def sizes(request: Request, most: int | None = None) -> list[int]:
-    """The micro-batches that an optimizer step can be cut into, largest first, none above ``most``."""
-    blocks = blocks_of(request)
+def sizes(blocks: int, most: int | None = None) -> list[int]:
+    """The micro-batches that a step of so many blocks can be cut into, largest first, none above ``most``."""
     return [size for size in range(min(blocks, most or blocks), 0, -1) if blocks % size == 0]
 
 
@@ -68,16 +62,10 @@ def largest_that_fits(request: Request, machine: Machine, most: int | None = Non
 
     A larger batch takes more, so that halving the candidates finds it.
     """
-    candidates = [with_batch(request, size) for size in sizes(request, most)]
-    allowed = limit(request, machine)
-    low, high = 0, len(candidates)  # the first that fits lies in candidates[low:high], if any does
-    while low < high:
-        middle = (low + high) // 2
-        if predict(candidates[middle], machine).total <= allowed:
-            high = middle
-        else:
-            low = middle + 1
-    return candidates[low] if low < len(candidates) else None
+    candidates = [with_batch(request, size) for size in sizes(request.blocks_per_step, most)]
+    allowed = limit(machine, request.run.memory_fraction)
+    first = bisect_left(candidates, True, key=lambda candidate: predict(candidate, machine).total <= allowed)
+    return candidates[first] if first < len(candidates) else None
 
 
 def advice(request: Request, machine: Machine) -> str:
@@ -148,14 +136,16 @@ def explained(request: Request, machine: Machine) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        line = f"out of memory on {machine.device.name}: {_asked(error, machine)}; {advice(request, machine)}"
-        raise RunFailed(f"{line}, or let --auto-batch-size find the batch") from error
+        asked, remedy = _asked(error, machine.accelerator), advice(request, machine)
+        raise RunFailed(
+            f"out of memory on {machine.device.name}: {asked}; {remedy}, or let --auto-batch-size find the batch"
+        ) from error
 
 
-def _asked(error: BaseException, machine: Machine) -> str:
+def _asked(error: BaseException, accelerator: str) -> str:
     found = re.search(r"allocate ([\d.]+) ?(GiB|MiB|KiB|bytes)", str(error))
     wanted = _gib(float(found[1]), found[2]) if found else "more"
-    if machine.accelerator == "cpu":
+    if accelerator == "cpu":
         return f"{wanted} asked for, {psutil.virtual_memory().available / GIB:.1f} GiB available"
     free, total = torch.cuda.mem_get_info()
     held = torch.cuda.memory_allocated()

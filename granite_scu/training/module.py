@@ -5,7 +5,6 @@ zero this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells mat
 which the update is projected. Sums are kept on the device and divided once, where they are read.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,7 +131,12 @@ class GraniteModule(L.LightningModule):
             model.enable_input_require_grads()
         # from_pretrained returns evaluation mode, and Lightning leaves modes as it finds them: without this,
         # neither LoRA's dropout nor gradient checkpointing would act.
-        self.model = self._adapted(model).train()
+        saved = self.start and self.start.adapter
+        if saved:
+            model = adapters.attach_saved(model, saved.folder, saved.config, self.lora.dropout)
+        else:
+            model = adapters.attach(model, self.lora)
+        self.model = model.train()
         if self.dtype_of_base != torch.float32:  # then the precision is a mixed one
             adapters.leave_casting_to_autocast(self.model)
         self.updates = adapters.low_rank_updates(self.model)
@@ -140,11 +144,6 @@ class GraniteModule(L.LightningModule):
             self._remember_start()
         if self.base.compile:
             compile_training(self.language_model.base_model, self.base.compile_mode)
-
-    def _adapted(self, model: torch.nn.Module) -> torch.nn.Module:
-        if self.start is None:
-            return adapters.attach(model, self.lora)
-        return adapters.attach_saved(model, self.start.adapter.folder, self.start.adapter.config, self.lora.dropout)
 
     def _remember_start(self) -> None:
         """Keep the factors as they are now, to measure from; checkpoints have them too.
@@ -188,15 +187,13 @@ class GraniteModule(L.LightningModule):
     # Training
 
     def on_fit_start(self) -> None:
-        if self.trainer.world_size > 1:
-            self._require_agreement()
-
-    def _require_agreement(self) -> None:
         """Refuse processes that read other files: they would train on, on another text or from another step."""
+        if self.trainer.world_size == 1:
+            return
         known = {"the checkpoint to go on from": self.micro_batches, **self._frozen_settings()}
-        mine = torch.tensor([_fingerprint(value) for value in known.values()], device=self.device)
-        everyones = self.all_gather(mine)
-        differing = [name for name, column in zip(known, everyones.T, strict=True) if len(column.unique()) > 1]
+        everyones: list[dict] = [{}] * self.trainer.world_size
+        torch.distributed.all_gather_object(everyones, known)
+        differing = [name for name, value in known.items() if any(other.get(name) != value for other in everyones)]
         if differing:
             raise UserError(
                 f"--multi-gpu: the processes have different values of {', '.join(differing)}; start them all with the "
@@ -480,11 +477,6 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def _fingerprint(value: object) -> int:
-    """A number that stands for a value on every machine."""
-    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
 
 
 def _supervised(batch: dict[str, Tensor]) -> Tensor:

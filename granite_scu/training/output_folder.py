@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
@@ -10,10 +11,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from granite_scu.config.request import Request
 from granite_scu.errors import UserError
 from granite_scu.storage import checkpoint
+from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume, restore_records
-from granite_scu.training.run_metadata import scu_config, training_config
 
 LOG = "cuda_optimized_training.log"
 
@@ -23,9 +24,9 @@ def is_main() -> bool:
     return rank_zero_only.rank == 0
 
 
-def continues_in(folder: RunFolder, resume: Resume | None) -> bool:
+def continues_in(folder: Path, resume: Resume | None) -> bool:
     """Whether the run continues in the folder that its checkpoint lies in, and not in a new one."""
-    return resume is not None and folder.path.resolve() in resume.path.resolve().parents
+    return resume is not None and folder.resolve() in resume.path.resolve().parents
 
 
 def check_folder(folder: RunFolder, request: Request, resume: Resume | None) -> None:
@@ -34,30 +35,27 @@ def check_folder(folder: RunFolder, request: Request, resume: Resume | None) -> 
     Raises:
         UserError: it holds something else, another process runs in it, or clearing it would delete what the run reads.
     """
-    in_place = continues_in(folder, resume)
-    folder.check(_replaces(folder, request, resume), resuming=in_place)
+    in_place = continues_in(folder.path, resume)
+    folder.check(_replaces(folder, resume, request.run.resume, request.run.overwrite), resuming=in_place)
     if (folder.path / LOCK).is_file():  # otherwise nobody has it, and a refusal leaves nothing behind
         folder.lock()
     if request.run.overwrite and not in_place:
+        here = folder.path.resolve()
         for flag, path in (
             *(("--data-dir", source) for source in request.data.sources),
             ("--model", request.base.name),
             ("--replay", request.control.replay),
             ("--adapter", request.lora.adapter),
         ):
-            _refuse_to_delete(folder.path.resolve(), flag, path)
+            source = Path(path).expanduser().resolve() if path else None
+            if source and source.exists() and here in (source, *source.parents):
+                raise UserError(f"--overwrite: would delete {flag} {path}, which lies in {here}; move one of them")
 
 
-def _refuse_to_delete(folder: Path, flag: str, path: str | None) -> None:
-    source = Path(path).expanduser().resolve() if path else None
-    if source and source.exists() and folder in (source, *source.parents):
-        raise UserError(f"--overwrite: would delete {flag} {path}, which lies in {folder}; move one of them")
-
-
-def _replaces(folder: RunFolder, request: Request, resume: Resume | None) -> bool:
+def _replaces(folder: RunFolder, resume: Resume | None, asked: str | None, overwrite: bool) -> bool:
     """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
-    begun = request.run.resume == checkpoint.AUTO and resume is None and not folder.trained
-    return begun or (request.run.overwrite and not continues_in(folder, resume))
+    begun = asked == checkpoint.AUTO and resume is None and not folder.trained
+    return begun or (overwrite and not continues_in(folder.path, resume))
 
 
 @contextmanager
@@ -79,7 +77,7 @@ def open_run_folder(run: PreparedRun) -> None:
     folder, request, resume = run.folder, run.request, run.resume
     folder.make()
     folder.lock()
-    if _replaces(folder, request, resume):
+    if _replaces(folder, resume, request.run.resume, request.run.overwrite):
         folder.clear()
     folder.sweep()
     folder.write_json(TRAINING_CONFIG, training_config(run))  # first: it says whose the rest is
@@ -91,4 +89,41 @@ def open_run_folder(run: PreparedRun) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("granite_scu").addHandler(handler)
     if resume:
-        restore_records(folder, resume, continues_in(folder, resume), drop_later=request.run.overwrite)
+        restore_records(folder, resume, continues_in(folder.path, resume), drop_later=request.run.overwrite)
+
+
+def scu_config(run: PreparedRun) -> dict:
+    """The controller as it starts, and what it measures: ``scu_config.json``."""
+    config = run.request.control
+    return {
+        "controller": config.controller,
+        "target_s": run.controller.setpoint,
+        "initial_strength": run.controller.initial_strength,  # what acts before the first record of the history
+        **asdict(run.controller),
+        "control_every": config.every,
+        "measure": config.measure,
+        "actuator": config.actuator,
+        "prior_sigma": run.request.prior.sigma,
+        "n_tokens": run.length.n_tokens,
+        **({"auto": run.found} if run.found else {}),
+    }
+
+
+def training_config(run: PreparedRun) -> dict:
+    """Settings, plan, data, machine and versions: ``training_config.json``."""
+    request = run.request
+    groups = ("base", "lora", "optimizer", "prior", "data", "control", "run")
+    resolved = asdict(request.control) | {"target_s": run.controller.setpoint, "auto": run.found}
+    return {
+        **{name: asdict(getattr(request, name)) for name in groups},
+        **({"control": resolved} if run.found else {}),
+        **({"start": run.start.record()} if run.start else {}),
+        "trainer": {k: v for k, v in request.trainer.items() if isinstance(v, str | int | float | None)},
+        "seed": request.seed,
+        "hardware_preset": request.hardware,
+        "plan": asdict(run.length),
+        "data_summary": run.data.summary(),
+        "machine": asdict(run.machine),
+        "versions": versions(),
+        "git_revision": git_revision(),
+    }

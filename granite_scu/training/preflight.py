@@ -3,6 +3,8 @@
 import logging
 from typing import Any
 
+import torch
+
 from granite_scu import hardware
 from granite_scu.config.request import Request
 from granite_scu.config.settings import IGNORED, OptimizerConfig
@@ -17,7 +19,6 @@ from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
 from granite_scu.training import memory_budget
 from granite_scu.training.learning_rate import cumulated_rates
-from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ def describe(run: PreparedRun) -> dict:
 
 def _memory(request: Request, machine: Machine) -> dict:
     """What the run takes of the device's memory, what it may take, and what to change where that is less; GiB."""
-    footprint, allowed = memory_budget.predict(request, machine), memory_budget.limit(request, machine)
+    footprint = memory_budget.predict(request, machine)
+    allowed = memory_budget.limit(machine, request.run.memory_fraction)
     fits = footprint.total <= allowed
     return {
         "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
@@ -148,11 +150,11 @@ def beyond_the_bounds(controller: Controller[Any]) -> str | None:
 # What the log has before the first step
 
 
-def announce(run: PreparedRun, module: GraniteModule) -> None:
+def announce(run: PreparedRun, model: torch.nn.Module) -> None:
     """Say it all. The model is loaded, and its adapters are in place."""
     request = run.request
-    announce_kernels(module.language_model)
-    if request.data.isolate_documents and not can_isolate(module.language_model, run.machine.attention):
+    announce_kernels(model)
+    if request.data.isolate_documents and not can_isolate(model, run.machine.attention):
         log.warning(
             "%s has recurrent layers that carry their state from one document of a block into the next; "
             "--no-isolate-documents says that this is meant",

@@ -77,7 +77,7 @@ class PreparedRun:
 def length_of(request: Request, data: TextDataModule, processes: int) -> RunLength:
     """Steps and tokens of a run over prepared data."""
     trainer = request.trainer
-    blocks = request.data.batch_size * trainer["accumulate_grad_batches"] * processes
+    blocks = request.blocks_per_step * processes
     limits = [trainer["max_steps"]] if trainer["max_steps"] > 0 else []
     if request.data.num_epochs is not None:
         # Rounded up, so that the passes asked for are complete.

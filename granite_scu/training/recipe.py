@@ -41,11 +41,10 @@ from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, holds_setpoint
 from granite_scu.training.learning_rate import cumulated_rates
-from granite_scu.training.module import GraniteModule
 from granite_scu.training.output_folder import claimed, continues_in, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
-from granite_scu.training.resume import Resume, check, open_checkpoint, settings
+from granite_scu.training.resume import Resume, check_resumable, course_of, open_checkpoint
 from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
 
 log = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ def prepare(
 
     # The micro-batch that is predicted to fit.
     if request.run.auto_batch_size:
-        batch_size.check(request, machine)
+        batch_size.check(request.run.resume, machine.world_size)
         request = batch_size.first_guess(request, machine)
 
     # The text, and with it N and the length of the run.
@@ -116,7 +115,7 @@ def prepare(
         growth = ceiling.growth([(out, rank) for out, _, rank in size.adapted], lora.alpha / lora.rank, *prior)
 
     # The law of lambda.
-    check_length(request, length.steps)
+    check_length(request.control, request.run, request.data.stream, length.steps)
     seeks_setpoint = controller is None and setpoint_probe.needed(request.control)
     if seeks_setpoint:
         setpoint_probe.check_length(length.steps)
@@ -157,13 +156,16 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
 
             # The model and its adapters.
             module = build_module(run)
+            course = course_of(run.request, run.machine, run.length.steps, run.controller.setpoint)
             if run.resume:
-                _check_resume(run, module)
+                module.require_same_settings(run.resume.state)
+                in_place, overwrite = continues_in(run.folder.path, run.resume), run.request.run.overwrite
+                check_resumable(run.resume, run.controller, run.length.steps, course, in_place, overwrite)
             run.console.print(f"loading {run.request.base.name}", highlight=False)
             module.configure_model()
 
             # What measures, steers, scores and saves.
-            trainer, best, final = _assemble(run, checkpoint.AdapterCheckpointIO(module), final_score)
+            trainer, best, final = _assemble(run, course, checkpoint.AdapterCheckpointIO(module), final_score)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
                 run.data.start_at(run.resume.micro_batches)
@@ -171,7 +173,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():
                 open_run_folder(run)
-                announce(run, module)
+                announce(run, module.language_model)
             if run.resume:
                 run.console.print(f"going on from {run.resume.path.name} at step {run.resume.step}", highlight=False)
                 best.resume(run.resume.path / checkpoint.BEST, write=is_main())
@@ -211,24 +213,11 @@ def _check_block_size(name: str, size: int) -> None:
         raise UserError(f"--block-size {size}: shorter than the {width} tokens that a convolution of {name} spans")
 
 
-def _check_resume(run: PreparedRun, module: GraniteModule) -> None:
-    module.require_same_settings(run.resume.state)
-    check(
-        run.resume,
-        run.controller,
-        run.length.steps,
-        _course(run),
-        in_place=continues_in(run.folder, run.resume),
-        overwrite=run.request.run.overwrite,
-    )
-
-
-def _course(run: PreparedRun) -> dict[str, Any]:
-    return settings(run.request, run.machine, run.length.steps, run.controller.setpoint)
-
-
 def _assemble(
-    run: PreparedRun, plugin: checkpoint.AdapterCheckpointIO, final_score: Callable[..., FinalScore]
+    run: PreparedRun,
+    course: dict[str, Any],
+    plugin: checkpoint.AdapterCheckpointIO,
+    final_score: Callable[..., FinalScore],
 ) -> tuple[L.Trainer, BestAdapter, FinalScore]:
     """The Trainer with its callbacks in their order: each comes after those whose work it needs."""
     asked, settings, setpoint = run.request.run, run.request.trainer, run.controller.setpoint
@@ -242,7 +231,7 @@ def _assemble(
     stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / "best")
     scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners)
     savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
-    checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, _course(run))
+    checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, course)
     # What ends it. The time is the last of the reasons: it may also run out after another one, in the last validation.
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
     limit = TimeLimit(max_time, run.probe_seconds) if max_time else None
@@ -252,7 +241,7 @@ def _assemble(
     )
     callbacks = [
         limit, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line, checkpoints,
-        GracefulStop(checkpoints), final,
+        GracefulStop(run.folder.path, checkpoints.save), final,
     ]  # fmt: skip
     trainer = build_trainer(
         settings,

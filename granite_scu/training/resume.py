@@ -82,7 +82,7 @@ def open_checkpoint(resume: str | None, output_dir: str | Path) -> Resume | None
     return Resume(path, checkpoint.load_state(path)) if path else None
 
 
-def settings(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:
+def course_of(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:
     """What the course of a run depends on, by the flag of the script that sets it or else by its dotted key.
 
     Args:
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bool | None) else str(value)
 
 
-def check(
+def check_resumable(
     resume: Resume, controller: Controller, steps: int, now: dict[str, Any], in_place: bool, overwrite: bool
 ) -> None:
     """Refuse what needs no model to be seen, before one is loaded, and name what will not be as it would have been.
@@ -116,7 +116,7 @@ def check(
         resume: the checkpoint.
         controller: of the run.
         steps: optimizer steps of the run.
-        now: the run's ``settings``.
+        now: the run's ``course_of``.
         in_place: whether the run continues in the folder that the checkpoint lies in.
         overwrite: whether later checkpoints may make way.
 
@@ -138,7 +138,9 @@ def check(
         )
     if in_place and not overwrite:
         _require_newest(resume)
-    _name_changes(resume.state["settings"], now)
+    before = resume.state["settings"]
+    if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
+        log.warning("the run does not go on as it would have without the interruption: %s", ", ".join(changed))
 
 
 def _require_newest(resume: Resume) -> None:
@@ -163,13 +165,6 @@ def _require_same_controller(resume: Resume, now: str) -> None:
         raise UserError(
             f"--resume-from-checkpoint {resume.path}: its controller is {flag}; resume with --controller {flag}"
         )
-
-
-def _name_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    changed = [name for name in now if before.get(name) != now[name]]
-    if changed:
-        each = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
-        log.warning("the run does not go on as it would have without the interruption: %s", each)
 
 
 def restore_records(folder: RunFolder, resume: Resume, in_place: bool, drop_later: bool) -> None:

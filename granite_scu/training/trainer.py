@@ -106,7 +106,7 @@ def build_trainer(
     Raises:
         UserError: Lightning refuses the combination.
     """
-    settings = settings | {"max_time": None, "benchmark": _cudnn_benchmark(settings, machine)}
+    settings = settings | {"max_time": None, "benchmark": _cudnn_benchmark(settings, machine.accelerator)}
     # broadcast_buffers: the module's sums differ between ranks until they are reduced, and must not be overwritten.
     kind = ShardedBase if machine.sharded else DDPStrategy
     several = kind(broadcast_buffers=False, timeout=LOST_AFTER) if machine.world_size > 1 else "auto"
@@ -138,10 +138,10 @@ def build_trainer(
     return trainer
 
 
-def _cudnn_benchmark(settings: dict[str, Any], machine: Machine) -> bool:
+def _cudnn_benchmark(settings: dict[str, Any], accelerator: str) -> bool:
     """Whether cuDNN searches for the fastest convolution, which may be another one in the next run."""
     asked = settings.get("benchmark")
-    return machine.accelerator == "cuda" and not settings.get("deterministic") if asked is None else asked
+    return accelerator == "cuda" and not settings.get("deterministic") if asked is None else asked
 
 
 def _leave_signals_alone(trainer: L.Trainer) -> None:

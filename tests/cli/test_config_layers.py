@@ -119,11 +119,8 @@ def test_each_value_says_where_it_is_from(layer, capsys):
 def test_groups_given_whole_say_where_they_are_from(tmp_path):
     part = tmp_path / "part.yaml"
     part.write_text("rank: 2\n")
-    found = dict(
-        config_layers.origins_and_values(
-            ["fit", "--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x"]
-        )
-    )
+    arguments = ["fit", "--lora", str(part), "--data", "{batch_size: 3}", "--trainer.logger=x"]
+    found = config_layers.origins_and_values(arguments)
     assert found["lora.rank"] == ("a flag", 2) and found["data.batch_size"] == ("a flag", 3)
 
 

@@ -56,7 +56,9 @@ def runs(corpus, tmp_path_factory) -> dict[str, tuple[Path, str, str]]:
     """The same steps by one process and by two, forks of this one; their folders, and what each process printed."""
     where = tmp_path_factory.mktemp("forks")
     logs = [where / name for name in ("one.log", "first.log", "second.log")]
-    line = {name: (*FLAGS, "--data-dir", corpus, "--output-dir", where / name) for name in ("one", "two")}
+    # A cache each: one that waits for the other would say so.
+    folders = {name: ("--output-dir", where / name, "--cache-dir", where / f"{name}-cache") for name in ("one", "two")}
+    line = {name: (*FLAGS, "--data-dir", corpus, *own) for name, own in folders.items()}
     children = [killing.fork([*line["one"], "--batch-size", 4], logs[0])]
     children += killing.fork_two([*line["two"], *HALF], logs[1:])
     printed = [(killing.wait(child), log.read_text()) for child, log in zip(children, logs, strict=True)]

@@ -30,20 +30,20 @@ def asked(machine):
 
 def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
     request, found = asked(T4)
-    assert memory_budget.limit(request, found) == pytest.approx(0.9 * 15 * GIB)
+    assert memory_budget.limit(found, request.run.memory_fraction) == pytest.approx(0.9 * 15 * GIB)
     request, found = asked(T4, "--run.memory_fraction=0.5")
-    assert memory_budget.limit(request, found) == pytest.approx(0.9 * 7.5 * GIB)
+    assert memory_budget.limit(found, request.run.memory_fraction) == pytest.approx(0.9 * 7.5 * GIB)
 
 
 def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
     request, found = asked(T4, "--run.memory_fraction=0.05")
-    assert memory_budget.sizes(request) == [24, 12, 8, 6, 4, 3, 2, 1]
+    sizes = memory_budget.sizes(request.blocks_per_step)
+    assert sizes == [24, 12, 8, 6, 4, 3, 2, 1]
     chosen = memory_budget.largest_that_fits(request, found)
-    assert memory_budget.blocks_of(chosen) == 24
-    size = chosen.data.batch_size
-    larger = memory_budget.with_batch(request, min(other for other in memory_budget.sizes(request) if other > size))
+    assert chosen.blocks_per_step == 24
+    larger = memory_budget.with_batch(request, min(size for size in sizes if size > chosen.data.batch_size))
     predicted = [memory_budget.predict(each, found).total for each in (chosen, larger)]
-    assert predicted[0] <= memory_budget.limit(request, found) < predicted[1]
+    assert predicted[0] <= memory_budget.limit(found, request.run.memory_fraction) < predicted[1]
 
 
 def test_advice_starts_with_what_costs_least(asked):
@@ -97,7 +97,7 @@ def test_what_the_search_cannot_serve_is_refused(asked, flags, words):
 
     request, found = asked(replace(T4, count=2), *flags)
     with pytest.raises(UserError, match=words):
-        batch_size.check(request, found)
+        batch_size.check(request.run.resume, found.world_size)
 
 
 def test_a_card_on_which_not_even_a_block_fits_is_refused(asked):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from operator import mul
 from typing import Any
 
 from granite_scu.control.diagnostics.fit import line
@@ -197,7 +198,8 @@ def _regression(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> t
     Where a and b say the same (a frozen S), a alone counts.
     """
     a, b, y = (_centred(values) for values in (a, b, y))
-    aa, bb, ab, ay, by, yy = _dot(a, a), _dot(b, b), _dot(a, b), _dot(a, y), _dot(b, y), _dot(y, y)
+    pairs = (a, a), (b, b), (a, b), (a, y), (b, y), (y, y)
+    aa, bb, ab, ay, by, yy = (math.fsum(map(mul, left, right)) for left, right in pairs)
     if yy <= 0 or aa <= 0:
         return 0.0, (0.0, 0.0)
     determinant = aa * bb - ab * ab
@@ -210,7 +212,3 @@ def _regression(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> t
 def _centred(values: Sequence[float]) -> list[float]:
     mean = math.fsum(values) / len(values)
     return [value - mean for value in values]
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return math.fsum(x * y for x, y in zip(a, b, strict=True))

@@ -168,13 +168,11 @@ class Reachability:
     def _most(self, recent: tuple[Sight, ...]) -> float:
         """The largest S that the run can end with, by the evidence there is."""
         last = recent[-1]
-        most = 1.0
-        if self.growth is not None:
-            most = ceiling(self.growth, last.moved_at_end, last.data_bpt)
-            if all(s.s < self.setpoint / 2 for s in recent):
-                left = math.sqrt(self.growth) * (last.moved_at_end - last.moved)
-                param_bpt = (math.sqrt(last.param_bpt) + left) ** 2
-                most = min(most, param_bpt / (param_bpt + last.data_bpt))
+        most = self._ceiling(last)
+        if self.growth is not None and all(s.s < self.setpoint / 2 for s in recent):
+            left = math.sqrt(self.growth) * (last.moved_at_end - last.moved)
+            param_bpt = (math.sqrt(last.param_bpt) + left) ** 2
+            most = min(most, param_bpt / (param_bpt + last.data_bpt))
         if all(s.lambda_is_idle for s in recent):
             exponent, error = _exponent(recent)
             most = min(most, _grown(last, exponent + 2 * error + self.caution))
@@ -190,8 +188,10 @@ class Reachability:
             return None
         last = recent[-1]
         grown = _grown(last, min(_exponent(recent)[0], 2.0))
-        most = 1.0 if self.growth is None else ceiling(self.growth, last.moved_at_end, last.data_bpt)
-        return max(last.s, min(grown, most)) if grown >= last.s else grown
+        return max(last.s, min(grown, self._ceiling(last))) if grown >= last.s else grown
+
+    def _ceiling(self, last: Sight) -> float:
+        return 1.0 if self.growth is None else ceiling(self.growth, last.moved_at_end, last.data_bpt)
 
     def advice(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> str | None:
         """What is seen and what to change, in a line; None while the setpoint is in reach."""

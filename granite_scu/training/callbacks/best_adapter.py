@@ -38,7 +38,7 @@ class BestAdapter(L.Callback):
             copy: ``best/`` of the checkpoint.
             write: whether this rank makes ``folder`` agree: on rank 0.
         """
-        record = _read(copy)
+        record = json.loads((copy / RECORD).read_text(encoding="utf-8")) if (copy / RECORD).is_file() else None
         self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
         if not write:
             return
@@ -71,10 +71,3 @@ class BestAdapter(L.Callback):
 
     def load_state_dict(self, state: dict) -> None:
         self.latest, self.latest_step = state["latest"], state["latest_step"]
-
-
-def _read(folder: Path) -> dict | None:
-    try:
-        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None

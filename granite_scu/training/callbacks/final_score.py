@@ -8,7 +8,6 @@ from typing import Protocol
 import lightning as L
 from rich.console import Console
 from rich.progress import track
-from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.control.diagnostics.metrics import summarise
@@ -72,36 +71,33 @@ class FinalScore(L.Callback):
         if self.best.latest_step != trainer.global_step:
             some = islice(data.val_dataloader(), int(trainer.limit_val_batches))
             self.best.consider(trainer, module, self._score(trainer, module, some).bits_per_token)
-        adapter = self._score(trainer, module, self._tracked(trainer, data.test_dataloader(), "adapter"))
+        adapter = self._score_test(trainer, module, "adapter")
         with module.model.disable_adapter():
-            base = self._score(trainer, module, self._tracked(trainer, data.test_dataloader(), "base model"))
-        start = self._score_start(trainer, module) if module.start else None
+            base = self._score_test(trainer, module, "base model")
+        start = {}
+        if module.start:
+            with module.at_start():
+                start["start_test_bpt"] = self._score_test(trainer, module, "adapter as it was").bits_per_token
         if trainer.is_global_zero:
-            self.summary = self._summarise(trainer, base, adapter) | ({"start_test_bpt": start} if start else {})
+            self.summary = self._summarise(trainer, base, adapter) | start
             self.folder.write_json("scu_metrics.json", self.summary)
 
     def _score(self, trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict]) -> Score:
         context = trainer.precision_plugin.forward_context()
         return score(module, batches, model=module, reduce=module.reduced, context=context)
 
-    def _score_start(self, trainer: L.Trainer, module: GraniteModule) -> float:
-        """Bits per token with the adapter that training started from."""
-        batches = self._tracked(trainer, trainer.datamodule.test_dataloader(), "adapter as it was")
-        with module.at_start():
-            return self._score(trainer, module, batches).bits_per_token
-
-    def _tracked(self, trainer: L.Trainer, loader: DataLoader, what: str) -> Iterable[dict]:
+    def _score_test(self, trainer: L.Trainer, module: GraniteModule, what: str) -> Score:
         hidden = not (trainer.is_global_zero and self.console.is_terminal)
-        return track(loader, f"scoring the {what}", console=self.console, disable=hidden, transient=True)
-
-    def _judged(self, history: list[dict]) -> list[dict]:
-        """The history, without a setpoint where that moved about by itself: there was none to be judged by."""
-        return [record | {"s_target": None} for record in history] if self.setpoint is None else history
+        loader = trainer.datamodule.test_dataloader()
+        batches = track(loader, f"scoring the {what}", console=self.console, disable=hidden, transient=True)
+        return self._score(trainer, module, batches)
 
     def _summarise(self, trainer: L.Trainer, base: Score, adapter: Score) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
         final_val, tokens = self.best.latest, last.get("tokens", 0)
+        # A setpoint that moved about by itself is none to be judged by.
+        judged = history if self.setpoint is not None else [record | {"s_target": None} for record in history]
         return {
             "steps": trainer.global_step,
             "tokens": tokens,
@@ -124,7 +120,7 @@ class FinalScore(L.Callback):
             "tokens_per_s": tokens / self.stopwatch.seconds if self.stopwatch.seconds else None,
             "peak_gpu_memory_gb": last.get("gpu_memory_gb"),
             **self.monitor.summary(trainer.global_step, self.stopwatch.seconds, history),
-            "control": summarise(self._judged(history)),
+            "control": summarise(judged),
             "stopped": {"reason": stop_reason(trainer, self.stoppers), "step": trainer.global_step},
             "reachability": self.reachability.summary() if self.reachability else None,
         }

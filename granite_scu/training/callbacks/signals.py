@@ -4,6 +4,8 @@ import logging
 import os
 import signal
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -12,7 +14,6 @@ import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from granite_scu.errors import INTERRUPTED, TERMINATED, Stopped
-from granite_scu.training.callbacks.checkpoints import Checkpoints
 from granite_scu.training.trainer import LOST_AFTER
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,12 @@ class GracefulStop(L.Callback):
     Once training is over everything is saved, and signals act at once, as they do before it.
 
     Args:
-        checkpoints: saves.
+        folder: the run folder, in which the checkpoint is named.
+        save: has a checkpoint of the newest step.
     """
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self.checkpoints = checkpoints
+    def __init__(self, folder: Path, save: Callable[[L.Trainer], None]) -> None:
+        self.folder, self.save = folder, save
         self.received = 0
         self._step = 0
         self._hosts: Any = None
@@ -78,12 +80,12 @@ class GracefulStop(L.Callback):
         number = self._over_ranks(self.received)
         if not number:
             return
-        self.checkpoints.save(trainer)
+        self.save(trainer)
         line = ""
         if trainer.is_global_zero:
             if number == REQUEUE:
                 _requeue()
-            folder = self.checkpoints.folder.path / f"checkpoint-{trainer.global_step}"
+            folder = self.folder / f"checkpoint-{trainer.global_step}"
             line = (
                 f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, which is saved; "
                 f"--resume-from-checkpoint {folder} goes on from it"
