@@ -147,10 +147,10 @@ def carry_out(
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
     ):
         show = partial(_show, progress, progress.add_task(""), plan, jobs)
-        do = partial(run or do_run, evidence=folder, scratch=Path(scratch))
-        while lost := _do_runs(workers(jobs, initializer), jobs, do, take, keep, show):
+        do = partial(_do_runs, run or do_run, (folder, Path(scratch)), keep)
+        while lost := do(workers(jobs, initializer), jobs, take, show):
             for spec in lost:  # one after the other: the run that is to blame takes no other with it again
-                if _do_runs(workers(1, initializer), 1, do, partial(next, iter([spec]), None), keep):
+                if do(workers(1, initializer), 1, partial(next, iter([spec]), None)):
                     keep(spec, "its process was killed twice; out of memory?")
     plan.evidence.store.collect()
     outcome.waiting = plan.count_open(lambda spec: not shard.has(spec))
@@ -158,11 +158,12 @@ def carry_out(
 
 
 def _do_runs(
+    run: Callable[[Spec, Path, Path], dict | str],
+    places: tuple[Path, Path],
+    keep: Callable[[Spec, dict | str], None],
     processes: AbstractContextManager[ProcessPoolExecutor],
     jobs: int,
-    do: Callable[[Spec], dict | str],
     take: Callable[[], Spec | None],
-    keep: Callable[[Spec, dict | str], None],
     show: Callable[[list[Spec]], None] = lambda busy: None,
 ) -> list[Spec]:
     """Do runs while there are any to take; returns those that were under way when a worker was killed."""
@@ -173,7 +174,7 @@ def _do_runs(
             while True:
                 while len(busy) < jobs and (spec := take()):
                     busy.append(spec)
-                    futures[pool.submit(do, spec)] = spec
+                    futures[pool.submit(run, spec, *places)] = spec
                 show(busy)
                 if not busy:
                     return []

@@ -1,6 +1,7 @@
 """From cells of the protocol to runs: what can be done now, and what it waits for."""
 
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -109,16 +110,12 @@ class Plan:
         return len({spec.key for spec in self._open_specs() if counts(spec)})
 
     def _open_specs(self) -> Iterator[Spec]:
-        known = [self.base(task) for task in self.tasks] + [self.spec_if_known(cell) for cell in self.everything()]
-        return (spec for spec in known if spec and self.evidence.get(spec) is None)
+        return (spec for spec in self.specs() if spec and self.evidence.get(spec) is None)
 
     def unfinished_arms(self) -> list[tuple[str, str, int]]:
         """Task, arm and how many of its seeds have no finished run, for every arm that lacks any."""
-        counts: dict[tuple[str, str], int] = {}
-        for cell in self.cells():
-            if self.record(cell) is None:
-                counts[cell.task.name, cell.arm.label] = counts.get((cell.task.name, cell.arm.label), 0) + 1
-        return [(task, arm, count) for (task, arm), count in counts.items()]
+        unfinished = Counter((c.task.name, c.arm.label) for c in self.cells() if self.record(c) is None)
+        return [(task, arm, count) for (task, arm), count in unfinished.items()]
 
     def spec_if_known(self, cell: Cell) -> Spec | None:
         try:
@@ -183,14 +180,10 @@ class Plan:
     def _setpoint(self) -> float:
         arms = self.protocol.swept_pi
         cells = self._selection()
-        self._finished(cells)
-        scores = {
-            arm.label: statistics.fmean(
-                _validation(self._finished([cell])[0], "final") for cell in cells if cell.arm.label == arm.label
-            )
-            for arm in arms
-        }
-        best = min(arms, key=lambda arm: scores[arm.label])
+        scores = defaultdict(list)
+        for cell, record in zip(cells, self._finished(cells), strict=True):
+            scores[cell.arm.label].append(_validation(record, "final"))
+        best = min(arms, key=lambda arm: statistics.fmean(scores[arm.label]))
         return float(best.settings["control.target_s"])
 
     def _needs(self, cell: Cell) -> list[Cell]:
