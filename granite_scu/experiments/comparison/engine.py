@@ -153,7 +153,7 @@ def carry_out(
                 if do(workers(1, initializer), 1, partial(next, iter([spec]), None)):
                     keep(spec, "its process was killed twice; out of memory?")
     plan.evidence.store.collect()
-    outcome.waiting = plan.count_open(lambda spec: not shard.has(spec))
+    outcome.waiting = len({spec.key for spec in plan.open_runs() if not shard.has(spec)})
     return outcome
 
 

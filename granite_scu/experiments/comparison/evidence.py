@@ -84,9 +84,8 @@ class Spec:
     def law(self) -> dict[str, Any]:
         """The controller's gains and bounds: those set, and the product's defaults. With others it is another run."""
         # The inner loop's first, of which a law that has one sets some.
-        known = [
-            field for law in (*INNER.get(self.controller, ()), self.controller) for field in fields(CONTROLLERS[law])
-        ]
+        acting = (*INNER.get(self.controller, ()), self.controller)
+        known = [field for law in acting for field in fields(CONTROLLERS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
         rule = SETPOINT_RULE if self.settings.get("control.target_s") == "auto" else {}
         return {name: self.settings.get(f"control.{name}", default) for name, default in own.items()} | rule

@@ -39,7 +39,7 @@ def foresight(plan: Plan) -> dict[str, Any]:
     return {
         "runs": len(ours),
         "shares": [{"share": share, **_counts(found)} for share, found in tried.items()],
-        "tasks": [{"task": name, **_counts(found), **_farthest(found)} for name, found in of_tasks.items() if found],
+        "tasks": [{"task": n, **_counts(of), **max(of, key=_missed_by)} for n, of in of_tasks.items() if of],
     }
 
 
@@ -48,10 +48,9 @@ def _counts(forecasts: list[dict[str, Any]]) -> dict[str, int]:
     return {"runs": len(forecasts), "inside": inside}
 
 
-def _farthest(forecasts: list[dict[str, Any]]) -> dict[str, float]:
-    """The one that was missed by most, in log odds."""
-    worst = max(forecasts, key=lambda forecast: abs(logit(forecast["foreseen"]) - logit(forecast["came"])))
-    return {name: value for name, value in worst.items() if name != "task"}
+def _missed_by(forecast: dict[str, Any]) -> float:
+    """In odds."""
+    return float(abs(logit(forecast["foreseen"]) - logit(forecast["came"])))
 
 
 def _forecasts(records: list[dict[str, Any]], probe: Callable[[int], int]) -> list[dict[str, Any]]:

@@ -103,13 +103,10 @@ class Plan:
 
     def next(self, passed_over: Callable[[Spec], bool] = lambda spec: False) -> Spec | None:
         """The first run whose needs are finished and that is neither finished itself nor passed over."""
-        return next((spec for spec in self._open_specs() if not passed_over(spec)), None)
+        return next((spec for spec in self.open_runs() if not passed_over(spec)), None)
 
-    def count_open(self, counts: Callable[[Spec], bool]) -> int:
-        """How many runs could be done now, of those that count."""
-        return len({spec.key for spec in self._open_specs() if counts(spec)})
-
-    def _open_specs(self) -> Iterator[Spec]:
+    def open_runs(self) -> Iterator[Spec]:
+        """Those that could be done now; one may come several times."""
         return (spec for spec in self.specs() if spec and self.evidence.get(spec) is None)
 
     def unfinished_arms(self) -> list[tuple[str, str, int]]:
@@ -201,10 +198,8 @@ class Plan:
         return [Cell(task, representative, self.protocol.seeds[0], rate) for rate in self.protocol.rates]
 
     def _selection(self) -> list[Cell]:
-        assert self.protocol.selection_task is not None, "an arm takes a setpoint, and nowhere is one chosen"
-        task = self.protocol.task(self.protocol.selection_task)
         seeds = self.protocol.seeds[: self.protocol.first_seeds]
-        return [Cell(task, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]
+        return [Cell(self.protocol.selection, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]
 
     def _source_cell(self, cell: Cell) -> Cell:
         """The run that a cell takes lambda from."""

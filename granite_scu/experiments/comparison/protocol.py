@@ -99,6 +99,12 @@ class Protocol:
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
 
+    @property
+    def selection(self) -> Task:
+        """Where S* is chosen."""
+        assert self.selection_task is not None, "an arm takes a setpoint, and nowhere is one chosen"
+        return self.task(self.selection_task)
+
 
 LAMBDAS = (0.01, 0.03, 0.1, 0.3, 1.0)
 SETPOINTS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.75)

@@ -86,9 +86,7 @@ def _setpoint(plan: Plan) -> tuple[float | None, bool]:
     try:
         return plan.setpoint(), False
     except Missing:
-        task = plan.protocol.task(plan.protocol.selection_task)
-        rows = [row_of(plan, task, arm, arm.name) for arm in plan.protocol.swept_pi]
-        best = best_of(rows)
+        best = best_of([row_of(plan, plan.protocol.selection, arm) for arm in plan.protocol.swept_pi])
         return (float(best.arm.settings["control.target_s"]) if best else None), True
 
 
@@ -120,8 +118,8 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
 
 def _reference(shown: list[Row]) -> Row | None:
     """What the other rows are compared with: PI, or where it has no score the first arm that has one."""
-    scored = [row for row in shown if row.records]
-    return next((row for row in scored if row.arm is PI), scored[0] if scored else None)
+    scored = sorted((row for row in shown if row.records), key=lambda row: row.arm is not PI)
+    return scored[0] if scored else None
 
 
 def _swept_excess(row: Row, swept: Row | None) -> float | None:
@@ -180,7 +178,9 @@ def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
     best = best_of(sweep, seeds)
     if best is None:
         return None
-    stopped, carried = best_of(rows_of(plan, task, STOPPED_SWEEP), seeds), _carried_lambda(plan, sweep)
+    stopped = best_of(rows_of(plan, task, STOPPED_SWEEP), seeds)
+    elsewhere = best_of_sweep(plan, plan.protocol.selection, SWEEP)
+    carried = next((row for row in sweep if elsewhere and row.arm is elsewhere.arm and not row.failed), None)
 
     def over(reference: Row | None, row: Row | None = claimant) -> Estimate | None:
         if row is None or reference is None or row.failed:
@@ -229,13 +229,6 @@ def _statement(task: str, arm: str, excess: Estimate | None, found: Outcome, bes
         f"{task}: the claim {word}: {arm} is at {excess.mean:+.2%} of the swept best ({best}), nominal 95 % interval "
         f"{excess.low:+.2%} to {excess.high:+.2%}, {seeds} seed{'s' * (seeds > 1)}"
     )
-
-
-def _carried_lambda(plan: Plan, sweep: list[Row]) -> Row | None:
-    """This task's row of the lambda that is best on the selection task; None if it lost a seed here."""
-    assert plan.protocol.selection_task is not None
-    best = best_of_sweep(plan, plan.protocol.task(plan.protocol.selection_task), SWEEP)
-    return next((row for row in sweep if best and row.arm is best.arm and not row.failed), None)
 
 
 def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:

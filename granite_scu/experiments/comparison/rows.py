@@ -45,12 +45,9 @@ class Row:
 
     def is_not(self, other: "Row | None") -> bool:
         """Whether these are other results: one of several settings may be the chosen one."""
-        return other is None or self.arm.adapter != other.arm.adapter or self.keys != other.keys
-
-    @property
-    def keys(self) -> set[str]:
-        """Of the finished runs."""
-        return {record["key"] for record in self.records.values()}
+        if other is None or self.arm.adapter != other.arm.adapter:
+            return True
+        return {record["key"] for record in self.records.values()} != {r["key"] for r in other.records.values()}
 
     def validation(self, seeds: list[int]) -> float:
         """Mean validation of the scored adapter, in bits per token."""

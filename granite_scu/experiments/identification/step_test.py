@@ -61,7 +61,10 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     result |= {"step_test": asdict(config), "ema_alpha": law.ema_alpha, "verification": None}
     result["as_predicted"] = None  # not tried, or too noisy to tell
     history = _train(test, config.ticks)
-    fit = _fit(history, config.settle)
+    try:
+        fit = fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=config.settle)
+    except ValueError as error:
+        raise RunFailed(f"the step test cannot be evaluated: {error}") from error
     result |= _found(history, fit) | {"cautions": _cautions(history, fit, law, config.settle)}
     if fit.objection is None:
         # No filter in the loop: the law takes ParamBPT as it is and smooths DataBPT alone, which lambda hardly moves.
@@ -180,13 +183,6 @@ def _column(history: list[dict], name: str) -> np.ndarray:
     """(ticks,) natural logarithm of a field; NaN where it is missing or not positive."""
     values = [record[name] for record in history]
     return np.array([math.log(v) if v is not None and 0 < v < math.inf else math.nan for v in values])
-
-
-def _fit(history: list[dict], settle: int) -> Fit:
-    try:
-        return fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=settle)
-    except ValueError as error:
-        raise RunFailed(f"the step test cannot be evaluated: {error}") from error
 
 
 def _cautions(history: list[dict], fit: Fit, law: control.PI, settle: int) -> list[str]:
