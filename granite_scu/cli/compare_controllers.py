@@ -83,14 +83,15 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     from granite_scu.experiments.comparison import engine, report
     from granite_scu.experiments.comparison.plan import Plan
-    from granite_scu.experiments.comparison.protocol import FULL, QUICK, VARIED
+    from granite_scu.experiments.comparison.protocol import FULL, PRECISION, QUICK, VARIED
 
     protocol = QUICK if options.quick else VARIED if options.varied else FULL
     _check(options, protocol, root)
     if options.steps:
         protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
     console = make_console(width=WIDE)
-    evidence = _evidence(options, root, console)
+    published, apart = root / "evidence" / ("varied" if options.varied else "comparison"), root / "runs" / "compare"
+    evidence = _evidence(options, published, apart, console)
     plan = Plan(protocol, evidence, options.tasks, options.arms, options.seeds)
     jobs = options.jobs or engine.cores()
     if options.list:
@@ -98,7 +99,8 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         return 0
     if options.report_only and not any(map(plan.record, plan.everything())):
         raise UserError(f"--evidence {evidence.folder}: holds no finished run of what was asked for; see --list")
-    output = options.output_dir or _output(options, root, evidence)
+    is_published = (evidence.folder.resolve(), evidence.precision) == ((published / "runs").resolve(), PRECISION)
+    output = options.output_dir or (published if is_published and not _is_part(options) else apart)
     page = root / "docs" / "evidence.md" if options.write_docs else None
     require_writable("--output-dir", output)
     if page:
@@ -144,8 +146,10 @@ def silence() -> None:
 
 def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> None:
     """Refuse what the protocol does not have, before anything is read or trained."""
-    _check_names("--tasks", options.tasks, [task.name for task in protocol.tasks])
-    _check_names("--arms", options.arms, [arm.name for arm in protocol.arms])
+    for flag, given, known in (("tasks", options.tasks, protocol.tasks), ("arms", options.arms, protocol.arms)):
+        names = dict.fromkeys(each.name for each in known)
+        if unknown := [name for name in given or () if name not in names]:
+            raise UserError(f"--{flag} {unknown[0]}: there is none of that name; there are {', '.join(names)}")
     for flag in ("seeds", "steps", "jobs", "max_runs"):
         count = getattr(options, flag)
         if count is not None and count < 1:
@@ -165,65 +169,43 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
         raise UserError("--write-docs: the page is about the runs in evidence/comparison; leave out --evidence")
 
 
-def _evidence(options: argparse.Namespace, root: Path, console: "Console") -> "Evidence":
+def _evidence(options: argparse.Namespace, published: Path, apart: Path, console: "Console") -> "Evidence":
     """The finished runs, in the precision that the command is about; says so where that is not the published one.
 
+    Args:
+        options: of the command line.
+        published: where the repository has all runs of a long protocol.
+        apart: where others are.
+        console: to say it on.
+
     Raises:
-        UserError: as ``Evidence`` and ``_computable`` do, or these are not the runs that the page is about.
+        UserError: as ``Evidence`` does, this CPU does not compute the precision, or the page is about another one.
     """
     from granite_scu.experiments.comparison.evidence import Evidence
     from granite_scu.experiments.comparison.protocol import PRECISION
 
+    precision = PRECISIONS[options.precision]
     trains = not (options.list or options.report_only)
-    precision = _computable(options.precision) if trains else PRECISIONS[options.precision]
-    found = Evidence(options.evidence or _place(options, root, precision or PRECISION) / "runs", precision)
+    if trains:
+        from granite_scu import hardware  # imports torch, which takes seconds: not for --list
+
+        precision = hardware.resolve_precision(precision, hardware.detect("cpu"))
+    is_apart = options.quick or options.steps or precision not in (None, PRECISION)
+    found = Evidence(options.evidence or (apart if is_apart else published) / "runs", precision)
     if found.precision == PRECISION:
         return found
     if options.write_docs:
         raise UserError(f"--write-docs: the page is about runs in {PRECISION}, and these are in {found.precision}")
     chosen = trains and options.precision == "auto"
     why = ", since PyTorch finds neither AMX nor AVX512-BF16 in this CPU" if chosen else ""
-    apart = f"compared among themselves, they do not join those in evidence/, which are in {PRECISION}"
-    console.print(f"runs in {found.precision}{why}: {apart}", highlight=False, soft_wrap=True)
+    others = f"compared among themselves, they do not join those in evidence/, which are in {PRECISION}"
+    console.print(f"runs in {found.precision}{why}: {others}", highlight=False, soft_wrap=True)
     return found
-
-
-def _computable(flag: str) -> str:
-    """The Trainer's name for the precision of new runs.
-
-    Raises:
-        UserError: this CPU does not compute what is asked for.
-    """
-    from granite_scu import hardware  # imports torch, which takes seconds: not for --list
-
-    return hardware.resolve_precision(PRECISIONS[flag], hardware.detect("cpu"))
-
-
-def _place(options: argparse.Namespace, root: Path, precision: str) -> Path:
-    """Where finished runs are: those of the long protocols, of however many, are the repository's evidence."""
-    from granite_scu.experiments.comparison.protocol import PRECISION
-
-    if options.quick or options.steps or precision != PRECISION:
-        return root / "runs" / "compare"
-    return root / "evidence" / ("varied" if options.varied else "comparison")
-
-
-def _output(options: argparse.Namespace, root: Path, evidence: "Evidence") -> Path:
-    """Where table and plot go: into the repository's evidence those of all its own runs alone."""
-    usual = _place(options, root, evidence.precision)
-    whole = evidence.folder.resolve() == (usual / "runs").resolve() and not _is_part(options)
-    return usual if whole else root / "runs" / "compare"
 
 
 def _is_part(options: argparse.Namespace) -> bool:
     """Whether the tables are about less than the protocol."""
     return any((options.quick, options.tasks, options.arms, options.seeds, options.steps))
-
-
-def _check_names(flag: str, given: list[str] | None, known: list[str]) -> None:
-    unknown = [name for name in given or [] if name not in known]
-    if unknown:
-        raise UserError(f"{flag} {unknown[0]}: there is none of that name; there are {', '.join(dict.fromkeys(known))}")
 
 
 def _list(plan: "Plan", jobs: int, console: "Console") -> None:

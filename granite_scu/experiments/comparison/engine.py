@@ -2,18 +2,19 @@
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import psutil
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.experiments.comparison.evidence import Spec
@@ -64,8 +65,7 @@ class Outcome:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """How far a plan is.
 
     Attributes:
@@ -138,26 +138,66 @@ def carry_out(
             outcome.done += 1
         else:
             outcome.errors[spec.file.stem] = result
-            console.print(f"failed: {spec.file.stem}: {_first_line(result)}", highlight=False)
+            console.print(f"failed: {spec.file.stem}: {result.strip().splitlines()[0][:300]}", highlight=False)
 
     plan.evidence.store.collect()  # what an earlier command left that was interrupted
-    with TemporaryDirectory(prefix="granite-scu-runs-") as scratch, _progress(plan, jobs, console) as show:
-
-        def submit(pool: ProcessPoolExecutor, spec: Spec) -> Future:
-            try:
-                return pool.submit(run or do_run, spec, folder, Path(scratch))
-            except BrokenProcessPool as error:  # a worker was killed since the last look
-                refused: Future = Future()
-                refused.set_exception(error)
-                return refused
-
-        while lost := _until_a_worker_is_killed(lambda: workers(jobs, initializer), jobs, submit, take, keep, show):
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with (
+        TemporaryDirectory(prefix="granite-scu-runs-") as scratch,
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
+        show = partial(_show, progress, progress.add_task(""), plan, jobs)
+        do = partial(_do_runs, run or do_run, (folder, Path(scratch)), keep)
+        while lost := do(workers(jobs, initializer), jobs, take, show):
             for spec in lost:  # one after the other: the run that is to blame takes no other with it again
-                with workers(1, initializer) as pool:
-                    keep(spec, _result_of(submit(pool, spec)))
+                if do(workers(1, initializer), 1, partial(next, iter([spec]), None)):
+                    keep(spec, "its process was killed twice; out of memory?")
     plan.evidence.store.collect()
-    outcome.waiting = plan.count_open(lambda spec: not shard.has(spec))
+    outcome.waiting = len({spec.key for spec in plan.open_runs() if not shard.has(spec)})
     return outcome
+
+
+def _do_runs(
+    run: Callable[[Spec, Path, Path], dict | str],
+    places: tuple[Path, Path],
+    keep: Callable[[Spec, dict | str], None],
+    processes: AbstractContextManager[ProcessPoolExecutor],
+    jobs: int,
+    take: Callable[[], Spec | None],
+    show: Callable[[list[Spec]], None] = lambda busy: None,
+) -> list[Spec]:
+    """Do runs while there are any to take; returns those that were under way when a worker was killed."""
+    busy: list[Spec] = []
+    futures: dict[Future, Spec] = {}
+    with processes as pool:
+        try:
+            while True:
+                while len(busy) < jobs and (spec := take()):
+                    busy.append(spec)
+                    futures[pool.submit(run, spec, *places)] = spec
+                show(busy)
+                if not busy:
+                    return []
+                for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                    keep(futures[future], future.result())
+                    busy.remove(futures.pop(future))
+        except BrokenProcessPool:
+            for future in wait(futures).done:
+                if future.exception() is None:
+                    keep(futures[future], future.result())
+                    busy.remove(futures[future])
+            return busy
+
+
+def _show(progress: Progress, bar: TaskID, plan: Plan, jobs: int, busy: list[Spec]) -> None:
+    """A bar on a terminal, a line for each change elsewhere."""
+    names = ", ".join(spec.file.stem for spec in busy)
+    now = standing(plan)
+    left = f"{format_duration(now.remaining(jobs))} left"
+    progress.update(bar, total=now.total, completed=now.finished, description=f"{left}  {names}")
+    if not progress.console.is_terminal:
+        clock = time.strftime("%H:%M:%S")
+        progress.console.print(f"{clock}  {now.finished}/{now.total}  {left}  running: {names or 'nothing'}")
 
 
 def do_run(spec: Spec, evidence: Path, scratch: Path) -> dict | str:
@@ -171,64 +211,6 @@ def do_run(spec: Spec, evidence: Path, scratch: Path) -> dict | str:
     except Exception as error:
         # The boundary of a run: the others go on, and the command reports it at its end.
         return f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-
-
-def _until_a_worker_is_killed(
-    pool_of: Callable[[], AbstractContextManager[ProcessPoolExecutor]],
-    jobs: int,
-    submit: Callable[[ProcessPoolExecutor, Spec], Future],
-    take: Callable[[], Spec | None],
-    keep: Callable[[Spec, dict | str], None],
-    show: Callable[[list[Spec]], None],
-) -> list[Spec]:
-    """Do runs while there are any to take; returns those that were under way when a worker was killed."""
-    pending: dict[Future, Spec] = {}
-    with pool_of() as pool:
-        while True:
-            while len(pending) < jobs and (spec := take()):
-                pending[submit(pool, spec)] = spec
-            show(list(pending.values()))
-            if not pending:
-                return []
-            done = wait(pending, return_when=FIRST_COMPLETED).done
-            if any(isinstance(future.exception(), BrokenProcessPool) for future in done):
-                wait(pending)
-                finished = [future for future in pending if future.exception() is None]
-                for future in finished:
-                    keep(pending.pop(future), future.result())
-                return list(pending.values())
-            for future in done:
-                keep(pending.pop(future), future.result())
-
-
-def _result_of(future: Future) -> dict | str:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return "its process was killed twice; out of memory?"
-
-
-def _first_line(text: str) -> str:
-    return text.strip().split("\n")[0][:300]
-
-
-@contextmanager
-def _progress(plan: Plan, jobs: int, console: Console) -> Iterator[Callable[[list[Spec]], None]]:
-    """A bar on a terminal, a line for each change elsewhere."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("")
-
-        def show(busy: list[Spec]) -> None:
-            names = ", ".join(spec.file.stem for spec in busy)
-            now = standing(plan)
-            left = f"{format_duration(now.remaining(jobs))} left"
-            progress.update(bar, total=now.total, completed=now.finished, description=f"{left}  {names}")
-            if not console.is_terminal:
-                clock = time.strftime("%H:%M:%S")
-                console.print(f"{clock}  {now.finished}/{now.total}  {left}  running: {names or 'nothing'}")
-
-        yield show
 
 
 def format_duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
@@ -83,7 +84,8 @@ class Spec:
     def law(self) -> dict[str, Any]:
         """The controller's gains and bounds: those set, and the product's defaults. With others it is another run."""
         # The inner loop's first, of which a law that has one sets some.
-        known = [field for law in _acting(self.controller) for field in fields(CONTROLLERS[law])]
+        acting = (*INNER.get(self.controller, ()), self.controller)
+        known = [field for law in acting for field in fields(CONTROLLERS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
         rule = SETPOINT_RULE if self.settings.get("control.target_s") == "auto" else {}
         return {name: self.settings.get(f"control.{name}", default) for name, default in own.items()} | rule
@@ -91,21 +93,14 @@ class Spec:
     @property
     def file(self) -> Path:
         """Its file in the folder of finished runs: ``task/arm-setting-s<seed>-<key>.json``."""
-        label = "-".join(part for part in (self.arm, _plain(self.setting), f"s{self.seed}", self.key) if part)
+        setting = re.sub(r"λ=|S\*=|KL\*=| ", "", self.setting)
+        label = "-".join(part for part in (self.arm, setting, f"s{self.seed}", self.key) if part)
         return Path(self.task.name) / f"{label}.json"
 
 
 def revisions(controller: str) -> dict[str, int]:
     """Of a law and the one that acts within it, where they are not the first."""
-    return {law: LAW_REVISIONS[law] for law in _acting(controller) if law in LAW_REVISIONS}
-
-
-def _acting(controller: str) -> tuple[str, ...]:
-    return (*INNER.get(controller, ()), controller)
-
-
-def _plain(setting: str) -> str:
-    return setting.replace("λ=", "").replace("S*=", "").replace("KL*=", "").replace(" ", "")
+    return {law: LAW_REVISIONS[law] for law in (*INNER.get(controller, ()), controller) if law in LAW_REVISIONS}
 
 
 class Evidence:

@@ -1,11 +1,10 @@
 """How well a probe foresees S_free: the start of every run without lambda, continued, against its own end."""
 
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.special import logit
 
 from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control.diagnostics.setpoint import Point, extrapolate, probe_steps
@@ -36,15 +35,12 @@ def foresight(plan: Plan) -> dict[str, Any]:
     runs = [record for record in runs if probe_steps(record["steps"]) < record["steps"]]
     ours = _forecasts(runs, probe_steps)
     of_tasks = {name: [forecast for forecast in ours if forecast["task"] == name] for name in names}
+    tried = {share: _forecasts(runs, lambda steps, share=share: round(share * steps)) for share in SHARES}
     return {
         "runs": len(ours),
-        "shares": [{"share": share, **_counts(_forecasts(runs, partial(_probe_of, share)))} for share in SHARES],
-        "tasks": [{"task": name, **_counts(found), **_farthest(found)} for name, found in of_tasks.items() if found],
+        "shares": [{"share": share, **_counts(found)} for share, found in tried.items()],
+        "tasks": [{"task": n, **_counts(of), **max(of, key=_missed_by)} for n, of in of_tasks.items() if of],
     }
-
-
-def _probe_of(share: float, steps: int) -> int:
-    return round(share * steps)
 
 
 def _counts(forecasts: list[dict[str, Any]]) -> dict[str, int]:
@@ -52,10 +48,9 @@ def _counts(forecasts: list[dict[str, Any]]) -> dict[str, int]:
     return {"runs": len(forecasts), "inside": inside}
 
 
-def _farthest(forecasts: list[dict[str, Any]]) -> dict[str, float]:
-    """The one that was missed by most, in log odds."""
-    worst = max(forecasts, key=lambda forecast: abs(_log_odds(forecast["foreseen"]) - _log_odds(forecast["came"])))
-    return {name: value for name, value in worst.items() if name != "task"}
+def _missed_by(forecast: dict[str, Any]) -> float:
+    """In odds."""
+    return float(abs(logit(forecast["foreseen"]) - logit(forecast["came"])))
 
 
 def _forecasts(records: list[dict[str, Any]], probe: Callable[[int], int]) -> list[dict[str, Any]]:
@@ -89,7 +84,3 @@ def _moved(record: dict[str, Any]) -> list[float]:
     names = ("learning_rate", "schedule", "warmup_steps")
     optimizer = OptimizerConfig(**{name: record["settings"][f"optimizer.{name}"] for name in names})
     return cumulated_rates(optimizer, record["steps"])
-
-
-def _log_odds(s: float) -> float:
-    return math.log(s / (1 - s))

@@ -19,7 +19,7 @@ from granite_scu.experiments.comparison.rows import (
     best_of_sweep,
     common_seeds,
     decides,
-    row_of,
+    rows_of,
 )
 
 SWEPT, SWEPT_STOPPED, ONE = "swept λ", "swept λ, stopped early", "one "
@@ -74,8 +74,7 @@ def _line(plan: Plan, arm: str, rival: str) -> dict[str, Any] | None:
     trimmed = [_without_largest(pair.arm) / _without_largest(pair.reference) - 1 for pair in found.values()]
     lost = (_lost(plan, arm, of_arm) | _lost(plan, rival, of_rival)) - chosen_on
     excess = statistics.mean_relative_excess(list(found.values()))
-    named = rival + _setting(rival, of_rival)
-    asked = arm + _setting(arm, of_arm)
+    asked, named = _named(arm, of_arm), _named(rival, of_rival)
     return {
         "arm": asked,
         "rival": named,
@@ -118,33 +117,25 @@ def _arms(name: str) -> tuple[str, ...]:
 
 def _lost(plan: Plan, name: str, rows: dict[str, Row]) -> set[str]:
     """The tasks that have no row because runs failed, not because they are still to be done."""
-    arms = [arm for arm in plan.protocol.arms if arm.name in _arms(name)]
-    missing = {task.name: [row_of(plan, task, arm) for arm in arms] for task in plan.tasks if task.name not in rows}
-    return {
-        name
-        for name, of_task in missing.items()
-        if any(row.failed for row in of_task) and all(row.begun for row in of_task)
-    }
+    missing = {each.name: rows_of(plan, each, _arms(name)) for each in plan.tasks if each.name not in rows}
+    return {task for task, found in missing.items() if any(r.failed for r in found) and all(r.begun for r in found)}
 
 
 def _one_for_all(plan: Plan, name: str) -> dict[str, Row]:
     """The setting with the least validation, relative to each task's least and averaged over the tasks that have all
     settings on common seeds."""
-    arms = [arm for arm in plan.protocol.arms if arm.name == name]
-    rows = {task.name: [row_of(plan, task, arm) for arm in arms] for task in plan.tasks}
-    rows = {
-        task: of_task for task, of_task in rows.items() if common_seeds(of_task) and not any(r.failed for r in of_task)
-    }
+    every = {task.name: rows_of(plan, task, (name,)) for task in plan.tasks}
+    rows = {task: found for task, found in every.items() if common_seeds(found) and not any(r.failed for r in found)}
     if not rows:
         return {}
-    costs = np.array([[row.validation(common_seeds(of_task)) for row in of_task] for of_task in rows.values()])
+    costs = np.array([[row.validation(common_seeds(found)) for row in found] for found in rows.values()])
     one = int(np.argmin((costs / costs.min(axis=1, keepdims=True)).mean(axis=0)))
-    return {task: of_task[one] for task, of_task in rows.items()}
+    return {task: found[one] for task, found in rows.items()}
 
 
-def _setting(name: str, rows: dict[str, Row]) -> str:
-    """Which setting is the one for all."""
-    return f" ({next(iter(rows.values())).arm.setting})" if name.startswith(ONE) else ""
+def _named(name: str, rows: dict[str, Row]) -> str:
+    """With the setting that is the one for all."""
+    return f"{name} ({next(iter(rows.values())).arm.setting})" if name.startswith(ONE) else name
 
 
 def _without_largest(scores: Scores) -> float:

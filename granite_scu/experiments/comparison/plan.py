@@ -1,6 +1,7 @@
 """From cells of the protocol to runs: what can be done now, and what it waits for."""
 
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -102,23 +103,16 @@ class Plan:
 
     def next(self, passed_over: Callable[[Spec], bool] = lambda spec: False) -> Spec | None:
         """The first run whose needs are finished and that is neither finished itself nor passed over."""
-        return next((spec for spec in self._open_specs() if not passed_over(spec)), None)
+        return next((spec for spec in self.open_runs() if not passed_over(spec)), None)
 
-    def count_open(self, counts: Callable[[Spec], bool]) -> int:
-        """How many runs could be done now, of those that count."""
-        return len({spec.key for spec in self._open_specs() if counts(spec)})
-
-    def _open_specs(self) -> Iterator[Spec]:
-        known = [self.base(task) for task in self.tasks] + [self.spec_if_known(cell) for cell in self.everything()]
-        return (spec for spec in known if spec and self.evidence.get(spec) is None)
+    def open_runs(self) -> Iterator[Spec]:
+        """Those that could be done now; one may come several times."""
+        return (spec for spec in self.specs() if spec and self.evidence.get(spec) is None)
 
     def unfinished_arms(self) -> list[tuple[str, str, int]]:
         """Task, arm and how many of its seeds have no finished run, for every arm that lacks any."""
-        counts: dict[tuple[str, str], int] = {}
-        for cell in self.cells():
-            if self.record(cell) is None:
-                counts[cell.task.name, cell.arm.label] = counts.get((cell.task.name, cell.arm.label), 0) + 1
-        return [(task, arm, count) for (task, arm), count in counts.items()]
+        unfinished = Counter((c.task.name, c.arm.label) for c in self.cells() if self.record(c) is None)
+        return [(task, arm, count) for (task, arm), count in unfinished.items()]
 
     def spec_if_known(self, cell: Cell) -> Spec | None:
         try:
@@ -183,14 +177,10 @@ class Plan:
     def _setpoint(self) -> float:
         arms = self.protocol.swept_pi
         cells = self._selection()
-        self._finished(cells)
-        scores = {
-            arm.label: statistics.fmean(
-                _validation(self._finished([cell])[0], "final") for cell in cells if cell.arm.label == arm.label
-            )
-            for arm in arms
-        }
-        best = min(arms, key=lambda arm: scores[arm.label])
+        scores = defaultdict(list)
+        for cell, record in zip(cells, self._finished(cells), strict=True):
+            scores[cell.arm.label].append(_validation(record, "final"))
+        best = min(arms, key=lambda arm: statistics.fmean(scores[arm.label]))
         return float(best.settings["control.target_s"])
 
     def _needs(self, cell: Cell) -> list[Cell]:
@@ -208,10 +198,8 @@ class Plan:
         return [Cell(task, representative, self.protocol.seeds[0], rate) for rate in self.protocol.rates]
 
     def _selection(self) -> list[Cell]:
-        assert self.protocol.selection_task is not None, "an arm takes a setpoint, and nowhere is one chosen"
-        task = self.protocol.task(self.protocol.selection_task)
         seeds = self.protocol.seeds[: self.protocol.first_seeds]
-        return [Cell(task, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]
+        return [Cell(self.protocol.selection, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]
 
     def _source_cell(self, cell: Cell) -> Cell:
         """The run that a cell takes lambda from."""

@@ -99,6 +99,12 @@ class Protocol:
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
 
+    @property
+    def selection(self) -> Task:
+        """Where S* is chosen."""
+        assert self.selection_task is not None, "an arm takes a setpoint, and nowhere is one chosen"
+        return self.task(self.selection_task)
+
 
 LAMBDAS = (0.01, 0.03, 0.1, 0.3, 1.0)
 SETPOINTS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.75)
@@ -129,22 +135,21 @@ FAMILY = "regularised"
 """The family of every arm that has one lambda: what differs between them is lambda and nothing else."""
 
 
-def _constant(value: float, name: str = "fixed", adapter: Adapter = "final") -> Arm:
-    settings = {"control.controller": "fixed", "control.lambda_init": value}
-    return Arm(name, f"λ={value:g}", settings, FAMILY, adapter)
+def _each(
+    name: str, setting: str, controller: str, key: str, values: tuple[float, ...], family: str = FAMILY, **more: Any
+) -> tuple[Arm, ...]:
+    """An arm's settings, one for each value of a configuration key; ``setting`` is the format of their names."""
+    return tuple(
+        Arm(name, setting.format(value), {"control.controller": controller, key: value, **more}, family)
+        for value in values
+    )
 
 
-def _setpoint(value: float) -> Arm:
-    return Arm("pi-swept", f"S*={value:g}", {"control.controller": "pi", "control.target_s": value}, FAMILY)
-
-
-def _decaying(controller: str, start: float) -> Arm:
-    settings = {
-        "control.controller": controller,
-        "control.lambda_init": start,
-        "control.lambda_end": start / 100,
-    }
-    return Arm(controller, f"λ={start:g} to {start / 100:g}", settings, FAMILY)
+def _constants(values: tuple[float, ...]) -> tuple[tuple[Arm, ...], tuple[Arm, ...]]:
+    """One lambda from the first step to the last, and the same runs judged by their best validated adapter: the rival
+    that uses validation text as much as it can."""
+    fixed = _each("fixed", "λ={:g}", "fixed", "control.lambda_init", values)
+    return fixed, tuple(replace(arm, name="fixed-stopped", adapter="best") for arm in fixed)
 
 
 def _at_chosen(controller: str, **more: Any) -> Arm:
@@ -156,34 +161,32 @@ NONE = Arm("none", "", {"control.controller": "none"}, "none")
 NONE_AT_RATE = Arm("none-same-rate", "", {"control.controller": "none"}, FAMILY)
 """Without lambda at the learning rate of the arms that have one: the end of the curve that their sweep draws."""
 STOPPED = Arm("early-stopping", "", {"control.controller": "none"}, "stopped", adapter="best")
-FIXED = tuple(_constant(value) for value in LAMBDAS)
-FIXED_STOPPED = tuple(_constant(value, "fixed-stopped", "best") for value in LAMBDAS)
-"""The same runs, judged by their best validated adapter: the rival that uses validation text as much as it can."""
+FIXED, FIXED_STOPPED = _constants(LAMBDAS)
 PI = _at_chosen("pi")
-PI_SWEPT = tuple(_setpoint(value) for value in SETPOINTS)
-DECAY = tuple(
-    Arm("weight-decay", f"{value:g}", {"control.controller": "none", "optimizer.weight_decay": value}, "decay")
-    for value in (0.1, 1.0, 3.0, 10.0, 30.0, 100.0)
-)
-SCHEDULES = tuple(_decaying(name, start) for name in ("linear", "cosine") for start in (0.03, 0.1, 0.3, 1.0))
-CPR = tuple(
-    Arm("cpr", f"warm-up {ticks}", {"control.controller": "cpr", "control.cpr_warmup": ticks}, "cpr")
-    for ticks in (2, 3, 6, 12, 25)
-)
-FACTORS = tuple(
+PI_SWEPT = _each("pi-swept", "S*={:g}", "pi", "control.target_s", SETPOINTS)
+DECAY = _each("weight-decay", "{:g}", "none", "optimizer.weight_decay", (0.1, 1.0, 3.0, 10.0, 30.0, 100.0), "decay")
+SCHEDULES = tuple(
     Arm(
-        "fixed-on-factors",
-        f"λ={value:g}",
-        {"control.controller": "fixed", "control.lambda_init": value, "control.measure": "factors"},
-        "factors",
+        name,
+        f"λ={start:g} to {start / 100:g}",
+        {"control.controller": name, "control.lambda_init": start, "control.lambda_end": start / 100},
+        FAMILY,
     )
-    for value in (0.003, 0.01, 0.03, 0.1, 0.3)
+    for name in ("linear", "cosine")
+    for start in (0.03, 0.1, 0.3, 1.0)
+)
+CPR = _each("cpr", "warm-up {}", "cpr", "control.cpr_warmup", (2, 3, 6, 12, 25), "cpr")
+FACTORS = _each(
+    "fixed-on-factors",
+    "λ={:g}",
+    "fixed",
+    "control.lambda_init",
+    (0.003, 0.01, 0.03, 0.1, 0.3),
+    "factors",
+    **{"control.measure": "factors"},
 )
 """A constant lambda that acts on A and B, as the first Shannon Control Unit's was meant to, and not on the update."""
-KL = tuple(
-    Arm("kl", f"KL*={value:g}", {"control.controller": "kl", "control.target_kl": value}, FAMILY)
-    for value in (0.25, 0.5, 1.0)
-)
+KL = _each("kl", "KL*={:g}", "kl", "control.target_kl", (0.25, 0.5, 1.0))
 ISOLATING = (
     Arm("fixed-at-mean", "", {"control.controller": "fixed"}, FAMILY, derive="pi-mean"),
     Arm("replay", "", {"control.controller": "replay"}, FAMILY, derive="pi-replay"),
@@ -224,22 +227,8 @@ FULL = Protocol(
     name="full",
     tasks=TASKS,
     arms=(
-        NONE,
-        STOPPED,
-        *FIXED,
-        *FIXED_STOPPED,
-        PI,
-        AUTO,
-        CASCADE,
-        NONE_AT_RATE,
-        *ISOLATING,
-        *PI_SWEPT,
-        *OTHER_LAWS,
-        *SCHEDULES,
-        *DECAY,
-        *CPR,
-        *FACTORS,
-        *KL,
+        *(NONE, STOPPED, *FIXED, *FIXED_STOPPED, PI, AUTO, CASCADE, NONE_AT_RATE, *ISOLATING),
+        *(*PI_SWEPT, *OTHER_LAWS, *SCHEDULES, *DECAY, *CPR, *FACTORS, *KL),
     ),
     seeds=(0, 1, 2, 3, 4),
     rates=(1e-3, 2e-3, 4e-3),
@@ -259,7 +248,7 @@ VARIATIONS: dict[str, dict[str, float]] = {
 }
 """What a user's run may have otherwise: the rank at the same scaling, a rate a quarter of the tuned one, the prior."""
 
-VARIED_LAMBDAS = (0.003, 0.01, 0.03, 0.1, 0.3)
+VARIED_FIXED, VARIED_STOPPED = _constants((0.003, 0.01, 0.03, 0.1, 0.3))
 """The full protocol's, moved down by one: a small adapter or a low rate wants less than either of its own ends."""
 
 
@@ -272,14 +261,7 @@ def _varied(name: str, variation: str) -> Task:
 VARIED = Protocol(
     name="varied",
     tasks=tuple(_varied(name, variation) for variation in VARIATIONS for name in ("docs-medium", "package-medium")),
-    arms=(
-        NONE,
-        STOPPED,
-        *(_constant(value) for value in VARIED_LAMBDAS),
-        *(_constant(value, "fixed-stopped", "best") for value in VARIED_LAMBDAS),
-        AUTO,
-        CASCADE,
-    ),
+    arms=(NONE, STOPPED, *VARIED_FIXED, *VARIED_STOPPED, AUTO, CASCADE),
     seeds=(0, 1, 2),
     rates=(4e-3,),
     tuned={},

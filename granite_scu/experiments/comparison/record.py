@@ -15,7 +15,10 @@ RUN = SCORED | {"law", "ticks", "n_tokens", "steps"}
 
 def fault(record: dict[str, Any]) -> str | None:
     """Why this is not the record of a run, in words; None where it is one."""
-    if missing := _needed(record) - record.keys():
+    of_kind = SCORED | {"training"} if record.get("task") == BASE else {"failed"}
+    if record.get("task") != BASE and not record.get("failed"):
+        of_kind |= RUN
+    if missing := (ALWAYS | of_kind) - record.keys():
         return f"it lacks {', '.join(sorted(missing))}"
     wrong = next(_wrong(record), None)
     return f"its {wrong} is not what a run leaves" if wrong else None
@@ -26,19 +29,13 @@ def outcome(record: dict[str, Any]) -> list[Any]:
     return [record.get(name) for name in ("failed", "validation", "test")]
 
 
-def _needed(record: dict[str, Any]) -> set[str]:
-    """What a record of its kind has."""
-    if record.get("task") == BASE:
-        return ALWAYS | SCORED | {"training"}
-    return ALWAYS | {"failed"} | (set() if record.get("failed") else RUN)
-
-
 def _wrong(record: dict[str, Any]) -> Iterator[str]:
     """The entries of another type or size than a run's."""
     is_base = record["task"] == BASE
     right = {name: isinstance(record[name], str) for name in ("key", "task", "arm")}
     right |= {"seed": isinstance(record["seed"], int), "wall_time_s": is_number(record["wall_time_s"])}
-    right["settings"] = _is_settings(record["settings"], is_base)
+    rate = {} if is_base else {"optimizer.learning_rate": float}
+    right["settings"] = _is_table(record["settings"], {"control.controller": str, **rate})
     right["git_revision"] = isinstance(record.get("git_revision"), str | None)
     right["machine"] = "machine" not in record or _is_table(record["machine"], {"cpu": str})
     right["versions"] = _is_table(record.get("versions", {}), {})
@@ -51,11 +48,6 @@ def _wrong(record: dict[str, Any]) -> Iterator[str]:
         right |= {"steps": is_number(record["steps"]), "n_tokens": is_number(record["n_tokens"])}
         right |= {"law": _is_table(record["law"], {}), "ticks": _is_course(record["ticks"])}
     yield from (name for name, is_right in right.items() if not is_right)
-
-
-def _is_settings(value: Any, is_base: bool) -> bool:
-    needed: dict[str, type] = {"control.controller": str}
-    return _is_table(value, needed if is_base else needed | {"optimizer.learning_rate": float})
 
 
 def _is_table(value: Any, needed: dict[str, type]) -> bool:

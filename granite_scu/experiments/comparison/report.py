@@ -1,7 +1,8 @@
 """The results on paper: Markdown, JSON, a table in the terminal, and the plot."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -12,26 +13,28 @@ from granite_scu.storage.run_folder import RunFolder
 
 BEGIN, END = "<!-- results: written by scripts/compare_controllers.py --write-docs -->", "<!-- end of results -->"
 
-HEADINGS = (
-    "arm",
-    "seeds",
-    "validation",
-    "test bits/token",
-    "its best adapter",
-    "difference to the reference",
-    "",
-)
-PAIRS = "The laws against their rivals, over all tasks"
-PAIR_HEADINGS = (
-    "",
-    "against",
-    "tasks (of two seeds)",
-    "mean excess",
-    "of the unseen",
-    "without the longest document",
-    "better on",
-    "worse on",
-)
+
+class Section(NamedTuple):
+    """A part of the report: some text, a table and the verdicts on its rows. Without any of them there is none."""
+
+    title: str
+    headings: tuple[str, ...] = ()
+    rows: Sequence[list[str]] = ()
+    text: Sequence[str] = ()
+    judged: Sequence[dict[str, Any]] = ()
+
+    @property
+    def verdicts(self) -> list[str]:
+        return [each["verdict"] for each in self.judged if each["verdict"]]
+
+    def markdown(self) -> str:
+        lines = list(self.text)
+        if self.rows:
+            head = "|".join(f" {heading} " if heading else " " for heading in self.headings)
+            lines += [f"|{head}|", "|---" * len(self.headings) + "|", *(f"| {' | '.join(row)} |" for row in self.rows)]
+        if self.judged:
+            lines += ["", *(f"- {verdict}" for verdict in self.verdicts)]
+        return f"### {self.title}\n\n" + "\n".join(lines) if lines else ""
 
 
 def write(results: dict[str, Any], folder: Path) -> list[Path]:
@@ -51,55 +54,30 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
 
 def show(results: dict[str, Any], console: Console) -> None:
     """A table for each task and the one over all tasks, each with its verdicts, and the claim."""
-    for task in results["tasks"]:
-        _show_table(console, _title(task), HEADINGS, [_cells(row) for row in task["rows"]], task["rows"])
-    if pairs := results["pairs"]:
-        # Of the tasks on which an arm is better or worse, a terminal has room for the number.
-        rows = [[*_pair_cells(line)[:-2], str(len(line["better"])), str(len(line["worse"]))] for line in pairs]
-        _show_table(console, PAIRS, PAIR_HEADINGS, rows, pairs)
+    pairs = _pairs(results)
+    # Of the tasks on which an arm is better or worse, a terminal has room for the number.
+    counts = [[str(len(line["better"])), str(len(line["worse"]))] for line in pairs.judged]
+    pairs = pairs._replace(rows=[[*row[:-2], *count] for row, count in zip(pairs.rows, counts, strict=True)])
+    for section in (*map(_task, results["tasks"]), pairs):
+        if section.rows:
+            table = Table(title=section.title, title_justify="left")
+            for heading in section.headings:
+                table.add_column(heading, overflow="fold")
+            for row in section.rows:
+                table.add_row(*row)
+            console.print(table)
+        for verdict in section.verdicts:
+            console.print(verdict, highlight=False)
     for line in claim_lines(results):
         console.print(line, highlight=False)
 
 
-def _show_table(
-    console: Console, title: str, headings: tuple[str, ...], rows: list[list[str]], judged: list[dict[str, Any]]
-) -> None:
-    """A table, and below it the verdicts."""
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    for each in judged:
-        if each["verdict"]:
-            console.print(each["verdict"], highlight=False)
-
-
 def markdown(results: dict[str, Any]) -> str:
     """The same tables in Markdown, and what is told of all tasks at once."""
-    over_all_tasks = (_overview, _pairs, _transfer, _constants, _priors, _foresight, _origin, _claim)
+    over_all_tasks = (_overview, _pairs, _transfer, _constants, _priors, _foresight, _origin)
     sections = [*map(_task, results["tasks"]), *(section(results) for section in over_all_tasks)]
-    return "\n\n".join(f"### {title}\n\n" + "\n".join(lines) for title, lines in sections if lines) + "\n"
-
-
-Section = tuple[str, list[str]]
-"""A title, and the lines below it; without any there is no such section."""
-
-
-def _table(headings: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    if not rows:
-        return []
-    head = "|".join(f" {heading} " if heading else " " for heading in headings)
-    return [f"|{head}|", "|---" * len(headings) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-
-
-def _verdicts(judged: list[dict[str, Any]]) -> list[str]:
-    return ["", *(f"- {each['verdict']}" for each in judged if each["verdict"])] if judged else []
-
-
-def _task(task: dict[str, Any]) -> Section:
-    return _title(task), _table(HEADINGS, [_cells(row) for row in task["rows"]]) + _verdicts(task["rows"])
+    sections.append(Section("The claim", text=[f"- {line}" for line in claim_lines(results)]))
+    return "\n\n".join(filter(None, (section.markdown() for section in sections))) + "\n"
 
 
 def _overview(results: dict[str, Any]) -> Section:
@@ -109,31 +87,29 @@ def _overview(results: dict[str, Any]) -> Section:
     for line in results["overview"]:
         values = [line["mean"], line["worst"], *(line["excess"].get(name) for name in names)]
         rows.append([line["name"], *("" if value is None else f"{100 * value:+.2f}" for value in values)])
-    return "Test bits per token over those of the swept best λ, in per cent", _table(
-        ("", "mean", "worst", *names), rows
-    )
+    title = "Test bits per token over those of the swept best λ, in per cent"
+    return Section(title, ("", "mean", "worst", *names), rows)
 
 
 def _pairs(results: dict[str, Any]) -> Section:
     """The laws against their rivals, over all tasks."""
-    pairs = results["pairs"]
-    return PAIRS, _table(PAIR_HEADINGS, [_pair_cells(line) for line in pairs]) + _verdicts(pairs)
+    headings = ("", "against", "tasks (of two seeds)", "mean excess", "of the unseen", "without the longest document")
+    rows = []
+    for line in results["pairs"]:
+        few = sum(count == 2 for count in line["tasks"].values())
+        cells = [line["arm"], line["rival"], f"{len(line['tasks'])}" + (f" ({few})" if few else "")]
+        cells += [_interval(line["excess"], "+.2%"), _interval(line["excess_of_unseen"], "+.2%")]
+        rows.append([*cells, f"{line['without_largest']:+.2%}", ", ".join(line["better"]), ", ".join(line["worse"])])
+    title = "The laws against their rivals, over all tasks"
+    return Section(title, (*headings, "better on", "worse on"), rows, judged=results["pairs"])
 
 
-def _pair_cells(line: dict[str, Any]) -> list[str]:
-    cells = [line["arm"], line["rival"], _counted(line["tasks"]), _excess(line["excess"])]
-    cells += [_excess(line["excess_of_unseen"]), f"{line['without_largest']:+.2%}"]
-    return [*cells, ", ".join(line["better"]), ", ".join(line["worse"])]
-
-
-def _counted(seeds: dict[str, int]) -> str:
-    """How many tasks, and how many of them have no more than two seeds."""
-    few = sum(count == 2 for count in seeds.values())
-    return f"{len(seeds)} ({few})" if few else str(len(seeds))
-
-
-def _excess(estimate: dict[str, float] | None) -> str:
-    return f"{estimate['mean']:+.2%} [{estimate['low']:+.2%}, {estimate['high']:+.2%}]" if estimate else ""
+def _interval(estimate: dict[str, float] | None, form: str, form_of_ends: str = "") -> str:
+    """The mean and its interval; nothing where there is none."""
+    if not estimate:
+        return ""
+    low, high = (format(estimate[end], form_of_ends or form) for end in ("low", "high"))
+    return f"{estimate['mean']:{form}} [{low}, {high}]"
 
 
 def _transfer(results: dict[str, Any]) -> Section:
@@ -146,7 +122,7 @@ def _transfer(results: dict[str, Any]) -> Section:
         elsewhere = [f"{np.mean(carried):+.2%}", f"{max(carried):+.2%}"] if carried else ["", ""]
         held = [row["quantity"], f"{row['value']:.3g}", _listed(row["best"]), *_mean_and_worst(row)]
         rows.append([*held, _listed(row["of_other_corpora"]), *elsewhere])
-    return "What could be held at one value", _table(headings, rows)
+    return Section("What could be held at one value", headings, rows)
 
 
 def _mean_and_worst(row: dict[str, Any]) -> list[str]:
@@ -163,11 +139,7 @@ def _origin(results: dict[str, Any]) -> Section:
         f"{results['runs_of_the_protocol']} of them are runs that the protocol asks for as it stands; others, as of a "
         "law before it changed, are kept beside them and in no comparison between arms."
     )
-    return "Where this comes from", [said]
-
-
-def _claim(results: dict[str, Any]) -> Section:
-    return "The claim", [f"- {line}" for line in claim_lines(results)]
+    return Section("Where this comes from", text=[said])
 
 
 def _constants(results: dict[str, Any]) -> Section:
@@ -177,7 +149,7 @@ def _constants(results: dict[str, Any]) -> Section:
         for row in results["constants"]
     ]
     headings = ("quantity", "held at", "mean excess", "worst excess", "on")
-    return "What one value for everything would cost", _table(headings, rows)
+    return Section("What one value for everything would cost", headings, rows)
 
 
 def _priors(results: dict[str, Any]) -> Section:
@@ -189,14 +161,14 @@ def _priors(results: dict[str, Any]) -> Section:
     factors = sorted({row["times"] for row in results["priors"]})
     rows = [[name, f"{value:g}", *(cells[k] for k in factors)] for (name, value), cells in by_value.items()]
     headings = ("quantity", "held at", *(f"{factor:g} sigma" for factor in factors))
-    return "What another prior would make of one value: mean excess, and the worst", _table(headings, rows)
+    return Section("What another prior would make of one value: mean excess, and the worst", headings, rows)
 
 
 def _foresight(results: dict[str, Any]) -> Section:
     """How well a probe would have foreseen S_free."""
     found, title = results["foresight"], "What a probe foresees of S_free"
     if not found["runs"]:
-        return title, []
+        return Section(title)
     inside = sum(row["inside"] for row in found["tasks"])
     shares = ", ".join(f"{_inside(each, found['runs'])} ({each['share']:.0%})" for each in found["shares"])
     lines = [f"The first steps of every run without λ, continued: {inside} of {found['runs']} ended in the interval."]
@@ -206,7 +178,7 @@ def _foresight(results: dict[str, Any]) -> Section:
         foreseen = f"{row['foreseen']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
         rows.append([row["task"], str(row["runs"]), str(row["inside"]), foreseen, f"{row['came']:.4f}"])
     headings = ("task", "runs", "in the interval", "farthest in odds: foreseen", "came to")
-    return title, lines + _table(headings, rows)
+    return Section(title, headings, rows, lines)
 
 
 def _inside(share: dict[str, Any], runs: int) -> str:
@@ -289,22 +261,26 @@ def _claim_lines(results: dict[str, Any], name: str) -> list[str]:
     return lines
 
 
-def _title(task: dict[str, Any]) -> str:
-    base = f", base model {task['base_bpt']:.4f}" if task["base_bpt"] else ""
+def _task(task: dict[str, Any]) -> Section:
+    """Every arm on a task."""
+    headings = ("arm", "seeds", "validation", "test bits/token", "its best adapter", "difference to the reference", "")
     documents = f", {task['test_documents']} test documents" if task["test_documents"] else ""
-    return f"{task['name']} ({' then '.join(task['corpora'])}{documents}{base})"
+    base = f", base model {task['base_bpt']:.4f}" if task["base_bpt"] else ""
+    title = f"{task['name']} ({' then '.join(task['corpora'])}{documents}{base})"
+    rows = task["rows"]
+    return Section(title, headings, [_cells(row) for row in rows], judged=rows)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    test, paired = row["test_bpt"], row["difference"]
+    test = row["test_bpt"]
     failed = f" ({len(row['failed_seeds'])} failed)" if row["failed_seeds"] else ""
     return [
         row["name"],
         f"{len(row['seeds'])}{failed}",
         f"{row['validation_bpt']:.4f}" if row["validation_bpt"] else "",
-        f"{test['mean']:.4f} [{test['low']:.3f}, {test['high']:.3f}]" if test else "",
+        _interval(test, ".4f", ".3f"),
         f"{row['test_bpt_best_adapter']:.4f}" if test else "",
-        f"{paired['mean']:+.4f} [{paired['low']:+.4f}, {paired['high']:+.4f}]" if paired else "",
+        _interval(row["difference"], "+.4f"),
         _word(row),
     ]
 

@@ -22,6 +22,7 @@ from granite_scu.experiments.comparison.rows import (
     decides,
     mean_of_known,
     row_of,
+    rows_of,
     scores_of,
 )
 from granite_scu.experiments.comparison.transfer import constants, priors, transfer
@@ -40,7 +41,6 @@ def report(plan: Plan) -> dict[str, Any]:
     plan.evidence.require_one_text()
     setpoint, provisional = _setpoint(plan)
     tasks = [found for task in plan.tasks if (found := _task(plan, task, setpoint))]
-    machines = {record["machine"]["cpu"] for record in plan.evidence if "machine" in record}
     return {
         "protocol": plan.protocol.name,
         "selection_task": plan.protocol.selection_task,
@@ -59,7 +59,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "foresight": foresight(plan),
         "runs": len(plan.evidence.records),
         "runs_of_the_protocol": len({spec.key for spec in plan.specs() if spec} & set(plan.evidence.records)),
-        "machines": sorted(machines),
+        "machines": sorted({record["machine"]["cpu"] for record in plan.evidence if "machine" in record}),
         "versions": _versions(plan),
         "revisions": len({record.get("git_revision") for record in plan.evidence}),
     }
@@ -86,15 +86,12 @@ def _setpoint(plan: Plan) -> tuple[float | None, bool]:
     try:
         return plan.setpoint(), False
     except Missing:
-        task = plan.protocol.task(plan.protocol.selection_task)
-        rows = [row_of(plan, task, arm, arm.name) for arm in plan.protocol.swept_pi]
-        best = best_of(rows)
+        best = best_of([row_of(plan, plan.protocol.selection, arm) for arm in plan.protocol.swept_pi])
         return (float(best.arm.settings["control.target_s"]) if best else None), True
 
 
 def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | None:
-    every = [row_of(plan, task, arm) for arm in plan.arms]
-    every = [row for row in every if row.begun]
+    every = [row for arm in plan.arms if (row := row_of(plan, task, arm)).begun]
     if not every:
         return None
     shown = [replace(row, name=f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in best_of_each_arm(every)]
@@ -121,8 +118,8 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
 
 def _reference(shown: list[Row]) -> Row | None:
     """What the other rows are compared with: PI, or where it has no score the first arm that has one."""
-    scored = [row for row in shown if row.records]
-    return next((row for row in scored if row.arm is PI), scored[0] if scored else None)
+    scored = sorted((row for row in shown if row.records), key=lambda row: row.arm is not PI)
+    return scored[0] if scored else None
 
 
 def _swept_excess(row: Row, swept: Row | None) -> float | None:
@@ -155,7 +152,7 @@ def _as_json(row: Row, reference: Row | None, swept: Row | None) -> dict[str, An
         "test_bpt": asdict(statistics.mean(scores)) if scores else None,
         "test_bpt_of_seeds": [round(x, 6) for x in scores.bits_per_token.tolist()] if scores else [],
         "test_bpt_best_adapter": float(row.scores(seeds, "best").bits_per_token.mean()) if seeds else None,
-        "difference": asdict(paired) if paired else None,
+        "difference": _dict(paired),
         "swept_excess": _swept_excess(row, swept),
         "decided": decides(len(shared)),
         "verdict": _verdict(row.name, reference.name, paired, len(shared)) if paired and reference else None,
@@ -176,32 +173,39 @@ def _claim(plan: Plan, task: Task, claimant: Row) -> dict[str, Any] | None:
     None until every place of the protocol's sweep, and the arm, are finished for a common seed. Places that lost a seed
     to a failure are none of the best.
     """
-    sweep = [row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in SWEEP]
+    sweep = rows_of(plan, task, SWEEP)
     seeds = [seed for seed in plan.seeds if all(row.has_finished(seed) for row in (*sweep, claimant))]
     best = best_of(sweep, seeds)
     if best is None:
         return None
-    excess = None if claimant.failed else statistics.relative_excess(claimant.scores(seeds), best.scores(seeds))
-    stopped = best_of([row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in STOPPED_SWEEP], seeds)
-    behind = None
-    if stopped and not claimant.failed:
-        behind = statistics.relative_excess(claimant.scores(seeds), stopped.scores(seeds))
-    carried = _carried_lambda(plan, sweep)
-    apart = statistics.relative_excess(carried.scores(seeds), best.scores(seeds)) if carried else None
+    stopped = best_of(rows_of(plan, task, STOPPED_SWEEP), seeds)
+    elsewhere = best_of_sweep(plan, plan.protocol.selection, SWEEP)
+    carried = next((row for row in sweep if elsewhere and row.arm is elsewhere.arm and not row.failed), None)
+
+    def over(reference: Row | None, row: Row | None = claimant) -> Estimate | None:
+        if row is None or reference is None or row.failed:
+            return None
+        return statistics.relative_excess(row.scores(seeds), reference.scores(seeds))
+
+    excess = over(best)
     found = outcome(excess, len(seeds))
     return {
         "task": task.name,
         "swept_best": best.arm.label,
         "sweep_runs": len(sweep),
         "seeds": seeds,
-        "excess": asdict(excess) if excess else None,
+        "excess": _dict(excess),
         "outcome": found,
         "stopped_best": stopped.arm.label if stopped else None,
-        "stopped_excess": asdict(behind) if behind else None,
+        "stopped_excess": _dict(over(stopped)),
         "carried_lambda": carried.arm.label if carried else None,
-        "carried_lambda_excess": asdict(apart) if apart else None,
+        "carried_lambda_excess": _dict(over(best, carried)),
         "statement": _statement(task.name, claimant.name, excess, found, best.arm.label, len(seeds)),
     }
+
+
+def _dict(estimate: Estimate | None) -> dict[str, float] | None:
+    return asdict(estimate) if estimate else None
 
 
 Outcome = Literal["shown", "refuted", "open"]
@@ -225,14 +229,6 @@ def _statement(task: str, arm: str, excess: Estimate | None, found: Outcome, bes
         f"{task}: the claim {word}: {arm} is at {excess.mean:+.2%} of the swept best ({best}), nominal 95 % interval "
         f"{excess.low:+.2%} to {excess.high:+.2%}, {seeds} seed{'s' * (seeds > 1)}"
     )
-
-
-def _carried_lambda(plan: Plan, sweep: list[Row]) -> Row | None:
-    """This task's row of the lambda that is best on the selection task; None if it lost a seed here."""
-    assert plan.protocol.selection_task is not None
-    task = plan.protocol.task(plan.protocol.selection_task)
-    best = best_of_sweep(plan, task, SWEEP)
-    return next((row for row in sweep if best and row.arm is best.arm and not row.failed), None)
 
 
 def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:
@@ -259,13 +255,12 @@ def _cost(plan: Plan) -> dict[str, Any]:
     take, and for the sweep once more on lambda = 0. The runs at the rates taken are places of the sweep; PI's run comes
     on top.
     """
-    sweep = len({arm.label for arm in plan.protocol.arms if arm.name in SWEEP})
-    rates = len(plan.protocol.rates)
-    tuning = rates if rates > 1 else 0
+    protocol = plan.protocol
+    sweep, rates = len({arm.label for arm in protocol.arms if arm.name in SWEEP}), len(protocol.rates)
     return {
         "sweep_runs": sweep,
         "share": 1 / sweep,
-        "with_rates": (1 + tuning) / (sweep + 2 * (rates - 1)),
+        "with_rates": (1 + (rates if rates > 1 else 0)) / (sweep + 2 * (rates - 1)),
         "goal": TOKEN_SHARE,
-        "choosing_setpoint_runs": len(plan.protocol.swept_pi) * len(plan.protocol.seeds[: plan.protocol.first_seeds]),
+        "choosing_setpoint_runs": len(protocol.swept_pi) * len(protocol.seeds[: protocol.first_seeds]),
     }

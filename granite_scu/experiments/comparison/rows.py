@@ -45,12 +45,9 @@ class Row:
 
     def is_not(self, other: "Row | None") -> bool:
         """Whether these are other results: one of several settings may be the chosen one."""
-        return other is None or self.arm.adapter != other.arm.adapter or self.keys != other.keys
-
-    @property
-    def keys(self) -> set[str]:
-        """Of the finished runs."""
-        return {record["key"] for record in self.records.values()}
+        if other is None or self.arm.adapter != other.arm.adapter:
+            return True
+        return {record["key"] for record in self.records.values()} != {r["key"] for r in other.records.values()}
 
     def validation(self, seeds: list[int]) -> float:
         """Mean validation of the scored adapter, in bits per token."""
@@ -75,6 +72,11 @@ def row_of(plan: Plan, task: Task, arm: Arm, name: str | None = None) -> Row:
     return Row(arm, name or arm.label, good, [seed for seed in finished if seed not in good])
 
 
+def rows_of(plan: Plan, task: Task, names: tuple[str, ...]) -> list[Row]:
+    """A row for every setting that the protocol has of these arms."""
+    return [row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in names]
+
+
 def best_of(rows: list[Row], seeds: list[int] | None = None) -> Row | None:
     """The row with the best validation over these seeds; rows with a failed seed are none.
 
@@ -91,7 +93,7 @@ def best_of(rows: list[Row], seeds: list[int] | None = None) -> Row | None:
 
 def best_of_sweep(plan: Plan, task: Task, names: tuple[str, ...]) -> Row | None:
     """Of all settings of these arms the one that validation prefers; None until each is begun: any may be the best."""
-    rows = [row_of(plan, task, arm) for arm in plan.protocol.arms if arm.name in names]
+    rows = rows_of(plan, task, names)
     return best_of(rows) if all(row.begun for row in rows) else None
 
 

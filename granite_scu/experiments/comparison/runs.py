@@ -175,10 +175,10 @@ class ScoreByDocument(FinalScore):
 
 def _course(ticks: list[dict]) -> dict[str, list]:
     """What a record keeps of the ticks, a list for each field."""
-    names = {"step": "step", "s": "s", "lambda": "lambda", "data_bpt": "data_bpt"}
+    names = ["step", "s", "lambda", "data_bpt"]
     if any(tick["saved_held_out"] is not None for tick in ticks):  # what a setpoint was moved by, and to where
-        names |= {name: name for name in ("s_target", *(f"saved_{field}" for field in AdapterBenefit._fields))}
-    return {name: [_short(tick[field]) for tick in ticks] for name, field in names.items()}
+        names += ["s_target", *(f"saved_{field}" for field in AdapterBenefit._fields)]
+    return {name: [_short(tick[name]) for tick in ticks] for name in names}
 
 
 def by_document(module: GraniteModule, data: ComparedData, context: AbstractContextManager) -> DocumentScores:

@@ -17,7 +17,7 @@ import numpy as np
 
 from granite_scu.control.diagnostics.setpoint import FRACTION
 from granite_scu.experiments.comparison.plan import Cell, Plan
-from granite_scu.experiments.comparison.protocol import NONE_AT_RATE, Task
+from granite_scu.experiments.comparison.protocol import NONE_AT_RATE
 from granite_scu.experiments.comparison.rows import mean_of_known, scores_of
 
 LAST_TICKS = 5
@@ -143,22 +143,17 @@ Curve = list[list[Place]]
 
 
 def _curves(plan: Plan) -> dict[str, Curve]:
-    """By task, where there is one."""
-    return {task.name: curve for task in plan.protocol.tasks if (curve := _curve(plan, task))}
-
-
-def _curve(plan: Plan, task: Task) -> Curve | None:
-    """The sweep, every lambda at the rate of the fixed ones, 0 too: a curve in lambda and nothing else.
-
-    Of the seeds whose runs all have a place on it; None without any.
+    """By task, where there is one: the sweep, every lambda at the rate of the fixed ones, 0 too, so that it is a curve
+    in lambda and nothing else. Of the seeds whose runs all have a place on it.
     """
     arms = [NONE_AT_RATE, *(arm for arm in plan.protocol.arms if arm.name == "fixed")]
-    base = plan.evidence.get(plan.base(task))
-    if base is None:
-        return None
-    of_seeds = [[_place(plan.record(Cell(task, arm, seed)), base) for arm in arms] for seed in plan.seeds]
-    whole = [[place for place in places if place] for places in of_seeds if all(places)]
-    return [list(places) for places in zip(*whole, strict=True)] or None
+    curves: dict[str, Curve] = {}
+    for task in plan.protocol.tasks:
+        if base := plan.evidence.get(plan.base(task)):
+            of_seeds = [[_place(plan.record(Cell(task, arm, seed)), base) for arm in arms] for seed in plan.seeds]
+            whole = [[place for place in places if place] for places in of_seeds if all(places)]
+            curves[task.name] = [list(places) for places in zip(*whole, strict=True)]
+    return {name: curve for name, curve in curves.items() if curve}
 
 
 def _place(record: dict[str, Any] | None, base: dict[str, Any]) -> Place | None:
@@ -206,8 +201,7 @@ def _carry_over_corpora(name: str, curves: dict[str, Curve], corpora: dict[str, 
     Best is the least validation, relative to each task's own least and averaged over tasks, among the values that the
     sweeps had. Empty where there is one corpus.
     """
-    chosen: dict[str, float] = {}
-    excess: dict[str, float] = {}
+    chosen, excess = {}, {}
     for corpus in sorted(set(corpora.values())):
         others = [curve for task, curve in curves.items() if corpora[task] != corpus]
         if not others:
@@ -215,9 +209,8 @@ def _carry_over_corpora(name: str, curves: dict[str, Curve], corpora: dict[str, 
         candidates = np.unique(np.concatenate([_values(name, curve) for curve in others]))
         costs = [np.mean([_excess(name, value, curve, "validation") for curve in others]) for value in candidates]
         chosen[corpus] = float(candidates[int(np.argmin(costs))])
-        excess |= {
-            task: _excess(name, chosen[corpus], curve) for task, curve in curves.items() if corpora[task] == corpus
-        }
+        own = {task: curve for task, curve in curves.items() if corpora[task] == corpus}
+        excess |= {task: _excess(name, chosen[corpus], curve) for task, curve in own.items()}
     return {"of_other_corpora": chosen, "carried_excess": excess}
 
 

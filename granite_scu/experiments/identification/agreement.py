@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.signal import lfilter
 
 from granite_scu import control
 from granite_scu.experiments.identification.fopdt import Array, Fopdt, simulate
@@ -166,8 +167,6 @@ def _response(law: control.PI, model: Fopdt, level: float, factor: float, ticks:
 def _noise(fit: Fit, ticks: int, generator: np.random.Generator) -> Array:
     """(ticks,) of noise with the spread and the correlation of the fit's residuals, in ln S."""
     white = generator.normal(0.0, fit.noise, ticks)
-    fresh = math.sqrt(1 - fit.correlation**2)
-    noise = white.copy()
-    for k in range(1, ticks):
-        noise[k] = fit.correlation * noise[k - 1] + fresh * white[k]
-    return noise
+    fresh, start = math.sqrt(1 - fit.correlation**2) * white[1:], white[:1]
+    later = lfilter([1.0], [1.0, -fit.correlation], fresh, zi=fit.correlation * start)[0]
+    return np.concatenate([start, later])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.signal import lfilter
 
 from granite_scu.control.laws.base import Controller, Measurement, Output, require
 
@@ -59,11 +60,8 @@ def respond(model: Fopdt, u: ArrayLike) -> Array:
     a, b0, b1, d = sampled(model)
     padded = np.concatenate([np.full(d + 1, inputs[0]), inputs])
     driven = b0 * padded[1 : len(inputs) + 1] + b1 * padded[: len(inputs)]  # what acts on the tick after k
-    y = np.empty(len(inputs))
-    y[0] = model.gain * inputs[0]
-    for k in range(len(inputs) - 1):
-        y[k + 1] = a * y[k] + driven[k]
-    return y
+    rest = model.gain * inputs[0]
+    return np.concatenate([[rest], lfilter([1.0], [1.0, -a], driven[:-1], zi=[a * rest])[0]])
 
 
 class Plant:

@@ -97,14 +97,10 @@ def fit_fopdt(u: ArrayLike, y: ArrayLike, start: int = 0, max_theta: float = 12.
     record = _Record.of(u, y, start)
     max_theta = min(max_theta, record.span / 4)
     found = _search(record, max_theta)
-    errors = _standard_errors(record, found, max_theta)
     residual = record.residuals(found.fitted)
     return Fit(
         model=found.model,
-        gain_se=errors.gain,
-        tau_se=errors.tau,
-        theta_se=errors.theta,
-        slope_se=errors.slope,
+        **_standard_errors(record, found, max_theta),
         offset=float(found.linear[1]),
         drift=float(found.linear[2]),
         r2=_explained(record, residual),
@@ -203,7 +199,9 @@ def _search(record: _Record, max_theta: float) -> _Found:
     best, rho = grid[0], 0.0
     for _ in range(4):
         candidates = grid if rho == 0.0 else [*grid, best]
-        best = _descend(record, candidates, bounds, rho)
+        costs = [float(np.sum(record.regress(dynamics, rho)[1] ** 2)) for dynamics in candidates]
+        start = np.clip(candidates[int(np.argmin(costs))], bounds[0] + 1e-6, bounds[1] - 1e-6)
+        best = least_squares(lambda dynamics, rho=rho: record.regress(dynamics, rho)[1], start, bounds=bounds).x
         linear = record.regress(best, rho)[0]
         fitted = record.design(best) @ linear
         residual = record.residuals(fitted)
@@ -212,25 +210,9 @@ def _search(record: _Record, max_theta: float) -> _Found:
     return _Found(linear, best, fitted, rho)
 
 
-def _descend(record: _Record, candidates: list[Array], bounds: tuple[Array, Array], rho: float) -> Array:
-    """(2,) the dynamics of least squares within the bounds, sought from the best of the candidates."""
-    costs = [float(np.sum(record.regress(dynamics, rho)[1] ** 2)) for dynamics in candidates]
-    start = np.clip(candidates[int(np.argmin(costs))], bounds[0] + 1e-6, bounds[1] - 1e-6)
-    best: Array = least_squares(lambda dynamics: record.regress(dynamics, rho)[1], start, bounds=bounds).x
-    return best
-
-
-class _Errors(NamedTuple):
-    """Standard errors of K, tau, theta and K / tau."""
-
-    gain: float
-    tau: float
-    theta: float
-    slope: float
-
-
-def _standard_errors(record: _Record, found: _Found, max_theta: float) -> _Errors:
-    """Those of the model linearised in (K, offset, drift, ln tau, theta), from its whitened residuals."""
+def _standard_errors(record: _Record, found: _Found, max_theta: float) -> dict[str, float]:
+    """By their names in ``Fit``: those of the model linearised in (K, offset, drift, ln tau, theta), from its whitened
+    residuals."""
     model, rho = found.model, found.rho
     white = record.regress(found.dynamics, rho)[1]
     degrees = max(int(record.used.sum()) - 5, 1)
@@ -244,12 +226,8 @@ def _standard_errors(record: _Record, found: _Found, max_theta: float) -> _Error
     # K / tau = K e^(-ln tau): to first order its variance follows from the 2 x 2 block of (K, ln tau).
     direction = np.array([1 / model.tau, -model.slope])
     slope_variance = float(direction @ covariance[np.ix_([0, 3], [0, 3])] @ direction)
-    return _Errors(
-        gain=float(gain_se),
-        tau=float(model.tau * log_tau_se),
-        theta=float(theta_se),
-        slope=math.sqrt(max(slope_variance, 0.0)),
-    )
+    errors = {"gain_se": gain_se, "tau_se": model.tau * log_tau_se, "theta_se": theta_se}
+    return {**{name: float(se) for name, se in errors.items()}, "slope_se": math.sqrt(max(slope_variance, 0.0))}
 
 
 def _jacobian(function: Callable[[Array], Array], at: Array, max_theta: float) -> Array:

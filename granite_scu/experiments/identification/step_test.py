@@ -61,7 +61,10 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     result |= {"step_test": asdict(config), "ema_alpha": law.ema_alpha, "verification": None}
     result["as_predicted"] = None  # not tried, or too noisy to tell
     history = _train(test, config.ticks)
-    fit = _fit(history, config.settle)
+    try:
+        fit = fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=config.settle)
+    except ValueError as error:
+        raise RunFailed(f"the step test cannot be evaluated: {error}") from error
     result |= _found(history, fit) | {"cautions": _cautions(history, fit, law, config.settle)}
     if fit.objection is None:
         # No filter in the loop: the law takes ParamBPT as it is and smooths DataBPT alone, which lambda hardly moves.
@@ -71,11 +74,17 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
         if config.verify:
             # Lambda is named, so that its feed-forward does not move with S*: the prediction is of the gains alone.
             proposed = replace(law, kp=gains.kp, ki=gains.ki, lambda_init=law.initial_strength)
-            measured = _train_with_step(request, config, proposed, fit, console)
+            ticks = config.settle + _follow(config, proposed, fit.model)
+            stepped = SetpointStep(proposed, config.settle, config.step)
+            # A seed of its own, so that it does not meet the noise that the model was fitted to.
+            measured = _train(_experiment(request, "verification", ticks, stepped, console, shift=1), ticks)
             result |= _judged(config, proposed, fit, history, measured)
     result["verdict"] = _verdict(result)
     folder.write_json(RESULT, result)
-    _illustrate(folder.path)
+    from viz.identification_plot import plot_identification, read_identification
+    from viz.style import save
+
+    save(plot_identification(read_identification(folder.path)), folder.path / "identification")
     print(json.dumps(finite(result), indent=2)) if as_json else _print(result, folder.path, console)
     for caution in result["cautions"]:
         console.print(f"warning: {caution}", highlight=False, soft_wrap=True)
@@ -176,13 +185,6 @@ def _column(history: list[dict], name: str) -> np.ndarray:
     return np.array([math.log(v) if v is not None and 0 < v < math.inf else math.nan for v in values])
 
 
-def _fit(history: list[dict], settle: int) -> Fit:
-    try:
-        return fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=settle)
-    except ValueError as error:
-        raise RunFailed(f"the step test cannot be evaluated: {error}") from error
-
-
 def _cautions(history: list[dict], fit: Fit, law: control.PI, settle: int) -> list[str]:
     """What makes the model worth less at S* than its standard errors say."""
     off = float(np.nanmean(_column(history, "s_ema")[settle // 2 : settle])) - math.log(law.setpoint)
@@ -203,13 +205,14 @@ def _found(history: list[dict], fit: Fit) -> dict[str, Any]:
         "model": {name: {"value": getattr(model, name), "standard_error": se} for name, se in pairs.items()},
         "fit": {name: getattr(fit, name) for name in ("r2", "noise", "correlation", "offset", "drift", "start")},
         "objection": fit.objection,
-        "excitation": {
-            "step": [record["step"] for record in history],
-            "log_lambda": _column(history, "lambda").tolist(),
-            "log_s": _column(history, "s").tolist(),
-            "log_s_fitted": fit.fitted.tolist(),
-        },
+        "excitation": {**_course(history), "log_s_fitted": fit.fitted.tolist()},
     }
+
+
+def _course(history: list[dict]) -> dict[str, list[float]]:
+    """By tick."""
+    steps = [record["step"] for record in history]
+    return {"step": steps, **{f"log_{name}": _column(history, name).tolist() for name in ("lambda", "s")}}
 
 
 def _in_logit(model: Fopdt, setpoint: float) -> Fopdt:
@@ -235,18 +238,6 @@ def _as_json(step: Step) -> dict[str, Any]:
     return {**asdict(step), "response": step.response.tolist()}
 
 
-def _train_with_step(
-    request: Request, config: IdentifyConfig, law: control.PI, fit: Fit, console: Console
-) -> list[dict]:
-    """Train under the proposed gains with a step of S*; a record a tick.
-
-    The run has a seed of its own, so that it does not meet the noise that the model was fitted to.
-    """
-    ticks = config.settle + _follow(config, law, fit.model)
-    stepped = SetpointStep(law, config.settle, config.step)
-    return _train(_experiment(request, "verification", ticks, stepped, console, shift=1), ticks)
-
-
 def _judged(
     config: IdentifyConfig, law: control.PI, fit: Fit, history: list[dict], measured: list[dict]
 ) -> dict[str, Any]:
@@ -261,9 +252,7 @@ def _judged(
     seen, before = shares[config.settle :], shares[config.settle // 2 : config.settle]
     found, expected = agreement.compare(seen, law, fit, level, config.step, _band(config))
     verification = {
-        "step": [record["step"] for record in measured],
-        "log_lambda": _column(measured, "lambda").tolist(),
-        "log_s": _column(measured, "s").tolist(),
+        **_course(measured),
         "log_s_smoothed": _column(measured, "s_ema").tolist(),
         "at": config.settle,
         "measured": _as_json(describe_step(seen, _band(config))),
@@ -326,10 +315,9 @@ def _rows(result: dict[str, Any]) -> dict[str, str]:
         return rows
     gains, margin = result["gains"], result["margins"]
     rows["proposed"] = f"--kp {gains['kp']:.3g} --ki {gains['ki']:.3g}   (SIMC, tau_c = {gains['tau_c']:.3g} ticks)"
-    rows["margins"] = (
-        f"gain {_number(margin['gain'])}, phase {_number(margin['phase'])} degrees, "
-        f"delay {_number(margin['delay'])} ticks" + ("" if margin["stable"] else "; the loop is UNSTABLE")
-    )
+    gain, phase, delay = ("infinite" if (v := margin[k]) is None else f"{v:.3g}" for k in ("gain", "phase", "delay"))
+    unstable = "" if margin["stable"] else "; the loop is UNSTABLE"
+    rows["margins"] = f"gain {gain}, phase {phase} degrees, delay {delay} ticks{unstable}"
     rows["a step of S*, linear"] = _in_words(result["step_response"])
     if result["verification"]:
         rows["… predicted for the law"] = _in_words(result["verification"]["predicted"])
@@ -337,20 +325,6 @@ def _rows(result: dict[str, Any]) -> dict[str, str]:
     return rows
 
 
-def _number(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.3g}"
-
-
 def _in_words(step: dict[str, Any]) -> str:
-    def ticks(value: int | None) -> str:
-        return "never" if value is None else f"{value} ticks"
-
-    rise, settling = ticks(step["rise"]), ticks(step["settling"])
+    rise, settling = ("never" if step[name] is None else f"{step[name]} ticks" for name in ("rise", "settling"))
     return f"rise {rise}, overshoot {step['overshoot']:.0%}, within 10% of S* after {settling}"
-
-
-def _illustrate(folder: Path) -> None:
-    from viz.identification_plot import plot_identification, read_identification
-    from viz.style import save
-
-    save(plot_identification(read_identification(folder)), folder / "identification")
