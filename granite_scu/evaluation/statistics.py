@@ -176,10 +176,9 @@ def verdict(arm: str, reference: str, estimate: Estimate) -> str:
     >>> verdict("fixed", "pi", Estimate(0.02, math.nan, math.nan))
     'no difference shown between fixed and pi (+0.0200 bits/token, too few documents for an interval)'
     """
+    interval = f"nominal 95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
     if math.isnan(estimate.low):
         interval = "too few documents for an interval"
-        return f"no difference shown between {arm} and {reference} ({estimate.mean:+.4f} bits/token, {interval})"
-    interval = f"nominal 95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
     if not estimate.differs:
         return f"no difference shown between {arm} and {reference} ({estimate.mean:+.4f} bits/token, {interval})"
     word = "worse" if estimate.mean > 0 else "better"

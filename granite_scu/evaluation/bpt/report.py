@@ -89,12 +89,6 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
         writer.writerows(rows)
 
 
-def write_text(text: str, path: Path) -> None:
-    """Write a file whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def check_writable(flag: str, path: Path | None) -> None:
     """Refuse an output that could not be written, before anything is computed.
 
