@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.filtering import BECOMES, filter_documents, unused
 from granite_scu.data.blocks.packing import Block, Blocks, best_fit, padding_of
-from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, assign, not_in, parts_by_source
+from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, as_published, assign
 from granite_scu.data.datamodule import Layout, TextDataModule
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import published, sources_of
@@ -66,7 +66,7 @@ def beginning(config: DataConfig) -> list[list[Document]]:
     return [list(_first(document for _, document in in_turn(readers)))]
 
 
-def _readers(config: DataConfig) -> list[Callable[[], Iterator[Document | TextFile]]]:
+def _readers(config: DataConfig) -> list[Callable[[], Iterable[Document | TextFile]]]:
     return [source.read for source in sources_of(config, streamed=True)]
 
 
@@ -272,9 +272,7 @@ class StreamedDataModule(TextDataModule):
         corpus = in_memory(encoded(beginning(config), Renderer(tokenizer, config.loss_on), config.split_seed))
         check_documents(config, corpus)
         if _is_published(config):
-            parts = parts_by_source(corpus)
-            validation = not_in(corpus, "validation", parts.validation, parts.test, "test has")
-            return Division(corpus, "published", replace(parts, validation=validation))
+            return as_published(corpus, streamed=True)
         divided = assign(corpus.places, corpus.characters)
         if divided is None:
             raise UserError(

@@ -105,7 +105,7 @@ def divide(corpus: Prepared, is_published: bool) -> Division:
         UserError: a split has nothing that no split after it has.
     """
     if is_published:
-        return Division(corpus, "published", without_copies(corpus, parts_by_source(corpus)))
+        return as_published(corpus)
     parts = assign(corpus.places, corpus.characters)
     if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.digests))):
         _log.warning(
@@ -116,21 +116,18 @@ def divide(corpus: Prepared, is_published: bool) -> Division:
     return Division(corpus, "document" if parts else "block", parts)
 
 
-def parts_by_source(corpus: Prepared) -> Split[NDArray[np.int64]]:
-    """The documents of each split of a corpus whose splits are its sources."""
-    return Split(*(np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS))))
+def as_published(corpus: Prepared, streamed: bool = False) -> Division:
+    """The splits that a data set comes in, its sources, without the validation documents that test has as well, and
+    without the training documents that either has; of a stream, those are passed over as they come."""
+    train, validation, test = (np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS)))
+    held_out = np.concatenate([validation, test])
+    validation = _not_in(corpus, "validation", validation, test, "test has")
+    if not streamed:
+        train = _not_in(corpus, "train", train, held_out, "validation or test have")
+    return Division(corpus, "published", Split(train, validation, test))
 
 
-def without_copies(corpus: Prepared, parts: Split[NDArray[np.int64]]) -> Split[NDArray[np.int64]]:
-    """The splits that a data set comes in, without the validation documents that test has as well, and without the
-    training documents that either has."""
-    validation = not_in(corpus, "validation", parts.validation, parts.test, "test has")
-    held_out = np.concatenate([parts.validation, parts.test])
-    train = not_in(corpus, "train", parts.train, held_out, "validation or test have")
-    return replace(parts, train=train, validation=validation)
-
-
-def not_in(
+def _not_in(
     corpus: Prepared, name: str, documents: NDArray[np.int64], others: NDArray[np.int64], who: str
 ) -> NDArray[np.int64]:
     """The documents of a split whose text none of the others has."""

@@ -36,7 +36,7 @@ def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Docu
         UserError: no such data set or configuration, no way to the hub, or records without what is needed.
     """
     found = _load(source, streamed)
-    name = _only(found)
+    name = "train" if "train" in found else next(iter(found))
     _say_what_is_read(source, (name,), tuple(sorted(set(found) - {name})))
     yield from documents(source, name, text_column, streamed)
 
@@ -122,11 +122,6 @@ def _say_what_is_read(source: str, read: tuple[str, ...], unread: tuple[str, ...
     """Name the splits that are passed over; once, though a source is read several times."""
     if unread:
         _log.warning("%s: of its splits %s is read, and not %s", source, ", ".join(read), ", ".join(unread))
-
-
-def _only(found: dict[str, Any]) -> str:
-    """The split that is read of a data set that does not come in all three."""
-    return "train" if "train" in found else next(iter(found))
 
 
 def _articles(name: str, lines: Iterable[str]) -> Iterator[Document]:

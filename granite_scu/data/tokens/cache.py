@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,19 +144,14 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
             return _open(found)
 
 
-@contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """The lock, once no other run has it."""
+def _turn(path: Path) -> AbstractContextManager:
+    """The lock, once no other run has it, to be released at the end of the context."""
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         _log.info("waiting for another process, which is tokenising the same text")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 @contextmanager
@@ -186,8 +181,8 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
     partial.mkdir(exist_ok=True)
     names = [*ARRAYS, NAMES]
     progress = _progress(partial, names)
-    files: dict[str, BinaryIO] = {name: (partial / name).open("ab") for name in names}
-    try:
+    with ExitStack() as opened:
+        files: dict[str, BinaryIO] = {name: opened.enter_context((partial / name).open("ab")) for name in names}
         for name, file in files.items():
             file.truncate(progress["sizes"].get(name, 0))
             file.seek(0, os.SEEK_END)
@@ -205,9 +200,6 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             file.flush()
         progress["digest"] = _digest(partial)
         _save(partial / META, files, progress)
-    finally:
-        for file in files.values():
-            file.close()
 
 
 def _progress(partial: Path, names: list[str]) -> dict[str, Any]:
@@ -246,13 +238,8 @@ def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> N
 
 
 def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
-    arrays = {
-        "tokens": part.tokens,
-        "widths": part.widths,
-        "targets": part.targets,
-        "ends": part.ends + begin,
-        **_facts(part.documents),
-    }
+    arrays = {name: getattr(part, name) for name in OF_TOKENS}
+    arrays |= {"ends": part.ends + begin, **_facts(part.documents)}
     for name, array in arrays.items():
         files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
     names = "".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents)
@@ -288,10 +275,9 @@ def _digest(folder: Path) -> str:
 def _open(folder: Path) -> Prepared:
     meta = json.loads((folder / META).read_text(encoding="utf-8"))
     arrays = {name: _mapped(folder / name, kind) for name, kind in ARRAYS.items()}
-    stream = Stream(*(arrays[name] for name in ("tokens", "ends", "widths", "targets")))
-    facts = {name: arrays[name] for name in ("digests", "places", "characters", "sources")}
+    stream = Stream(*(arrays.pop(name) for name in ("tokens", "ends", "widths", "targets")))
     counts = {name: meta[name] for name in ("n_conversations", "n_empty", "first_empty")}
-    return Prepared(stream, **facts, name=partial(_line, folder / NAMES), **counts)
+    return Prepared(stream, **arrays, name=partial(_line, folder / NAMES), **counts)
 
 
 def _line(path: Path, wanted: int) -> str:
