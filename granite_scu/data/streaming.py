@@ -167,12 +167,10 @@ class StreamedBlocks(IterableDataset):
     def share(self, number: int, of: int) -> Iterator[Block]:
         """The blocks of a share, pass after pass. Raises UserError where nothing of the stream falls to it."""
         for epoch in count():
-            n_blocks = 0
-            for n_blocks, block in enumerate(  # noqa: B007 (the last number counts them)
-                shuffled(self._in_order(number, of), random.Random(f"{self.seed}/{number}/{epoch}")), start=1
-            ):
+            block = None
+            for block in shuffled(self._in_order(number, of), random.Random(f"{self.seed}/{number}/{epoch}")):
                 yield block
-            if not n_blocks:
+            if block is None:
                 raise UserError(
                     f"--stream: --data-dir {self.config.named} has too few documents to learn from for {of} shares "
                     "(processes times --num-workers); start fewer, or leave --stream out"

@@ -8,8 +8,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
-from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -158,42 +156,26 @@ def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Split[
         divided: fewer than ``MIN_DOCUMENTS``, one with more than half of the characters, or lengths of which no tenth
         can be put together.
     """
-    total, n_texts, longest = int(characters.sum()), 0, 0
+    texts, owners = np.unique(places, return_inverse=True)
+    sizes = np.bincount(owners, characters, len(texts)).astype(np.int64)  # of the copies of a text together
+    total, longest = int(sizes.sum()), int(sizes.max(initial=0))
     lacking = {1: total // 10, 2: total // 10}
-    order = np.argsort(places, kind="stable")
-    in_order, begin = np.zeros(len(order), np.int8), 0
-    for copies, size in _texts(places, characters, order):
-        n_texts, longest = n_texts + 1, max(longest, size)
+    sides = np.zeros(len(texts), np.int8)
+    for number, size in enumerate(map(int, sizes)):
         neediest = 1 if lacking[1] >= lacking[2] else 2
         if size <= lacking[neediest]:
-            in_order[begin : begin + copies] = neediest
+            sides[number] = neediest
             lacking[neediest] -= size
-        begin += copies
-    sides = np.empty_like(in_order)
-    sides[order] = in_order
-    if n_texts < MIN_DOCUMENTS:
-        reason = f"there are {n_texts} different documents, fewer than {MIN_DOCUMENTS}"
+    if len(texts) < MIN_DOCUMENTS:
+        reason = f"there are {len(texts)} different documents, fewer than {MIN_DOCUMENTS}"
     elif 2 * longest > total:
         reason = f"one document holds {longest / total:.0%} of the characters"
     elif max(lacking.values()) > total // 20:
         reason = "the documents are too few and too uneven in length to set a tenth apart"
     else:
-        return Split(*(np.flatnonzero(sides == side) for side in range(3)))
+        return Split(*(np.flatnonzero(sides[owners] == side) for side in range(3)))
     _log.info("%s: the last blocks are held out instead, a block's gap before validation and before test", reason)
     return None
-
-
-def _texts(
-    places: NDArray[np.uint64], characters: NDArray[np.uint64], order: NDArray[np.int64]
-) -> Iterator[tuple[int, int]]:
-    """How many copies each text has, and their characters together, in order of their places."""
-    some = (order[begin : begin + AT_A_TIME] for begin in range(0, len(order), AT_A_TIME))
-    entries = chain.from_iterable(zip(places[n].tolist(), characters[n].tolist(), strict=True) for n in some)
-    for _, copies in groupby(entries, key=itemgetter(0)):
-        number = size = 0
-        for _, length in copies:
-            number, size = number + 1, size + length
-        yield number, size
 
 
 def by_block(n_blocks: int) -> Split[range]:

@@ -124,14 +124,12 @@ def _read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Itera
             yield samples.as_document(place, row, text_column)
 
 
-def drop_empty(documents: list[Document]) -> tuple[list[Document], int]:
-    """The documents with text, and the number of those without any, which is logged too."""
-    kept = [document for document in documents if document.text.strip()]
-    n_empty = len(documents) - len(kept)
-    if n_empty:
-        first = next(document.name for document in documents if not document.text.strip())
-        _log.warning("left out %d of %d texts, which are empty; the first is %s", n_empty, len(documents), first)
-    return kept, n_empty
+def drop_empty(documents: list[Document]) -> list[Document]:
+    """The documents with text; the number of those without any is logged."""
+    empty = [document.name for document in documents if not document.text.strip()]
+    if empty:
+        _log.warning("left out %d of %d texts, which are empty; the first is %s", len(empty), len(documents), empty[0])
+    return [document for document in documents if document.text.strip()]
 
 
 def readable_files(path: str) -> list[Path]:

@@ -47,6 +47,7 @@ NOTHING: dict[str, Any] = {
 KINDS = {name: type(value) for name, value in NOTHING.items()}
 
 NAMES, META, PROGRESS = "names", "meta.json", "progress.json"
+FILES = (*ARRAYS, NAMES)
 SAVED_EVERY = 32
 """Parts of half a megabyte of text between two notes of how far a preparation has come."""
 
@@ -179,10 +180,9 @@ def _writable(folder: Path) -> Iterator[None]:
 
 def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
     partial.mkdir(exist_ok=True)
-    names = [*ARRAYS, NAMES]
-    progress = _progress(partial, names)
+    progress = _progress(partial)
     with ExitStack() as opened:
-        files: dict[str, BinaryIO] = {name: opened.enter_context((partial / name).open("ab")) for name in names}
+        files: dict[str, BinaryIO] = {name: opened.enter_context((partial / name).open("ab")) for name in FILES}
         for name, file in files.items():
             file.truncate(progress["sizes"].get(name, 0))
             file.seek(0, os.SEEK_END)
@@ -202,18 +202,23 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
         _save(partial / META, files, progress)
 
 
-def _progress(partial: Path, names: list[str]) -> dict[str, Any]:
+def _progress(partial: Path) -> dict[str, Any]:
     """How far an interrupted preparation came; not at all, where its files do not hold what they should."""
     noted = _read(partial / PROGRESS)
-    if noted is None:
-        return {**NOTHING, "sizes": {}}
-    try:
-        whole = all((partial / name).stat().st_size >= noted["sizes"][name] for name in names)
-    except (FileNotFoundError, KeyError):
-        whole = False
-    if not whole:
+    if noted is not None:
+        sizes = _sizes(partial)
+        if sizes.keys() == noted["sizes"].keys() and all(sizes[name] >= noted["sizes"][name] for name in sizes):
+            return noted
         _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
-    return noted if whole else {**NOTHING, "sizes": {}}
+    return {**NOTHING, "sizes": {}}
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The bytes of each of the files; nothing where one is missing."""
+    try:
+        return {name: (folder / name).stat().st_size for name in FILES}
+    except FileNotFoundError:
+        return {}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -252,14 +257,7 @@ def _is_whole(folder: Path) -> bool:
     The tokens themselves are not read for that: they may be many gigabytes.
     """
     meta = _read(folder / META)
-    try:
-        return (
-            meta is not None
-            and all((folder / name).stat().st_size == meta["sizes"][name] for name in (*ARRAYS, NAMES))
-            and _digest(folder) == meta["digest"]
-        )
-    except (FileNotFoundError, KeyError):
-        return False
+    return bool(meta and meta["sizes"]) and _sizes(folder) == meta["sizes"] and _digest(folder) == meta["digest"]
 
 
 def _digest(folder: Path) -> str:

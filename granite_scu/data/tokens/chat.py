@@ -63,16 +63,12 @@ class Renderer:
         self._check_shown(conversation)
         if self.loss_on == "all":
             return Rendered(self._ended(whole), None)
-        if self._has_tags:
+        if _GENERATION.search(self._template):
             spans = self._tagged(conversation, whole)
         else:
             spans = [self._turn(conversation, whole, i) for i in conversation.said]
         text = self._ended(whole)
         return Rendered(text, tuple((start, min(self._to_end(text, stop), len(text))) for start, stop in spans))
-
-    @property
-    def _has_tags(self) -> bool:
-        return _GENERATION.search(self._template) is not None
 
     @property
     def _template(self) -> str:

@@ -63,11 +63,9 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
     found = cache.prepared(folder, key, make)
-    if _remembered(last) != contents:
+    if _remembered(last) != contents:  # in a folder that others fill it is theirs to do
         with contextlib.suppress(OSError), replacing(last) as temporary:
-            temporary.write_text(
-                json.dumps(contents), encoding="utf-8"
-            )  # in a folder that others fill it is theirs to do
+            temporary.write_text(json.dumps(contents), encoding="utf-8")
     if not found.n_documents:
         raise no_text(config.sources)
     check_documents(config, found)

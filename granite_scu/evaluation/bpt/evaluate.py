@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import nn
@@ -21,7 +20,7 @@ from granite_scu.errors import UserError
 from granite_scu.evaluation.bpt import models, results, texts
 from granite_scu.evaluation.bpt.passes import Switch, score_windows
 from granite_scu.evaluation.bpt.results import WindowScores
-from granite_scu.evaluation.bpt.subjects import BASE, Subject, runs_of, shared_base
+from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
 from granite_scu.evaluation.bpt.windows import cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
@@ -50,7 +49,8 @@ def evaluate(
     Raises:
         UserError: something wrong with the models, their tokenizers or the texts.
     """
-    base, runs = shared_base(subjects, options.model), runs_of(subjects)
+    base = shared_base(subjects, options.model)
+    runs = list(dict.fromkeys(subject.run for subject in subjects if subject.run))
     if not base and not subjects:
         raise UserError("nothing to score: name run folders, adapters or models, or a base with --model; see --help")
     asked = _texts(options, runs)
@@ -161,17 +161,18 @@ def _score(
                 told = partial(progress.advance, task)
                 nats = score_windows(model, [*switches.values()], *whole, batch_size, autocast=autocast, advance=told)
                 seconds += time.perf_counter() - started
-                for name, found in zip(switches, nats, strict=True):
-                    _check_finite(name, found, of_corpus)
-                    of_corpus.nats[name] = found
+                of_corpus.nats.update(zip(switches, nats, strict=True))
+                for name in switches:
+                    _check_finite(name, of_corpus)
     return seconds
 
 
-def _check_finite(name: str, nats: NDArray[np.float64], of_corpus: WindowScores) -> None:
-    wrong = np.flatnonzero(~np.isfinite(nats))
-    if len(wrong):
-        document = of_corpus.corpus.documents[of_corpus.windows[wrong[0]].document]
+def _check_finite(name: str, of_corpus: WindowScores) -> None:
+    for window, nats in zip(of_corpus.windows, of_corpus.nats[name], strict=True):
+        if np.isfinite(nats):
+            continue
+        document = of_corpus.corpus.documents[window.document]
         raise UserError(
-            f"{name}: scores {nats[wrong[0]]} on {document}; its weights are not finite, or too large for the "
+            f"{name}: scores {nats} on {document}; its weights are not finite, or too large for the "
             "precision (try --precision fp32)"
         )

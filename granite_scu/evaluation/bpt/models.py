@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import peft
 import torch
@@ -96,8 +97,8 @@ def load_with_adapters(
     if machine.precision != "32-true":
         leave_casting_to_autocast(model)
     model.eval()
-    active = {adapter.name: _activating(model, _key(number)) for number, adapter in enumerate(adapters)}
-    return plain, {name: _without(model), **active}
+    active = {adapter.name: partial(_scored_as, model, _key(number)) for number, adapter in enumerate(adapters)}
+    return plain, {name: partial(_scored_as, model, None), **active}
 
 
 def _with_adapters(plain: nn.Module, adapters: Sequence[Subject], base: str, device: torch.device) -> peft.PeftModel:
@@ -129,24 +130,18 @@ def _key(number: int) -> str:
     return f"scored_{number:04d}"
 
 
-def _without(model: peft.PeftModel) -> Switch:
-    """As ``model.disable_adapter``, which looks over every weight of every adapter first: longer than the switch."""
+@contextmanager
+def _scored_as(model: peft.PeftModel, adapter: str | None) -> Iterator[None]:
+    """Have the model be the base with this adapter, or without any.
 
-    @contextmanager
-    def base() -> Iterator[None]:
-        model.base_model.disable_adapter_layers()
-        try:
-            yield
-        finally:
-            model.base_model.enable_adapter_layers()
-
-    return base
-
-
-def _activating(model: peft.PeftModel, name: str) -> Switch:
-    @contextmanager
-    def active() -> Iterator[None]:
-        model.base_model.set_adapter(name, inference_mode=True)
+    ``model.disable_adapter`` would look over every weight of every adapter first: longer than the switch.
+    """
+    if adapter is not None:
+        model.base_model.set_adapter(adapter, inference_mode=True)
         yield
-
-    return active
+        return
+    model.base_model.disable_adapter_layers()
+    try:
+        yield
+    finally:
+        model.base_model.enable_adapter_layers()
