@@ -134,7 +134,10 @@ def load_model(
             resolve(config.name), trust_remote_code=False, use_safetensors=True, **kwargs
         )
     if config.quantize_4bit and device.type == "cpu":
-        _let_go_of_the_files(model)
+        # On the CPU what was not quantised is a view of the mapped files, whose other pages would stay with it.
+        for parameter in model.parameters():
+            if parameter.is_floating_point():  # packed weights are bytes
+                parameter.data = parameter.data.clone()
     if model.config.model_type not in TESTED_TYPES:
         log.warning("%s is a %s model: only Granite is tested", config.name, model.config.model_type)
     for module in model.modules():
@@ -161,13 +164,6 @@ def announce_kernels(model: torch.nn.Module) -> None:
     """Say what the Mamba-2 layers run in, if there are any."""
     if found := mamba.kernels_in_use(model):
         log.info("Mamba-2 layers run in %s", found.name)
-
-
-def _let_go_of_the_files(model: PreTrainedModel) -> None:
-    """Copy what was not quantised: on the CPU it is a view of the mapped files, whose other pages would stay too."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():  # packed weights are bytes
-            parameter.data = parameter.data.clone()
 
 
 @contextmanager

@@ -54,9 +54,16 @@ def score_windows(
 
     def under_each_switch(numbers: Tensor, input_ids: Tensor, labels: Tensor) -> Tensor:
         found = []
-        for switch in switches:
-            with switch(), autocast():
-                found.append(_nats(model, input_ids, labels).double().sum(1))
+        try:
+            for switch in switches:
+                with switch(), autocast():
+                    found.append(token_nats(model, input_ids, labels).double().sum(1))
+        except torch.OutOfMemoryError as error:
+            batch, time = input_ids.shape
+            raise RunFailed(
+                f"{input_ids.device} has too little memory for {batch} windows of {time} tokens; "
+                f"set --batch-size below {batch} or, of one window, --max-length below {time}"
+            ) from error
         return torch.stack(found)
 
     for batch, nats in each_batch(under_each_switch, batches(corpus, windows, batch_size), model=model):
@@ -85,14 +92,3 @@ def batches(corpus: ScoringCorpus, windows: Sequence[ScoringWindow], batch_size:
             counts = torch.from_numpy(np.array(corpus.counts(window)))
             labels[row, length - window.scored : length] = predicted.where(counts, IGNORED)
         yield {"numbers": torch.tensor(numbers), "input_ids": inputs, "labels": labels}
-
-
-def _nats(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    try:
-        return token_nats(model, inputs, labels)
-    except torch.OutOfMemoryError as error:
-        batch, time = inputs.shape
-        raise RunFailed(
-            f"{inputs.device} has too little memory for {batch} windows of {time} tokens; "
-            f"set --batch-size below {batch} or, of one window, --max-length below {time}"
-        ) from error
