@@ -60,7 +60,8 @@ class Case:
 class Ready:
     """What both sides start from."""
 
-    loaded: Any
+    model: Any
+    switches: list[Any]
     corpus: Any
     windows: list[Any]
     autocast: Callable[[], Any]
@@ -96,13 +97,14 @@ def load(case: Case, device: str) -> Ready:
             plain = wrapped.unload()
         del plain, wrapped
         subjects = identify([f"{folder}/{number}" for number in range(ADAPTERS)])
-        loaded = models.load_with_adapters(base, "base", subjects, here)
+        model, switches = models.load_with_adapters(base, "base", subjects, here)
     tokenizer = loading.load_tokenizer(trained.name)
     documents = read(training.CORPUS, "text")
     corpus = as_corpus(training.CORPUS, documents, encode(documents, tokenizer), tokenizer)
     whole = [w for w in cut(corpus.n_tokens, trained.length, trained.length) if w.stop - w.start == trained.length]
     windows = [whole[i % len(whole)] for i in range(case.windows)]
-    return Ready(loaded, corpus, windows, partial(loading.autocast, here.torch_device, here.precision))
+    autocast = partial(loading.autocast, here.torch_device, here.precision)
+    return Ready(model, list(switches.values()), corpus, windows, autocast)
 
 
 def ours(gate: Gate, case: Case) -> None:
@@ -119,8 +121,8 @@ def ours(gate: Gate, case: Case) -> None:
     while True:
         gate.wait(report)
         nats = score_windows(
-            ready.loaded.model,
-            ready.loaded.switches,
+            ready.model,
+            ready.switches,
             ready.corpus,
             ready.windows,
             case.trained.batch,
@@ -138,7 +140,7 @@ def theirs(gate: Gate, case: Case) -> None:
     from granite_scu.evaluation.bpt.passes import batches
 
     ready = load(case, gate.device)
-    model = ready.loaded.model
+    model = ready.model
     made = [
         (batch["input_ids"].to(gate.device), batch["labels"].to(gate.device))
         for batch in batches(ready.corpus, ready.windows, case.trained.batch)
@@ -149,7 +151,7 @@ def theirs(gate: Gate, case: Case) -> None:
     def report() -> dict[str, Any]:
         if not checked:  # once, and not timed
             found = []
-            for switch in ready.loaded.switches:
+            for switch in ready.switches:
                 nats = 0.0
                 with switch(), ready.autocast():
                     for inputs, labels in made:
@@ -163,7 +165,7 @@ def theirs(gate: Gate, case: Case) -> None:
     while True:
         gate.wait(report)
         with torch.no_grad():
-            for switch in ready.loaded.switches:
+            for switch in ready.switches:
                 with switch(), ready.autocast():
                     for inputs, _ in made:
                         model(input_ids=inputs, use_cache=False)
@@ -174,9 +176,9 @@ def warm_up(ready: Ready, device: str) -> None:
     import torch
 
     with torch.no_grad(), ready.autocast():
-        for switch in (nullcontext, *ready.loaded.switches):
+        for switch in (nullcontext, *ready.switches):
             with switch():
-                ready.loaded.model(input_ids=torch.arange(16, device=device)[None], use_cache=False)
+                ready.model(input_ids=torch.arange(16, device=device)[None], use_cache=False)
 
 
 def run_case(case: Case, device: str, repeats: int, advance: Callable[[], None]) -> dict[str, Any]:

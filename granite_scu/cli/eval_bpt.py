@@ -10,7 +10,7 @@ from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.script_flags import hyphenated
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.errors import UserError
-from granite_scu.storage.run_folder import EVALUATION
+from granite_scu.storage.run_folder import EVALUATION, RunFolder
 
 if TYPE_CHECKING:
     from granite_scu.evaluation.bpt.subjects import Subject
@@ -89,7 +89,7 @@ def _run(argv: list[str]) -> int:
     else:
         report.show(found, console)
     if output:
-        report.write_text(report.as_json(found), output)
+        RunFolder(output.parent).write_json(output.name, found)
     if options.csv:
         report.write_csv([row for scores in scored for row in results.by_document(scores)], options.csv)
     for path in filter(None, (output, options.csv)):

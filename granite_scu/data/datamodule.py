@@ -26,6 +26,7 @@ from granite_scu.data.blocks.sampling import EndlessBatches
 from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, Split, by_block, divide
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import published
+from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.tokens.encoding import Stream
 from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
@@ -57,7 +58,14 @@ class TextDataModule(LightningDataModule):
     Attributes:
         start_batch: micro-batches that each rank has trained on already; training goes on after them.
         uniform_batches: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
+        division: the documents of each split, once ``prepare`` was called.
+        train, validation, test: the blocks of each, from then on.
     """
+
+    division: Division
+    train: Blocks
+    validation: Blocks
+    test: Blocks
 
     begin_worker: Callable[[int], None] = staticmethod(leave_signals_to_the_run)
     """Called in each loader process before anything else."""
@@ -68,22 +76,13 @@ class TextDataModule(LightningDataModule):
         self.seed = seed
         self.start_batch = 0
         self.uniform_batches = uniform_batches
-        self._made: tuple[Division, Split[Blocks]] | None = None
         self._filtered: dict[str, Filtered] = {}
-
-    def start_at(self, batch: int) -> None:
-        """Continue training after so many micro-batches of each rank."""
-        self.start_batch = batch
 
     def with_batch_size(self, size: int) -> "TextDataModule":
         """The same prepared data in other micro-batches."""
         other = copy.copy(self)
         other.config = replace(self.config, batch_size=size)
         return other
-
-    def release_trainer(self) -> None:
-        """Let go of the Trainer, which keeps the model, and the model the device's memory."""
-        self.trainer = None
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
@@ -94,8 +93,9 @@ class TextDataModule(LightningDataModule):
             UserError: nothing to read, a file that cannot be read, or too little text for the block size.
         """
         self._filtered = {}
-        division = self.divide(tokenizer)
-        self._made = division, self.make_blocks(division, tokenizer)
+        self.division = self.divide(tokenizer)
+        blocks = self.make_blocks(self.division, tokenizer)
+        self.train, self.validation, self.test = blocks.train, blocks.validation, blocks.test
 
     def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
         """The documents of each split."""
@@ -107,7 +107,7 @@ class TextDataModule(LightningDataModule):
         """The blocks of each split."""
         config, corpus, parts = self.config, division.corpus, division.parts
         layout = self._layout(division)
-        laid_out = partial(self._blocks_of, corpus.stream, corpus.name, layout, padding_of(tokenizer))
+        laid_out = partial(self._blocks_of, corpus, layout, padding_of(tokenizer))
         if parts is None:
             if config.weights:
                 raise UserError(
@@ -125,22 +125,15 @@ class TextDataModule(LightningDataModule):
 
     def _layout(self, division: Division) -> Layout:
         packing = self.config.packing
-        return (
-            best_fit if packing == "best-fit" or (packing == "auto" and division.corpus.n_conversations) else in_a_row
-        )
+        wants_best_fit = packing == "best-fit" or (packing == "auto" and division.corpus.n_conversations)
+        return best_fit if wants_best_fit else in_a_row
 
     def _blocks_of(
-        self,
-        stream: Stream,
-        name_of: Callable[[int], str],
-        layout: Layout,
-        padding: int,
-        split: str,
-        documents: NDArray[np.int64],
+        self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
         size, on_long = self.config.block_size, self.config.on_long
-        filtered = filter_documents(stream, documents, size, on_long, name_of)
-        blocks = layout(stream, filtered.bounds, size, padding)
+        filtered = filter_documents(corpus.stream, documents, size, on_long, corpus.name)
+        blocks = layout(corpus.stream, filtered.bounds, size, padding)
         n_unused = unused(filtered.bounds, blocks) if layout is best_fit else None
         report(split, filtered, on_long, size, n_unused)
         self._filtered[split] = replace(filtered, n_tokens_dropped=filtered.n_tokens_dropped + (n_unused or 0))
@@ -194,18 +187,6 @@ class TextDataModule(LightningDataModule):
             )
 
     @property
-    def train(self) -> Blocks:
-        return self._prepared.train
-
-    @property
-    def validation(self) -> Blocks:
-        return self._prepared.validation
-
-    @property
-    def test(self) -> Blocks:
-        return self._prepared.test
-
-    @property
     def n_tokens(self) -> int:
         """N: supervised tokens of the training split, over all ranks."""
         return self.train.n_supervised
@@ -215,18 +196,13 @@ class TextDataModule(LightningDataModule):
         """Of the blocks trained on and validated on."""
         return f"{self.train.checksum()}-{self.validation.checksum()}"
 
-    def steps_per_epoch(self, global_batch_blocks: int) -> float:
-        """Optimizer steps in a pass over the training blocks, ``global_batch_blocks`` of them in a step."""
-        return self.train.n_blocks / global_batch_blocks
-
     def record(self) -> Iterator[str]:
         """The documents of each split, see ``Division.record``."""
-        return self._division.record()
+        return self.division.record()
 
     def summary(self) -> dict[str, Any]:
         """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
-        division, blocks = self._division, self._prepared
-        parts = {name: getattr(blocks, name) for name in SPLITS}
+        division, parts = self.division, {name: getattr(self, name) for name in SPLITS}
         left_out = self._filtered.values()
         return {
             "path": self.config.named,
@@ -273,22 +249,10 @@ class TextDataModule(LightningDataModule):
     def _collate(self) -> Callable[[list[Block]], dict[str, Tensor]]:
         return partial(collate, isolate=self.config.isolate_documents, uniform=self.uniform_batches)
 
-    @property
-    def _prepared(self) -> Split[Blocks]:
-        assert self._made is not None, "prepare() comes first"
-        return self._made[1]
-
-    @property
-    def _division(self) -> Division:
-        assert self._made is not None, "prepare() comes first"
-        return self._made[0]
-
     def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
         """What is trained on, and the numbers of its blocks, batch by batch from ``start`` on."""
         rank, world_size = self._rank_and_world_size()
-        return self.train, EndlessBatches(
-            len(self.train), self.config.batch_size, self.seed, rank, world_size, start=start
-        )
+        return self.train, EndlessBatches(len(self.train), self.config.batch_size, self.seed, rank, world_size, start)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
@@ -358,9 +322,8 @@ def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:
 def thinned(blocks: Blocks, tokens: int | None) -> Blocks:
     """As many blocks as hold about so many tokens, evenly spaced, so that they stand for the whole."""
     count = len(blocks) if tokens is None else max(1, tokens // blocks.block_size)
-    return (
-        blocks if count >= len(blocks) else blocks.part(range(0, count * (len(blocks) // count), len(blocks) // count))
-    )
+    every = len(blocks) // count
+    return blocks if count >= len(blocks) else blocks.part(range(0, count * every, every))
 
 
 def _more_text(n_tokens: int, n_blocks: int) -> str:

@@ -13,7 +13,7 @@ import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any, TypeVar
 
@@ -26,14 +26,14 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.filtering import BECOMES, filter_documents, unused
 from granite_scu.data.blocks.packing import Block, Blocks, best_fit, padding_of
-from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, assign, not_in, parts_by_source
+from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, as_published, assign
 from granite_scu.data.datamodule import Layout, TextDataModule
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import published, sources_of
-from granite_scu.data.tokens.cache import in_memory
+from granite_scu.data.tokens.cache import Prepared, in_memory
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.corpus import check_documents, full_names
-from granite_scu.data.tokens.encoding import Part, Piece, Stream, encoded, groups_of, joined, parts_of, pieces_of
+from granite_scu.data.tokens.encoding import Part, Piece, encoded, groups_of, joined, parts_of, pieces_of
 from granite_scu.errors import UserError
 
 BEGINNING = 4_000_000
@@ -66,7 +66,7 @@ def beginning(config: DataConfig) -> list[list[Document]]:
     return [list(_first(document for _, document in in_turn(readers)))]
 
 
-def _readers(config: DataConfig) -> list[Callable[[], Iterator[Document | TextFile]]]:
+def _readers(config: DataConfig) -> list[Callable[[], Iterable[Document | TextFile]]]:
     return [source.read for source in sources_of(config, streamed=True)]
 
 
@@ -128,10 +128,11 @@ def shuffled(items: Iterable[T], draw: random.Random, window: int = WINDOW) -> I
     yield from held
 
 
+@dataclass(eq=False)
 class StreamedBlocks(IterableDataset):
     """Training blocks of a stream, without end; each loader process has a share of its own.
 
-    Args:
+    Attributes:
         config: the text and how it is cut.
         tokenizer: of the model.
         layout: of the documents of a megabyte of text.
@@ -142,27 +143,18 @@ class StreamedBlocks(IterableDataset):
         start: batches that this rank has trained on.
     """
 
-    def __init__(
-        self,
-        config: DataConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        layout: Layout,
-        held_out: frozenset[str],
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        start: int = 0,
-    ) -> None:
-        self.config = config
-        self.readers = _readers(config)[: 1 if _is_published(config) else None]  # training's alone
-        self.renderer = Renderer(tokenizer, config.loss_on)
-        self.layout = layout
-        self.padding = padding_of(tokenizer)
-        self.held_out = held_out
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.start = start
+    config: DataConfig
+    tokenizer: PreTrainedTokenizerBase
+    layout: Layout
+    held_out: frozenset[str]
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        self.readers = _readers(self.config)[: 1 if _is_published(self.config) else None]  # training's alone
+        self.renderer = Renderer(self.tokenizer, self.config.loss_on)
 
     def __iter__(self) -> Iterator[Block]:
         worker = get_worker_info()
@@ -175,12 +167,10 @@ class StreamedBlocks(IterableDataset):
     def share(self, number: int, of: int) -> Iterator[Block]:
         """The blocks of a share, pass after pass. Raises UserError where nothing of the stream falls to it."""
         for epoch in count():
-            n_blocks = 0
-            for n_blocks, block in enumerate(  # noqa: B007 (the last number counts them)
-                shuffled(self._in_order(number, of), random.Random(f"{self.seed}/{number}/{epoch}")), start=1
-            ):
+            block = None
+            for block in shuffled(self._in_order(number, of), random.Random(f"{self.seed}/{number}/{epoch}")):
                 yield block
-            if not n_blocks:
+            if block is None:
                 raise UserError(
                     f"--stream: --data-dir {self.config.named} has too few documents to learn from for {of} shares "
                     "(processes times --num-workers); start fewer, or leave --stream out"
@@ -191,7 +181,7 @@ class StreamedBlocks(IterableDataset):
     def _in_order(self, number: int, of: int) -> Iterator[Block]:
         left_out = _LeftOut(f"share {number + 1} of {of} of the stream")
         groups = groups_of(self._pieces(number, of), SHARED, whole=True)
-        for part in parts_of(groups, self.renderer.tokenizer, at_once=1):  # each loader process has a core
+        for part in parts_of(groups, self.tokenizer, at_once=1):  # each loader process has a core
             yield from self._laid_out(part, left_out)
 
     def _pieces(self, number: int, of: int) -> Iterator[Piece]:
@@ -211,7 +201,7 @@ class StreamedBlocks(IterableDataset):
         size, on_long = self.config.block_size, self.config.on_long
         stream, names = joined([part]), [piece.name for piece in part.documents]
         filtered = filter_documents(stream, np.arange(len(stream.ends)), size, on_long, names.__getitem__)
-        blocks = self.layout(stream, filtered.bounds, size, self.padding)
+        blocks = self.layout(stream, filtered.bounds, size, padding_of(self.tokenizer))
         left_out.add(part.n_empty, "documents are empty and left out")
         left_out.add(filtered.n_unsupervised, "documents have no token to learn and are left out")
         if on_long != "split" or self.layout is best_fit:
@@ -223,12 +213,12 @@ class StreamedBlocks(IterableDataset):
         yield from blocks
 
 
+@dataclass
 class _LeftOut:
     """Counts of what is not trained on as it came; said when it is first met, and each time they gain a digit."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self.counts: Counter[str] = Counter()
+    where: str
+    counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, n: int, words: str) -> None:
         before = self.counts[words]
@@ -280,9 +270,7 @@ class StreamedDataModule(TextDataModule):
         corpus = in_memory(encoded(beginning(config), Renderer(tokenizer, config.loss_on), config.split_seed))
         check_documents(config, corpus)
         if _is_published(config):
-            parts = parts_by_source(corpus)
-            validation = not_in(corpus, "validation", parts.validation, parts.test, "test has")
-            return Division(corpus, "published", replace(parts, validation=validation))
+            return as_published(corpus, streamed=True)
         divided = assign(corpus.places, corpus.characters)
         if divided is None:
             raise UserError(
@@ -293,23 +281,17 @@ class StreamedDataModule(TextDataModule):
         return Division(corpus, "document", divided)
 
     def _blocks_of(
-        self,
-        stream: Stream,
-        name_of: Callable[[int], str],
-        layout: Layout,
-        padding: int,
-        split: str,
-        documents: NDArray[np.int64],
+        self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
         if not len(documents):
             raise UserError(f"--stream: --data-dir {self.config.named} begins without text for {split}; give more")
-        names = [name_of(number) for number in documents.tolist()]
-        numbers = np.arange(len(documents))
-        return super()._blocks_of(stream.part(documents), names.__getitem__, layout, padding, split, numbers)
+        names = [corpus.name(number) for number in documents.tolist()]
+        part = replace(corpus, stream=corpus.stream.part(documents), name=names.__getitem__)
+        return super()._blocks_of(part, layout, padding, split, np.arange(len(documents)))
 
     def record(self) -> Iterator[str]:
         """As the base class's, of the documents that are held out."""
-        return self._division.record(streamed=True)
+        return self.division.record(streamed=True)
 
     def summary(self) -> dict[str, Any]:
         """As the base class's; of training only that it is streamed, for nobody has counted it."""
@@ -325,13 +307,11 @@ class StreamedDataModule(TextDataModule):
 
     def _streamed(self, start: int) -> DataLoader:
         rank, world_size = self._rank_and_world_size()
-        division = self._division
-        assert division.parts is not None
-        held_out = division.corpus.digests[np.concatenate([division.parts.validation, division.parts.test])]
+        parts, layout = self.division.parts, self._layout(self.division)
+        assert parts is not None
+        held_out = self.division.corpus.digests[np.concatenate([parts.validation, parts.test])]
         names = frozenset(f"{digest:016x}" for digest in held_out.tolist())
-        blocks = StreamedBlocks(
-            self.config, self._tokenizer, self._layout(division), names, self.seed, rank, world_size, start
-        )
+        blocks = StreamedBlocks(self.config, self._tokenizer, layout, names, self.seed, rank, world_size, start)
         return self._loader(blocks, batch_size=self.config.batch_size)
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Token-weighted bits per token: nats are summed, tokens counted, and one division made at the end."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -43,18 +43,16 @@ class DocumentScores:
 def each_batch(
     nats_of: Callable[..., Tensor],
     batches: Iterable[dict[str, Tensor]],
-    take: Callable[[dict[str, Tensor], Tensor], None],
     *,
     model: nn.Module,
     context: AbstractContextManager | None = None,
-) -> None:
-    """Pass over batches in evaluation mode.
+) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Each batch, on the device, and its nats, in evaluation mode. To be read to its end.
 
     Args:
         nats_of: called with what a batch has -> cross-entropy in nats.
         batches: dicts of ``input_ids``, already shifted ``labels`` and, where they are kept apart, ``documents``,
             (batch, time) each.
-        take: given each batch, on the device, and its nats.
         model: put into evaluation mode meanwhile; its parameters' device takes the batches.
         context: autocast, say.
     """
@@ -64,7 +62,7 @@ def each_batch(
     with context or nullcontext():
         for batch in batches:
             on_device = {name: part.to(device) for name, part in batch.items()}
-            take(on_device, nats_of(**on_device))
+            yield on_device, nats_of(**on_device)
     model.train(training)
 
 
@@ -88,16 +86,13 @@ def score_documents(
     n_documents = len(blocks.stream.ends)
     nats, tokens = np.zeros(n_documents), np.zeros(n_documents, np.int64)
     groups = [range(len(blocks))[start : start + batch_size] for start in range(0, len(blocks), batch_size)]
-    left = iter(groups)
-
-    def add(batch: dict[str, Tensor], each: Tensor) -> None:
-        counted = (batch["labels"] != IGNORED).cpu().numpy()
-        owners = np.stack([blocks.documents(i) for i in next(left)])[counted]
-        nats[:] += np.bincount(owners, each.double().cpu().numpy()[counted], n_documents)
-        tokens[:] += np.bincount(owners, minlength=n_documents)
-
     batches = (collate([blocks[i] for i in numbers], isolate=False) for numbers in groups)
-    each_batch(nats_of, batches, add, model=model, context=context)
+    scored = each_batch(nats_of, batches, model=model, context=context)
+    for (batch, each), numbers in zip(scored, groups, strict=True):
+        counted = (batch["labels"] != IGNORED).cpu().numpy()
+        owners = np.stack([blocks.documents(i) for i in numbers])[counted]
+        nats += np.bincount(owners, each.double().cpu().numpy()[counted], n_documents)
+        tokens += np.bincount(owners, minlength=n_documents)
     return DocumentScores(nats, tokens)
 
 
@@ -119,10 +114,7 @@ def score(
         context: autocast, say.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=next(model.parameters()).device)
-
-    def add(batch: dict[str, Tensor], nats: Tensor) -> None:
-        sums.add_(torch.stack([nats.double(), (batch["labels"] != IGNORED).sum().double()]))
-
-    each_batch(nats_of, batches, add, model=model, context=context)
-    nats, tokens = reduce(sums).tolist()
-    return Score(nats, int(tokens))
+    for batch, nats in each_batch(nats_of, batches, model=model, context=context):
+        sums += torch.stack([nats.double(), (batch["labels"] != IGNORED).sum().double()])
+    total, tokens = reduce(sums).tolist()
+    return Score(total, int(tokens))

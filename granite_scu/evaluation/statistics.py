@@ -97,13 +97,12 @@ class Draws:
 
 def mean(scores: Scores, draws: int = DRAWS) -> Estimate:
     """Bits per token over seeds and documents."""
-    return _estimate(lambda of: of(scores), scores, draws)
+    return _estimate(lambda of_arm: of_arm, draws, scores)
 
 
 def difference(arm: Scores, reference: Scores, draws: int = DRAWS) -> Estimate:
     """Bits per token that the arm costs more than the reference; paired, so both hold the same seeds and documents."""
-    _check_paired(arm, reference)
-    return _estimate(lambda of: of(arm) - of(reference), arm, draws)
+    return _estimate(lambda of_arm, of_reference: of_arm - of_reference, draws, arm, reference)
 
 
 def difference_over_documents(arm: Floats, reference: Floats, tokens: NDArray[np.int64], seed: int = 0) -> Estimate:
@@ -146,8 +145,7 @@ def difference_over_documents(arm: Floats, reference: Floats, tokens: NDArray[np
 
 def relative_excess(arm: Scores, reference: Scores, draws: int = DRAWS) -> Estimate:
     """The same as a share of the reference's bits per token."""
-    _check_paired(arm, reference)
-    return _estimate(lambda of: of(arm) / of(reference) - 1, arm, draws)
+    return _estimate(lambda of_arm, of_reference: of_arm / of_reference - 1, draws, arm, reference)
 
 
 def mean_relative_excess(pairs: list[Pair], draws: int = DRAWS) -> Estimate:
@@ -176,10 +174,9 @@ def verdict(arm: str, reference: str, estimate: Estimate) -> str:
     >>> verdict("fixed", "pi", Estimate(0.02, math.nan, math.nan))
     'no difference shown between fixed and pi (+0.0200 bits/token, too few documents for an interval)'
     """
+    interval = f"nominal 95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
     if math.isnan(estimate.low):
         interval = "too few documents for an interval"
-        return f"no difference shown between {arm} and {reference} ({estimate.mean:+.4f} bits/token, {interval})"
-    interval = f"nominal 95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
     if not estimate.differs:
         return f"no difference shown between {arm} and {reference} ({estimate.mean:+.4f} bits/token, {interval})"
     word = "worse" if estimate.mean > 0 else "better"
@@ -195,10 +192,11 @@ def _counts(generator: np.random.Generator, n: int, draws: int) -> Floats:
     return generator.multinomial(max(n - 1, 1), np.full(n, 1 / n), draws).astype(np.float64)
 
 
-def _estimate(statistic: Callable[[Callable[[Scores], Floats]], Floats], scores: Scores, draws: int) -> Estimate:
+def _estimate(statistic: Callable[..., Floats], draws: int, *paired: Scores) -> Estimate:
     """A statistic of bits per token, on the scores themselves and on each replicate of them."""
-    replicates = statistic(Draws.make(*scores.nats.shape, draws).bits_per_token)
-    return _interval(float(statistic(lambda of: np.asarray(of.bits_per_token.mean()))), replicates)
+    _check_paired(paired[0], paired[-1])
+    replicated = map(Draws.make(*paired[0].nats.shape, draws).bits_per_token, paired)
+    return _interval(float(statistic(*(scores.bits_per_token.mean() for scores in paired))), statistic(*replicated))
 
 
 def _interval(mean: float, replicates: Floats) -> Estimate:

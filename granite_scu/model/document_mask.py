@@ -34,11 +34,8 @@ def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | 
 
 def can_isolate(model: nn.Module, attention: str) -> bool:
     """Whether ``isolating`` is known to work: not through recurrent layers of other models, nor in flash-attention."""
-    return attention != "flash_attention_2" and (model.config.model_type == HYBRID or not _is_recurrent(model))
-
-
-def _is_recurrent(model: nn.Module) -> bool:
-    return bool(layers_of(model)) or any(hasattr(module, "A_log") for module in model.modules())
+    is_recurrent = bool(layers_of(model)) or any(hasattr(module, "A_log") for module in model.modules())
+    return attention != "flash_attention_2" and (model.config.model_type == HYBRID or not is_recurrent)
 
 
 def _mask(runs: Tensor, model: nn.Module) -> Tensor:

@@ -21,14 +21,12 @@ class Size:
         adapted: (out, in, rank) of each adapted linear layer.
         trained: parameters of the adapters.
         flops_per_token: multiplications and additions of a training step for each token of a block.
-        config: the base model's.
     """
 
     frozen: int
     adapted: list[tuple[int, int, int]]
     trained: int
     flops_per_token: float
-    config: PretrainedConfig
 
 
 def measure(
@@ -48,7 +46,7 @@ def measure(
     shapes = adapters.shapes(model, lora) if adapted is None else list(adapted)
     trained = sum(rank * (out + inner) for out, inner, rank in shapes)
     flops = flops_per_token(weights_in_products(model), trained, mixing_products(config, block_size))
-    return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops, config)
+    return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops)
 
 
 def flops_per_token(frozen_weights: int, adapter_weights: int, mixing: float) -> float:

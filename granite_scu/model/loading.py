@@ -1,7 +1,8 @@
 """Find and load the frozen model and its tokenizer: embedded, from a folder, or from the hub."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,7 +62,7 @@ def download(name: str) -> Path:
     Raises:
         UserError: they cannot be had.
     """
-    with _HubErrors(name):
+    with _hub_errors(name):
         found = resolve(name)
         if Path(found).is_dir():
             return Path(found)
@@ -81,13 +82,13 @@ def device_named(name: str) -> torch.device:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises UserError when it cannot be had."""
-    with _HubErrors(name):
+    with _hub_errors(name):
         return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
 
 
 def load_model_config(name: str):
     """The model's transformers configuration. Raises UserError when it cannot be had."""
-    with _HubErrors(name):
+    with _hub_errors(name):
         return AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
 
 
@@ -128,12 +129,15 @@ def load_model(
         )
         kwargs["device_map"] = {"": device}  # without it every process would quantise on the first GPU
     transformers_logging.disable_progress_bar()  # ours shows what takes long
-    with _HubErrors(config.name):
+    with _hub_errors(config.name):
         model = AutoModelForCausalLM.from_pretrained(
             resolve(config.name), trust_remote_code=False, use_safetensors=True, **kwargs
         )
     if config.quantize_4bit and device.type == "cpu":
-        _let_go_of_the_files(model)
+        # On the CPU what was not quantised is a view of the mapped files, whose other pages would stay with it.
+        for parameter in model.parameters():
+            if parameter.is_floating_point():  # packed weights are bytes
+                parameter.data = parameter.data.clone()
     if model.config.model_type not in TESTED_TYPES:
         log.warning("%s is a %s model: only Granite is tested", config.name, model.config.model_type)
     for module in model.modules():
@@ -162,26 +166,16 @@ def announce_kernels(model: torch.nn.Module) -> None:
         log.info("Mamba-2 layers run in %s", found.name)
 
 
-def _let_go_of_the_files(model: PreTrainedModel) -> None:
-    """Copy what was not quantised: on the CPU it is a view of the mapped files, whose other pages would stay too."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():  # packed weights are bytes
-            parameter.data = parameter.data.clone()
-
-
-@dataclass
-class _HubErrors:
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
     """Turns what transformers raises for a model it cannot find or reach into one line."""
-
-    name: str
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind, error, traceback) -> None:
-        if isinstance(error, (OSError, ValueError)) and not isinstance(error, UserError):
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"--model {self.name}: cannot be loaded ({reason}); check the name and the network, "
-                f"give a local folder, or use the embedded {TINY_MODEL}"
-            ) from error
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"--model {name}: cannot be loaded ({reason}); check the name and the network, "
+            f"give a local folder, or use the embedded {TINY_MODEL}"
+        ) from error

@@ -81,7 +81,7 @@ def length_of(request: Request, data: TextDataModule, processes: int) -> RunLeng
     limits = [trainer["max_steps"]] if trainer["max_steps"] > 0 else []
     if request.data.num_epochs is not None:
         # Rounded up, so that the passes asked for are complete.
-        limits.append(math.ceil(request.data.num_epochs * data.steps_per_epoch(blocks)))
+        limits.append(math.ceil(request.data.num_epochs * (data.train.n_blocks / blocks)))
     steps, tokens_per_step = min(limits, default=DEFAULT_STEPS), blocks * request.data.block_size
     # Nobody has counted a stream; what is read of it counts once.
     counted = steps * tokens_per_step if request.data.stream else data.n_tokens

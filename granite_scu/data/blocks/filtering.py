@@ -54,12 +54,12 @@ def filter_documents(
     """
     bounds = stream.bounds_of(documents)
     learned = _learned(stream, bounds)
-    n_unsupervised = _different(documents[~learned])
+    n_unsupervised = len(np.unique(documents[~learned]))
     bounds, documents = bounds[learned], documents[learned]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
     is_long = excess > 0
     dropped = 0
-    n_long = _different(documents[is_long])
+    n_long = len(np.unique(documents[is_long]))
     if on_long == "error" and n_long:
         first = int(np.flatnonzero(is_long)[0])
         length = int(excess[first]) + block_size + 1
@@ -72,17 +72,13 @@ def filter_documents(
         dropped = int(excess[is_long].sum())
         bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
         learned = _learned(stream, bounds)  # of a long prompt nothing else may be left
-        n_unsupervised += _different(documents[~learned])
+        n_unsupervised += len(np.unique(documents[~learned]))
         dropped += int((bounds[~learned, 1] - bounds[~learned, 0]).sum())
         bounds = bounds[learned]
     elif on_long == "drop":
         dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
         bounds = bounds[~is_long]
     return Filtered(bounds, n_long, n_unsupervised, dropped)
-
-
-def _different(documents: NDArray[np.int64]) -> int:
-    return len(np.unique(documents))
 
 
 def _learned(stream: Stream, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:

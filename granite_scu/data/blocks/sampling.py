@@ -5,6 +5,7 @@ the same global batches.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 
@@ -12,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+@dataclass(frozen=True)
 class EndlessBatches:
     """Batch sampler without end, and therefore without a length: ``indices`` for k = start, start + 1, ...
 
-    Args:
+    Attributes:
         n_blocks: blocks in an epoch, at least 1.
         batch_size: B, blocks that a rank gets at a time.
         seed: of the order, not negative.
@@ -24,16 +26,12 @@ class EndlessBatches:
         start: first micro-batch, the number that each rank has trained on already.
     """
 
-    def __init__(
-        self, n_blocks: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, start: int = 0
-    ) -> None:
-        assert n_blocks >= 1 and batch_size >= 1 and 0 <= rank < world_size and start >= 0
-        self.n_blocks = n_blocks
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.start = start
+    n_blocks: int
+    batch_size: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    start: int = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         for k in count(self.start):

@@ -8,8 +8,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
-from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -105,7 +103,7 @@ def divide(corpus: Prepared, is_published: bool) -> Division:
         UserError: a split has nothing that no split after it has.
     """
     if is_published:
-        return Division(corpus, "published", without_copies(corpus, parts_by_source(corpus)))
+        return as_published(corpus)
     parts = assign(corpus.places, corpus.characters)
     if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.digests))):
         _log.warning(
@@ -116,21 +114,18 @@ def divide(corpus: Prepared, is_published: bool) -> Division:
     return Division(corpus, "document" if parts else "block", parts)
 
 
-def parts_by_source(corpus: Prepared) -> Split[NDArray[np.int64]]:
-    """The documents of each split of a corpus whose splits are its sources."""
-    return Split(*(np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS))))
+def as_published(corpus: Prepared, streamed: bool = False) -> Division:
+    """The splits that a data set comes in, its sources, without the validation documents that test has as well, and
+    without the training documents that either has; of a stream, those are passed over as they come."""
+    train, validation, test = (np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS)))
+    held_out = np.concatenate([validation, test])
+    validation = _not_in(corpus, "validation", validation, test, "test has")
+    if not streamed:
+        train = _not_in(corpus, "train", train, held_out, "validation or test have")
+    return Division(corpus, "published", Split(train, validation, test))
 
 
-def without_copies(corpus: Prepared, parts: Split[NDArray[np.int64]]) -> Split[NDArray[np.int64]]:
-    """The splits that a data set comes in, without the validation documents that test has as well, and without the
-    training documents that either has."""
-    validation = not_in(corpus, "validation", parts.validation, parts.test, "test has")
-    held_out = np.concatenate([parts.validation, parts.test])
-    train = not_in(corpus, "train", parts.train, held_out, "validation or test have")
-    return replace(parts, train=train, validation=validation)
-
-
-def not_in(
+def _not_in(
     corpus: Prepared, name: str, documents: NDArray[np.int64], others: NDArray[np.int64], who: str
 ) -> NDArray[np.int64]:
     """The documents of a split whose text none of the others has."""
@@ -161,42 +156,26 @@ def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Split[
         divided: fewer than ``MIN_DOCUMENTS``, one with more than half of the characters, or lengths of which no tenth
         can be put together.
     """
-    total, n_texts, longest = int(characters.sum()), 0, 0
+    texts, owners = np.unique(places, return_inverse=True)
+    sizes = np.bincount(owners, characters, len(texts)).astype(np.int64)  # of the copies of a text together
+    total, longest = int(sizes.sum()), int(sizes.max(initial=0))
     lacking = {1: total // 10, 2: total // 10}
-    order = np.argsort(places, kind="stable")
-    in_order, begin = np.zeros(len(order), np.int8), 0
-    for copies, size in _texts(places, characters, order):
-        n_texts, longest = n_texts + 1, max(longest, size)
+    sides = np.zeros(len(texts), np.int8)
+    for number, size in enumerate(map(int, sizes)):
         neediest = 1 if lacking[1] >= lacking[2] else 2
         if size <= lacking[neediest]:
-            in_order[begin : begin + copies] = neediest
+            sides[number] = neediest
             lacking[neediest] -= size
-        begin += copies
-    sides = np.empty_like(in_order)
-    sides[order] = in_order
-    if n_texts < MIN_DOCUMENTS:
-        reason = f"there are {n_texts} different documents, fewer than {MIN_DOCUMENTS}"
+    if len(texts) < MIN_DOCUMENTS:
+        reason = f"there are {len(texts)} different documents, fewer than {MIN_DOCUMENTS}"
     elif 2 * longest > total:
         reason = f"one document holds {longest / total:.0%} of the characters"
     elif max(lacking.values()) > total // 20:
         reason = "the documents are too few and too uneven in length to set a tenth apart"
     else:
-        return Split(*(np.flatnonzero(sides == side) for side in range(3)))
+        return Split(*(np.flatnonzero(sides[owners] == side) for side in range(3)))
     _log.info("%s: the last blocks are held out instead, a block's gap before validation and before test", reason)
     return None
-
-
-def _texts(
-    places: NDArray[np.uint64], characters: NDArray[np.uint64], order: NDArray[np.int64]
-) -> Iterator[tuple[int, int]]:
-    """How many copies each text has, and their characters together, in order of their places."""
-    some = (order[begin : begin + AT_A_TIME] for begin in range(0, len(order), AT_A_TIME))
-    entries = chain.from_iterable(zip(places[n].tolist(), characters[n].tolist(), strict=True) for n in some)
-    for _, copies in groupby(entries, key=itemgetter(0)):
-        number = size = 0
-        for _, length in copies:
-            number, size = number + 1, size + length
-        yield number, size
 
 
 def by_block(n_blocks: int) -> Split[range]:

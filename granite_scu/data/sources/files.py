@@ -99,13 +99,13 @@ def opened(path: Path, as_it_is: bool = False) -> Iterator[IO[bytes]]:
         if path.is_symlink():
             raise UserError(f"--data-dir {path}: a link to {path.readlink()}, which is not there; mend it") from error
         raise UserError(f"--data-dir {path}: has vanished since the corpus was listed; start again") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise _damaged(path, error) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
     except Exception as error:
-        if type(error).__name__ == "ZstdError":  # backports.zstd's, which is imported where a file needs it
-            raise _damaged(path, error) from error
+        # ZstdError is of backports.zstd, which is imported where a file needs it.
+        if isinstance(error, (gzip.BadGzipFile, EOFError, zlib.error)) or type(error).__name__ == "ZstdError":
+            reason = f"damaged or not compressed as its name says ({error}); compress it again"
+            raise UserError(f"--data-dir {path}: {reason}") from error
+        if isinstance(error, OSError):
+            raise unreadable(path, error) from error
         raise
 
 
@@ -113,10 +113,6 @@ def unreadable(path: Path | str, error: OSError) -> UserError:
     """What a file or folder gets that the system does not let us read."""
     place = error.filename or path
     return UserError(f"--data-dir {place}: cannot be read ({error.strerror or error}); check its permissions")
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"--data-dir {path}: damaged or not compressed as its name says ({error}); compress it again")
 
 
 def _unpacked(path: Path) -> IO[bytes]:

@@ -36,7 +36,7 @@ def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Docu
         UserError: no such data set or configuration, no way to the hub, or records without what is needed.
     """
     found = _load(source, streamed)
-    name = _only(found)
+    name = "train" if "train" in found else next(iter(found))
     _say_what_is_read(source, (name,), tuple(sorted(set(found) - {name})))
     yield from documents(source, name, text_column, streamed)
 
@@ -62,8 +62,10 @@ def documents(source: str, split: str, text_column: str, streamed: bool = False)
         samples.as_document(f"{name}: row {number}", samples.without_nulls(row), text_column)
         for number, row in enumerate(rows, start=1)
     )
-    if _repository(source).endswith("/wikitext") and text_column == "text":
-        yield from _articles(name, (document.text for document in found))
+    repository, _, _ = source.removeprefix(HUB_PREFIX).partition(":")
+    if repository.endswith("/wikitext") and text_column == "text":
+        articles = _articles(name, (document.text for document in found))
+        yield from (article for article in articles if article.text.strip())
     else:
         yield from found
 
@@ -90,10 +92,6 @@ def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
         if batch is None:
             return
         yield {field: values[0] for field, values in batch.items()}
-
-
-def _repository(source: str) -> str:
-    return source.removeprefix(HUB_PREFIX).partition(":")[0]
 
 
 @lru_cache(maxsize=4)
@@ -124,23 +122,12 @@ def _say_what_is_read(source: str, read: tuple[str, ...], unread: tuple[str, ...
         _log.warning("%s: of its splits %s is read, and not %s", source, ", ".join(read), ", ".join(unread))
 
 
-def _only(found: dict[str, Any]) -> str:
-    """The split that is read of a data set that does not come in all three."""
-    return "train" if "train" in found else next(iter(found))
-
-
 def _articles(name: str, lines: Iterable[str]) -> Iterator[Document]:
     """Wikitext's lines joined into articles, each from its title to the next. Blank lines before the first go."""
     title, parts = "start", [""]
     for line in lines:
         if begins := _ARTICLE_TITLE.fullmatch(line):
-            yield from _article(name, title, parts)
+            yield Document(f"{name}/{title}", "".join(parts))
             title, parts = begins[1], []
         parts.append(line)
-    yield from _article(name, title, parts)
-
-
-def _article(name: str, title: str, parts: list[str]) -> Iterator[Document]:
-    document = Document(f"{name}/{title}", "".join(parts))
-    if document.text.strip():
-        yield document
+    yield Document(f"{name}/{title}", "".join(parts))

@@ -26,11 +26,11 @@ class Source(NamedTuple):
     """Something that documents come from.
 
     Attributes:
-        read: gives them, as ``read``.
+        read: gives them.
         files: those of the user's that they are in; None where they are in none.
     """
 
-    read: Callable[[], Iterator[Document | TextFile]]
+    read: Callable[[], Iterable[Document | TextFile]]
     files: list[Path] | None = None
 
 
@@ -45,16 +45,28 @@ def sources_of(config: DataConfig, streamed: bool = False) -> list[Source]:
     splits = published(config.path, config.text_column, streamed)
     if splits is not None:
         return [Source(split) for split in splits]
-    found = []
-    for name in config.sources:
-        listed = readable_files(name) if is_path(name) else None
-        reader = (
-            partial(read, name, config.text_column, streamed=streamed)
-            if listed is None
-            else partial(read_files, listed, config.text_column, config.encoding)
-        )
-        found.append(Source(reader, listed))
-    return found
+    return [source(name, config.text_column, config.encoding, streamed) for name in config.sources]
+
+
+def source(path: str, text_column: str, encoding: str = "utf-8", streamed: bool = False) -> Source:
+    """One source; its documents come in a fixed order and one at a time: of a large source little is in memory.
+
+    Args:
+        path: file, folder (searched in depth, sorted), pattern such as ``logs/**/*.jsonl.gz``, embedded corpus, or data
+            set of the hub.
+        text_column: field of a record that holds the text.
+        encoding: of text files.
+        streamed: keep no copy of what comes from the hub.
+
+    Raises:
+        UserError: nothing there; when it is read, a file that cannot be read; names file and line or byte.
+    """
+    if path in EMBEDDED:
+        return Source(partial(load_embedded, path))
+    if hub.is_on_hub(path):
+        return Source(partial(hub.read, path, text_column, streamed))
+    listed = readable_files(path)
+    return Source(partial(_read_files, listed, text_column, encoding), listed)
 
 
 def is_path(source: str) -> bool:
@@ -66,7 +78,7 @@ def load(path: str | Sequence[str], text_column: str, encoding: str = "utf-8") -
     """The documents of a corpus in memory, in a fixed order; empty texts are among them (see ``drop_empty``).
 
     Args:
-        path: what is read, see ``read``; several are read one after the other.
+        path: what is read, see ``source``; several are read one after the other.
         text_column: field of a record that holds the text.
         encoding: of text files.
 
@@ -74,7 +86,7 @@ def load(path: str | Sequence[str], text_column: str, encoding: str = "utf-8") -
         UserError: nothing there, no text in it, or a file that cannot be read; names file and line or byte.
     """
     paths = [path] if isinstance(path, str) else path
-    documents = in_memory(document for one in paths for document in read(one, text_column, encoding))
+    documents = in_memory(document for one in paths for document in source(one, text_column, encoding).read())
     if not any(document.text.strip() for document in documents):
         raise no_text(paths)
     return documents
@@ -101,30 +113,7 @@ def published(path: str | Sequence[str] | None, text_column: str, streamed: bool
     return hub.published(path, text_column, streamed) if isinstance(path, str) and hub.is_on_hub(path) else None
 
 
-def read(path: str, text_column: str, encoding: str = "utf-8", streamed: bool = False) -> Iterator[Document | TextFile]:
-    """The documents of one source, in a fixed order and one at a time: of a large source little is in memory.
-
-    Args:
-        path: file, folder (searched in depth, sorted), pattern such as ``logs/**/*.jsonl.gz``, embedded corpus, or data
-            set of the hub.
-        text_column: field of a record that holds the text.
-        encoding: of text files.
-        streamed: keep no copy of what comes from the hub.
-
-    Raises:
-        UserError: nothing there, or a file that cannot be read; names file and line or byte.
-    """
-    if path in EMBEDDED:
-        yield from load_embedded(path)
-        return
-    if hub.is_on_hub(path):
-        yield from hub.read(path, text_column, streamed)
-        return
-    yield from read_files(readable_files(path), text_column, encoding)
-
-
-def read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Iterator[Document | TextFile]:
-    """As ``read``, of files that have been listed."""
+def _read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Iterator[Document | TextFile]:
     for file in paths:
         kind = files.kind(file)
         if kind in formats.TEXTS:
@@ -135,14 +124,12 @@ def read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Iterat
             yield samples.as_document(place, row, text_column)
 
 
-def drop_empty(documents: list[Document]) -> tuple[list[Document], int]:
-    """The documents with text, and the number of those without any, which is logged too."""
-    kept = [document for document in documents if document.text.strip()]
-    n_empty = len(documents) - len(kept)
-    if n_empty:
-        first = next(document.name for document in documents if not document.text.strip())
-        _log.warning("left out %d of %d texts, which are empty; the first is %s", n_empty, len(documents), first)
-    return kept, n_empty
+def drop_empty(documents: list[Document]) -> list[Document]:
+    """The documents with text; the number of those without any is logged."""
+    empty = [document.name for document in documents if not document.text.strip()]
+    if empty:
+        _log.warning("left out %d of %d texts, which are empty; the first is %s", len(empty), len(documents), empty[0])
+    return [document for document in documents if document.text.strip()]
 
 
 def readable_files(path: str) -> list[Path]:

@@ -38,8 +38,7 @@ def as_document(place: str, record: Record, column: str) -> Document:
         return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
     if MESSAGES in record:
         tools = _tools(record, place)
-        messages = _messages(record[MESSAGES], MESSAGES, place)
-        return Conversation(place, _canonical(messages, 0, tools, place), messages, 0, tools)
+        return _conversation(place, _messages(record[MESSAGES], MESSAGES, place), 0, tools)
     if PROMPT in record and COMPLETION in record:
         return _prompted(place, record[PROMPT], record[COMPLETION], _tools(record, place))
     fields = ", ".join(record) or "none"
@@ -59,11 +58,9 @@ def _prompted(place: str, prompt: Any, completion: Any, tools: list[Any] | None)
         plain = texts[0], texts[1]
         prompt, completion = [{"role": "user", "content": texts[0]}], [{"role": ASSISTANT, "content": texts[1]}]
     before, after = _messages(prompt, PROMPT, place), _messages(completion, COMPLETION, place)
-    messages, n_prompt = before + after, len(before)
     if plain is not None and not any(text.strip() for text in plain):
         return Document(place, "")
-    text = _canonical(messages, n_prompt, tools, place)
-    return Conversation(place, text, messages, n_prompt, tools, plain)
+    return _conversation(place, before + after, len(before), tools, plain)
 
 
 def _tools(record: Record, place: str) -> list[Any] | None:
@@ -112,17 +109,19 @@ def _check(message: Any, what: str, place: str) -> None:
         raise UserError(f"--data-dir {place}: {what} has {kind}; give a text")
 
 
-def _canonical(messages: tuple[dict[str, Any], ...], n_prompt: int, tools: list[Any] | None, place: str) -> str:
-    """A conversation as JSON, by which it is known again; nothing, where nobody says anything.
+def _conversation(
+    place: str, messages: tuple[dict[str, Any], ...], n_prompt: int, tools: list[Any] | None, plain: Any = None
+) -> Conversation:
+    """A conversation, known again by its text as JSON, which is empty where nobody says anything.
 
     Of a message only what was said is taken: with another number or time of day it is still the same.
     """
-    if not any(message.get("content") or not is_silent(message) for message in messages):
-        return ""
-    said = [{name: message[name] for name in SAID if name in message} for message in messages]
-    # Parquet and the hub have times and numbers of their own, which JSON has not.
-    text = json.dumps([said, n_prompt, tools], ensure_ascii=False, sort_keys=True, default=str)
-    return _text(text, "the conversation", place, "")
+    text = ""
+    if any(message.get("content") or not is_silent(message) for message in messages):
+        said = [{name: message[name] for name in SAID if name in message} for message in messages]
+        # Parquet and the hub have times and numbers of their own, which JSON has not.
+        text = json.dumps([said, n_prompt, tools], ensure_ascii=False, sort_keys=True, default=str)
+    return Conversation(place, _text(text, "the conversation", place, ""), messages, n_prompt, tools, plain)
 
 
 def _text(value: object, what: str, place: str, remedy: str) -> str:

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ NOTHING: dict[str, Any] = {
 KINDS = {name: type(value) for name, value in NOTHING.items()}
 
 NAMES, META, PROGRESS = "names", "meta.json", "progress.json"
+FILES = (*ARRAYS, NAMES)
 SAVED_EVERY = 32
 """Parts of half a megabyte of text between two notes of how far a preparation has come."""
 
@@ -144,19 +145,14 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
             return _open(found)
 
 
-@contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """The lock, once no other run has it."""
+def _turn(path: Path) -> AbstractContextManager:
+    """The lock, once no other run has it, to be released at the end of the context."""
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         _log.info("waiting for another process, which is tokenising the same text")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 @contextmanager
@@ -184,10 +180,9 @@ def _writable(folder: Path) -> Iterator[None]:
 
 def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
     partial.mkdir(exist_ok=True)
-    names = [*ARRAYS, NAMES]
-    progress = _progress(partial, names)
-    files: dict[str, BinaryIO] = {name: (partial / name).open("ab") for name in names}
-    try:
+    progress = _progress(partial)
+    with ExitStack() as opened:
+        files: dict[str, BinaryIO] = {name: opened.enter_context((partial / name).open("ab")) for name in FILES}
         for name, file in files.items():
             file.truncate(progress["sizes"].get(name, 0))
             file.seek(0, os.SEEK_END)
@@ -205,23 +200,25 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             file.flush()
         progress["digest"] = _digest(partial)
         _save(partial / META, files, progress)
-    finally:
-        for file in files.values():
-            file.close()
 
 
-def _progress(partial: Path, names: list[str]) -> dict[str, Any]:
+def _progress(partial: Path) -> dict[str, Any]:
     """How far an interrupted preparation came; not at all, where its files do not hold what they should."""
     noted = _read(partial / PROGRESS)
-    if noted is None:
-        return {**NOTHING, "sizes": {}}
-    try:
-        whole = all((partial / name).stat().st_size >= noted["sizes"][name] for name in names)
-    except (FileNotFoundError, KeyError):
-        whole = False
-    if not whole:
+    if noted is not None:
+        sizes = _sizes(partial)
+        if sizes.keys() == noted["sizes"].keys() and all(sizes[name] >= noted["sizes"][name] for name in sizes):
+            return noted
         _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
-    return noted if whole else {**NOTHING, "sizes": {}}
+    return {**NOTHING, "sizes": {}}
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The bytes of each of the files; nothing where one is missing."""
+    try:
+        return {name: (folder / name).stat().st_size for name in FILES}
+    except FileNotFoundError:
+        return {}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -246,13 +243,8 @@ def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> N
 
 
 def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
-    arrays = {
-        "tokens": part.tokens,
-        "widths": part.widths,
-        "targets": part.targets,
-        "ends": part.ends + begin,
-        **_facts(part.documents),
-    }
+    arrays = {name: getattr(part, name) for name in OF_TOKENS}
+    arrays |= {"ends": part.ends + begin, **_facts(part.documents)}
     for name, array in arrays.items():
         files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
     names = "".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents)
@@ -265,14 +257,7 @@ def _is_whole(folder: Path) -> bool:
     The tokens themselves are not read for that: they may be many gigabytes.
     """
     meta = _read(folder / META)
-    try:
-        return (
-            meta is not None
-            and all((folder / name).stat().st_size == meta["sizes"][name] for name in (*ARRAYS, NAMES))
-            and _digest(folder) == meta["digest"]
-        )
-    except (FileNotFoundError, KeyError):
-        return False
+    return bool(meta and meta["sizes"]) and _sizes(folder) == meta["sizes"] and _digest(folder) == meta["digest"]
 
 
 def _digest(folder: Path) -> str:
@@ -288,10 +273,9 @@ def _digest(folder: Path) -> str:
 def _open(folder: Path) -> Prepared:
     meta = json.loads((folder / META).read_text(encoding="utf-8"))
     arrays = {name: _mapped(folder / name, kind) for name, kind in ARRAYS.items()}
-    stream = Stream(*(arrays[name] for name in ("tokens", "ends", "widths", "targets")))
-    facts = {name: arrays[name] for name in ("digests", "places", "characters", "sources")}
+    stream = Stream(*(arrays.pop(name) for name in ("tokens", "ends", "widths", "targets")))
     counts = {name: meta[name] for name in ("n_conversations", "n_empty", "first_empty")}
-    return Prepared(stream, **facts, name=partial(_line, folder / NAMES), **counts)
+    return Prepared(stream, **arrays, name=partial(_line, folder / NAMES), **counts)
 
 
 def _line(path: Path, wanted: int) -> str:

@@ -63,16 +63,12 @@ class Renderer:
         self._check_shown(conversation)
         if self.loss_on == "all":
             return Rendered(self._ended(whole), None)
-        if self._has_tags:
+        if _GENERATION.search(self._template):
             spans = self._tagged(conversation, whole)
         else:
             spans = [self._turn(conversation, whole, i) for i in conversation.said]
         text = self._ended(whole)
         return Rendered(text, tuple((start, min(self._to_end(text, stop), len(text))) for start, stop in spans))
-
-    @property
-    def _has_tags(self) -> bool:
-        return _GENERATION.search(self._template) is not None
 
     @property
     def _template(self) -> str:
@@ -144,13 +140,7 @@ class Renderer:
         is looked for in the first message; where it is not there, ``_turn`` finds the beginnings to differ.
         """
         try:  # past the tokenizer, which takes no empty conversation whatever the template
-            (nothing,), _ = render_jinja_template(
-                [[]],
-                tools=conversation.tools,
-                chat_template=self._template,
-                add_generation_prompt=True,
-                **self.tokenizer.special_tokens_map,
-            )
+            (nothing,), _ = self._by_template(conversation, [], add_generation_prompt=True)
             return nothing
         except _REFUSALS:
             question = [{"role": "user", "content": "?"}]
@@ -162,18 +152,16 @@ class Renderer:
         before, found, _ = first.partition(invitation)
         return before + found if found else first + invitation
 
+    def _by_template(self, conversation: Conversation, messages: list[Any], **asked: bool) -> tuple[Any, Any]:
+        tools, special = conversation.tools, self.tokenizer.special_tokens_map
+        return render_jinja_template([messages], tools=tools, chat_template=self._template, **asked, **special)
+
     def _tagged(self, conversation: Conversation, whole: str) -> list[tuple[int, int]]:
         """The characters within the template's tags, of the messages that are not part of a prompt."""
         after = 0
         if conversation.n_prompt:
             after = len(self._text(conversation, conversation.messages[: conversation.n_prompt]))
-        _, (spans,) = render_jinja_template(
-            [list(conversation.messages)],
-            tools=conversation.tools,
-            chat_template=self._template,
-            return_assistant_tokens_mask=True,
-            **self.tokenizer.special_tokens_map,
-        )
+        _, (spans,) = self._by_template(conversation, list(conversation.messages), return_assistant_tokens_mask=True)
         own = [message for message in conversation.messages if message["role"] == ASSISTANT]
         marks = tuple(self.tokenizer.all_special_tokens)
         found = []

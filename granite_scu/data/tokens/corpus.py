@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -50,12 +49,13 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     }
     key = cache.key_of(request | {"contents": contents})
     folder = Path(config.cache_dir).expanduser() if config.cache_dir else cache.default_folder()
+    last = folder / f"{cache.key_of(request)}.last"
     renderer = Renderer(tokenizer, config.loss_on)
 
     def make(done: int) -> Iterator[Part]:
         if done:
             _log.info("going on with the tokenisation of %s, which was interrupted", config.named)
-        elif changed := _changed(folder, request, config, contents):
+        elif changed := _changed(last, config, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
         yield from _with_bar(parts, size if show_progress else 0)
@@ -63,7 +63,9 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
     found = cache.prepared(folder, key, make)
-    _remember(folder, request, contents)
+    if _remembered(last) != contents:  # in a folder that others fill it is theirs to do
+        with contextlib.suppress(OSError), replacing(last) as temporary:
+            temporary.write_text(json.dumps(contents), encoding="utf-8")
     if not found.n_documents:
         raise no_text(config.sources)
     check_documents(config, found)
@@ -87,16 +89,12 @@ def check_documents(config: DataConfig, corpus: Prepared) -> None:
 
 def full_names(config: DataConfig) -> list[str]:
     """Of the sources. Raises UserError where one is named twice."""
-    names = [_full_name(name) for name in config.sources]
+    # The same from every folder.
+    names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in config.sources]
     if len(set(names)) < len(names):
         again = next(name for number, name in enumerate(names) if name in names[:number])
         raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
     return names
-
-
-def _full_name(source: str) -> str:
-    """The same from every folder."""
-    return os.path.abspath(Path(source).expanduser()) if is_path(source) else source
 
 
 def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
@@ -153,13 +151,9 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _last_contents(folder: Path, request: dict[str, Any]) -> Path:
-    return folder / f"{cache.key_of(request)}.last"
-
-
-def _changed(folder: Path, request: dict[str, Any], config: DataConfig, contents: list[str]) -> list[str]:
+def _changed(last: Path, config: DataConfig, contents: list[str]) -> list[str]:
     """The sources that had other contents when the same was last asked for."""
-    before = _remembered(folder, request)
+    before = _remembered(last)
     if before is None or before == contents:
         return []
     if not len(before) == len(contents) == len(config.sources):  # splits of one source
@@ -167,15 +161,8 @@ def _changed(folder: Path, request: dict[str, Any], config: DataConfig, contents
     return [name for name, old, new in zip(config.sources, before, contents, strict=True) if old != new]
 
 
-def _remembered(folder: Path, request: dict[str, Any]) -> list[str] | None:
+def _remembered(last: Path) -> list[str] | None:
     try:
-        return json.loads(_last_contents(folder, request).read_text(encoding="utf-8", errors="replace"))
+        return json.loads(last.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
         return None
-
-
-def _remember(folder: Path, request: dict[str, Any], contents: list[str]) -> None:
-    if _remembered(folder, request) == contents:
-        return
-    with contextlib.suppress(OSError), replacing(_last_contents(folder, request)) as temporary:
-        temporary.write_text(json.dumps(contents), encoding="utf-8")  # in a folder that others fill it is theirs to do

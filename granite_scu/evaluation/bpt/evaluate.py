@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from torch import nn
 
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.errors import UserError
 from granite_scu.evaluation.bpt import models, results, texts
-from granite_scu.evaluation.bpt.passes import score_windows
+from granite_scu.evaluation.bpt.passes import Switch, score_windows
 from granite_scu.evaluation.bpt.results import WindowScores
-from granite_scu.evaluation.bpt.subjects import BASE, Subject, runs_of, shared_base
+from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
 from granite_scu.evaluation.bpt.windows import cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
@@ -49,7 +49,8 @@ def evaluate(
     Raises:
         UserError: something wrong with the models, their tokenizers or the texts.
     """
-    base, runs = shared_base(subjects, options.model), runs_of(subjects)
+    base = shared_base(subjects, options.model)
+    runs = list(dict.fromkeys(subject.run for subject in subjects if subject.run))
     if not base and not subjects:
         raise UserError("nothing to score: name run folders, adapters or models, or a base with --model; see --help")
     asked = _texts(options, runs)
@@ -137,7 +138,7 @@ def _quantised(runs: Sequence[Path]) -> bool:
 
 
 def _score(
-    each_model: Iterable[models.Loaded],
+    each_model: Iterable[tuple[nn.Module, dict[str, Switch]]],
     scores: Sequence[WindowScores],
     batch_size: int,
     autocast: Callable[[], AbstractContextManager],
@@ -151,32 +152,27 @@ def _score(
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     seconds = 0.0
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        for loaded in each_model:
+        for model, switches in each_model:
             for of_corpus in scores:
-                what = f"{', '.join(loaded.names)} on {of_corpus.corpus.name}"
+                what = f"{', '.join(switches)} on {of_corpus.corpus.name}"
                 task = progress.add_task(what, total=of_corpus.n_tokens)
                 started = time.perf_counter()
-                nats = score_windows(
-                    loaded.model,
-                    loaded.switches,
-                    of_corpus.corpus,
-                    of_corpus.windows,
-                    batch_size,
-                    autocast=autocast,
-                    advance=partial(progress.advance, task),
-                )
+                whole = of_corpus.corpus, of_corpus.windows
+                told = partial(progress.advance, task)
+                nats = score_windows(model, [*switches.values()], *whole, batch_size, autocast=autocast, advance=told)
                 seconds += time.perf_counter() - started
-                for name, found in zip(loaded.names, nats, strict=True):
-                    _check_finite(name, found, of_corpus)
-                    of_corpus.nats[name] = found
+                of_corpus.nats.update(zip(switches, nats, strict=True))
+                for name in switches:
+                    _check_finite(name, of_corpus)
     return seconds
 
 
-def _check_finite(name: str, nats: NDArray[np.float64], of_corpus: WindowScores) -> None:
-    wrong = np.flatnonzero(~np.isfinite(nats))
-    if len(wrong):
-        document = of_corpus.corpus.documents[of_corpus.windows[wrong[0]].document]
+def _check_finite(name: str, of_corpus: WindowScores) -> None:
+    for window, nats in zip(of_corpus.windows, of_corpus.nats[name], strict=True):
+        if np.isfinite(nats):
+            continue
+        document = of_corpus.corpus.documents[window.document]
         raise UserError(
-            f"{name}: scores {nats[wrong[0]]} on {document}; its weights are not finite, or too large for the "
+            f"{name}: scores {nats} on {document}; its weights are not finite, or too large for the "
             "precision (try --precision fp32)"
         )

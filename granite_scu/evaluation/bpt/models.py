@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import peft
 import torch
@@ -22,21 +23,6 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 
 SAMPLE = 200_000
 """Characters of the texts on which tokenizers are compared."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model in memory.
-
-    Attributes:
-        model: the transformers model, which forward passes go through.
-        names: what it is scored as.
-        switches: for each name, the context in which it is that.
-    """
-
-    model: nn.Module
-    names: list[str]
-    switches: list[Switch]
 
 
 def load_tokenizer(base: str, subjects: Sequence[Subject], texts: Sequence[Document]) -> PreTrainedTokenizerBase:
@@ -85,7 +71,9 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> tuple:
     return beginning, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def load_with_adapters(base: BaseConfig, name: str, adapters: Sequence[Subject], machine: Machine) -> Loaded:
+def load_with_adapters(
+    base: BaseConfig, name: str, adapters: Sequence[Subject], machine: Machine
+) -> tuple[nn.Module, dict[str, Switch]]:
     """The base model with every adapter on it.
 
     Args:
@@ -94,24 +82,23 @@ def load_with_adapters(base: BaseConfig, name: str, adapters: Sequence[Subject],
         adapters: of this base.
         machine: device, precision and kernels.
 
+    Returns:
+        The transformers model, which forward passes go through, and for each name that it is scored as the context in
+        which it is that.
+
     Raises:
         UserError: an adapter does not fit the base, or its file is broken.
     """
-    plain = _load(base, machine)
+    config, device = replace(base, kernels=machine.kernels), machine.torch_device
+    plain = loading.load_model(config, WEIGHT_DTYPES[machine.precision], machine.attention, device).to(device).eval()
     if not adapters:
-        return Loaded(plain, [name], [nullcontext])
-    model = _with_adapters(plain, adapters, base.name, machine.torch_device)
+        return plain, {name: nullcontext}
+    model = _with_adapters(plain, adapters, base.name, device)
     if machine.precision != "32-true":
         leave_casting_to_autocast(model)
     model.eval()
-    active = [_activating(model, _key(number)) for number in range(len(adapters))]
-    return Loaded(plain, [name, *(adapter.name for adapter in adapters)], [_without(model), *active])
-
-
-def _load(base: BaseConfig, machine: Machine) -> nn.Module:
-    device = machine.torch_device
-    config = replace(base, kernels=machine.kernels)
-    return loading.load_model(config, WEIGHT_DTYPES[machine.precision], machine.attention, device).to(device).eval()
+    active = {adapter.name: partial(_scored_as, model, _key(number)) for number, adapter in enumerate(adapters)}
+    return plain, {name: partial(_scored_as, model, None), **active}
 
 
 def _with_adapters(plain: nn.Module, adapters: Sequence[Subject], base: str, device: torch.device) -> peft.PeftModel:
@@ -143,24 +130,18 @@ def _key(number: int) -> str:
     return f"scored_{number:04d}"
 
 
-def _without(model: peft.PeftModel) -> Switch:
-    """As ``model.disable_adapter``, which looks over every weight of every adapter first: longer than the switch."""
+@contextmanager
+def _scored_as(model: peft.PeftModel, adapter: str | None) -> Iterator[None]:
+    """Have the model be the base with this adapter, or without any.
 
-    @contextmanager
-    def base() -> Iterator[None]:
-        model.base_model.disable_adapter_layers()
-        try:
-            yield
-        finally:
-            model.base_model.enable_adapter_layers()
-
-    return base
-
-
-def _activating(model: peft.PeftModel, name: str) -> Switch:
-    @contextmanager
-    def active() -> Iterator[None]:
-        model.base_model.set_adapter(name, inference_mode=True)
+    ``model.disable_adapter`` would look over every weight of every adapter first: longer than the switch.
+    """
+    if adapter is not None:
+        model.base_model.set_adapter(adapter, inference_mode=True)
         yield
-
-    return active
+        return
+    model.base_model.disable_adapter_layers()
+    try:
+        yield
+    finally:
+        model.base_model.enable_adapter_layers()

@@ -54,52 +54,41 @@ def score_windows(
 
     def under_each_switch(numbers: Tensor, input_ids: Tensor, labels: Tensor) -> Tensor:
         found = []
-        for switch in switches:
-            with switch(), autocast():
-                found.append(_nats(model, input_ids, labels).double().sum(1))
+        try:
+            for switch in switches:
+                with switch(), autocast():
+                    found.append(token_nats(model, input_ids, labels).double().sum(1))
+        except torch.OutOfMemoryError as error:
+            batch, time = input_ids.shape
+            raise RunFailed(
+                f"{input_ids.device} has too little memory for {batch} windows of {time} tokens; "
+                f"set --batch-size below {batch} or, of one window, --max-length below {time}"
+            ) from error
         return torch.stack(found)
 
-    def keep(batch: dict[str, Tensor], nats: Tensor) -> None:
+    for batch, nats in each_batch(under_each_switch, batches(corpus, windows, batch_size), model=model):
         sums[:, batch["numbers"]] = nats
         advance(sum(corpus.counted(windows[i]) for i in batch["numbers"].tolist()))
-
-    each_batch(under_each_switch, batches(corpus, windows, batch_size), keep, model=model)
     return sums.cpu().numpy()
 
 
 def batches(corpus: ScoringCorpus, windows: Sequence[ScoringWindow], batch_size: int) -> Iterator[dict[str, Tensor]]:
     """The windows in batches of about one length: ``numbers``, and ``input_ids`` and ``labels``, (windows, time) int64.
 
-    Long ones come first, so that a batch that is too large fails at once.
+    Long ones come first, so that a batch that is too large fails at once. They are padded at the end, where causality
+    keeps it from mattering.
     """
     order = sorted(range(len(windows)), key=lambda i: windows[i].start - windows[i].stop)
     for begin in range(0, len(order), batch_size):
         numbers = order[begin : begin + batch_size]
-        inputs, labels = _batch(corpus, [windows[i] for i in numbers])
+        longest = windows[numbers[0]].stop - windows[numbers[0]].start
+        shape = len(numbers), -(-longest // MULTIPLE) * MULTIPLE
+        inputs, labels = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
+        for row, window in enumerate(windows[i] for i in numbers):
+            tokens = torch.from_numpy(corpus.sequences[window.document][window.start : window.stop + 1])
+            length = len(tokens) - 1
+            inputs[row, :length] = tokens[:-1]
+            predicted = tokens[length + 1 - window.scored :].long()
+            counts = torch.from_numpy(np.array(corpus.counts(window)))
+            labels[row, length - window.scored : length] = predicted.where(counts, IGNORED)
         yield {"numbers": torch.tensor(numbers), "input_ids": inputs, "labels": labels}
-
-
-def _nats(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    try:
-        return token_nats(model, inputs, labels)
-    except torch.OutOfMemoryError as error:
-        batch, time = inputs.shape
-        raise RunFailed(
-            f"{inputs.device} has too little memory for {batch} windows of {time} tokens; "
-            f"set --batch-size below {batch} or, of one window, --max-length below {time}"
-        ) from error
-
-
-def _batch(corpus: ScoringCorpus, windows: Sequence[ScoringWindow]) -> tuple[Tensor, Tensor]:
-    """Inputs and labels, padded at the end, where causality keeps it from mattering."""
-    longest = max(window.stop - window.start for window in windows)
-    shape = len(windows), -(-longest // MULTIPLE) * MULTIPLE
-    inputs, labels = torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED)
-    for row, window in enumerate(windows):
-        tokens = torch.from_numpy(corpus.sequences[window.document][window.start : window.stop + 1])
-        length = len(tokens) - 1
-        inputs[row, :length] = tokens[:-1]
-        predicted = tokens[length + 1 - window.scored :].long()
-        counts = torch.from_numpy(np.array(corpus.counts(window)))
-        labels[row, length - window.scored : length] = predicted.where(counts, IGNORED)
-    return inputs, labels

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import finite, replacing
@@ -17,16 +17,12 @@ def show(found: dict[str, Any], console: Console) -> None:
     models, pairs = found["models"], found["pairs"]
     first = models[0]["name"]
     against = {pair["b"]: pair for pair in pairs if pair["a"] == first}
-    table = Table(title=found["data"], title_justify="left", title_style="")
-    table.add_column("model")
-    for heading in ("bits/token", "bits/byte", "perplexity"):
-        table.add_column(heading, justify="right")
-    several = len(models) > 1
-    if several:
-        table.add_column(f"over {first}, 95 % interval", justify="right")
-    forgetting = models[0]["forgetting"]
-    if forgetting:
-        table.add_column(f"forgetting: {forgetting['data']}", justify="right")
+    several, forgetting = len(models) > 1, models[0]["forgetting"]
+    headings = ["bits/token", "bits/byte", "perplexity"]
+    headings += [f"over {first}, 95 % interval"] if several else []
+    headings += [f"forgetting: {forgetting['data']}"] if forgetting else []
+    columns = [Column(heading, justify="right") for heading in headings]
+    table = Table("model", *columns, title=found["data"], title_justify="left", title_style="")
     for model in models:
         cells = [f"{model['bits_per_token']:.4f}", f"{model['bits_per_byte']:.4f}", f"{model['perplexity']:.4g}"]
         if several:
@@ -87,12 +83,6 @@ def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a file whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def check_writable(flag: str, path: Path | None) -> None:

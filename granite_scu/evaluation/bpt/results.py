@@ -50,9 +50,8 @@ class WindowScores:
     def difference(self, arm: str, reference: str) -> Estimate:
         """Bits per token that one model costs more than another, with its interval."""
         if self.units == "documents":
-            return statistics.difference_over_documents(
-                self.by_document(arm), self.by_document(reference), self.corpus.n_tokens
-            )
+            both = self.by_document(arm), self.by_document(reference)
+            return statistics.difference_over_documents(*both, self.corpus.n_tokens)
         counts = np.array([self.corpus.counted(window) for window in self.windows], np.int64)
         some = counts > 0  # in a window of a conversation perhaps only the user speaks
         return statistics.difference_over_documents(self.nats[arm][some], self.nats[reference][some], counts[some])
@@ -68,13 +67,13 @@ class WindowScores:
         }
 
     def counts(self) -> dict[str, Any]:
-        corpus = self.corpus
         return {
-            "data": corpus.name,
-            "documents": len(corpus.documents),
+            "data": self.corpus.name,
+            "documents": len(self.corpus.documents),
             "tokens": self.n_tokens,
-            "bytes": int(corpus.n_bytes.sum()),
+            "bytes": int(self.corpus.n_bytes.sum()),
             "excluded_documents": self.excluded,
+            "units": self.units,
         }
 
     def pair(self, reference: str, arm: str) -> dict[str, Any]:
@@ -105,25 +104,23 @@ def report(
         settings: how it was measured.
     """
     names = [model["name"] for model in models]
+    first = names[0]
+
+    def forgotten(name: str) -> dict[str, Any] | None:
+        if forgetting is None:
+            return None
+        against = forgetting.pair(first, name) if name != first else None
+        return {**forgetting.counts(), **forgetting.totals(name), "against": against}
+
     return {
         "schema": SCHEMA,
         **scores.counts(),
-        "units": scores.units,
         **settings,
         "models": [
-            {**model, **scores.totals(model["name"]), "forgetting": _forgotten(forgetting, names[0], model["name"])}
-            for model in models
+            {**model, **scores.totals(model["name"]), "forgetting": forgotten(model["name"])} for model in models
         ],
         "pairs": [scores.pair(a, b) for a, b in combinations(names, 2)],
     }
-
-
-def _forgotten(scores: WindowScores | None, reference: str, name: str) -> dict[str, Any] | None:
-    """A model's scores on the second corpus, and what it costs more there than the first model."""
-    if scores is None:
-        return None
-    against = scores.pair(reference, name) if name != reference else None
-    return {**scores.counts(), "units": scores.units, **scores.totals(name), "against": against}
 
 
 def by_document(scores: WindowScores) -> list[dict[str, Any]]:

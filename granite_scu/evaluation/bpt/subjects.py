@@ -81,11 +81,6 @@ def shared_base(subjects: Sequence[Subject], asked: str | None) -> str | None:
     return base
 
 
-def runs_of(subjects: Sequence[Subject]) -> list[Path]:
-    """The run folders, each once."""
-    return list(dict.fromkeys(subject.run for subject in subjects if subject.run))
-
-
 def _identify(given: str, label: str) -> Subject:
     path = Path(given).expanduser()
     if not path.is_dir():

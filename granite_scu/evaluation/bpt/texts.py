@@ -68,7 +68,7 @@ def named(path: str, column: str, runs: Sequence[Path], flag: str = "--data-dir"
         UserError: nothing to read, or nothing that no run has seen.
     """
     try:
-        documents, _ = drop_empty(load(path, column))
+        documents = drop_empty(load(path, column))
     except UserError as error:
         raise UserError(str(error).replace("--data-dir", flag)) from error
     return _unseen(path, documents, runs, flag)
@@ -90,7 +90,7 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
     config = data_config(run)
     name = f"{config.named}, held out by {run.name}"
     read = beginning(config) if config.stream else [in_memory(source.read()) for source in sources_of(config)]
-    documents, _ = drop_empty(list(chain(*read)))
+    documents = drop_empty(list(chain(*read)))
     others = [other for other in others if documents_of(other) != record]
     if record["shared"]:
         if [document.digest for document in documents] != record["shared"]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files, formats
-from granite_scu.data.sources.read import load, read
+from granite_scu.data.sources.read import load, source
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.errors import UserError
 
@@ -119,9 +119,9 @@ def test_a_text_file_is_the_same_in_pieces_of_any_size(tmp_path, monkeypatch, si
 
 def test_places_are_the_lines_at_which_rows_begin(tmp_path):
     write_csv(tmp_path / "a.csv", ["one", "two\nlines", "three"])
-    assert [d.name for d in read(str(tmp_path / "a.csv"), "text")] == [f"{tmp_path / 'a.csv'}:{n}" for n in (2, 3, 5)]
+    assert [d.name for d in load(str(tmp_path / "a.csv"), "text")] == [f"{tmp_path / 'a.csv'}:{n}" for n in (2, 3, 5)]
     write_parquet(tmp_path / "b.parquet", ["one", "two", "three"])
-    assert [d.name for d in read(str(tmp_path / "b.parquet"), "text")][2] == f"{tmp_path / 'b.parquet'}: row 3"
+    assert [d.name for d in load(str(tmp_path / "b.parquet"), "text")][2] == f"{tmp_path / 'b.parquet'}: row 3"
 
 
 @pytest.mark.parametrize("delimiter", formats.DELIMITERS)
@@ -271,7 +271,7 @@ def test_a_mark_of_utf_16_is_known(tmp_path, mark):
 def test_a_file_that_vanishes_while_the_corpus_is_read(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
-    documents = read(str(tmp_path), "text")
+    documents = source(str(tmp_path), "text").read()
     next(documents)
     later = next(documents)
     (tmp_path / "b.txt").unlink()

@@ -65,8 +65,8 @@ def test_embedded_corpora_are_loaded_by_name():
 
 def test_empty_texts_are_counted_and_named(tmp_path, caplog):
     path = jsonl(tmp_path, '{"text": "one"}', '{"text": ""}', '{"text": " \\n"}')
-    kept, n_empty = drop_empty(load(str(path), "text"))
-    assert [document.text for document in kept] == ["one"] and n_empty == 2
+    kept = drop_empty(load(str(path), "text"))
+    assert [document.text for document in kept] == ["one"]
     assert f"left out 2 of 3 texts, which are empty; the first is {path}:2" in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_logging_is_silent_about_a_plain_file(tmp_path, caplog):
     (tmp_path / "a.txt").write_text("text")
     with caplog.at_level(logging.DEBUG):
         documents = load(str(tmp_path), "text")
-        assert drop_empty(documents) == (documents, 0)
+        assert drop_empty(documents) == documents
     assert not caplog.records
 
 

@@ -51,7 +51,7 @@ def place(found: cache.Prepared) -> Path:
 
 
 def same(found: cache.Prepared, tokenizer, config: DataConfig) -> bool:
-    expected = encode(drop_empty(load(config.path, "text"))[0], tokenizer)
+    expected = encode(drop_empty(load(config.path, "text")), tokenizer)
     return all(np.array_equal(getattr(found.stream, name), getattr(expected, name)) for name in ARRAYS)
 
 
@@ -70,7 +70,7 @@ def counted(monkeypatch) -> list[int]:
 
 def test_tokens_on_disk_are_those_in_memory(tokenizer, config, caplog):
     found = prepare(config, tokenizer)
-    documents, _ = drop_empty(load(config.path, "text"))
+    documents = drop_empty(load(config.path, "text"))
     assert same(found, tokenizer, config)
     assert [f"{digest:016x}" for digest in found.digests.tolist()] == [document.digest for document in documents]
     assert found.characters.tolist() == [len(document.text) for document in documents]

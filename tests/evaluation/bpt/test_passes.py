@@ -84,9 +84,10 @@ def test_adapters_in_one_pass_score_as_each_alone(small_granite, corpus, tmp_pat
     targets = [["in_proj", "out_proj"], ["q_proj", "input_linear"], ["o_proj", "lm_head"]]
     folders = [adapter(base, tmp_path, seed, names) for seed, names in enumerate(targets)]
     here = machine.resolve(BaseConfig(small_granite), RunConfig(), {"accelerator": "cpu", "precision": "32-true"})
-    loaded = models.load_with_adapters(BaseConfig(small_granite), "base", identify(list(map(str, folders))), here)
-    assert loaded.names == ["base", "adapter-0", "adapter-1", "adapter-2"]
-    together = scored(loaded.model, corpus, switches=loaded.switches)
+    subjects = identify(list(map(str, folders)))
+    loaded, switches = models.load_with_adapters(BaseConfig(small_granite), "base", subjects, here)
+    assert list(switches) == ["base", "adapter-0", "adapter-1", "adapter-2"]
+    together = scored(loaded, corpus, switches=switches.values())
     assert together[0] == pytest.approx(scored(base, corpus)[0], rel=1e-6)
     for row, folder in enumerate(folders, start=1):
         plain = loading.load_model(BaseConfig(small_granite), torch.float32)
