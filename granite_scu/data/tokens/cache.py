@@ -108,11 +108,6 @@ def _facts(documents: list[Piece]) -> dict[str, list[int]]:
     }
 
 
-def default_folder() -> Path:
-    """Where tokens are kept when nothing else is said."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "granite-scu"
-
-
 def key_of(facts: dict[str, Any]) -> str:
     """The name of what these facts determine."""
     return hashlib.sha256(json.dumps([VERSION, facts], sort_keys=True).encode()).hexdigest()[:32]

@@ -48,7 +48,8 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         "tokenizer": _identity(tokenizer),
     }
     key = cache.key_of(request | {"contents": contents})
-    folder = Path(config.cache_dir).expanduser() if config.cache_dir else cache.default_folder()
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "granite-scu"
+    folder = Path(config.cache_dir).expanduser() if config.cache_dir else default
     last = folder / f"{cache.key_of(request)}.last"
     renderer = Renderer(tokenizer, config.loss_on)
 
@@ -81,10 +82,8 @@ def check_documents(config: DataConfig, corpus: Prepared) -> None:
             "out, or mend its name"
         )
     if corpus.n_empty:
-        total = corpus.n_empty + corpus.n_documents
-        _log.warning(
-            "left out %d of %d texts, which are empty; the first is %s", corpus.n_empty, total, corpus.first_empty
-        )
+        counts = corpus.n_empty, corpus.n_empty + corpus.n_documents
+        _log.warning("left out %d of %d texts, which are empty; the first is %s", *counts, corpus.first_empty)
 
 
 def full_names(config: DataConfig) -> list[str]:
