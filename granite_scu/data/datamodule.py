@@ -78,6 +78,14 @@ class TextDataModule(LightningDataModule):
         self.uniform_batches = uniform_batches
         self._filtered: dict[str, Filtered] = {}
 
+    def start_at(self, batch: int) -> None:
+        """Continue training after so many micro-batches of each rank."""
+        self.start_batch = batch
+
+    def release_trainer(self) -> None:
+        """Let go of the Trainer, which keeps the model, and the model the device's memory."""
+        self.trainer = None
+
     def with_batch_size(self, size: int) -> "TextDataModule":
         """The same prepared data in other micro-batches."""
         other = copy.copy(self)

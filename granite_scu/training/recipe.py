@@ -168,7 +168,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             trainer, best, final = _assemble(run, course, checkpoint.AdapterCheckpointIO(module), final_score)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
-                run.data.start_batch = run.resume.micro_batches
+                run.data.start_at(run.resume.micro_batches)
 
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():

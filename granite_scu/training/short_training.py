@@ -42,7 +42,7 @@ def short_training(run: PreparedRun, steps: int, eval_steps: int, callbacks: lis
             )
             fit(trainer, module, run.data, None)
         finally:
-            run.data.trainer = None  # it would keep the model, and the model the device's memory
+            run.data.release_trainer()
             module = trainer = None
             gc.collect()
             if run.machine.accelerator == "cuda":

@@ -116,7 +116,7 @@ def test_a_batch_is_the_blocks_as_int64(tokenizer, one_text):
 def test_training_starts_where_it_is_told(tokenizer, one_text):
     data = prepared(tokenizer, one_text)
     batches = [batch["input_ids"] for batch in islice(data.train_dataloader(), 40)]
-    data.start_batch = 30
+    data.start_at(30)
     resumed = [batch["input_ids"] for batch in islice(data.train_dataloader(), 10)]
     assert all(map(torch.equal, batches[30:], resumed))
 
