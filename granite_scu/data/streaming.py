@@ -1,7 +1,7 @@
 """``--stream``: training text that is read, tokenised and packed while training goes on, and kept nowhere.
 
 For text that is larger than the disk. Its beginning is read before training: of that, whole documents are held out for
-validation and test, as ``splitting`` divides them, and training passes over them and their copies wherever they are.
+validation and test, as ``splitting`` divides them, and training skips them and their copies wherever they are.
 
 Each of the S = ranks x loader processes shares takes every S-th document, and every S-th megabyte of a file that is one
 document, so that nothing is read by two of them. Where a share of the stream stands is a function of the seed and of
