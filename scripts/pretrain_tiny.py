@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the embedded model: a small Granite hybrid, pretrained on the standard library's source.
 
-    python scripts/pretrain_tiny.py --output-dir granite_scu/assets/tiny-granite-h
+    python scripts/pretrain_tiny.py --output-dir granite_scu/model/assets/tiny-granite-h
 
 Trains a byte-level BPE tokenizer and a GraniteMoeHybridForCausalLM with Granite-4.0-H's block
 structure (Mamba-2 and attention, no experts, tied embeddings, no positional encoding, all four

@@ -16,7 +16,7 @@ LAYERS = (
     ("experiments",),
     ("cli",),
 )
-"""From the bottom up. A package imports itself and what lies on lower layers; ``assets`` holds no code."""
+"""From the bottom up. A package imports itself and what lies on lower layers."""
 
 FLOOR = {name: floor for floor, names in enumerate(LAYERS) for name in names}
 

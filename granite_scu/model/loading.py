@@ -45,7 +45,7 @@ def resolve(name: str) -> str:
         UserError: a local folder that is none or holds no model.
     """
     if name == TINY_MODEL:
-        return str(files("granite_scu") / "assets" / TINY_MODEL)
+        return str(files("granite_scu.model") / "assets" / TINY_MODEL)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -94,7 +94,7 @@ def load_model_config(name: str):
 
 def default_config():
     """The transformers configuration of the default model, which is known without a download."""
-    return AutoConfig.from_pretrained(str(files("granite_scu") / "assets" / "granite-4.0-h-1b"))
+    return AutoConfig.from_pretrained(str(files("granite_scu.model") / "assets" / "granite-4.0-h-1b"))
 
 
 def known_config(name: str):

@@ -226,7 +226,7 @@ def test_a_folder_that_holds_something_else(launch, tmp_path):
 def test_a_folder_that_holds_what_the_run_reads(refusal, precious, flag):
     """Replacing the folder would delete the text or the model."""
     inside = precious / "inside"
-    shutil.copytree(files("granite_scu") / "assets" / "tiny-granite-h", inside)
+    shutil.copytree(files("granite_scu.model") / "assets" / "tiny-granite-h", inside)
     (inside / "text.txt").write_text("This text has no copy. " * 1000)
     assert f"--overwrite: would delete {flag} {inside}, which lies in {precious}" in refusal(flag, inside)
 

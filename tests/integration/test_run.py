@@ -24,7 +24,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.datamodule import TextDataModule
 
 ROOT = Path(__file__).parents[2]
-EMBEDDED = str(files("granite_scu") / "assets" / "tiny-granite-h")
+EMBEDDED = str(files("granite_scu.model") / "assets" / "tiny-granite-h")
 
 STEPS, EVERY, SAVED = 22, 4, 11
 FLAGS = ("--test-run", "--precision", "fp32", "--batch-size", 4, "--max-steps", STEPS, "--control-every", EVERY)

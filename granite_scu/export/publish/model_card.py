@@ -274,7 +274,7 @@ def _loading(base: str, facts: Mapping[str, Any]) -> str:
     placeholder = ""
     if base == TINY_MODEL:
         imports = "from importlib.resources import files\n\n"
-        source = f'str(files("granite_scu") / "assets" / "{TINY_MODEL}")'
+        source = f'str(files("granite_scu.model") / "assets" / "{TINY_MODEL}")'
     else:
         imports = ""
         source = f'"{public_name(base)}"'

@@ -151,7 +151,7 @@ def test_a_cell_does_not_break_its_table():
     [
         (HUB_ID, f'from_pretrained("{HUB_ID}")\n'),
         ("/models/base", 'from_pretrained("base")  # a local model: give the path of its folder\n'),
-        (TINY_MODEL, 'from_pretrained(str(files("granite_scu") / "assets" / "tiny-granite-h"))\n'),
+        (TINY_MODEL, 'from_pretrained(str(files("granite_scu.model") / "assets" / "tiny-granite-h"))\n'),
     ],
 )
 def test_the_snippet_loads_the_base_that_was_trained(base, source):
