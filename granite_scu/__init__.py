@@ -2,13 +2,15 @@
 
 A run from Python, on the embedded model. ``prepare`` refuses what cannot be done, ``train`` writes the run folder:
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> from granite_scu import Request, prepare, train
     >>> from rich.console import Console
     >>> with tempfile.TemporaryDirectory() as folder:
+    ...     text = pathlib.Path(folder, "text.txt")
+    ...     _ = text.write_text("".join(f"Line {number} of a text of your own.\\n" for number in range(300)))
     ...     request = Request.from_dotted({
-    ...         "base.name": "tiny-granite-h", "data.path": "stdlib-docs", "data.block_size": 32, "data.batch_size": 2,
-    ...         "data.train_tokens": 1000, "control.every": 2, "control.target_s": 0.02,
+    ...         "base.name": "tiny-granite-h", "data.path": str(text), "data.block_size": 32, "data.batch_size": 2,
+    ...         "control.every": 2, "control.target_s": 0.02,
     ...         "run.output_dir": folder + "/run", "trainer.accelerator": "cpu", "trainer.max_steps": 4,
     ...         "trainer.limit_val_batches": 2, "trainer.accumulate_grad_batches": 1, "optimizer.warmup_steps": 1,
     ...     })

@@ -13,6 +13,7 @@ Of n units n - 1 are drawn: with n, the variance comes out (n - 1) / n of what i
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,7 @@ class Draws:
     documents: Floats
 
     @classmethod
+    @lru_cache(maxsize=4)  # a report asks for the same draws at every row of a task
     def make(cls, n_seeds: int, n_documents: int, draws: int = DRAWS, seed: int = 0) -> "Draws":
         """Equal arguments give equal draws. A single seed or document is always drawn: its variance is unknown."""
         generator = np.random.default_rng(seed)

@@ -26,7 +26,7 @@ MORE = {
     # Small enough to bind within a few steps.
     "projection": ("--target-s", 1e-6),
     # Twelve validations, and checkpoints at steps without one: a validation that is due is not in the checkpoint.
-    "cascade": ("--max-steps", 24, "--eval-steps", 2, "--learning-rate", 0.02),
+    "cascade": ("--max-steps", 24, "--eval-steps", 2, "--learning-rate", 0.02, "--eval-batch-size", 2),
 }
 
 
@@ -103,7 +103,7 @@ def rescale_b(model, scale: float):
 
 def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(train, flags_of):
     """Against transformers' own loss: the base model, and the checkpoint's adapter with its B scaled."""
-    folder = train(*flags_of("cascade"), "--eval-batch-size", 2, "--save-steps", 22, "--control-every", 1)
+    folder = train(*flags_of("cascade"), "--save-steps", 22, "--control-every", 1)
     record = next(record for record in history(folder) if record["step"] == 23)
     config = json.loads((folder / "training_config.json").read_text(encoding="utf-8"))
     data = TextDataModule(DataConfig(**config["data"]), config["seed"])

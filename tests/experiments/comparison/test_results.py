@@ -30,10 +30,12 @@ def finished(protocol, evidence):
 
 def finished_plan(protocol, evidence, costs) -> Plan:
     plan = Plan(protocol, evidence)
-    while (spec := plan.next()) is not None:
-        cost = costs(spec)
-        noise = 0.001 * np.random.default_rng(spec.seed).normal(size=12)
-        finish_run(evidence, spec, cost, ((cost + noise) * 100).tolist(), tokens=[100] * 12)
+    while specs := list(plan.open_runs()):
+        for spec in specs:
+            if evidence.get(spec) is None:  # two arms may share a run
+                cost = costs(spec)
+                noise = 0.001 * np.random.default_rng(spec.seed).normal(size=12)
+                finish_run(evidence, spec, cost, ((cost + noise) * 100).tolist(), tokens=[100] * 12)
     return plan
 
 
@@ -92,8 +94,9 @@ def test_where_all_runs_of_pi_failed_another_arm_is_the_reference(finished, evid
 
 
 def test_a_difference_that_is_noise_is_called_so(finished):
-    generator = np.random.default_rng(0)
-    found = results.report(finished(lambda spec: 4.0 + 0.01 * generator.normal()))
+    # Which of two arms is the better one changes from seed to seed.
+    generators = [np.random.default_rng(seed) for seed in range(9)]
+    found = results.report(finished(lambda spec: 4.0 + 0.01 * generators[spec.seed].normal()))
     assert "no difference shown" in row(found, 1, "none")["verdict"]
 
 
