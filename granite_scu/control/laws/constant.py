@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from granite_scu.control.laws.base import Measurement, require
+from granite_scu.control.laws.base import require
 from granite_scu.control.laws.open_loop import OpenLoop
 
 
@@ -23,11 +23,7 @@ class Fixed(OpenLoop):
         super().__post_init__()
         require(0 <= self.lambda_init < math.inf, f"lambda_init {self.lambda_init}: must be finite and not negative")
 
-    @property
-    def initial_strength(self) -> float:
-        return self.lambda_init
-
-    def strength(self, measurement: Measurement) -> float:
+    def strength(self, step: int, progress: float) -> float:
         return self.lambda_init
 
 
@@ -40,9 +36,5 @@ class NoControl(OpenLoop):
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
     """
 
-    @property
-    def initial_strength(self) -> float:
-        return 0.0
-
-    def strength(self, measurement: Measurement) -> float:
+    def strength(self, step: int, progress: float) -> float:
         return 0.0

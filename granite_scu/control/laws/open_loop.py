@@ -29,12 +29,12 @@ class OpenLoop(ABC):
         require_alpha(self.ema_alpha)
 
     @property
-    @abstractmethod
-    def initial_strength(self) -> float: ...
+    def initial_strength(self) -> float:
+        return self.strength(step=0, progress=0.0)
 
     @abstractmethod
-    def strength(self, measurement: Measurement) -> float:
-        """Lambda from this tick on."""
+    def strength(self, step: int, progress: float) -> float:
+        """Lambda from a tick on, by the optimizer steps done and the share of the run that they are, 0 to 1."""
 
     def init(self) -> Ema:
         return Ema()
@@ -42,7 +42,7 @@ class OpenLoop(ABC):
     def update(self, state: Ema, measurement: Measurement) -> tuple[Ema, Output]:
         reading = read(state, measurement, self.ema_alpha, self.setpoint)
         output = Output(
-            reg_strength=self.strength(measurement),
+            reg_strength=self.strength(measurement.step, measurement.progress),
             smoothed=reading.smoothed,
             error=reading.error,
             held=not reading.valid,

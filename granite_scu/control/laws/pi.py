@@ -23,6 +23,9 @@ MARGINAL_SAVING = 0.08
 WARMING = 1.05
 """Ratio of what a tick moves the adapter by to what the tick before did, beyond which the learning rate warms up."""
 
+USABLE = (1e-100, 1e100)
+"""Bits per token that the law computes with. Beyond, a quotient of two would overflow or vanish; no run has such."""
+
 TINY = 1e-12
 """Travel below which the learning rate counts as gone; keeps the lag finite."""
 
@@ -167,7 +170,7 @@ class PI:
 
     def update(self, state: PIState, measurement: Measurement) -> tuple[PIState, Output]:
         log_s = measurement.log_s
-        usable = 0 < measurement.data_bpt < math.inf and 0 < measurement.param_bpt < math.inf
+        usable = all(USABLE[0] <= bpt <= USABLE[1] for bpt in (measurement.data_bpt, measurement.param_bpt))
         if log_s is None or not usable:
             return state, replace(state.output, held=True)
         first, pace = state.position is None, state.pace

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from granite_scu.control.laws.base import Measurement, require
+from granite_scu.control.laws.base import require
 from granite_scu.control.laws.open_loop import OpenLoop
 
 HISTORY = "scu_history.json"
@@ -51,8 +51,8 @@ class Replay(OpenLoop):
     def initial_strength(self) -> float:
         return self.initial
 
-    def strength(self, measurement: Measurement) -> float:
-        ticks = bisect_right(self.steps, measurement.step)
+    def strength(self, step: int, progress: float) -> float:
+        ticks = bisect_right(self.steps, step)
         return self.strengths[ticks - 1] if ticks else self.initial
 
 

@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from granite_scu.control.laws.base import Measurement, clip, require_strengths
+from granite_scu.control.laws.base import clip, require_strengths
 from granite_scu.control.laws.open_loop import OpenLoop
 
 
@@ -30,17 +30,13 @@ class Schedule(OpenLoop):
         super().__post_init__()
         require_strengths(self.lambda_min, self.lambda_max, lambda_init=self.lambda_init, lambda_end=self.lambda_end)
 
-    @property
-    def initial_strength(self) -> float:
-        return self.lambda_init
-
     @staticmethod
     @abstractmethod
     def weight(progress: float) -> float:
         """How much of the way from lambda_init to lambda_end is behind, 0 to 1."""
 
-    def strength(self, measurement: Measurement) -> float:
-        weight = self.weight(clip(measurement.progress, 0.0, 1.0))
+    def strength(self, step: int, progress: float) -> float:
+        weight = self.weight(clip(progress, 0.0, 1.0))
         # Weighed, not added to: at both ends this is exact.
         strength = (1 - weight) * self.lambda_init + weight * self.lambda_end
         return clip(strength, self.lambda_min, self.lambda_max)
@@ -50,8 +46,7 @@ class Schedule(OpenLoop):
 class Linear(Schedule):
     """In a straight line, in lambda and not in its logarithm.
 
-    >>> law = Linear(lambda_init=1.0, lambda_end=0.5)
-    >>> law.update(law.init(), Measurement(s=0.02, data_bpt=4.9, param_bpt=0.1, progress=0.5))[1].reg_strength
+    >>> Linear(lambda_init=1.0, lambda_end=0.5).strength(step=5, progress=0.5)
     0.75
     """
 
