@@ -23,13 +23,3 @@ def test_the_error_is_reported_against_a_setpoint():
     controller = NoControl(setpoint=0.02)
     _, output = controller.update(controller.init(), seen(0.01))
     assert output.error == pytest.approx(-math.log(2))
-
-
-@pytest.mark.parametrize("bad", [0.0, -0.1, math.nan, math.inf])
-def test_an_unusable_measurement_is_marked_and_leaves_the_filter_alone(bad):
-    controller = Fixed(setpoint=0.02)
-    state, before = controller.update(controller.init(), seen(0.01))
-    held_state, after = controller.update(state, seen(bad))
-    assert (before.held, after.held) == (False, True)
-    assert held_state == state
-    assert after.smoothed == before.smoothed
