@@ -4,24 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recurrence import recurrence
 
 from granite_scu.model.mamba2 import ssd
 from granite_scu.model.mamba2.ssd import ssd_scan
 
 NAMES = ("x", "dt", "a", "b", "c", "d")
-
-
-def recurrence(x, dt, a, b, c, d):
-    """H_t = exp(dt_t A) H_{t-1} + dt_t x_t B_t^T; y_t = H_t C_t + D x_t."""
-    batch, time, heads, head_dim = x.shape
-    b, c = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (b, c))
-    state = x.new_zeros(batch, heads, head_dim, b.shape[-1])
-    outputs = []
-    for t in range(time):
-        step = dt[:, t, :, None, None]
-        state = (step * a[:, None, None]).exp() * state + step * x[:, t, :, :, None] * b[:, t, :, None, :]
-        outputs.append((state * c[:, t, :, None, :]).sum(-1) + d[:, None] * x[:, t])
-    return torch.stack(outputs, 1)
 
 
 def inputs(batch=2, time=37, heads=4, head_dim=5, groups=1, state=6, step=0.1, rate=1.0, seed=0):
