@@ -11,9 +11,7 @@ from granite_scu.control.laws.open_loop import OpenLoop
 class Fixed(OpenLoop):
     """Lambda stays where it starts.
 
-    Attributes:
-        setpoint: S* that the logged error refers to; lambda does not heed it.
-        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
+    Attributes, besides those of ``OpenLoop``:
         lambda_init: lambda, not negative.
     """
 
@@ -29,12 +27,7 @@ class Fixed(OpenLoop):
 
 @dataclass(frozen=True)
 class NoControl(OpenLoop):
-    """No regularisation: lambda = 0.
-
-    Attributes:
-        setpoint: S* that the logged error refers to.
-        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
-    """
+    """No regularisation: lambda = 0. Attributes are those of ``OpenLoop``."""
 
     def strength(self, step: int, progress: float) -> float:
         return 0.0

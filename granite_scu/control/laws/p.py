@@ -16,12 +16,7 @@ class Proportional(Feedback):
     It has no memory but the filter, so nothing winds up. Where lambda_init is not the lambda that holds S* it rests
     off the setpoint, by the less the larger Kp is: the steady-state error that the integral term is there to remove.
 
-    Attributes:
-        setpoint: S*, a ratio in (0, 1).
-        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
-        lambda_init: lambda before the first valid tick, and at S = S*.
-        lambda_min: lower bound of lambda, above 0.
-        lambda_max: upper bound of lambda.
+    Attributes, besides those of ``Feedback``, whose ``lambda_init`` is lambda at S = S* too:
         kp: change of ln lambda per unit of error.
     """
 

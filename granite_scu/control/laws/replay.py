@@ -28,9 +28,7 @@ class Replay(OpenLoop):
     run to the bit; that of another seed has the course of lambda without the feedback. Of a law that told matrices
     apart only their mean is recorded.
 
-    Attributes:
-        setpoint: S* that the logged error refers to; lambda does not heed it.
-        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
+    Attributes, besides those of ``OpenLoop``:
         steps: optimizer steps of the recorded ticks, rising.
         strengths: lambda from each of them on, not negative.
         initial: lambda before the first of them.

@@ -12,9 +12,7 @@ from granite_scu.control.laws.open_loop import OpenLoop
 class Schedule(OpenLoop):
     """Lambda = lambda_init + w (lambda_end - lambda_init), with w from 0 to 1 over the run's optimizer steps.
 
-    Attributes:
-        setpoint: S* that the logged error refers to; lambda does not heed it.
-        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
+    Attributes, besides those of ``OpenLoop``:
         lambda_init: lambda at the start.
         lambda_end: lambda at the last step.
         lambda_min: lower bound of both, above 0.
