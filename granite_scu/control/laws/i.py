@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from granite_scu.control.laws.base import Output, bounded_exp, clip, require, require_gain
+from granite_scu.control.laws.base import Output, bounded_exp, check, clip
 from granite_scu.control.laws.feedback import Feedback
 
 
@@ -31,10 +31,7 @@ class Integral(Feedback):
     error_limit: float = 0.75
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_gain("ki", self.ki)
-        require(0 <= self.deadband < math.inf, f"deadband {self.deadband}: must be finite and not negative")
-        require_gain("error_limit", self.error_limit)
+        check(self, "ki", "error_limit")
 
     def act(self, error: float, reg_strength: float) -> Output:
         in_deadband = abs(error) < self.deadband

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from granite_scu.control.laws.base import Output, bounded_exp, require_gain
+from granite_scu.control.laws.base import Output, bounded_exp, check
 from granite_scu.control.laws.feedback import Feedback
 
 
@@ -23,8 +23,7 @@ class Proportional(Feedback):
     kp: float = 2.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_gain("kp", self.kp)
+        check(self, "kp")
 
     def act(self, error: float, reg_strength: float) -> Output:
         p_term = self.kp * error

@@ -4,17 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import (
-    Measurement,
-    Output,
-    bounded_exp,
-    clip,
-    require,
-    require_alpha,
-    require_gain,
-    require_setpoint,
-    require_strengths,
-)
+from granite_scu.control.laws.base import Measurement, Output, bounded_exp, check, clip, require
 from granite_scu.control.laws.filter import Ema
 
 MARGINAL_SAVING = 0.08
@@ -142,17 +132,10 @@ class PI:
     lambda_max: float = 1e6
 
     def __post_init__(self) -> None:
-        require_setpoint(self.setpoint)
-        require_alpha(self.ema_alpha)
-        require(0 < self.data_alpha <= 1, f"data_alpha {self.data_alpha}: must be in (0, 1]")
+        check(self, "error_limit", "stiffness", "kp_limit", "integral_time")
         # A gain of 0 switches a term off: useful in code, refused by the flags.
-        for name in ("kp", "ki", "deadband"):
-            value = getattr(self, name)
-            require(value is None or 0 <= value < math.inf, f"{name} {value}: must be finite and not negative")
-        for name in ("error_limit", "stiffness", "kp_limit", "integral_time"):
-            require_gain(name, getattr(self, name))
-        start = self.lambda_min if self.lambda_init is None else self.lambda_init
-        require_strengths(self.lambda_min, self.lambda_max, lambda_init=start)
+        for name, gain in (("kp", self.kp), ("ki", self.ki)):
+            require(gain is None or 0 <= gain < math.inf, f"{name} {gain}: must be finite and not negative")
 
     @property
     def feed_forward(self) -> float:

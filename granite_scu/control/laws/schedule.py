@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from granite_scu.control.laws.base import clip, require_strengths
+from granite_scu.control.laws.base import clip
 from granite_scu.control.laws.open_loop import OpenLoop
 
 
@@ -23,10 +23,6 @@ class Schedule(OpenLoop):
     lambda_end: float = 0.05
     lambda_min: float = 1e-6
     lambda_max: float = 1e6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_strengths(self.lambda_min, self.lambda_max, lambda_init=self.lambda_init, lambda_end=self.lambda_end)
 
     @staticmethod
     @abstractmethod
