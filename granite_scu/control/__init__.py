@@ -10,16 +10,15 @@ from typing import Any
 
 from granite_scu.control.laws.base import Controller, Measurement, Output
 from granite_scu.control.laws.cascade import Cascade
-from granite_scu.control.laws.constant import Fixed, NoControl
 from granite_scu.control.laws.cpr import CPR
 from granite_scu.control.laws.i import Integral
 from granite_scu.control.laws.kl import KL
+from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl
 from granite_scu.control.laws.original import Original
 from granite_scu.control.laws.p import Proportional
 from granite_scu.control.laws.pi import PI
 from granite_scu.control.laws.projection import Projection
 from granite_scu.control.laws.replay import Replay, read_recording
-from granite_scu.control.laws.schedule import Cosine, Linear
 
 __all__ = [
     "CONTROLLERS",

@@ -3,11 +3,16 @@ import math
 import pytest
 from invariants import run, seen
 
-from granite_scu.control import Cosine, Linear
+from granite_scu.control import Cosine, Fixed, Linear, NoControl
 
 
 def course(law, *progress: float) -> list[float]:
     return [output.reg_strength for output in run(law, [seen(0.02, progress=p) for p in progress])[1]]
+
+
+def test_a_constant_is_the_same_everywhere():
+    assert course(Fixed(lambda_init=0.3), 0.0, 0.5, 1.0) == [0.3] * 3 and Fixed(lambda_init=0.3).initial_strength == 0.3
+    assert course(NoControl(), 0.0, 0.5, 1.0) == [0.0] * 3 and NoControl().initial_strength == 0.0
 
 
 def test_a_line_worked_out_by_hand():
