@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from recurrence import recurrence
+from references import recurrence
 from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrence import recurrence
+from references import recurrence
 
 from granite_scu.model.mamba2 import ssd
 from granite_scu.model.mamba2.ssd import ssd_scan

@@ -1,6 +1,20 @@
-"""The Mamba-2 recurrence, a token at a time: what every scan is held against."""
+"""What the model's parts are tested against: the Mamba-2 recurrence, a token at a time, and small models."""
 
 import torch
+from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+
+SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "initializer_range": 0.2}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def granite():
+    torch.manual_seed(0)
+    return GraniteForCausalLM(GraniteConfig(**SIZES, **HEADS, logits_scaling=3.0))
+
+
+def llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS))
 
 
 def recurrence(x, dt, a, b, c, d, first=None):
