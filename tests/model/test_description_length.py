@@ -83,14 +83,7 @@ def test_one_nat_is_1_4427_bits():
 
 @pytest.mark.parametrize(
     ("data_bpt", "param_bpt", "ratio"),
-    [
-        (4.9, 0.1, 0.02),
-        (3.0, 1.0, 0.25),
-        (5.0, 0.0, 0.0),
-        (0.0, 0.0, 0.0),
-        (math.nan, 0.1, math.nan),
-        (5.0, math.nan, math.nan),
-    ],
+    [(4.9, 0.1, 0.02), (3, 1, 0.25), (5, 0, 0), (0, 0, 0), (math.nan, 0.1, math.nan), (5, math.nan, math.nan)],
 )
 def test_ratios_worked_out_by_hand_and_none_of_a_failed_measurement(data_bpt, param_bpt, ratio):
     assert information_ratio(data_bpt, param_bpt) == pytest.approx(ratio, rel=1e-15, nan_ok=True)
