@@ -1,4 +1,4 @@
-"""Controllers of lambda: pure Python, one a file, each a frozen dataclass with a pure ``update``.
+"""Controllers of lambda: pure Python, each a frozen dataclass with a pure ``update``.
 
 A new one is a class in a file of its own and a line in ``CONTROLLERS``.
 """
