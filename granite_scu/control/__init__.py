@@ -1,4 +1,4 @@
-"""Controllers of lambda: pure Python, one a file, each a frozen dataclass with a pure ``update``.
+"""Controllers of lambda: pure Python, each a frozen dataclass with a pure ``update``.
 
 A new one is a class in a file of its own and a line in ``CONTROLLERS``.
 """
@@ -10,16 +10,15 @@ from typing import Any
 
 from granite_scu.control.laws.base import Controller, Measurement, Output
 from granite_scu.control.laws.cascade import Cascade
-from granite_scu.control.laws.constant import Fixed, NoControl
 from granite_scu.control.laws.cpr import CPR
 from granite_scu.control.laws.i import Integral
 from granite_scu.control.laws.kl import KL
+from granite_scu.control.laws.open_loop import Cosine, Fixed, Linear, NoControl
 from granite_scu.control.laws.original import Original
 from granite_scu.control.laws.p import Proportional
 from granite_scu.control.laws.pi import PI
 from granite_scu.control.laws.projection import Projection
 from granite_scu.control.laws.replay import Replay, read_recording
-from granite_scu.control.laws.schedule import Cosine, Linear
 
 __all__ = [
     "CONTROLLERS",

@@ -134,11 +134,6 @@ def layer_npt(updates: Sequence[LowRankUpdate], sigma: float, n_tokens: int, mea
     return squared_norms(updates, measure) / (2 * sigma**2 * n_tokens)
 
 
-def param_npt(updates: Sequence[LowRankUpdate], sigma: float, n_tokens: int, measure: Measure = "delta") -> Tensor:
-    """Nats per token that describe the adapter: a scalar tensor. Arguments as of ``layer_npt``."""
-    return layer_npt(updates, sigma, n_tokens, measure).sum()
-
-
 @exact_products()
 def penalty_gradient(
     updates: Sequence[LowRankUpdate], sigma: float, n_tokens: int, measure: Measure = "delta"

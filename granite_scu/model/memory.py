@@ -113,10 +113,10 @@ def of_default_model(base: BaseConfig, lora: LoraConfig, data: DataConfig, preci
 
 
 def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
+    attention = "eager" if setting.base.attention == "eager" else "sdpa"  # flash-attn keeps what SDPA's kernels keep
+    config = copy.deepcopy(config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=setting.dtype, attn_implementation=_attention(setting.base)
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=setting.dtype, attn_implementation=attention)
     in_4_bits = adapters.linear_layers(model).values() if setting.base.quantize_4bit else []
     weights = sum(t.nbytes for t in {*model.parameters(), *model.buffers()} - {m.weight for m in in_4_bits})
     weights += math.ceil(FOUR_BIT_BYTES * sum(m.weight.numel() for m in in_4_bits))
@@ -128,10 +128,6 @@ def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
     after = gradients * (2 if setting.dtype == torch.float16 else 1)
     buckets = gradients if setting.processes > 1 else 0
     return Footprint(weights, 4 * gradients + buckets, max(step, after))
-
-
-def _attention(base: BaseConfig) -> str:
-    return "eager" if base.attention == "eager" else "sdpa"  # flash-attn keeps what SDPA's kernels keep
 
 
 Kind = tuple[tuple[str, torch.Size], ...]
@@ -183,25 +179,24 @@ def _take_step(model: nn.Module, setting: Setting) -> tuple[int, list[int]]:
     with torch.device("meta"):
         adapted = _adapted(model, setting)
     with FakeTensorMode(allow_non_fake_inputs=True), describing(setting.device):
-        _give_fake_tensors(adapted)
+        # Of the CPU, which autocast and the kernels know, and not of the meta device.
+        base = adapted.to_empty(device="cpu").get_base_model()
+        base.tie_weights()
         ids = torch.zeros(setting.batch_size, setting.block_size, dtype=torch.long)
         live = _Live()
-        for parameter in adapted.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.empty_like(parameter)
-                live.hold(parameter.grad)
         for tensor in [*adapted.parameters(), *adapted.buffers()]:
             live.hold(tensor)
-        kept = [_Kept(layer, live) for layer in layers or []]
+            if tensor.requires_grad:
+                tensor.grad = torch.empty_like(tensor)
+                live.hold(tensor.grad)
+        notes = [_noted(layer, live) for layer in layers or []]
         before = live.now
-        mixed = torch.autocast("cpu", setting.dtype, enabled=setting.dtype != torch.float32)
         with live:
-            with mixed:
-                base = adapted.get_base_model()
+            with torch.autocast("cpu", setting.dtype, enabled=setting.dtype != torch.float32):
                 documents = ids if setting.isolated and base.config.model_type == HYBRID else None
                 nats = loss.summed_nats(base, ids, ids, documents, loss.chunk_on(setting.device))
             nats.backward()
-    return live.peak - before, [layer.bytes for layer in kept]
+    return live.peak - before, [after - begin for begin, after, *_ in notes]  # a checkpointed layer runs again
 
 
 def _adapted(model: nn.Module, setting: Setting) -> nn.Module:
@@ -218,20 +213,6 @@ def _adapted(model: nn.Module, setting: Setting) -> nn.Module:
     if setting.dtype != torch.float32:
         adapters.leave_casting_to_autocast(adapted)
     return adapted
-
-
-def _give_fake_tensors(model: nn.Module) -> None:
-    """Put fake tensors of the CPU, which autocast and the kernels know, in the place of those of the meta device."""
-    made: dict[Tensor, Tensor] = {}  # a tied one stays tied
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                if tensor not in made:
-                    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    made[tensor] = nn.Parameter(empty, tensor.requires_grad) if tensors is module._parameters else empty
-                tensors[name] = made[tensor]
 
 
 class _FourBit(nn.Linear):
@@ -293,18 +274,9 @@ class _Live(TorchDispatchMode):
         return result
 
 
-class _Kept:
-    """What a layer leaves in memory when its forward pass is over, the first time."""
-
-    def __init__(self, layer: nn.Module, live: _Live) -> None:
-        self.bytes: int | None = None
-        self.live, self._before = live, 0
-        layer.register_forward_pre_hook(self._enter)
-        layer.register_forward_hook(self._leave)
-
-    def _enter(self, *args: Any) -> None:
-        self._before = self.live.now
-
-    def _leave(self, *args: Any) -> None:
-        if self.bytes is None:
-            self.bytes = self.live.now - self._before
+def _noted(layer: nn.Module, live: _Live) -> list[int]:
+    """The bytes in use as a layer's forward pass begins and as it is over, in turns."""
+    notes: list[int] = []
+    layer.register_forward_pre_hook(lambda *_: notes.append(live.now))
+    layer.register_forward_hook(lambda *_: notes.append(live.now))
+    return notes

@@ -15,7 +15,6 @@ from granite_scu.model.description_length import (
     decay,
     information_ratio,
     layer_npt,
-    param_npt,
     penalty_gradient,
     squared_norms,
 )
@@ -38,6 +37,10 @@ def adapters(draw, min_layers: int = 1) -> list[LowRankUpdate]:
     return updates
 
 
+def param_npt(*arguments) -> torch.Tensor:
+    return layer_npt(*arguments).sum()
+
+
 def delta(update: LowRankUpdate) -> torch.Tensor:
     return update.scale * update.b @ update.a
 
@@ -49,16 +52,10 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_a_description_worked_out_by_hand():
     update = LowRankUpdate(torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0]]), scale=0.5)  # Delta W = [[3, 4]]
     assert squared_norms([update]).tolist() == [25.0]
-    assert param_npt([update, update], sigma=0.5, n_tokens=10).item() == 10.0  # 50 / (2 * 0.25 * 10)
+    assert param_npt([update, update], 0.5, 10).item() == 10.0  # 50 / (2 * 0.25 * 10)
     ((by_a, by_b),) = penalty_gradient([update], sigma=0.5, n_tokens=10)  # weight 0.25 / (0.25 * 10) = 0.1
     torch.testing.assert_close(by_a, torch.tensor([[1.2, 1.6]]))  # 0.1 * 4 * A
     torch.testing.assert_close(by_b, torch.tensor([[5.0]]))  # 0.1 * 2 * 25
-
-
-@given(adapters())
-def test_squared_norms_are_those_of_the_updates_formed_explicitly(updates):
-    explicit = torch.stack([delta(u).square().sum() for u in updates])
-    torch.testing.assert_close(squared_norms(updates), explicit, rtol=1e-9, atol=1e-12)
 
 
 @given(adapters(), SIGMAS, N_TOKENS)
@@ -84,14 +81,12 @@ def test_one_nat_is_1_4427_bits():
     assert bits(1.0) == pytest.approx(1.442695, abs=1e-6)
 
 
-def test_a_ratio_worked_out_by_hand():
-    assert information_ratio(data_bpt=4.9, param_bpt=0.1) == pytest.approx(0.02, rel=1e-15)
-    assert information_ratio(data_bpt=3.0, param_bpt=1.0) == 0.25
-
-
-def test_the_ratio_of_an_untrained_adapter_is_zero():
-    assert information_ratio(5.0, 0.0) == 0.0
-    assert information_ratio(0.0, 0.0) == 0.0
+@pytest.mark.parametrize(
+    ("data_bpt", "param_bpt", "ratio"),
+    [(4.9, 0.1, 0.02), (3, 1, 0.25), (5, 0, 0), (0, 0, 0), (math.nan, 0.1, math.nan), (5, math.nan, math.nan)],
+)
+def test_ratios_worked_out_by_hand_and_none_of_a_failed_measurement(data_bpt, param_bpt, ratio):
+    assert information_ratio(data_bpt, param_bpt) == pytest.approx(ratio, rel=1e-15, nan_ok=True)
 
 
 @given(st.floats(0, 1e300), st.floats(0, 1e300))
@@ -104,11 +99,6 @@ def test_the_ratio_grows_with_the_description(data_bpt, param_bpt, more):
     assert information_ratio(data_bpt, param_bpt + more) > information_ratio(data_bpt, param_bpt)
 
 
-def test_a_failed_measurement_gives_no_number():
-    assert math.isnan(information_ratio(math.nan, 0.1))
-    assert math.isnan(information_ratio(5.0, math.nan))
-
-
 # The factors' own description
 
 
@@ -119,12 +109,6 @@ def test_a_description_of_the_factors_worked_out_by_hand():
     ((by_a, by_b),) = penalty_gradient([update], 0.5, 10, "factors")  # over 0.25 * 10
     torch.testing.assert_close(by_a, torch.tensor([[1.2, 1.6]]))
     torch.testing.assert_close(by_b, torch.tensor([[0.8]]))
-
-
-@given(adapters())
-def test_factors_are_described_before_training_too(updates):
-    fresh = [LowRankUpdate(u.a, torch.zeros_like(u.b), u.scale) for u in updates]
-    assert param_npt(fresh, 0.02, 1000, "factors") > 0
 
 
 # The decoupled actuator

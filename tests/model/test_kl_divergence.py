@@ -4,36 +4,17 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+from references import granite, llama
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.model import kl_divergence as divergence
 from granite_scu.model.kl_divergence import summed_kl
-
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "initializer_range": 0.2,
-}
-
-
-def granite():
-    return GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=3.0))
-
-
-def llama():
-    return LlamaForCausalLM(LlamaConfig(**SIZES))
 
 
 class Moved:
     """A model whose weights are moved, and a context in which they are not."""
 
     def __init__(self, build, size: float) -> None:
-        torch.manual_seed(0)
         self.model = build().eval()
         self.weight = self.model.get_input_embeddings().weight
         self.step = size * torch.randn(self.weight.shape)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config.settings import IGNORED, OptimizerConfig
 from granite_scu.errors import RunFailed, UserError
-from granite_scu.model.description_length import param_npt
+from granite_scu.model.description_length import layer_npt
 from granite_scu.training.module import GraniteModule, schedule
 
 RATE = 0.05
@@ -660,7 +660,7 @@ def test_a_reading_covers_every_token_since_the_last_one(make_module, fit, make_
 
 def test_a_reading_measures_the_adapter_as_it_is_now(make_module, fit, make_batches):
     module, _ = run(make_module, fit, make_batches(2))
-    explicit = param_npt(list(module.updates.values()), module.prior_sigma, module.n_tokens).item() / math.log(2)
+    explicit = float(layer_npt(list(module.updates.values()), module.prior_sigma, module.n_tokens).sum()) / math.log(2)
     assert module.read_window().param_bpt == math.fsum(module.layer_bpt()) == pytest.approx(explicit) and explicit > 0
 
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
-from operator import mul
+from itertools import pairwise, starmap
+from statistics import covariance
 from typing import Any
 
 from granite_scu.control.diagnostics.fit import line
@@ -197,9 +197,8 @@ def _regression(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> t
 
     Where a and b say the same (a frozen S), a alone counts.
     """
-    a, b, y = (_centred(values) for values in (a, b, y))
     pairs = (a, a), (b, b), (a, b), (a, y), (b, y), (y, y)
-    aa, bb, ab, ay, by, yy = (math.fsum(map(mul, left, right)) for left, right in pairs)
+    aa, bb, ab, ay, by, yy = starmap(covariance, pairs)
     if yy <= 0 or aa <= 0:
         return 0.0, (0.0, 0.0)
     determinant = aa * bb - ab * ab
@@ -207,8 +206,3 @@ def _regression(a: Sequence[float], b: Sequence[float], y: Sequence[float]) -> t
         return ay * ay / (aa * yy), (ay / aa, 0.0)
     on_a, on_b = (ay * bb - by * ab) / determinant, (by * aa - ay * ab) / determinant
     return (on_a * ay + on_b * by) / yy, (on_a, on_b)
-
-
-def _centred(values: Sequence[float]) -> list[float]:
-    mean = math.fsum(values) / len(values)
-    return [value - mean for value in values]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 StateT = TypeVar("StateT")
@@ -148,20 +148,26 @@ def require_setpoint(setpoint: float | None) -> None:
     require(valid, f"setpoint {setpoint}: S* is a ratio, it must lie between 0 and 1")
 
 
-def require_alpha(ema_alpha: float) -> None:
-    """Raise ValueError unless ``ema_alpha`` is the weight of a newest value."""
-    require(0 < ema_alpha <= 1, f"ema_alpha {ema_alpha}: must be in (0, 1]")
+def check(law: Controller[Any], *positive: str) -> None:
+    """Refuse settings out of range: those that laws have in common, and the ``positive`` ones.
 
-
-def require_gain(name: str, gain: float) -> None:
-    """Raise ValueError unless ``gain`` is positive and finite."""
-    require(0 < gain < math.inf, f"{name} {gain}: must be positive and finite")
-
-
-def require_strengths(low: float, high: float, **strengths: float) -> None:
-    """Raise ValueError unless each lambda lies in [low, high], and both bounds are positive and finite."""
+    Raises:
+        ValueError: names the setting, its value and its range.
+    """
+    given = {field.name: getattr(law, field.name) for field in fields(law)}
+    require_setpoint(given.get("setpoint"))
+    for name in given.keys() & {"ema_alpha", "data_alpha"}:
+        require(0 < given[name] <= 1, f"{name} {given[name]}: must be in (0, 1]")
+    for name in positive:
+        require(0 < given[name] < math.inf, f"{name} {given[name]}: must be positive and finite")
+    deadband = given.get("deadband", 0.0)
+    require(0 <= deadband < math.inf, f"deadband {deadband}: must be finite and not negative")
+    if "lambda_min" not in given:
+        return
+    low, high = given["lambda_min"], given["lambda_max"]
     bounds = f"must lie in [lambda_min, lambda_max] = [{low}, {high}], and both bounds be positive and finite"
-    for name, strength in strengths.items():
+    for name in ("lambda_min", "lambda_init", "lambda_end"):
+        strength = low if given.get(name) is None else given[name]
         require(0 < low <= strength <= high < math.inf, f"{name} {strength}: {bounds}")
 
 

@@ -4,16 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import (
-    AdapterBenefit,
-    Measurement,
-    Output,
-    clip,
-    require,
-    require_alpha,
-    require_gain,
-    require_strengths,
-)
+from granite_scu.control.laws.base import AdapterBenefit, Measurement, Output, check, clip, require
 from granite_scu.control.laws.pi import PI, PIState
 
 PROBED_SCALE = 0.8
@@ -114,10 +105,7 @@ class Cascade:
         odds = self._first_odds if 0 < self.start < 1 else math.nan
         require(ODDS[0] <= odds <= ODDS[1], f"start {self.start}: is an S*, it must lie between 0.01 and 1")
         require(0 < self.aim < 1, f"aim {self.aim}: must lie between 0 and 1")
-        require_gain("gain", self.gain)
-        require_gain("limit", self.limit)
-        require_alpha(self.ema_alpha)
-        require_strengths(self.lambda_min, self.lambda_max, lambda_min=self.lambda_min)
+        check(self, "gain", "limit")
 
     @property
     def initial_strength(self) -> float:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import Measurement, Output, clip, require, require_alpha, require_gain
+from granite_scu.control.laws.base import Measurement, Output, check, clip, require
 from granite_scu.control.laws.filter import Ema, read
 
 LEAST_SHARE = 0.01
@@ -67,12 +67,8 @@ class CPR:
     lambda_max: float = 1e6
 
     def __post_init__(self) -> None:
-        if self.cpr_bound is not None:
-            require_gain("cpr_bound", self.cpr_bound)
+        check(self, "mu", "lambda_max", *(() if self.cpr_bound is None else ("cpr_bound",)))
         require(self.cpr_warmup >= 1, f"cpr_warmup {self.cpr_warmup}: must be at least 1 tick")
-        require_gain("mu", self.mu)
-        require_alpha(self.ema_alpha)
-        require_gain("lambda_max", self.lambda_max)
 
     @property
     def initial_strength(self) -> float:

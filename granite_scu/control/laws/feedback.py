@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import Measurement, Output, require_alpha, require_setpoint, require_strengths
+from granite_scu.control.laws.base import Measurement, Output, check
 from granite_scu.control.laws.filter import Ema, read
 
 
@@ -42,9 +42,7 @@ class Feedback(ABC):
     lambda_max: float = 1e6
 
     def __post_init__(self) -> None:
-        require_setpoint(self.setpoint)
-        require_alpha(self.ema_alpha)
-        require_strengths(self.lambda_min, self.lambda_max, lambda_init=self.lambda_init)
+        check(self)
 
     @abstractmethod
     def act(self, error: float, reg_strength: float) -> Output:

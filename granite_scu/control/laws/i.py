@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from granite_scu.control.laws.base import Output, bounded_exp, clip, require, require_gain
+from granite_scu.control.laws.base import Output, bounded_exp, check, clip
 from granite_scu.control.laws.feedback import Feedback
 
 
@@ -20,12 +20,7 @@ class Integral(Feedback):
     On a plant that is first order in ln S, of gain -K and time constant T ticks, the loop's damping is
     1 / (2 sqrt(Ki K T)); the default gives 0.7 at K T = 5.
 
-    Attributes:
-        setpoint: S*, a ratio in (0, 1).
-        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
-        lambda_init: lambda before the first valid tick.
-        lambda_min: lower bound of lambda, above 0.
-        lambda_max: upper bound of lambda.
+    Attributes, besides those of ``Feedback``:
         ki: change of ln lambda per unit of error and tick.
         deadband: errors |ln(S / S*)| below this are not integrated.
         error_limit: e_max, the largest error that is acted upon, in ln S.
@@ -36,10 +31,7 @@ class Integral(Feedback):
     error_limit: float = 0.75
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_gain("ki", self.ki)
-        require(0 <= self.deadband < math.inf, f"deadband {self.deadband}: must be finite and not negative")
-        require_gain("error_limit", self.error_limit)
+        check(self, "ki", "error_limit")
 
     def act(self, error: float, reg_strength: float) -> Output:
         in_deadband = abs(error) < self.deadband

@@ -4,15 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import (
-    Measurement,
-    Output,
-    bounded_exp,
-    clip,
-    require_alpha,
-    require_gain,
-    require_strengths,
-)
+from granite_scu.control.laws.base import Measurement, Output, bounded_exp, check, clip
 from granite_scu.control.laws.feedback import FeedbackState
 from granite_scu.control.laws.filter import Ema, read
 
@@ -54,12 +46,9 @@ class KL:
     lambda_max: float = 1e6
 
     def __post_init__(self) -> None:
-        require_gain("target_kl", self.target_kl)
-        require_gain("kp", self.kp)
+        check(self, "target_kl", "kp")
         if self.kp * ERROR_LIMIT >= 1:
             raise ValueError(f"kp {self.kp}: must be below {1 / ERROR_LIMIT:g}, or a tick could make lambda negative")
-        require_alpha(self.ema_alpha)
-        require_strengths(self.lambda_min, self.lambda_max, lambda_init=self.lambda_init)
 
     @property
     def initial_strength(self) -> float:

@@ -1,10 +1,11 @@
 """Laws that heed no measurement: lambda follows from the place in the run, and S is smoothed for the log only."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from granite_scu.control.laws.base import Measurement, Output, require_alpha, require_setpoint
+from granite_scu.control.laws.base import Measurement, Output, check, clip, require
 from granite_scu.control.laws.filter import Ema, read
 
 
@@ -25,16 +26,15 @@ class OpenLoop(ABC):
     ema_alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        require_setpoint(self.setpoint)
-        require_alpha(self.ema_alpha)
+        check(self)
 
     @property
-    @abstractmethod
-    def initial_strength(self) -> float: ...
+    def initial_strength(self) -> float:
+        return self.strength(step=0, progress=0.0)
 
     @abstractmethod
-    def strength(self, measurement: Measurement) -> float:
-        """Lambda from this tick on."""
+    def strength(self, step: int, progress: float) -> float:
+        """Lambda from a tick on, by the optimizer steps done and the share of the run that they are, 0 to 1."""
 
     def init(self) -> Ema:
         return Ema()
@@ -42,9 +42,85 @@ class OpenLoop(ABC):
     def update(self, state: Ema, measurement: Measurement) -> tuple[Ema, Output]:
         reading = read(state, measurement, self.ema_alpha, self.setpoint)
         output = Output(
-            reg_strength=self.strength(measurement),
+            reg_strength=self.strength(measurement.step, measurement.progress),
             smoothed=reading.smoothed,
             error=reading.error,
             held=not reading.valid,
         )
         return reading.ema, output
+
+
+@dataclass(frozen=True)
+class Fixed(OpenLoop):
+    """Lambda stays where it starts.
+
+    Attributes, besides those of ``OpenLoop``:
+        lambda_init: lambda, not negative.
+    """
+
+    lambda_init: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.lambda_init < math.inf, f"lambda_init {self.lambda_init}: must be finite and not negative")
+
+    def strength(self, step: int, progress: float) -> float:
+        return self.lambda_init
+
+
+@dataclass(frozen=True)
+class NoControl(OpenLoop):
+    """No regularisation: lambda = 0. Attributes are those of ``OpenLoop``."""
+
+    def strength(self, step: int, progress: float) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Schedule(OpenLoop):
+    """Lambda = lambda_init + w (lambda_end - lambda_init), with w from 0 to 1 over the run's optimizer steps.
+
+    Attributes, besides those of ``OpenLoop``:
+        lambda_init: lambda at the start.
+        lambda_end: lambda at the last step.
+        lambda_min: lower bound of both, above 0.
+        lambda_max: upper bound of both.
+    """
+
+    lambda_init: float = 0.5
+    lambda_end: float = 0.05
+    lambda_min: float = 1e-6
+    lambda_max: float = 1e6
+
+    @staticmethod
+    @abstractmethod
+    def weight(progress: float) -> float:
+        """How much of the way from lambda_init to lambda_end is behind, 0 to 1."""
+
+    def strength(self, step: int, progress: float) -> float:
+        weight = self.weight(clip(progress, 0.0, 1.0))
+        # Weighed, not added to: at both ends this is exact.
+        strength = (1 - weight) * self.lambda_init + weight * self.lambda_end
+        return clip(strength, self.lambda_min, self.lambda_max)
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """In a straight line, in lambda and not in its logarithm.
+
+    >>> Linear(lambda_init=1.0, lambda_end=0.5).strength(step=5, progress=0.5)
+    0.75
+    """
+
+    @staticmethod
+    def weight(progress: float) -> float:
+        return progress
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Along half a cosine: slow, fast, slow, as Loshchilov and Hutter, "SGDR" (2017), lower a learning rate."""
+
+    @staticmethod
+    def weight(progress: float) -> float:
+        return (1 - math.cos(math.pi * progress)) / 2

@@ -4,17 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import (
-    Measurement,
-    Output,
-    bounded_exp,
-    clip,
-    require,
-    require_alpha,
-    require_gain,
-    require_setpoint,
-    require_strengths,
-)
+from granite_scu.control.laws.base import Measurement, Output, bounded_exp, check, clip, require
 from granite_scu.control.laws.filter import Ema
 
 
@@ -79,14 +69,8 @@ class Original:
     lambda_max: float = 2.0
 
     def __post_init__(self) -> None:
-        require_setpoint(self.setpoint)
-        require_gain("kp", self.kp)
-        require_gain("ki", self.ki)
-        require_alpha(self.ema_alpha)
-        require(0 <= self.deadband < math.inf, f"deadband {self.deadband}: must be finite and not negative")
-        require_gain("integral_limit", self.integral_limit)
+        check(self, "kp", "ki", "integral_limit")
         require(0 < self.leak <= 1, f"leak {self.leak}: must be in (0, 1]")
-        require_strengths(self.lambda_min, self.lambda_max, lambda_init=self.lambda_init)
 
     @property
     def initial_strength(self) -> float:

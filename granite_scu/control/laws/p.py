@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from granite_scu.control.laws.base import Output, bounded_exp, require_gain
+from granite_scu.control.laws.base import Output, bounded_exp, check
 from granite_scu.control.laws.feedback import Feedback
 
 
@@ -16,20 +16,14 @@ class Proportional(Feedback):
     It has no memory but the filter, so nothing winds up. Where lambda_init is not the lambda that holds S* it rests
     off the setpoint, by the less the larger Kp is: the steady-state error that the integral term is there to remove.
 
-    Attributes:
-        setpoint: S*, a ratio in (0, 1).
-        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
-        lambda_init: lambda before the first valid tick, and at S = S*.
-        lambda_min: lower bound of lambda, above 0.
-        lambda_max: upper bound of lambda.
+    Attributes, besides those of ``Feedback``, whose ``lambda_init`` is lambda at S = S* too:
         kp: change of ln lambda per unit of error.
     """
 
     kp: float = 2.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_gain("kp", self.kp)
+        check(self, "kp")
 
     def act(self, error: float, reg_strength: float) -> Output:
         p_term = self.kp * error

@@ -4,17 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import (
-    Measurement,
-    Output,
-    bounded_exp,
-    clip,
-    require,
-    require_alpha,
-    require_gain,
-    require_setpoint,
-    require_strengths,
-)
+from granite_scu.control.laws.base import Measurement, Output, bounded_exp, check, clip, require
 from granite_scu.control.laws.filter import Ema
 
 MARGINAL_SAVING = 0.08
@@ -22,6 +12,9 @@ MARGINAL_SAVING = 0.08
 
 WARMING = 1.05
 """Ratio of what a tick moves the adapter by to what the tick before did, beyond which the learning rate warms up."""
+
+USABLE = (1e-100, 1e100)
+"""Bits per token that the law computes with. Beyond, a quotient of two would overflow or vanish; no run has such."""
 
 TINY = 1e-12
 """Travel below which the learning rate counts as gone; keeps the lag finite."""
@@ -139,17 +132,10 @@ class PI:
     lambda_max: float = 1e6
 
     def __post_init__(self) -> None:
-        require_setpoint(self.setpoint)
-        require_alpha(self.ema_alpha)
-        require(0 < self.data_alpha <= 1, f"data_alpha {self.data_alpha}: must be in (0, 1]")
+        check(self, "error_limit", "stiffness", "kp_limit", "integral_time")
         # A gain of 0 switches a term off: useful in code, refused by the flags.
-        for name in ("kp", "ki", "deadband"):
-            value = getattr(self, name)
-            require(value is None or 0 <= value < math.inf, f"{name} {value}: must be finite and not negative")
-        for name in ("error_limit", "stiffness", "kp_limit", "integral_time"):
-            require_gain(name, getattr(self, name))
-        start = self.lambda_min if self.lambda_init is None else self.lambda_init
-        require_strengths(self.lambda_min, self.lambda_max, lambda_init=start)
+        for name, gain in (("kp", self.kp), ("ki", self.ki)):
+            require(gain is None or 0 <= gain < math.inf, f"{name} {gain}: must be finite and not negative")
 
     @property
     def feed_forward(self) -> float:
@@ -167,7 +153,7 @@ class PI:
 
     def update(self, state: PIState, measurement: Measurement) -> tuple[PIState, Output]:
         log_s = measurement.log_s
-        usable = 0 < measurement.data_bpt < math.inf and 0 < measurement.param_bpt < math.inf
+        usable = all(USABLE[0] <= bpt <= USABLE[1] for bpt in (measurement.data_bpt, measurement.param_bpt))
         if log_s is None or not usable:
             return state, replace(state.output, held=True)
         first, pace = state.position is None, state.pace

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from granite_scu.control.laws.base import Measurement, Output, require_alpha, require_setpoint
+from granite_scu.control.laws.base import Measurement, Output, check
 from granite_scu.control.laws.filter import Ema, read
 
 
@@ -44,8 +44,7 @@ class Projection:
     ema_alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        require_setpoint(self.setpoint)
-        require_alpha(self.ema_alpha)
+        check(self)
 
     @property
     def initial_strength(self) -> float:

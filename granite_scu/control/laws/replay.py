@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from granite_scu.control.laws.base import Measurement, require
+from granite_scu.control.laws.base import require
 from granite_scu.control.laws.open_loop import OpenLoop
 
 HISTORY = "scu_history.json"
@@ -28,9 +28,7 @@ class Replay(OpenLoop):
     run to the bit; that of another seed has the course of lambda without the feedback. Of a law that told matrices
     apart only their mean is recorded.
 
-    Attributes:
-        setpoint: S* that the logged error refers to; lambda does not heed it.
-        ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
+    Attributes, besides those of ``OpenLoop``:
         steps: optimizer steps of the recorded ticks, rising.
         strengths: lambda from each of them on, not negative.
         initial: lambda before the first of them.
@@ -51,8 +49,8 @@ class Replay(OpenLoop):
     def initial_strength(self) -> float:
         return self.initial
 
-    def strength(self, measurement: Measurement) -> float:
-        ticks = bisect_right(self.steps, measurement.step)
+    def strength(self, step: int, progress: float) -> float:
+        ticks = bisect_right(self.steps, step)
         return self.strengths[ticks - 1] if ticks else self.initial
 
 

@@ -1,10 +1,8 @@
 """What a law that acts around another law has in common with its like."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar
 
-from granite_scu.control.laws.base import Measurement, Output
 from granite_scu.control.laws.pi import PI, PIState
 
 
@@ -21,12 +19,9 @@ class WrapperState:
     tick: int = 0
 
 
-StateT = TypeVar("StateT", bound=WrapperState)
-
-
 @dataclass(frozen=True)
-class Wrapper(ABC, Generic[StateT]):
-    """Starts as the wrapped law does, and leaves to ``update`` what becomes of its outputs.
+class Wrapper:
+    """Starts as the wrapped law does. What becomes of its outputs, an ``update`` says.
 
     Attributes:
         law: the wrapped law.
@@ -44,8 +39,5 @@ class Wrapper(ABC, Generic[StateT]):
     def initial_strength(self) -> float:
         return self.law.initial_strength
 
-    @abstractmethod
-    def init(self) -> StateT: ...
-
-    @abstractmethod
-    def update(self, state: StateT, measurement: Measurement) -> tuple[StateT, Output]: ...
+    def init(self) -> WrapperState:
+        return WrapperState(self.law.init())

@@ -27,7 +27,7 @@ class ExcitationState(WrapperState):
 # law needs, and nobody knows beforehand which lambda holds S*. The excitation itself is open loop, since data from a
 # closed one mistake the law's reaction to noise for the plant's reaction to lambda.
 @dataclass(frozen=True)
-class Excitation(Wrapper[ExcitationState]):
+class Excitation(Wrapper):
     """Holds S at the setpoint for ``settle`` ticks, then steps ln lambda to level +- amplitude, whatever S does.
 
     The level is the mean of ln lambda over the later half of the settling. The signs are pseudo-random: one for each

@@ -7,7 +7,7 @@ from granite_scu.control.laws.wrapper import Wrapper, WrapperState
 
 
 @dataclass(frozen=True)
-class SetpointStep(Wrapper[WrapperState]):
+class SetpointStep(Wrapper):
     """``law`` up to tick ``at``, from there on the same law, in the same state, with its setpoint times ``factor``.
 
     Attributes:
@@ -23,9 +23,6 @@ class SetpointStep(Wrapper[WrapperState]):
         require(self.at >= 0, f"at {self.at}: must not be negative")
         require(self.factor > 0, f"factor {self.factor}: must be positive")
         replace(self.law, setpoint=self.law.setpoint * self.factor)  # refuses what is no ratio
-
-    def init(self) -> WrapperState:
-        return WrapperState(self.law.init())
 
     def update(self, state: WrapperState, measurement: Measurement) -> tuple[WrapperState, Output]:
         stepped = state.tick >= self.at

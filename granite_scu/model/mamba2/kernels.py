@@ -119,8 +119,6 @@ def fla_core() -> Kernels:
     from fla.modules.causal_conv1d import causal_conv1d
     from fla.ops.simple_gla import chunk_simple_gla
 
-    bounds_of = _Bounds()
-
     @torch.compiler.disable
     def scan(
         x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, seq_idx: Tensor | None = None
@@ -129,7 +127,7 @@ def fla_core() -> Kernels:
         share = x.shape[2] // b.shape[2]
         queries, keys = (t.unsqueeze(3).expand(-1, -1, -1, share, -1).flatten(2, 3) for t in (c, b))
         values = (x * dt.unsqueeze(-1)).to(x.dtype)
-        inputs, bounds = {"q": queries, "k": keys, "v": values, "g": dt * a}, bounds_of(seq_idx)
+        inputs, bounds = {"q": queries, "k": keys, "v": values, "g": dt * a}, _bounds_of(seq_idx)
         if bounds is not None:
             inputs = {name: _in_one_row(t) for name, t in inputs.items()}
         y, _ = chunk_simple_gla(**inputs, scale=1.0, cu_seqlens=bounds)
@@ -137,7 +135,7 @@ def fla_core() -> Kernels:
 
     @torch.compiler.disable
     def convolve(inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
-        bounds = bounds_of(seq_idx)
+        bounds = _bounds_of(seq_idx)
         x = inputs if bounds is None else _in_one_row(inputs)
         out, _ = causal_conv1d(x=x, weight=conv.weight.squeeze(1), bias=conv.bias, activation="silu", cu_seqlens=bounds)
         return out.view(inputs.shape)
@@ -145,22 +143,16 @@ def fla_core() -> Kernels:
     return Kernels(f"{_named('fla-core')}'s Triton kernels", scan, convolve)
 
 
-class _Bounds:
+@functools.lru_cache(maxsize=1)
+def _bounds_of(seq_idx: Tensor | None) -> Tensor | None:
     """Where documents begin and the last one ends, counted through the rows of a batch: (documents + 1,), or None.
 
     Their number is not known before the device is asked. So the newest are kept, which all layers of a pass share.
     """
-
-    def __init__(self) -> None:
-        self._newest: tuple[Tensor, Tensor] | None = None
-
-    def __call__(self, seq_idx: Tensor | None) -> Tensor | None:
-        if seq_idx is None:
-            return None
-        if self._newest is None or self._newest[0] is not seq_idx:
-            begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True).flatten()
-            self._newest = seq_idx, F.pad(begins.nonzero().flatten(), (0, 1), value=begins.numel())
-        return self._newest[1]
+    if seq_idx is None:
+        return None
+    begins = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True).flatten()
+    return F.pad(begins.nonzero().flatten(), (0, 1), value=begins.numel())
 
 
 def _in_one_row(t: Tensor) -> Tensor:

@@ -38,9 +38,7 @@ def ssd_scan(
     d: Tensor,
     chunk: int | None = None,
     seq_idx: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    return_state: bool = False,
-) -> Any:
+) -> Tensor:
     """Run the scan.
 
     Args:
@@ -54,15 +52,12 @@ def ssd_scan(
         chunk: tokens per chunk; the result does not depend on it. None takes 64, the
             fastest measured on a CPU.
         seq_idx: (batch, time) numbers of documents; where the number changes, the state starts from zero.
-        initial_state: (batch, heads, head_dim, state), the state before the first token; None is zero.
-        return_state: also return the state after the last token, as ``initial_state``, in fp32.
 
     Returns:
-        (batch, time, heads, head_dim) outputs in fp32 (fp64 for fp64 inputs), and the state where asked for. Decays,
-        sums and the carried state are never less than fp32.
+        (batch, time, heads, head_dim) outputs in fp32 (fp64 for fp64 inputs). Decays, sums and the carried state are
+        never less than fp32.
     """
-    batch, time, heads, head_dim = x.shape
-    groups, state = b.shape[2:]
+    time, groups = x.shape[1], b.shape[2]
     if time < 1 or (chunk is not None and chunk < 1):
         raise ValueError(f"a scan of {time} tokens in chunks of {chunk}: both must be at least 1")
     device = x.device.type
@@ -70,10 +65,6 @@ def ssd_scan(
     wide = torch.promote_types(x.dtype, torch.float32)
     chunk = min(chunk or CHUNK, time)
     runs = None if seq_idx is None else runs_of(seq_idx)
-    if initial_state is None:
-        carried = x.new_zeros(batch, groups, state, heads // groups * head_dim, dtype=wide)
-    else:
-        carried = initial_state.to(wide).unflatten(1, (groups, -1)).permute(0, 1, 4, 2, 3).flatten(3)
     if pad := -time % chunk:  # a padded step has dt = 0: it neither decays the state nor adds to it
         x, dt, b, c = (F.pad(t, [0, 0] * (t.dim() - 2) + [0, pad]) for t in (x, dt, b, c))
         runs = None if runs is None else torch.cat([runs, runs[:, -1:].expand(-1, pad)], 1)
@@ -81,35 +72,25 @@ def ssd_scan(
     x, dt, b, c = (t.unflatten(1, (-1, chunk)) for t in (x.to(dtype), dt.to(wide), b.to(dtype), c.to(dtype)))
     runs = None if runs is None else runs.unflatten(1, (-1, chunk))
     with torch.autocast(device, enabled=False):
-        y, carried = _Scan.apply(x, dt, a.to(wide), b, c, d.to(wide), carried, runs)
-    y = y.flatten(1, 2).flatten(2, 3)[:, :time]
-    if not return_state:
-        return y
-    return y, carried.unflatten(3, (-1, head_dim)).permute(0, 1, 3, 4, 2).flatten(1, 2)
+        y = _Scan.apply(x, dt, a.to(wide), b, c, d.to(wide), runs)
+    return y.flatten(1, 2).flatten(2, 3)[:, :time]
 
 
 class _Scan(torch.autograd.Function):
     """The scan over whole chunks.
 
-    x and y are (Z, K, L, G, H, P), dt is (Z, K, L, G, H), b and c are (Z, K, L, G, N), a and d are (G, H), the states
-    carried in and out (Z, G, N, H P), runs (Z, K, L) or None.
+    x and y are (Z, K, L, G, H, P), dt is (Z, K, L, G, H), b and c are (Z, K, L, G, N), a and d are (G, H), the state
+    that is carried from chunk to chunk (Z, G, N, H P), runs (Z, K, L) or None.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        carried: Tensor,
-        runs: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, runs: Tensor | None
+    ) -> Tensor:
         decays = _decays(dt, a, runs)
         y = x.new_empty(x.shape, dtype=dt.dtype)
-        starts = x.new_empty(*x.shape[:2], *carried.shape[1:])
+        starts = x.new_empty(*x.shape[:2], a.shape[0], b.shape[-1], a.shape[1] * x.shape[-1])
+        carried = torch.zeros_like(starts[:, 0], dtype=dt.dtype)
         for span in _spans(x):
             x_, b_, c_ = (_by_group(t[:, span]) for t in (x, b, c))
             decay = decays.at(span)
@@ -122,17 +103,18 @@ class _Scan(torch.autograd.Function):
             across = (c_ @ starts[:, span]).unflatten(-1, x.shape[-2:])
             y[:, span] = _by_group((across * decay.from_start.unsqueeze(-1)).add_(within.transpose(3, 4)))
         ctx.save_for_backward(x, dt, a, b, c, d, starts, runs)
-        return y, carried
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, d_carried: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(dy.device.type, enabled=False):
-            return _Scan._backward(ctx, dy, d_carried)
+            return _Scan._backward(ctx, dy)
 
     @staticmethod
-    def _backward(ctx: Any, dy: Tensor, d_carried: Tensor) -> tuple[Tensor | None, ...]:
+    def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, starts, runs = ctx.saved_tensors
+        d_carried = torch.zeros_like(starts[:, 0], dtype=dt.dtype)
         decays = _decays(dt, a, runs)
         # For the rates: what a strong decay adds to one sum it takes from another, and only fp64 leaves nothing of it.
         sums = torch.float64 if ctx.needs_input_grad[2] else dt.dtype
@@ -177,7 +159,7 @@ class _Scan(torch.autograd.Function):
         d_dt = torch.where(dt > 0, d_log_dt / dt, 0).addcmul_(d_steps.to(dt.dtype), a)
         da = (d_steps * dt).sum((0, 1, 2)).to(a.dtype) if ctx.needs_input_grad[2] else None
         dd = (dy * x).sum((0, 1, 2, 5)) if ctx.needs_input_grad[5] else None
-        return dx, d_dt, da, db, dc, dd, d_carried, None
+        return dx, d_dt, da, db, dc, dd, None
 
 
 def _spans(x: Tensor) -> list[slice]:

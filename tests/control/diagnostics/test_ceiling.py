@@ -16,12 +16,6 @@ EMBEDDED = growth(
 MEASURED = [(0.0009, 0.0026, 5.5), (0.0110, 0.2319, 5.64), (0.0225, 0.8485, 5.49), (0.0505, 4.6588, 5.11)]
 
 
-def test_growth_is_the_formula():
-    assert growth([(100, 16)], scale=2.0, sigma=0.02, n_tokens=10_000) == pytest.approx(384.72, rel=1e-4)
-    both = growth([(100, 16), (300, 16)], 2.0, 0.02, 10_000)
-    assert both == pytest.approx(4 * 384.72, rel=1e-4)
-
-
 @pytest.mark.parametrize(("moved", "param_bpt", "data_bpt"), MEASURED)
 def test_what_was_measured_lies_below_it_and_not_far_below(moved, param_bpt, data_bpt):
     most = ceiling(EMBEDDED, moved, data_bpt)

@@ -57,27 +57,22 @@ def test_what_a_held_record_repeats_is_not_in_band():
     assert summarise(history([0.1, 0.1, 0.1], held={1}))["settling_time"] == 30
 
 
-def test_leaving_the_band_at_the_end_is_not_settled():
-    metrics = summarise(history([0.1, 0.1, 0.1, 0.12]))
-    assert metrics["settling_time"] is None
-    assert metrics["in_band"] == 3 / 4
-
-
-def test_a_wider_band_settles_earlier():
-    records = history([0.05, 0.085, 0.095])
-    assert summarise(records)["settling_time"] == 30
-    assert summarise(records, band=0.2)["settling_time"] == 20
-
-
-def test_what_never_comes_near_the_setpoint_has_an_error_and_little_else():
-    metrics = summarise(history([0.05, 0.05, 0.05]))
-    assert metrics["rise_time"] is metrics["settling_time"] is metrics["overshoot"] is metrics["in_band"] is None
-    assert metrics["in_band_second_half"] == 0
-    assert metrics["iae"] == pytest.approx(math.log(2))
-
-
-def test_a_start_above_the_setpoint_counts_as_overshoot():
-    assert summarise(history([0.3, 0.1]))["overshoot"] == pytest.approx(2)
+@pytest.mark.parametrize(
+    ("s_ema", "settings", "expected"),
+    [
+        # leaving the band at the end is not settled; a wider band settles earlier; a start above counts as overshoot
+        ([0.1, 0.1, 0.1, 0.12], {}, {"settling_time": None, "in_band": 3 / 4}),
+        ([0.05, 0.085, 0.095], {}, {"settling_time": 30}),
+        ([0.05, 0.085, 0.095], {"band": 0.2}, {"settling_time": 20}),
+        ([0.3, 0.1], {}, {"overshoot": pytest.approx(2)}),
+        # what never comes near the setpoint has an error and little else
+        ([0.05] * 3, {}, dict.fromkeys(("rise_time", "settling_time", "overshoot", "in_band"))),
+        ([0.05] * 3, {}, {"in_band_second_half": 0, "iae": pytest.approx(math.log(2))}),
+    ],
+)
+def test_courses_and_what_is_said_of_them(s_ema, settings, expected):
+    found = summarise(history(s_ema), **settings)
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_the_error_is_weighted_by_the_steps_between_records():

@@ -5,27 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invariants import check
+from invariants import LAWS as ALL_LAWS
 
 from granite_scu.control import PI, Measurement, Output
 
-UNUSABLE = [0.0, -0.1, math.nan, math.inf, -math.inf]
 USABLE_S = st.floats(1e-9, 0.999)
-GAINS = st.one_of(st.none(), st.floats(0, 20))
-ANY_S = st.one_of(USABLE_S, st.sampled_from(UNUSABLE))
-LAWS = st.builds(
-    PI,
-    setpoint=st.floats(1e-4, 0.9),
-    kp=GAINS,
-    ki=GAINS,
-    ema_alpha=st.floats(0.05, 1),
-    data_alpha=st.floats(0.05, 1),
-    deadband=st.floats(0, 0.2),
-    error_limit=st.floats(0.1, 5),
-    lambda_init=st.one_of(st.none(), st.floats(0.01, 100)),
-    lambda_min=st.floats(1e-8, 0.01),
-    lambda_max=st.floats(100, 1e8),
-)
+ANY_S = st.one_of(USABLE_S, st.sampled_from([0.0, -0.1, math.nan, math.inf, -math.inf]))
+LAWS = ALL_LAWS["pi"]
 
 
 def seen(s: float, travel: float = 0.0) -> Measurement:
@@ -127,21 +113,10 @@ def test_a_change_of_the_setpoint_moves_lambda_at_once():
     assert after.reg_strength / outputs[-1].reg_strength == pytest.approx((1.0 / (0.02 / 0.98)) ** (-2 / 3))
 
 
-def test_ln_s_is_smoothed_before_it_is_compared():
-    _, outputs = run(PI(setpoint=0.04, ema_alpha=0.5), [0.01, 0.08])
-    assert outputs[-1].smoothed == pytest.approx(0.04)
-    assert outputs[-1].error == pytest.approx(0.0)
-
-
 @given(LAWS, USABLE_S)
 def test_the_first_valid_tick_leaves_lambda_where_it_was(law, s):
     _, (output,) = run(law, [s])
     assert output.reg_strength == pytest.approx(law.initial_strength)
-
-
-@given(LAWS, st.lists(ANY_S, max_size=20))
-def test_invariants(law, values):
-    check(law, [seen(s, travel=5.0 * tick) for tick, s in enumerate(values, 1)], law.lambda_min, law.lambda_max)
 
 
 @given(LAWS, st.lists(ANY_S, max_size=60))
@@ -173,13 +148,15 @@ def test_the_deadband_freezes_the_integral_but_not_the_proportional_term():
     assert outputs[1].reg_strength > outputs[2].reg_strength
 
 
-@pytest.mark.parametrize("bad", UNUSABLE)
-def test_an_unusable_measurement_holds_everything(bad):
+@pytest.mark.parametrize(
+    "bits", [{"data_bpt": 2.2e-313}, {"param_bpt": 5e-324}, {"data_bpt": 1e300}, {"param_bpt": 0.0}]
+)
+def test_bits_that_no_run_has_hold_everything(bits):
+    """A quotient of these is 0 or infinite, though S has a logarithm."""
     law = PI(setpoint=0.02)
     states, outputs = run(law, [0.01, 0.03])
-    (held_state,), (held,) = run(law, [bad], states[-1])
-    assert held_state == states[-1]
-    assert held == replace(outputs[-1], held=True)
+    assert law.update(law.init(), replace(seen(0.01), **bits)) == (law.init(), replace(law.init().output, held=True))
+    assert law.update(states[-1], replace(seen(0.01), **bits)) == (states[-1], replace(outputs[-1], held=True))
 
 
 def test_the_rise_teaches_the_integral_nothing_but_a_standstill_below_does():

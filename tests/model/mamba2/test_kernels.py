@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from references import recurrence
 from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
@@ -23,22 +24,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 WEIGHT_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def recurrence(x, dt, a, b, c, d, first=None):
-    """The definition, a token at a time, in fp32; nothing of our scan's. ``first``: a document's first tokens."""
-    heads = x.shape[2]
-    x, b, c, d = (t.float() for t in (x, b, c, d))
-    b, c = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (b, c))
-    state, outputs = x.new_zeros(*x.shape[::2], x.shape[3], b.shape[-1]), []
-    for t in range(x.shape[1]):
-        step = dt[:, t, :, None, None]
-        state = state if first is None else state.masked_fill(first[:, t, None, None, None], 0)
-        state = (step * a[:, None, None]).exp() * state + step * x[:, t, :, :, None] * b[:, t, :, None, :]
-        outputs.append((state * c[:, t, :, None, :]).sum(-1) + d[:, None] * x[:, t])
-    return torch.stack(outputs, 1)
-
-
 class MambaSSM:
-    """A stand-in for mamba-ssm 2.3 and causal-conv1d 1.6: their signatures, the definition behind them."""
+    """A stand-in for mamba-ssm 2.3 and causal-conv1d 1.6: the arguments that ours have there, the definition behind
+    them."""
 
     name = "mamba-ssm 2.3.2's Triton kernels and causal-conv1d 1.6.1"
 
@@ -55,29 +43,10 @@ class MambaSSM:
             "causal_conv1d": {"causal_conv1d_fn": self.causal_conv1d_fn},
         }
 
-    def mamba_chunk_scan_combined(
-        self,
-        x,
-        dt,
-        A,
-        B,
-        C,
-        chunk_size,
-        D=None,
-        z=None,
-        dt_bias=None,
-        initial_states=None,
-        seq_idx=None,
-        cu_seqlens=None,
-        dt_softplus=False,
-        dt_limit=(0.0, float("inf")),
-        return_final_states=False,
-        return_varlen_states=False,
-        state_dtype=None,
-    ):
-        assert not dt_softplus and dt_bias is None and z is None, "our dt has had its softplus"
+    def mamba_chunk_scan_combined(self, x, dt, A, B, C, chunk_size, D=None, seq_idx=None):
         self.scans += 1
-        out = recurrence(x, dt, A, B, C, D, self.first_tokens(seq_idx, x.shape[:2])).to(x.dtype)
+        wide = (x.float(), dt, A, B.float(), C.float(), D.float())
+        out = recurrence(*wide, self.first_tokens(seq_idx, x.shape[:2])).to(x.dtype)
         return self.spoil(out, x=x, dt=dt, a=A, b=B, c=C, d=D)
 
     def first_tokens(self, seq_idx, shape):
@@ -88,24 +57,14 @@ class MambaSSM:
         assert (seq_idx.diff(dim=1) >= 0).all(), "a number that comes back is taken for the same document"
         return F.pad(seq_idx.diff(dim=1) != 0, (1, 0), value=True)
 
-    def causal_conv1d_fn(
-        self,
-        x,
-        weight,
-        bias=None,
-        seq_idx=None,
-        initial_states=None,
-        return_final_states=False,
-        final_states_out=None,
-        activation=None,
-    ):
+    def causal_conv1d_fn(self, x, weight, bias=None, seq_idx=None, activation=None):
         self.convolutions += 1
         assert seq_idx is None or x.stride(1) == 1, "only where channels are last in memory"
         return convolve(x, weight, bias, activation, self.first_tokens(seq_idx, (len(x), x.shape[2])))
 
 
 class FlaCore:
-    """A stand-in for fla-core 0.6: its signatures, the definition behind them."""
+    """A stand-in for fla-core 0.6: the arguments that ours have there, the definition behind them."""
 
     name = "fla-core 0.6.0's Triton kernels"
 
@@ -119,21 +78,7 @@ class FlaCore:
             "fla.modules.causal_conv1d": {"causal_conv1d": self.causal_conv1d},
         }
 
-    def chunk_simple_gla(
-        self,
-        q,
-        k,
-        v,
-        g=None,
-        g_gamma=None,
-        scale=None,
-        initial_state=None,
-        output_final_state=False,
-        state_v_first=False,
-        cu_seqlens=None,
-        cu_seqlens_cpu=None,
-        **kwargs,
-    ):
+    def chunk_simple_gla(self, q, k, v, g=None, scale=None, cu_seqlens=None):
         assert q.shape == k.shape and v.shape[:3] == g.shape == q.shape[:3], "equally many heads"
         assert q.dtype == k.dtype == v.dtype and g.dtype == torch.float32
         self.scans += 1
@@ -145,8 +90,7 @@ class FlaCore:
             state = state if first is None else state.masked_fill(first[:, t, None, None, None], 0)
             state = g[:, t, :, None, None].exp() * state + added
             outputs.append(scale * (state * q[:, t, :, None, :].float()).sum(-1))
-        out = torch.stack(outputs, 1).to(q.dtype)
-        return out, None
+        return torch.stack(outputs, 1).to(q.dtype), None
 
     def first_tokens(self, cu_seqlens, shape):
         """What the package asks of documents, whose first tokens these are."""
@@ -157,22 +101,7 @@ class FlaCore:
         assert (cu_seqlens.diff() > 0).all()
         return torch.zeros(shape, dtype=torch.bool).index_fill(1, cu_seqlens[:-1], True)
 
-    def causal_conv1d(
-        self,
-        x,
-        weight=None,
-        bias=None,
-        residual=None,
-        initial_state=None,
-        output_final_state=False,
-        activation=None,
-        backend="triton",
-        cu_seqlens=None,
-        cu_seqlens_cpu=None,
-        chunk_indices=None,
-        cp_context=None,
-        **kwargs,
-    ):
+    def causal_conv1d(self, x, weight=None, bias=None, activation=None, cu_seqlens=None):
         self.convolutions += 1
         first = self.first_tokens(cu_seqlens, x.shape[:2])
         return convolve(x.transpose(1, 2), weight, bias, activation, first).transpose(1, 2), None

@@ -1,29 +1,15 @@
 """The chunked scan against the recurrence it stands for, one token after the other in float64."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from references import recurrence
 
 from granite_scu.model.mamba2 import ssd
 from granite_scu.model.mamba2.ssd import ssd_scan
 
 NAMES = ("x", "dt", "a", "b", "c", "d")
-
-
-def recurrence(x, dt, a, b, c, d):
-    """H_t = exp(dt_t A) H_{t-1} + dt_t x_t B_t^T; y_t = H_t C_t + D x_t."""
-    batch, time, heads, head_dim = x.shape
-    b, c = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (b, c))
-    state = x.new_zeros(batch, heads, head_dim, b.shape[-1])
-    outputs = []
-    for t in range(time):
-        step = dt[:, t, :, None, None]
-        state = (step * a[:, None, None]).exp() * state + step * x[:, t, :, :, None] * b[:, t, :, None, :]
-        outputs.append((state * c[:, t, :, None, :]).sum(-1) + d[:, None] * x[:, t])
-    return torch.stack(outputs, 1)
 
 
 def inputs(batch=2, time=37, heads=4, head_dim=5, groups=1, state=6, step=0.1, rate=1.0, seed=0):
@@ -140,34 +126,8 @@ def test_the_result_does_not_depend_on_the_chunk(batch, time, groups, heads_per_
 
 def test_the_backward_pass_is_the_derivative_in_double_precision():
     x, dt, a, b, c, d = (t.double().requires_grad_() for t in inputs(batch=1, time=7, heads=4, groups=2, head_dim=2))
-    state = torch.randn(1, 4, 2, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
-
-    def scan(x, dt, a, b, c, d, state):
-        return ssd_scan(x, dt, a, b, c, d, 3, documents, state, return_state=True)
-
-    assert torch.autograd.gradcheck(scan, (x, dt, a, b, c, d, state))
-
-
-@pytest.mark.parametrize("chunk", [4, 16, 64])
-def test_a_scan_of_two_halves_that_hand_over_the_state_is_the_scan_of_the_whole(chunk):
-    x, dt, a, b, c, d = inputs(time=40, groups=2)
-    whole, last = ssd_scan(x, dt, a, b, c, d, chunk, return_state=True)
-    parts, state = [], None
-    for half in (slice(0, 19), slice(19, None)):
-        args = (x[:, half], dt[:, half], a, b[:, half], c[:, half], d)
-        y, state = ssd_scan(*args, chunk, initial_state=state, return_state=True)
-        parts.append(y)
-    assert state.shape == (2, 4, 5, 6)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(state, last, rtol=1e-5, atol=1e-5)
-
-
-def test_the_state_returned_is_the_one_that_the_recurrence_ends_in():
-    x, b = torch.ones(1, 2, 1, 1), torch.ones(1, 2, 1, 1)
-    dt, a = torch.tensor([[[0.5], [2.0]]]), torch.tensor([-1.0])
-    _, state = ssd_scan(x, dt, a, b, b, torch.zeros(1), return_state=True)
-    torch.testing.assert_close(state.item(), 0.5 * math.exp(-2.0) + 2.0)
+    assert torch.autograd.gradcheck(lambda *tensors: ssd_scan(*tensors, 3, documents), (x, dt, a, b, c, d))
 
 
 @settings(max_examples=25)
@@ -187,15 +147,6 @@ def test_documents_of_a_block_are_scanned_as_if_each_stood_alone(lengths, chunk,
     weight = torch.randn(alone.shape, generator=torch.Generator().manual_seed(1))
     for one, other in zip(*(torch.autograd.grad((y * weight).sum(), tensors) for y in (together, alone)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-def test_the_state_before_the_first_token_belongs_to_the_first_document_only():
-    x, dt, a, b, c, d = inputs(batch=1, time=12)
-    state, documents = torch.randn(1, 4, 5, 6), torch.tensor([[3] * 5 + [7] * 7])
-    y = ssd_scan(x, dt, a, b, c, d, 4, documents, state)
-    first = ssd_scan(x[:, :5], dt[:, :5], a, b[:, :5], c[:, :5], d, initial_state=state)
-    second = ssd_scan(x[:, 5:], dt[:, 5:], a, b[:, 5:], c[:, 5:], d)
-    torch.testing.assert_close(y, torch.cat([first, second], 1), rtol=1e-5, atol=1e-5)
 
 
 def test_all_chunks_at_once_as_on_a_gpu_give_what_one_after_the_other_gives(monkeypatch):
