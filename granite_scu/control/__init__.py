@@ -18,7 +18,7 @@ from granite_scu.control.laws.original import Original
 from granite_scu.control.laws.p import Proportional
 from granite_scu.control.laws.pi import PI
 from granite_scu.control.laws.projection import Projection
-from granite_scu.control.laws.replay import Replay, read_recording
+from granite_scu.control.laws.replay import Replay
 
 __all__ = [
     "CONTROLLERS",
@@ -41,7 +41,6 @@ __all__ = [
     "Proportional",
     "Replay",
     "build",
-    "read_recording",
 ]
 
 CONTROLLERS: dict[str, type[Controller[Any]]] = {

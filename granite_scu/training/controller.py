@@ -8,6 +8,7 @@ from granite_scu import control
 from granite_scu.config.settings import ControlConfig, RunConfig
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.errors import UserError
+from granite_scu.storage.recording import read_recording
 
 LEAST_VALIDATIONS = 10
 """Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
@@ -44,7 +45,7 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
         )
     try:
         acting = {"actuator": config.actuator, "measure": config.measure}
-        return control.read_recording(config.replay, total_steps, config.every, acting)
+        return read_recording(config.replay, total_steps, config.every, acting)
     except ValueError as error:
         raise UserError(f"--replay {config.replay}: {error}") from error
 

@@ -11,12 +11,12 @@ from granite_scu.config.settings import IGNORED, OptimizerConfig
 from granite_scu.control import PI, Controller
 from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.control.diagnostics.setpoint import probe_steps
-from granite_scu.control.laws.replay import recorded_weight
 from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
+from granite_scu.storage.recording import recorded_weight
 from granite_scu.training import memory_budget
 from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.prepared_run import PreparedRun

@@ -156,8 +156,9 @@ def check(law: Controller[Any], *positive: str) -> None:
     """
     given = {field.name: getattr(law, field.name) for field in fields(law)}
     require_setpoint(given.get("setpoint"))
-    for name in given.keys() & {"ema_alpha", "data_alpha"}:
-        require(0 < given[name] <= 1, f"{name} {given[name]}: must be in (0, 1]")
+    for name in ("ema_alpha", "data_alpha"):
+        weight = given.get(name, 1.0)
+        require(0 < weight <= 1, f"{name} {weight}: must be in (0, 1]")
     for name in positive:
         require(0 < given[name] < math.inf, f"{name} {given[name]}: must be positive and finite")
     deadband = given.get("deadband", 0.0)
