@@ -72,11 +72,11 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machin
     accelerator = hardware.resolve_accelerator(asked, cpu_is_meant=asked == "cpu")
     device = hardware.detect(accelerator)
     precision = hardware.resolve_precision(trainer["precision"], device)
-    devices, nodes = _processes(run.multi_gpu, device)
+    devices, nodes = processes_for(run.multi_gpu, device)
     if run.fsdp:
         _check_sharding(base, devices * nodes)
-    attention = _attention(base.attention, device, precision)
-    kernels = _kernels(base.kernels, bool(trainer.get("deterministic")))
+    attention = attention_for(base.attention, device, precision)
+    kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
 
@@ -106,7 +106,8 @@ def resolve_request(request: "Request") -> Machine:
     return found
 
 
-def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
+def processes_for(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
+    """Processes on this node, and nodes. Raises UserError where a launcher and ``--multi-gpu`` disagree."""
     launched = launched_processes()
     if not multi_gpu:
         if launched and launched != (1, 1):
@@ -145,17 +146,19 @@ def launched_processes() -> tuple[int, int] | None:
     return None
 
 
-def _attention(requested: str, device: hardware.Device, precision: str) -> str:
+def attention_for(requested: str, device: hardware.Device, precision: str) -> str:
+    """The attention kernel that ``--attn`` stands for. Raises UserError where it cannot run."""
     usable = find_spec("flash_attn") is not None and device.supports_flash and precision != "32-true"
     if requested == "flash_attention_2" and not usable:
         raise UserError(
-            "--attn flash_attention_2: needs flash-attn, a GPU of compute capability 8.0 or more, and bf16 or fp16; "
-            "use --attn sdpa"
+            "--attn flash_attention_2: needs flash-attn (pip install flash-attn --no-build-isolation), a GPU of "
+            "compute capability 8.0 or more, and bf16 or fp16; use --attn sdpa"
         )
     return ("flash_attention_2" if usable else "sdpa") if requested == "auto" else requested
 
 
-def _kernels(requested: str, deterministic: bool) -> str:
+def kernels_for(requested: str, deterministic: bool) -> str:
+    """What the Mamba-2 layers may take. Raises UserError where ``--deterministic`` does not allow it."""
     if requested == "cuda" and deterministic:
         raise UserError(
             "--kernels cuda: compiled kernels may add in any order, and --deterministic wants one; drop one"

@@ -10,6 +10,10 @@ import torch
 from granite_scu.hardware.torch_build import install_command
 
 ON_THE_CPU = "or add --accelerator cpu to train on the CPU"
+DRIVER_WANTED = (
+    "where there is an NVIDIA GPU, install its driver: sudo ubuntu-drivers install (elsewhere: "
+    "https://www.nvidia.com/drivers), then restart"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def why_no_cuda() -> tuple[str, str]:
             f"restart the machine, and if nvidia-smi fails still, install the driver anew, {ON_THE_CPU}",
         )
     if found.version is None:
-        return "no NVIDIA driver", f"use a machine with an NVIDIA GPU and its driver, {ON_THE_CPU}"
+        return "no NVIDIA driver", f"{DRIVER_WANTED}, {ON_THE_CPU}"
     if torch.version.cuda is None:
         remedy = f"scripts/setup_gpu.sh (it runs {install_command('cu130')}, or another build that fits the card)"
         return "PyTorch is built without CUDA", f"{remedy}, {ON_THE_CPU}"

@@ -12,7 +12,7 @@ from granite_scu.hardware import nvml, resolve_accelerator
 @pytest.mark.parametrize(
     ("driver", "build", "visible", "found", "remedy"),
     [
-        (None, "13.0", None, "no NVIDIA driver", "a machine with an NVIDIA GPU and its driver"),
+        (None, "13.0", None, "no NVIDIA driver", "sudo ubuntu-drivers install"),
         (13, None, None, "PyTorch is built without CUDA", "setup_gpu"),
         (13, "13.0", "", "hidden by CUDA_VISIBLE_DEVICES=", "unset CUDA_VISIBLE_DEVICES"),
         (13, "13.0", "-1", "hidden by CUDA_VISIBLE_DEVICES=-1", "unset CUDA_VISIBLE_DEVICES"),
