@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from granite_scu.cli import script_flags
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config import flags
 from granite_scu.config.settings import TINY_MODEL, DataConfig
@@ -38,17 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     known = {flag.name: flag for section in flags.SECTIONS.values() for flag in section}
     for name in SETTINGS:
-        flag = known[name]
-        parser.add_argument(
-            name,
-            dest=flag.key.removeprefix("data."),
-            type=flag.kind,
-            choices=flag.choices or None,
-            nargs="+" if flag.many else None,
-            metavar="|".join(flag.choices) or flag.kind.__name__.upper(),
-            help=flag.help.replace("%", "%%"),
-            default=argparse.SUPPRESS,
-        )
+        dest = known[name].key.removeprefix("data.")
+        parser.add_argument(name, dest=dest, default=argparse.SUPPRESS, **script_flags.argument(known[name]))
     parser.add_argument("--samples", type=int, default=3, metavar="INT", help="blocks to show (default: 3)")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, no samples")
 

@@ -27,8 +27,8 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, TINY_MODEL, BaseConfig
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.errors import UserError
-from granite_scu.hardware import GIB, Device, detect, dotted, machine, nvml, presets, resolve_precision
-from granite_scu.hardware.torch_build import install_command
+from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
+from granite_scu.hardware.torch_build import dotted, install_command
 from granite_scu.model import initial_adapter, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels

@@ -6,8 +6,9 @@ import torch
 
 from granite_scu.config.settings import PRECISIONS
 from granite_scu.errors import UserError
-from granite_scu.hardware.detection import Device, dotted
+from granite_scu.hardware.detection import Device
 from granite_scu.hardware.nvml import why_no_cuda
+from granite_scu.hardware.torch_build import dotted
 
 _PRECISION_FLAGS = {name: flag for flag, name in PRECISIONS.items()}
 
