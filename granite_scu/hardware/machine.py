@@ -68,8 +68,7 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machin
     Raises:
         UserError: this machine lacks something that was asked for.
     """
-    asked = trainer["accelerator"]
-    accelerator = hardware.resolve_accelerator(asked, cpu_is_meant=asked == "cpu")
+    accelerator = hardware.resolve_accelerator(trainer["accelerator"])
     device = hardware.detect(accelerator)
     precision = hardware.resolve_precision(trainer["precision"], device)
     devices, nodes = processes_for(run.multi_gpu, device)

@@ -26,7 +26,7 @@ def on(monkeypatch):
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(hardware, "detect", lambda accelerator: device)
-        monkeypatch.setattr(hardware, "resolve_accelerator", lambda asked, cpu_is_meant: device.kind)
+        monkeypatch.setattr(hardware, "resolve_accelerator", lambda asked: device.kind)
         return machine.resolve(base or BaseConfig(), run or RunConfig(), {**TRAINER, **trainer})
 
     return resolve

@@ -34,7 +34,7 @@ def test_no_gpu_has_a_reason_in_one_line(machine, monkeypatch, driver, build, vi
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert nvml.why_no_cuda()[0] == found and remedy in nvml.why_no_cuda()[1]
     with pytest.raises(UserError) as refused:
-        resolve_accelerator("auto", cpu_is_meant=False)
+        resolve_accelerator("auto")
     message = str(refused.value)
     assert found in message and remedy in message and "--accelerator cpu" in message and "\n" not in message
 
