@@ -255,8 +255,9 @@ def _number_formats(take_tf32: bool, device: Device) -> list[Check]:
 
 def _flash_attention(request: Request, device: Device, precision: str | None) -> Check:
     found, needed = _version("flash-attn"), request.base.attention == "flash_attention_2"
-    asked = "sdpa" if request.data.isolate_documents and request.base.attention == "auto" else request.base.attention
-    taken, refusal = _ask(machine.attention_for, asked, device, precision or resolve_precision(None, device))
+    products = precision or resolve_precision(None, device)
+    isolate = request.data.isolate_documents
+    taken, refusal = _ask(machine.attention_for, request.base.attention, device, products, isolate)
     ok = not refusal if needed else found is not None and device.supports_flash
     meaning = REFUSED if refusal else f"attention runs in {taken}"
     return Check("flash-attn", found or "not installed", ok, needed, meaning, refusal)

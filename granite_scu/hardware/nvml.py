@@ -82,33 +82,17 @@ def why_no_cuda() -> tuple[str, str]:
     return "the driver offers no device", f"nvidia-smi (it says what is wrong), {ON_THE_CPU}"
 
 
-@dataclass(frozen=True)
-class Sensors:
-    """What NVML says of a GPU now; null is what it does not tell of this one.
-
-    Attributes:
-        utilisation: percent of the last sample period (a sixth of a second to a second) in which a kernel ran.
-        temperature_c: degrees Celsius of the chip.
-        power_w: watts drawn.
-    """
-
-    utilisation: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
+SENSORS = ("gpu_utilisation", "gpu_temperature_c", "gpu_power_w")
+"""Fields of a tick's record: percent of the last sample period (a sixth of a second to a second) in which a kernel ran,
+degrees Celsius of the chip, watts drawn."""
 
 
-def read_sensors(index: int | None = None) -> Sensors:
-    """The sensors of a GPU.
-
-    Args:
-        index: as torch counts, CUDA_VISIBLE_DEVICES heeded; null is the current device.
-    """
-    milliwatts = _told(lambda: torch.cuda.power_draw(index))
-    return Sensors(
-        utilisation=_told(lambda: torch.cuda.utilization(index)),
-        temperature_c=_told(lambda: torch.cuda.temperature(index)),
-        power_w=None if milliwatts is None else milliwatts / 1000,
-    )
+def read_sensors() -> dict[str, float | None]:
+    """What the current GPU tells of ``SENSORS`` now; null is what it does not tell."""
+    utilisation, temperature = _told(torch.cuda.utilization), _told(torch.cuda.temperature)
+    milliwatts = _told(torch.cuda.power_draw)
+    watts = None if milliwatts is None else milliwatts / 1000
+    return dict(zip(SENSORS, (utilisation, temperature, watts), strict=True))
 
 
 def _told(ask: Callable[[], int]) -> int | None:

@@ -147,7 +147,9 @@ def test_what_is_there_serves(machine, monkeypatch):
     machine(A100)
     monkeypatch.setattr(requirements, "_version", lambda name: "2.8.4")
     monkeypatch.setattr(requirements.machine, "find_spec", lambda name: object())
-    checks = check_requirements(wanted("cuda", base__attention="flash_attention_2", base__quantize_4bit=True))
+    checks = check_requirements(
+        wanted("cuda", base__attention="flash_attention_2", base__quantize_4bit=True, data__isolate_documents=False)
+    )
     assert can_start(checks)
     assert found(checks, "flash-attn") == Check(
         "flash-attn", "2.8.4", True, True, "attention runs in flash_attention_2"

@@ -54,10 +54,10 @@ def test_an_nvml_that_fails_is_no_machine_without_a_driver(machine, monkeypatch)
 def test_sensors_say_what_they_can(machine, monkeypatch):
     machine(A100)
 
-    def unsupported(index):
+    def unsupported():
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    monkeypatch.setattr(torch.cuda, "utilization", lambda index: 93)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: 93)
     monkeypatch.setattr(torch.cuda, "temperature", unsupported)
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda index: 251_300)
-    assert nvml.read_sensors() == nvml.Sensors(utilisation=93, temperature_c=None, power_w=251.3)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda: 251_300)
+    assert nvml.read_sensors() == {"gpu_utilisation": 93, "gpu_temperature_c": None, "gpu_power_w": 251.3}
