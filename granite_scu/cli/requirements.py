@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from granite_scu.hardware.torch_build import dotted, install_command
 from granite_scu.model import initial_adapter, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
+from granite_scu.model.mamba2.kernels import version_of
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import memory_budget
 
@@ -105,7 +105,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
     python = sys.version_info[:2]
     precision, refusal = _ask(resolve_precision, trainer["precision"], device)
     trains = REFUSED if refusal else f"the run trains in {precision}"
-    bitsandbytes, four_bits = _version("bitsandbytes"), base.quantize_4bit
+    bitsandbytes, four_bits = version_of("bitsandbytes"), base.quantize_4bit
     meant = "holds the base in 4 bits" if four_bits else "for --4bit-quantization only"
     install_4bit = "pip install bitsandbytes, or leave out --4bit-quantization" if four_bits else ""
     checks = [
@@ -254,7 +254,7 @@ def _number_formats(take_tf32: bool, device: Device) -> list[Check]:
 
 
 def _flash_attention(request: Request, device: Device, precision: str | None) -> Check:
-    found, needed = _version("flash-attn"), request.base.attention == "flash_attention_2"
+    found, needed = version_of("flash-attn"), request.base.attention == "flash_attention_2"
     products = precision or resolve_precision(None, device)
     isolate = request.data.isolate_documents
     taken, refusal = _ask(machine.attention_for, request.base.attention, device, products, isolate)
@@ -355,10 +355,3 @@ def _hub(model: str, sources: list[str]) -> Check:
         remedy = f"curl -I {constants.ENDPOINT} (network, proxy, HF_ENDPOINT); {local}"
         return Check(name, found, False, True, meaning, remedy)
     return Check(name, f"{constants.ENDPOINT} answers", True, True, meaning)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

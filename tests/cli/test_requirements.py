@@ -135,7 +135,7 @@ def test_what_the_run_would_refuse_blocks_it(machine, monkeypatch, device, setti
     machine(device)
     for variable in ("WORLD_SIZE", "SLURM_NTASKS"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(requirements, "_version", lambda name: None)
+    monkeypatch.setattr(requirements, "version_of", lambda name: None)
     monkeypatch.setattr(requirements.machine, "find_spec", lambda name: None)
     monkeypatch.setattr(requirements.kernels, "installed", dict)
     checks = check_requirements(wanted(device.kind, **settings))
@@ -145,7 +145,7 @@ def test_what_the_run_would_refuse_blocks_it(machine, monkeypatch, device, setti
 
 def test_what_is_there_serves(machine, monkeypatch):
     machine(A100)
-    monkeypatch.setattr(requirements, "_version", lambda name: "2.8.4")
+    monkeypatch.setattr(requirements, "version_of", lambda name: "2.8.4")
     monkeypatch.setattr(requirements.machine, "find_spec", lambda name: object())
     checks = check_requirements(
         wanted("cuda", base__attention="flash_attention_2", base__quantize_4bit=True, data__isolate_documents=False)
