@@ -7,9 +7,13 @@ WRONG_REQUEST, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 class UserError(Exception):
     """The request or its data is wrong: one line that says what, where, and what to do. Exit code 2."""
 
+    code = WRONG_REQUEST
+
 
 class RunFailed(Exception):
     """The request was right and the run failed. One line with a diagnosis. Exit code 1."""
+
+    code = FAILED
 
 
 class Diverged(RunFailed):

@@ -39,7 +39,7 @@ def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
     chosen = asked
     if asked == presets.AUTO:
         accelerator = origins_and_values(without_preset(arguments)).get("trainer.accelerator", ("", "auto"))[1]
-        device = hardware.detect(hardware.resolve_accelerator(str(accelerator), cpu_is_meant=False))
+        device = hardware.detect(hardware.resolve_accelerator(str(accelerator)))
         chosen = presets.choose(device)
     file = ("--config", str(presets.path(chosen)))
     return _joined([file if pair[0] == FLAG else pair for pair in _split(arguments)]), chosen

@@ -52,30 +52,35 @@ def print_facts(title: str, facts: dict[str, Any], console: Console) -> None:
     """Print a table of names and values, one a line; underscores in names become spaces."""
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {entry}" for key, entry in value.items())
         table.add_row(name.replace("_", " "), Text("none" if value is None else str(value)))  # a path is no markup
     console.print(table)
 
 
 def print_summary(summary: dict, folder: Any, console: Console) -> None:
     """The short table at the end of a run."""
+    start, held, target = summary.get("start_test_bpt"), summary["control"]["held_ticks"], summary["s_target"]
     gain = summary["base_test_bpt"] - summary["final_test_bpt"]
     best = f"{summary['best_val_bpt']:.4f} at step {summary['best_val_step']}"
+    share = f", mfu {summary['mfu']:.1%} of {summary['peak_tflops']:.3g} TFLOP/s" if summary.get("mfu") else ""
     facts = {
         "held-out documents, base": f"{summary['base_test_bpt']:.4f} bits/token",
-        **_about_start(summary),
+        "held-out documents, adapter at the start": None if start is None else f"{start:.4f} bits/token",
         "held-out documents, adapter": f"{summary['final_test_bpt']:.4f} bits/token ({gain:+.4f} saved)",
         "validation, final": f"{summary['final_val_bpt']:.4f} bits/token (best {best})",
         "better adapter": better_in_words(summary),
         "S": "not measured" if summary["s_ema"] is None else f"{summary['s_ema']:.3%}",
-        **_about_setpoint(summary),
+        "S*": None if target is None else f"{target:.3%}",
+        "S* can be reached": None if target is None else _reachability(summary),
         "lambda": f"{summary['lambda']:.4g}",
-        **_about_held_ticks(summary["control"]["held_ticks"]),
+        "held ticks": f"{held}, without a usable measurement" if held else None,
         "training": f"{summary['steps']} steps, {summary['tokens']:,} tokens, {summary['train_time_s']:.0f} s, "
-        f"{summary['tokens_per_s']:,.0f} tokens/s{_share_of_peak(summary)}",
+        f"{summary['tokens_per_s']:,.0f} tokens/s{share}",
         "stopped by": f"{summary['stopped']['reason']} at step {summary['stopped']['step']}",
         "files": str(folder),
     }
-    print_facts("done", facts, console)
+    print_facts("done", {name: fact for name, fact in facts.items() if fact is not None}, console)
 
 
 def better_in_words(summary: dict) -> str:
@@ -83,25 +88,6 @@ def better_in_words(summary: dict) -> str:
     if summary["better"]["adapter"] == "final":
         return "the final one, at the top of the folder; none validated better"
     return f"best/, by {summary['better']['by_bpt']:.4f} bits/token on validation"
-
-
-def _share_of_peak(summary: dict) -> str:
-    return f", mfu {summary['mfu']:.1%} of {summary['peak_tflops']:.3g} TFLOP/s" if summary.get("mfu") else ""
-
-
-def _about_start(summary: dict) -> dict[str, str]:
-    start = summary.get("start_test_bpt")
-    return {} if start is None else {"held-out documents, adapter at the start": f"{start:.4f} bits/token"}
-
-
-def _about_setpoint(summary: dict) -> dict[str, str]:
-    if summary["s_target"] is None:
-        return {}
-    return {"S*": f"{summary['s_target']:.3%}", "S* can be reached": _reachability(summary)}
-
-
-def _about_held_ticks(count: int) -> dict[str, str]:
-    return {"held ticks": f"{count}, without a usable measurement"} if count else {}
 
 
 def _reachability(summary: dict) -> str:

@@ -69,12 +69,8 @@ def hush_renamings() -> None:
 
 def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int]:
     match error:
-        case Stopped():
+        case UserError() | RunFailed() | Stopped():
             return str(error), error.code
-        case UserError():
-            return str(error), WRONG_REQUEST
-        case RunFailed():
-            return str(error), FAILED
         case KeyboardInterrupt():
             return f"interrupted; {how_to_continue}", INTERRUPTED
         case RuntimeError() if "determine home directory" in str(error):  # by pathlib, for ~name/file

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from granite_scu.cli.console import make_console, quiet
+from granite_scu.cli import script_flags
+from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.config import flags
 from granite_scu.config.settings import TINY_MODEL, DataConfig
 from granite_scu.errors import UserError
@@ -38,17 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     known = {flag.name: flag for section in flags.SECTIONS.values() for flag in section}
     for name in SETTINGS:
-        flag = known[name]
-        parser.add_argument(
-            name,
-            dest=flag.key.removeprefix("data."),
-            type=flag.kind,
-            choices=flag.choices or None,
-            nargs="+" if flag.many else None,
-            metavar="|".join(flag.choices) or flag.kind.__name__.upper(),
-            help=flag.help.replace("%", "%%"),
-            default=argparse.SUPPRESS,
-        )
+        dest = known[name].key.removeprefix("data.")
+        parser.add_argument(name, dest=dest, default=argparse.SUPPRESS, **script_flags.argument(known[name]))
     parser.add_argument("--samples", type=int, default=3, metavar="INT", help="blocks to show (default: 3)")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON, no samples")
 
@@ -70,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     console = make_console()
-    _show(facts, console)
+    print_facts("text", facts, console)
+    console.print("samples of the training blocks: [bold green]learned[/], [dim]not learned[/], | between documents")
     for index in range(min(options.samples, len(data.train))):
         _show_block(data, index, tokenizer, console)
     return 0
@@ -81,15 +73,6 @@ def lengths(data: Any) -> dict[str, int]:
     bounds = data.train.stream.bounds
     found = np.percentile(bounds[:, 1] - bounds[:, 0], SHARES, method="nearest").astype(int)
     return {f"p{share}": int(value) for share, value in zip(SHARES, found, strict=True)}
-
-
-def _show(facts: dict[str, Any], console: Console) -> None:
-    table = Table(title="text", title_justify="left", show_header=False)
-    for name, value in facts.items():
-        shown = ", ".join(f"{key} {entry}" for key, entry in value.items()) if isinstance(value, dict) else str(value)
-        table.add_row(name.replace("_", " "), Text(shown))  # a path is no markup
-    console.print(table)
-    console.print("samples of the training blocks: [bold green]learned[/], [dim]not learned[/], | between documents")
 
 
 def _show_block(data: Any, index: int, tokenizer: Any, console: Console) -> None:

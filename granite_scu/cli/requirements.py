@@ -1,16 +1,15 @@
 """What a run needs and what it lacks: ``--check-requirements``.
 
-``check_requirements`` looks at everything at once, without starting the run, and names what mends each lack.
+``check_requirements`` looks at everything at once, without starting the run. What the run itself would refuse is asked
+of the run's own checks, whose refusal names what to do.
 """
 
 import dataclasses
-import importlib.metadata
 import json
-import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-from huggingface_hub.utils import validate_repo_id
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -28,29 +26,21 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, TINY_MODEL, BaseConfig
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.errors import UserError
-from granite_scu.hardware import GIB, Device, detect, dotted, nvml, presets, resolve_precision
-from granite_scu.hardware.machine import Machine, resolve_request
-from granite_scu.hardware.torch_build import install_command
+from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
+from granite_scu.hardware.torch_build import dotted, install_command
 from granite_scu.model import initial_adapter, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
+from granite_scu.model.mamba2.kernels import version_of
+from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import memory_budget
 
 _DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"
 """Of the default data set: that it is cached shows that the data set is."""
 _HUB_TIMEOUT = 2.0  # seconds
-MEMORY = ("GPU memory", "CPU memory")
-_PLACES = {
-    "embedded": "part of granite-scu",
-    "local folder": "read from disk",
-    "in the hub cache": "read from disk",
-    "on the hub": "is downloaded first",
-}
-"""Where a model may be, and what that means for the run."""
-_ON_DISK = ("embedded", "local folder", "in the hub cache")
 _DISK_NEEDED_GB = 1.0  # three checkpoints of the default adapter (18 M parameters, fp32, with Adam's moments)
-
-
+MEMORY = ("GPU memory", "CPU memory")
+REFUSED = "the run is refused"
 AS_A_WHOLE = "the run as a whole"
 """The check of what no requirement says alone."""
 
@@ -81,6 +71,14 @@ class Check:
         return self.needed and self.ok is False
 
 
+def _ask(check: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What a check of the run answers; and its refusal, empty where it has none."""
+    try:
+        return check(*arguments), ""
+    except UserError as error:
+        return None, str(error)
+
+
 def check_requirements(request: Request, preset: str | None = None) -> list[Check]:
     """Every requirement of a run. Loads no model; asks the hub only for what the run would download.
 
@@ -91,28 +89,50 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         preset: ``--hardware``, also one that there is not.
     """
     base, trainer = request.base, request.trainer
-    device = detect(trainer["accelerator"])
-    needs_cuda = trainer["accelerator"] != "cpu"
-    return [
-        _check_python(),
-        _check_pytorch(),
-        _check_driver(needs_cuda),
-        _check_cuda(needs_cuda),
-        *([_check_preset(preset, device)] if preset else []),
-        *([_check_multi_gpu(device)] if request.run.multi_gpu else []),
-        _check_capability(device),
-        _check_memory(device),
-        _check_precision(trainer["precision"], device),
-        *_check_number_formats(request.run.tf32, device),
-        _check_bitsandbytes(base.quantize_4bit),
-        _check_flash_attention(
-            "sdpa" if request.data.isolate_documents and base.attention == "auto" else base.attention, device
-        ),
-        _check_mamba_kernels(base, trainer, device),
-        _check_model(base.name),
-        _check_disk(request.run.output_dir),
-        _check_hub(base.name, request.data.path),
-    ]
+    device, driver = detect(trainer["accelerator"]), nvml.driver()
+    gpu, has_gpu = trainer["accelerator"] != "cpu", torch.cuda.is_available()
+    built_for = int((torch.version.cuda or "0").split(".")[0])
+    no_gpu, get_gpu = ("", "") if has_gpu else nvml.why_no_cuda()
+    get_gpu = get_gpu if gpu else ""
+    if driver.version:  # any minor version of the same major one is compatible
+        driver_found, driver_serves = f"{driver.version} (CUDA {driver.cuda_major})", driver.cuda_major >= built_for
+    else:  # WSL and Jetson have devices without NVML, so that the device itself decides there
+        driver_found = f"NVML fails: {driver.problem}" if driver.problem else "none found"
+        driver_serves = None if has_gpu else False
+    runs_on = "the run trains on it" if has_gpu else REFUSED
+    cpu = "not used: --accelerator cpu" if has_gpu else "the run trains on the CPU"
+    built = f"{torch.__version__}, built {f'for CUDA {torch.version.cuda}' if built_for else 'without CUDA'}"
+    python = sys.version_info[:2]
+    precision, refusal = _ask(resolve_precision, trainer["precision"], device)
+    trains = REFUSED if refusal else f"the run trains in {precision}"
+    bitsandbytes, four_bits = version_of("bitsandbytes"), base.quantize_4bit
+    meant = "holds the base in 4 bits" if four_bits else "for --4bit-quantization only"
+    install_4bit = "pip install bitsandbytes, or leave out --4bit-quantization" if four_bits else ""
+    checks = [
+        # name, what is found, whether it serves, whether the run needs it, what that means, and what mends it
+        Check("Python", platform.python_version(), python >= (3, 10) if python <= (3, 13) else None, True,
+              "checked with 3.10 to 3.13", "install Python 3.13"),
+        Check("PyTorch", built, tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9), True,
+              "supported: 2.9 and newer", 'pip install "torch>=2.9"'),
+        Check("NVIDIA driver", driver_found, driver_serves, gpu,
+              "a GPU needs it" if gpu else "not needed on the CPU", get_gpu),
+        Check("CUDA device", f"{torch.cuda.device_count()} x {detect().name}" if has_gpu else f"none: {no_gpu}",
+              has_gpu, gpu, runs_on if gpu else cpu, get_gpu),
+        *([_preset(preset, device)] if preset else []),
+        *([_processes(device)] if request.run.multi_gpu else []),
+        _capability(device),
+        Check(MEMORY[device.kind == "cpu"], f"{device.memory_gb:.1f} GiB", None, False,
+              "if it runs out, lower --batch-size"),
+        Check("precision", trainer["precision"] or "auto", not refusal, True, trains, refusal),
+        *_number_formats(request.run.tf32, device),
+        Check("bitsandbytes", bitsandbytes or "not installed", bool(bitsandbytes), four_bits, meant, install_4bit),
+        _flash_attention(request, device, precision),
+        _mamba_kernels(request, device, precision),
+        _model(base.name),
+        _disk(request.run.output_dir),
+        _hub(base.name, request.data.sources or [DEFAULT_DATASET]),
+    ]  # fmt: skip
+    return [dataclasses.replace(check, remedy="") if check.ok else check for check in checks]
 
 
 def with_the_run(checks: list[Check], request: Request) -> list[Check]:
@@ -123,9 +143,9 @@ def with_the_run(checks: list[Check], request: Request) -> list[Check]:
         request: the run that was described.
     """
     try:
-        machine = resolve_request(request)
-        kernels.check(machine.kernels, machine.accelerator)
-        checks = [_with_prediction(check, request, machine) if check.name in MEMORY else check for check in checks]
+        resolved = machine.resolve_request(request)
+        kernels.check(resolved.kernels, resolved.accelerator)
+        checks = [_with_prediction(check, request, resolved) if check.name in MEMORY else check for check in checks]
         _open_files(request)
     except UserError as error:
         if not can_start(checks):  # one of them says it
@@ -144,19 +164,17 @@ def _open_files(request: Request) -> None:
         initial_adapter.lora_of(request.lora, initial_adapter.open_start(request.lora.adapter, request.base.name))
 
 
-def _with_prediction(check: Check, request: Request, machine: Machine) -> Check:
-    name = request.base.name
-    if name != BaseConfig.name and _model_place(name) not in _ON_DISK:
+def _with_prediction(check: Check, request: Request, resolved: machine.Machine) -> Check:
+    if _is_unknown(request.base.name):
         return dataclasses.replace(check, meaning="not predicted before the model's configuration is downloaded")
-    footprint = memory_budget.predict(request, machine)
-    allowed = memory_budget.limit(machine, request.run.memory_fraction)
+    footprint = memory_budget.predict(request, resolved)
+    allowed = memory_budget.limit(resolved, request.run.memory_fraction)
     meaning = f"the run is predicted to take {footprint.total / GIB:.2f} of {allowed / GIB:.2f} GiB"
     fits = footprint.total <= allowed
     if request.run.auto_batch_size:
         return dataclasses.replace(check, meaning=f"{meaning}; --auto-batch-size goes by that")
-    return dataclasses.replace(
-        check, ok=fits or None, meaning=meaning, remedy="" if fits else memory_budget.advice(request, machine)
-    )
+    remedy = "" if fits else memory_budget.advice(request, resolved)
+    return dataclasses.replace(check, ok=fits or None, meaning=meaning, remedy=remedy)
 
 
 def can_start(checks: list[Check]) -> bool:
@@ -174,10 +192,10 @@ def print_requirements(checks: list[Check], as_json: bool = False) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for header in ("", "requirement", "found", "meaning"):
         table.add_column(header, overflow="fold")
+    words = {True: ("ok", "green"), False: ("absent", "yellow"), None: ("-", "dim")}
     for check in checks:
-        status, style = _status(check)
-        cells = (check.name, check.found, check.meaning)
-        table.add_row(Text(status, style=style), *(Text(cell) for cell in cells))
+        status = ("missing", "bold red") if check.blocks else words[check.ok]
+        table.add_row(Text(*status), *map(Text, (check.name, check.found, check.meaning)))
     console.print(table)
     for check in checks:
         if check.remedy:  # outside the table and unwrapped: commands are there to be copied
@@ -187,118 +205,43 @@ def print_requirements(checks: list[Check], as_json: bool = False) -> None:
     console.print(Text(f"\n{verdict}", style="bold red" if blocking else "bold green"))
 
 
-def _status(check: Check) -> tuple[str, str]:
-    if check.blocks:
-        return "missing", "bold red"
-    if check.ok is None:
-        return "-", "dim"
-    return ("ok", "green") if check.ok else ("absent", "yellow")
+def _preset(name: str, device: Device) -> Check:
+    _, unknown = _ask(presets.path, name)
+    warning = unknown or presets.mismatch(name, device) or ""
+    meaning = REFUSED if unknown else f"made for {presets.PRESETS[name].cards}"
+    return Check("hardware preset", name, not warning, bool(unknown), meaning, warning)
 
 
-def _check_python() -> Check:
-    version = sys.version_info[:2]
-    ok = None if version > (3, 13) else version >= (3, 10)
-    meaning = "checked with 3.10 to 3.13" if ok is None else "supported: 3.10 to 3.13"
-    return Check("Python", platform.python_version(), ok, True, meaning, "" if ok else "install Python 3.13")
+def _processes(device: Device) -> Check:
+    processes, refusal = _ask(machine.processes_for, True, device)
+    found = f"{device.count} x {device.name}" + (f", {processes[0] * processes[1]} processes" if processes else "")
+    meaning = REFUSED if refusal else "one process for each GPU; on the CPU a launcher starts them"
+    return Check("--multi-gpu", found, not refusal, True, meaning, refusal)
 
 
-def _check_pytorch() -> Check:
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    ok = (major, minor) >= (2, 9)
-    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    found = f"{torch.__version__}, {build}"
-    return Check("PyTorch", found, ok, True, "supported: 2.9 and newer", "" if ok else 'pip install "torch>=2.9"')
-
-
-def _check_driver(needed: bool) -> Check:
-    name, found = "NVIDIA driver", nvml.driver()
-    meaning = "a GPU needs it" if needed else "not needed on the CPU"
-    if found.version is None:
-        # WSL and Jetson have devices without NVML, so that the device itself decides there.
-        ok = None if torch.cuda.is_available() else False
-        remedy = "restart the machine; if nvidia-smi fails still, install the driver anew"
-        if found.problem is None:
-            remedy = "sudo ubuntu-drivers install (elsewhere: https://www.nvidia.com/drivers), then restart"
-        said = f"NVML fails: {found.problem}" if found.problem else "none found"
-        return Check(name, said, ok, needed, meaning, remedy if needed and not ok else "")
-    built_for = int((torch.version.cuda or "0").split(".")[0])
-    ok = found.cuda_major >= built_for  # any minor version of the same major one is compatible
-    remedy = "" if ok else f"update the driver, or {_install_torch('cu126')}"
-    return Check(name, f"{found.version} (CUDA {found.cuda_major})", ok, needed, meaning, remedy)
-
-
-def _check_cuda(needed: bool) -> Check:
-    if torch.cuda.is_available():
-        device = detect()
-        meaning = "the run trains on it" if needed else "not used: --accelerator cpu"
-        return Check("CUDA device", f"{device.count} x {device.name}", True, needed, meaning)
-    meaning = "the run is refused" if needed else "the run trains on the CPU"
-    found, remedy = nvml.why_no_cuda()
-    return Check("CUDA device", f"none: {found}", False, needed, meaning, remedy if needed else "")
-
-
-def _check_preset(name: str, device: Device) -> Check:
-    title = "hardware preset"
-    if name not in presets.PRESETS:
-        known = ", ".join(presets.PRESETS)
-        return Check(
-            title, f"{name}: no such preset", False, True, "the run is refused", f"--hardware auto, or {known}"
-        )
-    warning = presets.mismatch(name, device)
-    remedy = f"--hardware {presets.choose(device)}" if warning else ""
-    return Check(title, name, warning is None, False, f"made for {presets.PRESETS[name].cards}", remedy)
-
-
-def _check_multi_gpu(device: Device) -> Check:
-    launched = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
-    if device.kind == "cuda":
-        return Check("--multi-gpu", f"{device.count} visible", True, True, "one process for each GPU")
-    found = f"a CPU, {launched} processes" if launched > 1 else "a CPU, one process"
-    remedy = "" if launched > 1 else "leave out --multi-gpu, or start with torchrun --nproc-per-node 2"
-    return Check("--multi-gpu", found, launched > 1, True, "on the CPU a launcher starts them", remedy)
-
-
-def _check_capability(device: Device) -> Check:
+def _capability(device: Device) -> Check:
     if device.capability is None:
         return Check("compute capability", "none: a CPU", None, False, "concerns GPUs only")
-    built_in = _has_kernels(device.capability, torch.cuda.get_arch_list())
-    found = dotted(device.capability)
-    if built_in:
-        return Check("compute capability", found, True, True, "this PyTorch has kernels for it")
+    runs = _has_kernels(device.capability, torch.cuda.get_arch_list())
+    meaning = f"this PyTorch has {'' if runs else 'no '}kernels for it"
     # CUDA 13 dropped what came before Turing, CUDA 12.6 knows nothing after Hopper.
-    remedy = _install_torch("cu126" if device.capability < (7, 5) else "cu130")
-    return Check("compute capability", found, False, True, "this PyTorch has no kernels for it", remedy)
+    build = install_command("cu126" if device.capability < (7, 5) else "cu130", torch.__version__.split("+")[0])
+    return Check("compute capability", dotted(device.capability), runs, True, meaning, build)
 
 
 def _has_kernels(capability: tuple[int, int], architectures: list[str]) -> bool:
     """Whether a build for ``architectures`` (sm_80, compute_120, sm_90a ...) runs on a GPU of this capability."""
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
-        if not number.isdigit():  # sm_90a and the like run on exactly that chip; a plain one always comes with them
-            continue
-        major, minor = divmod(int(number), 10)
-        if kind == "sm" and major == capability[0] and minor <= capability[1]:
-            return True
-        if kind == "compute" and (major, minor) <= capability:  # PTX, which the driver compiles
-            return True
+        if number.isdigit():  # sm_90a and the like run on exactly that chip; a plain one always comes with them
+            version = divmod(int(number), 10)
+            # The driver compiles PTX (compute) for whatever came later; machine code (sm) serves one major version.
+            if version <= capability and (kind == "compute" or version[0] == capability[0]):
+                return True
     return False
 
 
-def _check_memory(device: Device) -> Check:
-    name = MEMORY[0] if device.kind == "cuda" else MEMORY[1]
-    return Check(name, f"{device.memory_gb:.1f} GiB", None, False, "if it runs out, lower --batch-size")
-
-
-def _check_precision(requested: str | None, device: Device) -> Check:
-    asked = requested or "auto"
-    try:
-        precision = resolve_precision(requested, device)
-    except UserError as error:
-        return Check("precision", asked, False, True, "the run is refused", str(error))
-    return Check("precision", asked, True, True, f"the run trains in {precision}")
-
-
-def _check_number_formats(take_tf32: bool, device: Device) -> list[Check]:
+def _number_formats(take_tf32: bool, device: Device) -> list[Check]:
     bf16 = "mixed precision needs no loss scaling" if device.supports_bf16 else "refused when asked for"
     tf32 = "fp32 products of the model take it" if take_tf32 else "not used: --no-tf32"
     flash = "attention can take them" if device.supports_flash else "attention goes without"
@@ -310,90 +253,61 @@ def _check_number_formats(take_tf32: bool, device: Device) -> list[Check]:
     return [Check(name, "yes" if has else "no", has, False, meaning) for name, has, meaning in rows]
 
 
-def _check_bitsandbytes(needed: bool) -> Check:
-    version = _version("bitsandbytes")
-    meaning = "holds the base in 4 bits" if needed else "for --4bit-quantization only"
-    remedy = "pip install bitsandbytes, or leave out --4bit-quantization" if needed and not version else ""
-    return Check("bitsandbytes", version or "not installed", version is not None, needed, meaning, remedy)
+def _flash_attention(request: Request, device: Device, precision: str | None) -> Check:
+    found, needed = version_of("flash-attn"), request.base.attention == "flash_attention_2"
+    products = precision or resolve_precision(None, device)
+    isolate = request.data.isolate_documents
+    taken, refusal = _ask(machine.attention_for, request.base.attention, device, products, isolate)
+    ok = not refusal if needed else found is not None and device.supports_flash
+    meaning = REFUSED if refusal else f"attention runs in {taken}"
+    return Check("flash-attn", found or "not installed", ok, needed, meaning, refusal)
 
 
-def _check_flash_attention(attention: str, device: Device) -> Check:
-    version = _version("flash-attn")
-    usable = version is not None and device.supports_flash
-    found = version or "not installed"
-    if attention != "flash_attention_2":
-        meaning = "taken by --attn auto" if attention == "auto" and usable else "not used: attention runs without"
-        return Check("flash-attn", found, usable, False, meaning)
-    if usable:
-        return Check("flash-attn", found, True, True, "attention runs through it")
-    install = "pip install flash-attn --no-build-isolation (needs nvcc), or " if device.supports_flash else ""
-    meaning = "the run is refused" if device.supports_flash else "needs compute capability 8.0"
-    return Check("flash-attn", found, False, True, meaning, f"{install}use --attn sdpa")
-
-
-def _check_mamba_kernels(base: BaseConfig, trainer: Mapping[str, Any], device: Device) -> Check:
-    name, needed = "Mamba-2 kernels", base.kernels == "cuda"
+def _mamba_kernels(request: Request, device: Device, precision: str | None) -> Check:
+    name, needed, ours = "Mamba-2 kernels", request.base.kernels == "cuda", "the layers run in PyTorch"
     installed = kernels.installed()
     found = ", ".join(f"{package} {version}" for package, version in installed.items()) or "not installed"
-    in_the_way = {
-        "--kernels torch": base.kernels == "torch",
-        "--deterministic": bool(trainer["deterministic"]),
-        "a CPU": device.kind == "cpu",
-    }
-    reason = next((reason for reason, holds in in_the_way.items() if holds), None)
-    if reason and needed:
-        return Check(name, found, False, True, f"the run is refused: {reason}", "use --kernels auto")
-    if reason:
-        return Check(name, found, None, False, f"not used, {reason}: the layers run in PyTorch")
-    meaning = "the run is refused" if needed else "the layers run in PyTorch"
+    taken, refusal = _ask(machine.kernels_for, request.base.kernels, bool(request.trainer["deterministic"]))
+    refusal = refusal or _ask(kernels.check, taken, device.kind)[1]
+    if refusal:
+        return Check(name, found, False, True, REFUSED, refusal)
+    if taken == "torch" or device.kind == "cpu":
+        return Check(name, found, None, False, f"not used: {ours}")
     if not installed:
-        return Check(name, found, False, needed, meaning, kernels.INSTALL)
-    sizes, dtype = _mamba_sizes(base.name), _dtype(trainer["precision"], device)
-    if sizes is None or dtype is None:
+        return Check(name, found, False, False, ours, kernels.INSTALL)
+    sizes, _ = _ask(_mamba_sizes, request.base.name)
+    if sizes is None or precision is None:
         return Check(name, found, True, needed, "not tried here: no Mamba-2 layers of known sizes, or no precision")
-    chosen, refused = kernels.first_right(torch.device(device.kind), dtype, sizes)
-    said = "; ".join(refused)
-    if chosen is kernels.TORCH:
-        return Check(name, found, False, needed, f"{said}: {meaning}", "another version, or --kernels torch")
-    passed = f"the layers run in {chosen.name}, which passed their self-check"
-    return Check(name, found, True, needed, f"{passed}; {said}" if said else passed)
+    chosen, wrong = kernels.first_right(torch.device(device.kind), WEIGHT_DTYPES[precision], sizes)
+    right = chosen is not kernels.TORCH
+    meaning = (
+        f"the layers run in {chosen.name}, which passed their self-check" if right else REFUSED if needed else ours
+    )
+    return Check(name, found, right, needed, "; ".join([*wrong, meaning]), "another version, or --kernels torch")
 
 
 def _mamba_sizes(model: str) -> kernels.Sizes | None:
-    """Those of the model's layers; None where it has none, or would have to be asked for."""
-    try:
-        if _model_place(model) in _ON_DISK:
-            return kernels.Sizes.of_config(loading.load_model_config(model))
-        return kernels.Sizes.of_config(loading.default_config()) if model == BaseConfig.name else None
-    except UserError:  # the check of the model says so
-        return None
+    return None if _is_unknown(model) else kernels.Sizes.of_config(loading.known_config(model))
 
 
-def _dtype(precision: str | None, device: Device) -> torch.dtype | None:
-    """What the layers' products are taken in; None where the check of the precision refuses it."""
-    try:
-        return WEIGHT_DTYPES[resolve_precision(precision, device)]
-    except UserError:
-        return None
+def _is_unknown(model: str) -> bool:
+    """Whether the hub would have to be asked for the model's configuration."""
+    return model != BaseConfig.name and _place(model) == "on the hub"
 
 
-def _check_model(name: str) -> Check:
-    place = _model_place(name)
-    if place in _PLACES:
-        return Check("base model", f"{name} ({place})", True, True, _PLACES[place])
-    remedy = f"--model {name}: give the folder of a model, owner/name on the hub, or {TINY_MODEL}"
-    return Check("base model", place, False, True, "the run is refused", remedy)
+def _model(name: str) -> Check:
+    _, refusal = _ask(loading.resolve, name)
+    if refusal:
+        return Check("base model", name, False, True, REFUSED, refusal)
+    place = _place(name)
+    meaning = "is downloaded first" if place == "on the hub" else "read from disk"
+    return Check("base model", f"{name} ({place})", True, True, meaning)
 
 
-def _model_place(name: str) -> str:
-    if name == TINY_MODEL:
-        return "embedded"
-    if Path(name).is_dir():
-        return "local folder" if (Path(name) / "config.json").is_file() else "a folder without config.json"
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return "no such folder"
+def _place(name: str) -> str:
+    """Where a model that ``loading.resolve`` does not refuse is."""
+    if Path(loading.resolve(name)).is_dir():
+        return "embedded" if name == TINY_MODEL else "local folder"
     weights = ("model.safetensors", "model.safetensors.index.json")
     cached = _is_cached(name, "config.json") and any(_is_cached(name, file) for file in weights)
     return "in the hub cache" if cached else "on the hub"
@@ -404,62 +318,40 @@ def _is_cached(repository: str, file: str, kind: str = "model") -> bool:
     return isinstance(try_to_load_from_cache(repository, file, repo_type=kind), str)
 
 
-def _check_disk(output_dir: str) -> Check:
-    folder = Path(output_dir).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    name = "free disk"
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        remedy = f"--output-dir {output_dir}: choose a folder that can be written"
-        return Check(name, f"{existing} cannot be written", False, True, "the run is refused", remedy)
-    free = shutil.disk_usage(existing).free / GIB
+def _disk(output_dir: str) -> Check:
+    folder = RunFolder(output_dir)
+    _, refusal = _ask(folder.check, True, True)
+    if refusal:
+        return Check("free disk", "cannot be written", False, True, REFUSED, refusal)
+    free = shutil.disk_usage(folder.nearest()).free / GIB
     meaning = f"the run folder takes up to {_DISK_NEEDED_GB:g} GiB"
     remedy = f"--output-dir {output_dir}: make room there or choose another disk, or lower --keep"
-    enough = free >= _DISK_NEEDED_GB
-    return Check(name, f"{free:.1f} GiB free", enough, True, meaning, "" if enough else remedy)
+    return Check("free disk", f"{free:.1f} GiB free", free >= _DISK_NEEDED_GB, True, meaning, remedy)
 
 
-def _check_hub(model_name: str, data_path: list[str] | str | None) -> Check:
-    model = model_name if _model_place(model_name) == "on the hub" else None
-    dataset = _dataset_to_load(data_path)
-    downloads = " and ".join(name for name in (model, dataset) if name)
-    if not downloads:
-        return Check("hub access", "not asked", None, False, "this run downloads nothing")
+def _hub(model: str, sources: list[str]) -> Check:
+    """Whether the hub has what is downloaded: the model, and the first data set that is named."""
+    name, api = "hub access", HfApi()
+    sets = [source.removeprefix(HUB_PREFIX).partition(":")[0] for source in sources if source.startswith(HUB_PREFIX)]
+    if sources == [DEFAULT_DATASET] and _is_cached(sets[0], _DATASET_FILE, "dataset"):
+        sets = []
+    asked = [(model, api.model_info)] if not _ask(loading.resolve, model)[1] and _place(model) == "on the hub" else []
+    asked += [(sets[0], api.dataset_info)] if sets else []
+    if not asked:
+        return Check(name, "not asked", None, False, "this run downloads nothing")
+    downloads = " and ".join(repository for repository, _ in asked)
     meaning = f"downloads {downloads}"
     local = f"--model {TINY_MODEL} and --data-dir stdlib-docs need no network"
     if constants.HF_HUB_OFFLINE:
-        remedy = f"unset HF_HUB_OFFLINE; {local}"
-        return Check("hub access", "switched off by HF_HUB_OFFLINE", False, True, meaning, remedy)
-    api = HfApi()
+        return Check(name, "switched off by HF_HUB_OFFLINE", False, True, meaning, f"unset HF_HUB_OFFLINE; {local}")
     try:
-        if model:
-            api.model_info(model, timeout=_HUB_TIMEOUT)
-        if dataset:
-            api.dataset_info(dataset, timeout=_HUB_TIMEOUT)
-    except RepositoryNotFoundError:
+        for repository, ask in asked:
+            ask(repository, timeout=_HUB_TIMEOUT)
+    except (RepositoryNotFoundError, HFValidationError):
         remedy = f"check the name {downloads}; a private repository needs: hf auth login"
-        return Check("hub access", "no such repository, or no right to it", False, True, meaning, remedy)
+        return Check(name, "no such repository, or no right to it", False, True, meaning, remedy)
     except Exception as error:  # httpx's or httpx2's own, by the version of huggingface_hub
         found = f"{constants.ENDPOINT} does not answer ({type(error).__name__})"
         remedy = f"curl -I {constants.ENDPOINT} (network, proxy, HF_ENDPOINT); {local}"
-        return Check("hub access", found, False, True, meaning, remedy)
-    return Check("hub access", f"{constants.ENDPOINT} answers", True, True, meaning)
-
-
-def _dataset_to_load(path: list[str] | str | None) -> str | None:
-    """The data set that the hub is asked for; of several the first."""
-    sources = [DEFAULT_DATASET] if path is None else [path] if isinstance(path, str) else path
-    named = next(
-        (source.removeprefix(HUB_PREFIX).partition(":")[0] for source in sources if source.startswith(HUB_PREFIX)), None
-    )
-    return None if path is None and named and _is_cached(named, _DATASET_FILE, "dataset") else named
-
-
-def _install_torch(build: str) -> str:
-    return install_command(build, torch.__version__.split("+")[0])
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        return Check(name, found, False, True, meaning, remedy)
+    return Check(name, f"{constants.ENDPOINT} answers", True, True, meaning)

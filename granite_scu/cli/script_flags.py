@@ -30,12 +30,12 @@ def build_parser() -> Parser:
     for title, section in SECTIONS.items():
         group = parser.add_argument_group(title)
         for flag in section:
-            group.add_argument(flag.name, dest=flag.key, **_options(flag))
+            group.add_argument(flag.name, dest=flag.key, **argument(flag))
     _add_special(parser)
     return parser
 
 
-def _options(flag: Flag) -> dict[str, Any]:
+def argument(flag: Flag) -> dict[str, Any]:
     """What argparse is to know of a flag."""
     shown = "off" if flag.default is None or flag.default is False else flag.default
     meaning = {"help": f"{flag.help} (default: {shown})".replace("%", "%%")}

@@ -1,9 +1,8 @@
 """What a person wants to know of the machine: what it is, which settings suit it, with which command to start."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from functools import partial
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -11,19 +10,16 @@ from rich.table import Table
 
 from granite_scu.config.settings import TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
 from granite_scu.hardware import presets
-from granite_scu.hardware.detection import GIB, MARGIN, detect, dotted
+from granite_scu.hardware.detection import GIB, MARGIN, detect
 from granite_scu.hardware.nvml import driver, why_no_cuda
 from granite_scu.hardware.precision import resolve_precision
+from granite_scu.hardware.torch_build import dotted
 
 SCRIPT = "python scripts/train_granite_cuda.py"
 
 
-class Predictor(Protocol):
-    """Says how many bytes training takes; ``model.memory.of_default_model`` does."""
-
-    def __call__(self, base: BaseConfig, lora: LoraConfig, data: DataConfig, precision: str, kind: str) -> int:
-        """Bytes in micro-batches of ``data.batch_size`` blocks, on a device of this kind."""
-        ...
+Predictor = Callable[[BaseConfig, LoraConfig, DataConfig, str, str], int]
+"""Says how many bytes training takes, of a precision and a kind of device; ``model.memory.of_default_model`` does."""
 
 
 def detect_gpu_info() -> dict[str, Any]:
@@ -70,41 +66,30 @@ def get_recommended_config(gpu_memory_gb: float | None = None, predict: Predicto
     device = detect()
     name = presets.choose(device) if gpu_memory_gb is None else presets.for_memory(gpu_memory_gb)
     chosen = presets.settings(name)
-    base = {field.name: field.default for field in fields(BaseConfig)} | chosen["base"]
-    data = {field.name: field.default for field in fields(DataConfig)} | chosen["data"]
+    base, data, lora = BaseConfig(**chosen["base"]), DataConfig(**chosen["data"]), LoraConfig(**chosen.get("lora", {}))
     trainer = TRAINER_DEFAULTS | chosen["trainer"]
     precision = trainer.get("precision", "auto" if gpu_memory_gb else resolve_precision(None, device))
-    lora = LoraConfig(**chosen.get("lora", {}))
     kind = "cpu" if name == "cpu" else "cuda"
-    room = gpu_memory_gb if gpu_memory_gb and kind == "cuda" else device.memory_gb
-    batch, taken = data["batch_size"], None
-    if predict:
-        batch, taken = _fitting(partial(predict, BaseConfig(**base), lora), DataConfig(**data), precision, kind, room)
+    room = (1 - MARGIN) * GIB * (gpu_memory_gb if gpu_memory_gb and kind == "cuda" else device.memory_gb)
+    blocks = trainer["accumulate_grad_batches"] * data.batch_size
+    taken = predict(base, lora, data, precision, kind) if predict else 0
+    while predict and taken > room and data.batch_size % 2 == 0:
+        data = replace(data, batch_size=data.batch_size // 2)
+        taken = predict(base, lora, data, precision, kind)
     return {
         "preset": name,
-        "batch_size": batch,
-        "block_size": data["block_size"],
-        "gradient_accumulation_steps": trainer["accumulate_grad_batches"] * data["batch_size"] // batch,
-        "num_workers": data["num_workers"],
-        "gradient_checkpointing": base["gradient_checkpointing"],
-        "quantize_4bit": base["quantize_4bit"],
-        "compile": base["compile"],
-        "compile_mode": base["compile_mode"],
+        "batch_size": data.batch_size,
+        "block_size": data.block_size,
+        "gradient_accumulation_steps": blocks // data.batch_size,
+        "num_workers": data.num_workers,
+        "gradient_checkpointing": base.gradient_checkpointing,
+        "quantize_4bit": base.quantize_4bit,
+        "compile": base.compile,
+        "compile_mode": base.compile_mode,
         "precision": precision,
         "mixed_precision": precision != "32-true",
-        "memory_gib_estimate": None if taken is None else round(taken / GIB, 1),
+        "memory_gib_estimate": round(taken / GIB, 1) if predict else None,
     }
-
-
-def _fitting(
-    predict: Callable[..., int], data: DataConfig, precision: str, kind: str, memory_gb: float
-) -> tuple[int, int]:
-    """The preset's batch, halved until it is predicted to fit, and the bytes that it then takes."""
-    while True:
-        taken = predict(data, precision, kind)
-        if taken <= (1 - MARGIN) * memory_gb * GIB or data.batch_size % 2:
-            return data.batch_size, taken
-        data = replace(data, batch_size=data.batch_size // 2)
 
 
 def print_hardware_info(console: Console | None = None, predict: Predictor | None = None) -> None:

@@ -65,8 +65,3 @@ def _cpu_capabilities() -> dict[str, object]:
     """The processor's instruction sets; empty on torch 2.9, which cannot tell, so that a CPU there trains in fp32."""
     get_capabilities = getattr(torch.cpu, "get_capabilities", None)
     return dict(get_capabilities()) if get_capabilities else {}
-
-
-def dotted(version: tuple[int, int] | None) -> str:
-    """A compute capability as NVIDIA writes it, such as 8.0."""
-    return "none" if version is None else ".".join(map(str, version))

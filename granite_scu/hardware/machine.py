@@ -1,7 +1,7 @@
 """Which processes, devices, precision and kernels a run gets on this machine."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -62,51 +62,42 @@ class Machine:
             hardware.set_tf32(self.tf32)
 
 
-def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any]) -> Machine:
-    """What the request stands for here.
+def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: bool = False) -> Machine:
+    """What the request stands for here; with ``isolate`` attention is to keep documents apart.
 
     Raises:
         UserError: this machine lacks something that was asked for.
     """
-    asked = trainer["accelerator"]
-    accelerator = hardware.resolve_accelerator(asked, cpu_is_meant=asked == "cpu")
+    accelerator = hardware.resolve_accelerator(trainer["accelerator"])
     device = hardware.detect(accelerator)
     precision = hardware.resolve_precision(trainer["precision"], device)
-    devices, nodes = _processes(run.multi_gpu, device)
+    devices, nodes = processes_for(run.multi_gpu, device)
     if run.fsdp:
         _check_sharding(base, devices * nodes)
-    attention = _attention(base.attention, device, precision)
-    kernels = _kernels(base.kernels, bool(trainer.get("deterministic")))
+    attention = attention_for(base.attention, device, precision, isolate)
+    kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
 
 
 def resolve_request(request: "Request") -> Machine:
-    """What a request stands for here, with an attention kernel that keeps documents apart where they are to be.
+    """What a request stands for here.
 
     Raises:
         UserError: this machine lacks something that was asked for, by a flag or by a preset.
     """
-    base, isolate = request.base, request.data.isolate_documents
-    if isolate and base.attention == "auto":
-        base = replace(base, attention="sdpa")
     try:
-        found = resolve(base, request.run, request.trainer)
+        return resolve(request.base, request.run, request.trainer, request.data.isolate_documents)
     except UserError as error:  # what a preset asks for is in no flag that was given
         device = hardware.detect(asked := request.trainer["accelerator"])
         warning = presets.mismatch(request.hardware, device)
         if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
             raise UserError(f"{error}; {warning}") from error
         raise
-    if isolate and found.attention == "flash_attention_2":
-        raise UserError(
-            "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "
-            "with --no-isolate-documents"
-        )
-    return found
 
 
-def _processes(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
+def processes_for(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
+    """Processes on this node, and nodes. Raises UserError where a launcher and ``--multi-gpu`` disagree."""
     launched = launched_processes()
     if not multi_gpu:
         if launched and launched != (1, 1):
@@ -145,17 +136,24 @@ def launched_processes() -> tuple[int, int] | None:
     return None
 
 
-def _attention(requested: str, device: hardware.Device, precision: str) -> str:
+def attention_for(requested: str, device: hardware.Device, precision: str, isolate: bool = False) -> str:
+    """The attention kernel that ``--attn`` stands for. Raises UserError where it cannot run."""
     usable = find_spec("flash_attn") is not None and device.supports_flash and precision != "32-true"
     if requested == "flash_attention_2" and not usable:
         raise UserError(
-            "--attn flash_attention_2: needs flash-attn, a GPU of compute capability 8.0 or more, and bf16 or fp16; "
-            "use --attn sdpa"
+            "--attn flash_attention_2: needs flash-attn (pip install flash-attn --no-build-isolation), a GPU of "
+            "compute capability 8.0 or more, and bf16 or fp16; use --attn sdpa"
         )
-    return ("flash_attention_2" if usable else "sdpa") if requested == "auto" else requested
+    if requested == "flash_attention_2" and isolate:
+        raise UserError(
+            "--attn flash_attention_2: documents in a block would see one another; use --attn sdpa, or allow it "
+            "with --no-isolate-documents"
+        )
+    return ("flash_attention_2" if usable and not isolate else "sdpa") if requested == "auto" else requested
 
 
-def _kernels(requested: str, deterministic: bool) -> str:
+def kernels_for(requested: str, deterministic: bool) -> str:
+    """What the Mamba-2 layers may take. Raises UserError where ``--deterministic`` does not allow it."""
     if requested == "cuda" and deterministic:
         raise UserError(
             "--kernels cuda: compiled kernels may add in any order, and --deterministic wants one; drop one"

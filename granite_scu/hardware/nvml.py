@@ -10,6 +10,10 @@ import torch
 from granite_scu.hardware.torch_build import install_command
 
 ON_THE_CPU = "or add --accelerator cpu to train on the CPU"
+DRIVER_WANTED = (
+    "where there is an NVIDIA GPU, install its driver: sudo ubuntu-drivers install (elsewhere: "
+    "https://www.nvidia.com/drivers), then restart"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def why_no_cuda() -> tuple[str, str]:
             f"restart the machine, and if nvidia-smi fails still, install the driver anew, {ON_THE_CPU}",
         )
     if found.version is None:
-        return "no NVIDIA driver", f"use a machine with an NVIDIA GPU and its driver, {ON_THE_CPU}"
+        return "no NVIDIA driver", f"{DRIVER_WANTED}, {ON_THE_CPU}"
     if torch.version.cuda is None:
         remedy = f"scripts/setup_gpu.sh (it runs {install_command('cu130')}, or another build that fits the card)"
         return "PyTorch is built without CUDA", f"{remedy}, {ON_THE_CPU}"
@@ -78,33 +82,17 @@ def why_no_cuda() -> tuple[str, str]:
     return "the driver offers no device", f"nvidia-smi (it says what is wrong), {ON_THE_CPU}"
 
 
-@dataclass(frozen=True)
-class Sensors:
-    """What NVML says of a GPU now; null is what it does not tell of this one.
-
-    Attributes:
-        utilisation: percent of the last sample period (a sixth of a second to a second) in which a kernel ran.
-        temperature_c: degrees Celsius of the chip.
-        power_w: watts drawn.
-    """
-
-    utilisation: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
+SENSORS = ("gpu_utilisation", "gpu_temperature_c", "gpu_power_w")
+"""Fields of a tick's record: percent of the last sample period (a sixth of a second to a second) in which a kernel ran,
+degrees Celsius of the chip, watts drawn."""
 
 
-def read_sensors(index: int | None = None) -> Sensors:
-    """The sensors of a GPU.
-
-    Args:
-        index: as torch counts, CUDA_VISIBLE_DEVICES heeded; null is the current device.
-    """
-    milliwatts = _told(lambda: torch.cuda.power_draw(index))
-    return Sensors(
-        utilisation=_told(lambda: torch.cuda.utilization(index)),
-        temperature_c=_told(lambda: torch.cuda.temperature(index)),
-        power_w=None if milliwatts is None else milliwatts / 1000,
-    )
+def read_sensors() -> dict[str, float | None]:
+    """What the current GPU tells of ``SENSORS`` now; null is what it does not tell."""
+    utilisation, temperature = _told(torch.cuda.utilization), _told(torch.cuda.temperature)
+    milliwatts = _told(torch.cuda.power_draw)
+    watts = None if milliwatts is None else milliwatts / 1000
+    return dict(zip(SENSORS, (utilisation, temperature, watts), strict=True))
 
 
 def _told(ask: Callable[[], int]) -> int | None:

@@ -6,8 +6,9 @@ import torch
 
 from granite_scu.config.settings import PRECISIONS
 from granite_scu.errors import UserError
-from granite_scu.hardware.detection import Device, dotted
+from granite_scu.hardware.detection import Device
 from granite_scu.hardware.nvml import why_no_cuda
+from granite_scu.hardware.torch_build import dotted
 
 _PRECISION_FLAGS = {name: flag for flag, name in PRECISIONS.items()}
 
@@ -46,12 +47,11 @@ def _fitting_precision(device: Device) -> str:
     return "16-mixed" if volta_or_turing else "32-true"  # before Volta, fp16 is slower than fp32
 
 
-def resolve_accelerator(requested: str, cpu_is_meant: bool) -> Literal["cpu", "cuda"]:
-    """Lightning's accelerator. A run without a GPU is refused unless something says that the CPU is meant.
+def resolve_accelerator(requested: str) -> Literal["cpu", "cuda"]:
+    """Lightning's accelerator. A run without a GPU is refused unless the CPU is asked for.
 
     Args:
         requested: ``auto``, ``cpu``, ``cuda`` or ``gpu``.
-        cpu_is_meant: whether ``auto`` may fall back to the CPU, as a test run or a CPU preset says.
 
     Raises:
         UserError: there is no CUDA device and the CPU was not asked for, or nothing of that name exists.
@@ -62,8 +62,6 @@ def resolve_accelerator(requested: str, cpu_is_meant: bool) -> Literal["cpu", "c
         return "cpu"
     if torch.cuda.is_available():
         return "cuda"
-    if requested == "auto" and cpu_is_meant:
-        return "cpu"
     found, remedy = why_no_cuda()
     raise UserError(
         f"--accelerator {requested}: no CUDA device: {found}; {remedy}, --test-run for a miniature run, or run "

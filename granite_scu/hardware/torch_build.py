@@ -11,8 +11,8 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 TORCH = "2.13.0"
 """The version whose builds ``BUILDS`` lists: the one that constraints.txt pins."""
@@ -20,13 +20,12 @@ TORCH = "2.13.0"
 INDEX = "https://download.pytorch.org/whl/"
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(NamedTuple):
     """A build of PyTorch.
 
     Attributes:
         tag: its name on PyTorch's package index.
-        driver: first branch of the driver that serves its CUDA: 525 for CUDA 12.x, 580 for 13.x (NVIDIA, "CUDA
+        driver: first branch of the driver that serves it: 525 for CUDA 12.x, 580 for 13.x (NVIDIA, "CUDA
             Compatibility", minor version compatibility, table 1; the CUDA Toolkit release notes have the same table).
         oldest: lowest compute capability it has kernels for.
         newest: highest.
@@ -43,33 +42,30 @@ class Build:
 BUILDS = (
     Build("cu130", 580, (7, 5), (12, 99)),
     Build("cu126", 525, (5, 0), (9, 99)),
-    Build("cu129", 525, (7, 0), (12, 99), windows=False),
+    Build("cu129", 570, (7, 0), (12, 99), windows=False),
 )
 """The builds of ``TORCH``, best first. Kernels as in PyTorch's own build scripts (TORCH_CUDA_ARCH_LIST): CUDA 13
-dropped what came before Turing; CUDA 12.6 knows nothing after Hopper, so Blackwell (sm_100, sm_120) needs 12.8.
+dropped what came before Turing; CUDA 12.6 knows nothing after Hopper, so Blackwell (sm_100, sm_120) needs 12.8. The
+last build is reached for Blackwell only, whose first driver is 570.26.
 """
 
-BLACKWELL_DRIVER = 570
-"""First branch of the driver that knows Blackwell: CUDA 12.8, the first with sm_100 and sm_120, came with 570.26."""
+OLDEST_DRIVER = min(build.driver for build in BUILDS)
+UPDATE = (
+    "update it: sudo apt install nvidia-driver-580 on Ubuntu, https://www.nvidia.com/drivers elsewhere, then restart "
+    "and run this again"
+)
 
 
 class NoBuildError(ValueError):
     """No build fits; the text says what to do."""
 
 
-@dataclass(frozen=True)
-class Card:
-    """A GPU, as nvidia-smi describes it.
-
-    Attributes:
-        name: the maker's.
-        driver: version of the driver, such as 580.65.06.
-        capability: compute capability; null where the driver is too old to tell.
-    """
+class Card(NamedTuple):
+    """A GPU, as nvidia-smi describes it: the maker's name, driver (such as 580.65.06), compute capability."""
 
     name: str
     driver: str
-    capability: tuple[int, int] | None
+    capability: tuple[int, int]
 
 
 def choose_build(cards: list[Card], windows: bool = False) -> str:
@@ -82,39 +78,26 @@ def choose_build(cards: list[Card], windows: bool = False) -> str:
         raise NoBuildError("nvidia-smi lists no GPU; for a machine without one: make setup")
     driver = int(cards[0].driver.partition(".")[0])
     names = ", ".join(dict.fromkeys(card.name for card in cards))
-    if driver < 525 or any(card.capability is None for card in cards):
-        raise NoBuildError(f"{_driver(cards)} is older than 525, the first for CUDA 12; {_update(580)}")
-    capabilities = [card.capability for card in cards if card.capability]
-    running = [build for build in BUILDS if build.oldest <= min(capabilities) and max(capabilities) <= build.newest]
+    if driver < OLDEST_DRIVER:
+        raise NoBuildError(f"driver {cards[0].driver} is older than {OLDEST_DRIVER}, the first for CUDA 12; {UPDATE}")
+    oldest, newest = min(card.capability for card in cards), max(card.capability for card in cards)
+    running = [build for build in BUILDS if build.oldest <= oldest and newest <= build.newest]
     running = [build for build in running if build.windows or not windows]
     if not running:
-        span = f"{_dotted(min(capabilities))} to {_dotted(max(capabilities))}"
         raise NoBuildError(
-            f"no build of PyTorch {TORCH} has kernels for all of {names} (compute capability {span}); choose among "
-            "them with CUDA_VISIBLE_DEVICES, and name the build with --build"
+            f"no build of PyTorch {TORCH} has kernels for all of {names} (compute capability {dotted(oldest)} to "
+            f"{dotted(newest)}); choose among them with CUDA_VISIBLE_DEVICES, and name the build with --build"
         )
-    blackwell = max(capabilities) >= (10, 0)
-    serving = [build for build in running if driver >= build.driver and (driver >= BLACKWELL_DRIVER or not blackwell)]
+    serving = [build for build in running if driver >= build.driver]
     if not serving:
-        least = min(max(build.driver, BLACKWELL_DRIVER if blackwell else 0) for build in running)
-        raise NoBuildError(f"{_driver(cards)} is too old for {names}, which needs {least} or newer; {_update(least)}")
+        least = min(build.driver for build in running)
+        raise NoBuildError(f"driver {cards[0].driver} is too old for {names}, which needs {least} or newer; {UPDATE}")
     return serving[0].tag
 
 
-def _driver(cards: list[Card]) -> str:
-    return f"driver {cards[0].driver}"
-
-
-def _update(least: int) -> str:
-    newest = max(least, 580)
-    return (
-        f"update it: sudo apt install nvidia-driver-{newest} on Ubuntu, https://www.nvidia.com/drivers elsewhere, then "
-        "restart and run this again"
-    )
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
+def dotted(capability: tuple[int, int] | None) -> str:
+    """A compute capability as NVIDIA writes it, such as 8.0."""
+    return ".".join(map(str, capability or ("none",)))
 
 
 def install_command(tag: str, version: str = TORCH) -> str:
@@ -128,16 +111,7 @@ def find_cards() -> list[Card]:
     Raises:
         NoBuildError: there is no nvidia-smi, or it fails.
     """
-    try:
-        return parse_cards(_ask("name,driver_version,compute_cap"))
-    except NoBuildError as error:
-        if "compute_cap" not in str(error):
-            raise
-        return parse_cards(_ask("name,driver_version"))  # drivers before 495 do not know the other field
-
-
-def _ask(fields: str) -> str:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError as error:
@@ -148,10 +122,12 @@ def _ask(fields: str) -> str:
         ) from error
     except subprocess.TimeoutExpired as error:
         raise NoBuildError("nvidia-smi does not answer within a minute; restart the machine") from error
+    said = " ".join((answer.stdout + answer.stderr).split())
+    if "compute_cap" in said:
+        raise NoBuildError(f"the driver is older than 495, too old to say what the card can do; {UPDATE}")
     if answer.returncode != 0:
-        said = " ".join((answer.stdout + answer.stderr).split())
         raise NoBuildError(f"nvidia-smi fails: {said}; restart the machine, or install the driver anew")
-    return answer.stdout
+    return parse_cards(answer.stdout)
 
 
 def parse_cards(listing: str) -> list[Card]:
@@ -162,11 +138,10 @@ def parse_cards(listing: str) -> list[Card]:
     """
     cards = []
     for line in filter(str.strip, listing.splitlines()):
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) < 2 or not re.match(r"\d+", fields[1]):
+        found = re.fullmatch(r"(.+), (\d[\d.]*), (\d+)\.(\d+)", line.strip())
+        if not found:
             raise NoBuildError(f"nvidia-smi says {line.strip()!r}; restart the machine, or install the driver anew")
-        numbers = re.fullmatch(r"(\d+)\.(\d+)", fields[2]) if len(fields) > 2 else None
-        cards.append(Card(fields[0], fields[1], (int(numbers[1]), int(numbers[2])) if numbers else None))
+        cards.append(Card(found[1], found[2], (int(found[3]), int(found[4]))))
     return cards
 
 
@@ -239,8 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _choose() -> str:
     cards = find_cards()
     for card in cards:
-        capability = _dotted(card.capability) if card.capability else "unknown"
-        print(f"found {card.name}, compute capability {capability}, driver {card.driver}")
+        print(f"found {card.name}, compute capability {dotted(card.capability)}, driver {card.driver}")
     tag = choose_build(cards, windows=sys.platform == "win32")
     print(f"PyTorch {TORCH}, build {tag}")
     return tag

@@ -50,7 +50,7 @@ class RunFolder:
             UserError: not writable, or not empty and neither ``overwrite`` nor ``resuming``.
         """
         try:
-            with tempfile.TemporaryFile(dir=self._nearest()):
+            with tempfile.TemporaryFile(dir=self.nearest()):
                 pass
         except OSError as error:
             raise UserError(
@@ -92,7 +92,7 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
-    def _nearest(self) -> Path:
+    def nearest(self) -> Path:
         """The folder itself or, where it is missing, the nearest above it that is there."""
         path = self.path.absolute()
         return next(place for place in (path, *path.parents) if os.path.lexists(place))

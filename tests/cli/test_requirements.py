@@ -5,7 +5,6 @@ from functools import cache
 from types import SimpleNamespace
 
 import huggingface_hub
-import pynvml
 import pytest
 import torch
 from devices import A100, CPU, RTX_4090, T4, V100, gpu
@@ -75,21 +74,16 @@ def test_a_run_on_a_gpu_starts_there(machine):
 
 
 @pytest.mark.parametrize(
-    ("driver", "build", "hidden", "name", "remedy"),
+    ("driver", "build", "name", "remedy"),
     [
-        (None, None, None, "NVIDIA driver", "sudo ubuntu-drivers install"),
-        (None, None, None, "CUDA device", "--accelerator cpu"),
-        (13, None, None, "CUDA device", "pip install --force-reinstall torch=="),
-        (12, "13.0", None, "NVIDIA driver", "update the driver"),
-        (13, "13.0", "", "CUDA device", "unset CUDA_VISIBLE_DEVICES"),
-        (13, "13.0", None, "CUDA device", "nvidia-smi"),
+        (None, None, "NVIDIA driver", "sudo ubuntu-drivers install"),
+        (None, None, "CUDA device", "--accelerator cpu"),
+        (13, None, "CUDA device", "pip install --force-reinstall torch=="),
+        (12, "13.0", "NVIDIA driver", "update the driver"),
     ],
 )
-def test_a_missing_gpu_is_traced_to_its_cause(machine, monkeypatch, driver, build, hidden, name, remedy):
+def test_a_missing_gpu_is_traced_to_its_cause(machine, driver, build, name, remedy):
     machine(CPU, driver=driver, build=build)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if hidden is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     check = found(check_requirements(ON_GPU), name)
     assert check.blocks and remedy in check.remedy
 
@@ -124,59 +118,59 @@ def test_which_build_runs_on_which_gpu(capability, architectures, runs):
     assert requirements._has_kernels(capability, architectures) is runs
 
 
-def test_a_precision_the_device_lacks_blocks_the_run(machine):
-    machine(T4)
-    checks = check_requirements(wanted("cuda", trainer__precision="bf16-mixed"))
-    assert not can_start(checks)
-    assert "--precision fp16" in found(checks, "precision").remedy
-    assert found(checks, "bf16").found == "no" and not found(checks, "bf16").blocks
-
-
-@pytest.mark.parametrize(("installed", "starts"), [("0.50.2", True), (None, False)])
-def test_4bit_needs_bitsandbytes(machine, monkeypatch, installed, starts):
-    machine(CPU)
-    monkeypatch.setattr(requirements, "_version", lambda name: installed if name == "bitsandbytes" else None)
-    checks = check_requirements(wanted("cpu", base__quantize_4bit=True))
-    assert can_start(checks) is starts
-    assert starts or found(checks, "bitsandbytes").remedy.startswith("pip install bitsandbytes")
-    assert can_start(check_requirements(ON_CPU))
-
-
 @pytest.mark.parametrize(
-    ("device", "installed", "starts", "remedy"),
+    ("device", "settings", "name", "remedy"),
     [
-        (A100, "2.8.4", True, ""),
-        (A100, None, False, "pip install flash-attn --no-build-isolation (needs nvcc), or use --attn sdpa"),
-        (T4, "2.8.4", False, "use --attn sdpa"),
+        (T4, {"trainer__precision": "bf16-mixed"}, "precision", "--precision fp16"),
+        (CPU, {"base__quantize_4bit": True}, "bitsandbytes", "pip install bitsandbytes"),
+        (A100, {"base__attention": "flash_attention_2"}, "flash-attn", "pip install flash-attn --no-build-isolation"),
+        (A100, {"base__kernels": "cuda"}, "Mamba-2 kernels", "pip install 'granite-scu[kernels]'"),
+        (CPU, {"base__kernels": "cuda"}, "Mamba-2 kernels", "use --kernels auto"),
+        (CPU, {"run__multi_gpu": True}, "--multi-gpu", "leave it out"),
+        (CPU, {"base__name": "absent/by/name"}, "base model", "--model absent/by/name: no such folder"),
+        (CPU, {"run__output_dir": f"{__file__}/run"}, "free disk", "choose another folder"),
     ],
-    ids=["there", "not installed", "too old a GPU"],
 )
-def test_flash_attention_needs_package_and_gpu(machine, monkeypatch, device, installed, starts, remedy):
+def test_what_the_run_would_refuse_blocks_it(machine, monkeypatch, device, settings, name, remedy):
     machine(device)
-    monkeypatch.setattr(requirements, "_version", lambda name: installed if name == "flash-attn" else None)
-    checks = check_requirements(wanted("cuda", base__attention="flash_attention_2"))
-    assert can_start(checks) is starts and found(checks, "flash-attn").remedy == remedy
-    assert can_start(check_requirements(ON_GPU)), "sdpa needs no package"
+    for variable in ("WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(requirements, "version_of", lambda name: None)
+    monkeypatch.setattr(requirements.machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(requirements.kernels, "installed", dict)
+    checks = check_requirements(wanted(device.kind, **settings))
+    assert [check.name for check in checks if check.blocks] == [name]
+    assert remedy in found(checks, name).remedy
+
+
+def test_what_is_there_serves(machine, monkeypatch):
+    machine(A100)
+    monkeypatch.setattr(requirements, "version_of", lambda name: "2.8.4")
+    monkeypatch.setattr(requirements.machine, "find_spec", lambda name: object())
+    checks = check_requirements(
+        wanted("cuda", base__attention="flash_attention_2", base__quantize_4bit=True, data__isolate_documents=False)
+    )
+    assert can_start(checks)
+    assert found(checks, "flash-attn") == Check(
+        "flash-attn", "2.8.4", True, True, "attention runs in flash_attention_2"
+    )
+    assert found(checks, "bitsandbytes").ok
 
 
 @pytest.mark.parametrize(
-    ("device", "installed", "settings", "meaning", "remedy", "starts"),
+    ("device", "installed", "settings", "meaning", "remedy"),
     [
-        (A100, {}, {}, "the layers run in PyTorch", "pip install 'granite-scu[kernels]'", True),
-        (A100, {}, {"base__kernels": "cuda"}, "the run is refused", "pip install 'granite-scu[kernels]'", False),
-        (A100, {}, {"base__kernels": "torch"}, "not used, --kernels torch: the layers run in PyTorch", "", True),
-        (A100, {}, {"trainer__deterministic": True}, "not used, --deterministic: the layers run in PyTorch", "", True),
-        (CPU, {"fla-core": "0.6.0"}, {}, "not used, a CPU: the layers run in PyTorch", "", True),
-        (CPU, {}, {"base__kernels": "cuda"}, "the run is refused: a CPU", "use --kernels auto", False),
+        (A100, {}, {}, "the layers run in PyTorch", "pip install 'granite-scu[kernels]'"),
+        (A100, {}, {"trainer__deterministic": True}, "not used: the layers run in PyTorch", ""),
+        (CPU, {"fla-core": "0.6.0"}, {}, "not used: the layers run in PyTorch", ""),
     ],
 )
-def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, installed, settings, meaning, remedy, starts):
+def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, installed, settings, meaning, remedy):
     machine(device)
     monkeypatch.setattr(requirements.kernels, "installed", lambda: installed)
     checks = check_requirements(wanted(device.kind, **settings))
     check = found(checks, "Mamba-2 kernels")
-    assert (check.meaning, check.remedy) == (meaning, remedy)
-    assert can_start(checks) is starts
+    assert (check.meaning, check.remedy) == (meaning, remedy) and can_start(checks)
     assert check.found == ("fla-core 0.6.0" if installed else "not installed")
 
 
@@ -185,8 +179,8 @@ def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, instal
     [
         (True, {}, "the layers run in theirs, which passed their self-check", True),
         (True, {"base__kernels": "cuda"}, "the layers run in theirs, which passed their self-check", True),
-        (False, {}, "fla-core 0.6.0 failed its self-check (NaN): the layers run in PyTorch", True),
-        (False, {"base__kernels": "cuda"}, "fla-core 0.6.0 failed its self-check (NaN): the run is refused", False),
+        (False, {}, "fla-core 0.6.0 failed its self-check (NaN); the layers run in PyTorch", True),
+        (False, {"base__kernels": "cuda"}, "fla-core 0.6.0 failed its self-check (NaN); the run is refused", False),
         (True, {"base__name": "owner/name"}, "not tried here: no Mamba-2 layers of known sizes, or no precision", True),
     ],
 )
@@ -209,31 +203,12 @@ def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypat
         assert (kind, dtype, sizes.groups, sizes.conv_width) == ("cuda", torch.bfloat16, 1, 4)
 
 
-@pytest.mark.parametrize(("launched", "starts"), [(None, False), ("2", True)])
-def test_one_cpu_process_is_not_several(machine, monkeypatch, launched, starts):
-    machine(CPU)
-    for variable in ("WORLD_SIZE", "SLURM_NTASKS"):
-        monkeypatch.delenv(variable, raising=False)
-    if launched:
-        monkeypatch.setenv("WORLD_SIZE", launched)
-    checks = check_requirements(wanted("cpu", run__multi_gpu=True))
-    assert can_start(checks) is starts
-    assert starts or "leave out --multi-gpu" in found(checks, "--multi-gpu").remedy
-
-
 def test_a_model_folder_needs_no_hub(machine, hub, tmp_path):
     machine(CPU)
     calls = hub()
     (tmp_path / "config.json").write_text("{}")
     assert can_start(check_requirements(wanted("cpu", base__name=str(tmp_path))))
     assert calls == []
-
-
-def test_a_model_folder_without_a_model_blocks_the_run(machine, tmp_path):
-    machine(CPU)
-    for model in (str(tmp_path), str(tmp_path / "absent" / "model")):
-        check = found(check_requirements(wanted("cpu", base__name=model)), "base model")
-        assert check.blocks and f"--model {model}" in check.remedy
 
 
 def test_the_hub_is_asked_for_what_would_be_downloaded(machine, hub):
@@ -261,9 +236,9 @@ def test_a_model_is_cached_when_configuration_and_weights_are(monkeypatch, tmp_p
     (repository / "refs/main").write_text("c0ffee")
     (repository / "snapshots/c0ffee/config.json").write_text("{}")
     (repository / ".no_exist/c0ffee/model.safetensors").touch()
-    assert requirements._model_place("owner/name") == "on the hub"
+    assert requirements._place("owner/name") == "on the hub"
     (repository / "snapshots/c0ffee/model.safetensors.index.json").write_text("{}")
-    assert requirements._model_place("owner/name") == "in the hub cache"
+    assert requirements._place("owner/name") == "in the hub cache"
 
 
 @pytest.mark.parametrize(
@@ -281,15 +256,13 @@ def test_a_download_without_a_hub_blocks_the_run(machine, hub, error, offline, s
     assert not (offline and calls)
 
 
-def test_a_full_disk_and_a_folder_that_cannot_be_written_block_the_run(machine, monkeypatch, tmp_path):
+def test_a_full_disk_blocks_the_run(machine, monkeypatch, tmp_path):
     machine(CPU)
     request = wanted("cpu", run__output_dir=str(tmp_path / "new" / "run"))
     assert can_start(check_requirements(request)), "the folder is made by the run"
     monkeypatch.setattr(requirements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     full = found(check_requirements(request), "free disk")
     assert full.blocks and f"--output-dir {request.run.output_dir}" in full.remedy
-    (tmp_path / "new").write_text("a file, not a folder")
-    assert found(check_requirements(request), "free disk").found.endswith("cannot be written")
 
 
 def test_the_table_names_what_is_missing_and_leaves_commands_whole(capsys):
@@ -322,18 +295,14 @@ def test_json_is_one_object_with_every_check(machine, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "starts", "found_text", "remedy"),
-    [
-        ("gpu_4090", RTX_4090, True, "gpu_4090", ""),
-        ("gpu_4090", T4, True, "gpu_4090", "--hardware gpu_t4"),
-        ("gpu_4900", T4, False, "gpu_4900: no such preset", "--hardware auto, or gpu_t4"),
-    ],
+    ("name", "device", "starts", "remedy"),
+    [("gpu_4090", RTX_4090, True, ""), ("gpu_4090", T4, True, "--hardware gpu_t4"), ("gpu_4900", T4, False, "gpu_t4")],
 )
-def test_the_preset_is_looked_at(machine, name, device, starts, found_text, remedy):
+def test_the_preset_is_looked_at(machine, name, device, starts, remedy):
     machine(device)
     checks = check_requirements(ON_GPU, name)
     check = found(checks, "hardware preset")
-    assert can_start(checks) is starts and check.found == found_text and check.remedy.startswith(remedy)
+    assert can_start(checks) is starts and check.found == name and remedy in check.remedy
 
 
 @pytest.mark.parametrize(("name", "code"), [("cpu", 0), ("gpu_4900", 1), ("auto", 1)])
@@ -342,14 +311,3 @@ def test_the_answer_is_0_or_1_whatever_the_preset(machine, capsys, tmp_path, nam
     run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--output-dir", str(tmp_path)]
     assert script_flags.main(tmp_path, ["--check-requirements", "--json", "--hardware", name, *run]) == code
     assert json.loads(capsys.readouterr().out)["can_start"] is (code == 0)
-
-
-def test_an_nvml_that_fails_is_named(machine, monkeypatch):
-    machine(CPU)
-
-    def fail():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    check = found(check_requirements(ON_GPU), "NVIDIA driver")
-    assert check.blocks and "version mismatch" in check.found and check.remedy.startswith("restart the machine")

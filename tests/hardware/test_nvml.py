@@ -12,7 +12,7 @@ from granite_scu.hardware import nvml, resolve_accelerator
 @pytest.mark.parametrize(
     ("driver", "build", "visible", "found", "remedy"),
     [
-        (None, "13.0", None, "no NVIDIA driver", "a machine with an NVIDIA GPU and its driver"),
+        (None, "13.0", None, "no NVIDIA driver", "sudo ubuntu-drivers install"),
         (13, None, None, "PyTorch is built without CUDA", "setup_gpu"),
         (13, "13.0", "", "hidden by CUDA_VISIBLE_DEVICES=", "unset CUDA_VISIBLE_DEVICES"),
         (13, "13.0", "-1", "hidden by CUDA_VISIBLE_DEVICES=-1", "unset CUDA_VISIBLE_DEVICES"),
@@ -34,7 +34,7 @@ def test_no_gpu_has_a_reason_in_one_line(machine, monkeypatch, driver, build, vi
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert nvml.why_no_cuda()[0] == found and remedy in nvml.why_no_cuda()[1]
     with pytest.raises(UserError) as refused:
-        resolve_accelerator("auto", cpu_is_meant=False)
+        resolve_accelerator("auto")
     message = str(refused.value)
     assert found in message and remedy in message and "--accelerator cpu" in message and "\n" not in message
 
@@ -54,10 +54,10 @@ def test_an_nvml_that_fails_is_no_machine_without_a_driver(machine, monkeypatch)
 def test_sensors_say_what_they_can(machine, monkeypatch):
     machine(A100)
 
-    def unsupported(index):
+    def unsupported():
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    monkeypatch.setattr(torch.cuda, "utilization", lambda index: 93)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda: 93)
     monkeypatch.setattr(torch.cuda, "temperature", unsupported)
-    monkeypatch.setattr(torch.cuda, "power_draw", lambda index: 251_300)
-    assert nvml.read_sensors() == nvml.Sensors(utilisation=93, temperature_c=None, power_w=251.3)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda: 251_300)
+    assert nvml.read_sensors() == {"gpu_utilisation": 93, "gpu_temperature_c": None, "gpu_power_w": 251.3}

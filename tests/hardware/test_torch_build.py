@@ -13,10 +13,6 @@ from granite_scu.hardware.torch_build import Card, NoBuildError, choose_build, p
 ROOT = Path(__file__).parents[2]
 
 
-def card(name: str, driver: str, capability: tuple[int, int] | None) -> Card:
-    return Card(name, driver, capability)
-
-
 @pytest.mark.parametrize(
     ("capability", "driver", "build"),
     [
@@ -34,26 +30,25 @@ def card(name: str, driver: str, capability: tuple[int, int] | None) -> Card:
     ],
 )
 def test_a_card_and_its_driver_get_the_build_that_runs_there(capability, driver, build):
-    assert choose_build([card("A GPU", driver, capability)]) == build
+    assert choose_build([Card("A GPU", driver, capability)]) == build
 
 
 def test_one_build_serves_all_cards():
-    mixed = [card("Tesla V100", "580.65.06", (7, 0)), card("RTX 4090", "580.65.06", (8, 9))]
+    mixed = [Card("Tesla V100", "580.65.06", (7, 0)), Card("RTX 4090", "580.65.06", (8, 9))]
     assert choose_build(mixed) == "cu126"
-    both = [card("Tesla V100", "580.65.06", (7, 0)), card("RTX 5090", "580.65.06", (12, 0))]
+    both = [Card("Tesla V100", "580.65.06", (7, 0)), Card("RTX 5090", "580.65.06", (12, 0))]
     assert choose_build(both) == "cu129"
     with pytest.raises(NoBuildError, match="for all of Tesla P100, RTX 5090"):
-        choose_build([card("Tesla P100", "580.65.06", (6, 0)), card("RTX 5090", "580.65.06", (12, 0))])
+        choose_build([Card("Tesla P100", "580.65.06", (6, 0)), Card("RTX 5090", "580.65.06", (12, 0))])
 
 
 @pytest.mark.parametrize(
     ("cards", "windows", "words"),
     [
         ([], False, "lists no GPU"),
-        ([card("Tesla T4", "470.57.02", (7, 5))], False, "driver 470.57.02 is older than 525"),
-        ([card("Tesla T4", "450.51.06", None)], False, "driver 450.51.06 is older than 525"),
-        ([card("RTX 5090", "565.57.01", (12, 0))], False, "driver 565.57.01 is too old for RTX 5090, which needs 570"),
-        ([card("RTX 5090", "572.16", (12, 0))], True, "needs 580 or newer; update it"),
+        ([Card("Tesla T4", "470.57.02", (7, 5))], False, "driver 470.57.02 is older than 525"),
+        ([Card("RTX 5090", "565.57.01", (12, 0))], False, "driver 565.57.01 is too old for RTX 5090, which needs 570"),
+        ([Card("RTX 5090", "572.16", (12, 0))], True, "needs 580 or newer; update it"),
     ],
 )
 def test_where_no_build_fits_it_says_what_to_do(cards, windows, words):
@@ -64,9 +59,6 @@ def test_where_no_build_fits_it_says_what_to_do(cards, windows, words):
 
 
 def test_the_listing_of_nvidia_smi_is_read():
-    listing = "NVIDIA A30, 550.54.15, 8.0\nNVIDIA A30, 550.54.15, 8.0\n"
-    assert parse_cards(listing) == [Card("NVIDIA A30", "550.54.15", (8, 0))] * 2
-    assert parse_cards("Tesla K80, 450.51.06\n") == [Card("Tesla K80", "450.51.06", None)]
     with pytest.raises(NoBuildError, match="No devices were found"):
         parse_cards("No devices were found\n")
 
@@ -112,8 +104,7 @@ def test_the_script_prints_the_commands_that_it_would_run(setup_gpu):
     [
         (None, 0, "no nvidia-smi, so no NVIDIA driver"),
         ("Failed to initialize NVML: Driver/library version mismatch", 18, "Driver/library version mismatch; restart"),
-        ("No devices were found", 0, "No devices were found"),
-        ("Tesla T4, 470.57.02, 7.5", 0, "is older than 525"),
+        ('Field "compute_cap" is not a valid field to query.', 2, "the driver is older than 495"),
     ],
 )
 def test_the_script_says_in_one_line_what_is_wrong(setup_gpu, says, code, words):

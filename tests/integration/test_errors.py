@@ -62,20 +62,9 @@ def one_line(err: str) -> str:
 # The text
 
 
-def test_missing_data(refusal):
-    line = refusal("--data-dir", "no/such/folder")
-    assert "--data-dir no/such/folder: no such file or folder; give a" in line
-
-
 def test_a_user_that_there_is_not(launch):
     code, _, err = launch("--test-run", "--data-dir", "~nosuchuser/texts")
     assert (code, err.count("\n")) == (2, 1) and "no user of this machine" in err
-
-
-def test_a_kind_of_file_that_is_not_read(refusal, tmp_path):
-    other = tmp_path / "text.docx"
-    other.write_bytes(b"PK")
-    assert "cannot read .docx; give a .txt" in refusal("--data-dir", other)
 
 
 def test_text_that_is_not_utf8(refusal, tmp_path):
@@ -94,8 +83,6 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--fp16", "--bf16"], "bf16 and fp16 exclude each other; choose one"),
-        (["--block-size", "64", "--max-length", "32"], "are the same setting; give one of them"),
         (["--block-size", "4"], "--block-size 4: must be at least 8 tokens"),
         (["--max-steps", "0"], "--max-steps 0: must be at least 1"),
         (["--max-steps", "-7"], "--max-steps -7: must be at least 1"),
@@ -120,21 +107,9 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--trainer.barebones", "true"], "barebones"),
         (["--control.lambda_i", "5"], "unrecognized arguments: --control.lambda_i"),
         (["--config", "no/such.yaml"], "no/such.yaml"),
-    ],
-)
-def test_a_wrong_flag(refusal, monkeypatch, argv, words):
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)  # no flash-attn on any machine
-    assert words in refusal(*argv)
-
-
-@pytest.mark.parametrize("target", ["0", "1", "-0.1", "2"])
-def test_a_setpoint_that_is_no_ratio(refusal, target):
-    assert "must lie between 0 and 1, or be auto" in refusal("--target-s", target)
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
+        (["--data-dir", "no/such/folder"], "--data-dir no/such/folder: no such file or folder; give a"),
+        # of the controller
+        (["--target-s", "0"], "must lie between 0 and 1, or be auto"),
         (["--lambda-min", "10", "--lambda-max", "1"], "--lambda-min 10.0: must not exceed --lambda-max 1"),
         (["--lambda-init", "10", "--lambda-max", "1"], "--lambda-init 10.0: must lie in [1e-06, 1]"),
         (["--lambda-min", "0"], "--lambda-min 0.0: must be positive"),
@@ -144,74 +119,29 @@ def test_a_setpoint_that_is_no_ratio(refusal, target):
         (["--kp", "-1"], "--kp -1.0: must be positive"),
         (["--prior-sigma", "0"], "--prior-sigma 0.0: must be positive"),
         (["--n-tokens", "0"], "--n-tokens 0: must be positive"),
+        # of the machine
+        (["--bf16"], "--precision bf16: Plain CPU has neither AMX nor AVX512-BF16"),
+        (["--fp16"], "--precision fp16: fp16 needs a CUDA device; use"),
+        (["--accelerator", "cuda"], "--accelerator cuda: no CUDA device: "),
+        (["--multi-gpu"], "--multi-gpu: there is no GPU and only one CPU process; leave it out"),
+        (["--4bit-quantization"], "--4bit-quantization: bitsandbytes is not installed; pip install"),
+        # of the model
+        (["--model", "granite-9000"], "no such folder, and not a hub id (owner/name) or tiny-granite-h"),
+        (["--model", "./no/such/model"], "--model ./no/such/model: no such folder"),
+        (["--model", "nobody/no-such-model"], "--model nobody/no-such-model: cannot be loaded"),
+        # of the checkpoint, in a folder whose only one is damaged
+        (["--resume-from-checkpoint", "last"], "is whole (checkpoint-10: manifest.json cannot be read)"),
+        (["--resume-from-checkpoint", "no/such/checkpoint-3"], "is not a checkpoint folder (no state.ckpt in it)"),
     ],
 )
-def test_a_wrong_controller(refusal, argv, words):
+def test_a_wrong_flag(refusal, monkeypatch, argv, words):
+    for module in (machine, loading):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)  # neither flash-attn nor bitsandbytes
+    monkeypatch.setattr(detection, "_detect_cpu", lambda: CPU)
     assert words in refusal(*argv)
 
 
-# The machine
-
-
-def test_bf16_where_the_device_has_none(refusal, monkeypatch):
-    monkeypatch.setattr(detection, "_detect_cpu", lambda: CPU)
-    line = refusal("--bf16")
-    assert "--precision bf16: Plain CPU has neither AMX nor AVX512-BF16" in line
-    assert "use --precision fp32 or --precision auto" in line
-
-
-def test_fp16_on_a_cpu(refusal):
-    assert "--precision fp16: fp16 needs a CUDA device; use" in refusal("--fp16")
-
-
-@pytest.mark.parametrize("accelerator", ["auto", "cuda"])
-def test_no_cuda_where_the_cpu_was_not_asked_for(refusal, accelerator):
-    line = refusal("--accelerator", accelerator)
-    assert f"--accelerator {accelerator}: no CUDA device: " in line and "or add --accelerator cpu" in line
-    assert "--test-run" in line
-
-
-def test_several_gpus_on_a_lone_cpu_process(refusal):
-    line = refusal("--multi-gpu")
-    assert "--multi-gpu: there is no GPU and only one CPU process; leave it out" in line
-    assert "torchrun --nproc-per-node 2" in line
-
-
-def test_4_bits_without_bitsandbytes(refusal, monkeypatch):
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
-    line = refusal("--4bit-quantization")
-    assert "--4bit-quantization: bitsandbytes is not installed; pip install" in line
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("granite-9000", "--model granite-9000: no such folder, and not a hub id (owner/name) or tiny-granite-h"),
-        ("./no/such/model", "--model ./no/such/model: no such folder"),
-        ("nobody/no-such-model", "--model nobody/no-such-model: cannot be loaded"),
-    ],
-)
-def test_an_unknown_model(refusal, name, words):
-    assert words in refusal("--model", name)
-
-
-def test_a_folder_that_is_no_model(refusal, tmp_path):
-    folder = tmp_path / "not-a-model"
-    folder.mkdir()
-    assert "the folder holds no config.json" in refusal("--model", folder)
-    (folder / "config.json").write_text("{}")
-    assert f"--model {folder}: cannot be loaded" in refusal("--model", folder)
-
-
 # The run folder
-
-
-def test_a_folder_that_is_not_empty(launch, precious):
-    before = contents(precious)
-    code, _, err = launch("--test-run", "--output-dir", precious)
-    assert code == 2
-    assert f"--output-dir {precious}: is not empty; choose another folder" in one_line(err)
-    assert contents(precious) == before
 
 
 def test_a_folder_that_holds_something_else(launch, tmp_path):
@@ -231,36 +161,6 @@ def test_a_folder_that_holds_what_the_run_reads(refusal, precious, flag):
     assert f"--overwrite: would delete {flag} {inside}, which lies in {precious}" in refusal(flag, inside)
 
 
-@pytest.mark.parametrize("below", ["", "deeper", "deeper/still"])
-def test_a_folder_that_cannot_be_written(launch, tmp_path, below):
-    # A file in its place: unlike a folder's permissions, that stops root too.
-    file = tmp_path / "file"
-    file.write_text("in the way")
-    code, _, err = launch("--test-run", "--output-dir", file / below)
-    assert code == 2
-    assert "cannot be written" in one_line(err)
-    assert "choose another folder" in err
-    assert file.read_text() == "in the way"
-
-
-@pytest.mark.parametrize(
-    ("resume", "words"),
-    [
-        ("last", "is whole (checkpoint-10: manifest.json cannot be read)"),
-        ("no/such/checkpoint-3", "is not a checkpoint folder (no state.ckpt in it)"),
-    ],
-)
-def test_a_checkpoint_that_is_none(refusal, resume, words):
-    assert words in refusal("--resume-from-checkpoint", resume)
-
-
-def test_no_checkpoint_to_go_on_from(launch):
-    code, _, err = launch("--test-run", "--resume-from-checkpoint", "last", "--output-dir", "new")
-    assert code == 2
-    assert "--resume-from-checkpoint last: new holds no checkpoint" in one_line(err)
-    assert not Path("new").exists()
-
-
 # Around it
 
 
@@ -269,13 +169,6 @@ def test_a_wrong_flag_is_refused_before_torch_is_loaded(command):
     assert done.returncode == 2
     assert re.search(r"\| +granite_scu\.config\.flags$", done.stderr, re.MULTILINE)
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
-
-
-def test_debug_shows_the_traceback(launch):
-    code, _, err = launch("--test-run", "--seed", "-1", "--debug")
-    assert code == 2
-    assert err.startswith("Traceback")
-    assert err.splitlines()[-1].startswith("error: --seed -1: ")
 
 
 def test_the_script_itself_prints_one_line_and_nothing_else_on_stderr(script, tmp_path):

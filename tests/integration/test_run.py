@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from devices import AMX
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
@@ -490,15 +491,10 @@ def test_mfu_is_in_the_log_the_history_and_the_summary(run):
 
 def test_flash_attention_is_refused_where_documents_are_to_be_kept_apart(launch, monkeypatch):
     """It is only found where the machine has it, which is why the machine is put there."""
-    from granite_scu.training import recipe as run
+    from granite_scu.hardware import detection, machine
 
-    found = run.machines.resolve
-
-    def with_flash(base, *rest):
-        attention = "flash_attention_2" if base.attention in ("auto", "flash_attention_2") else base.attention
-        return replace(found(replace(base, attention="sdpa"), *rest), attention=attention)
-
-    monkeypatch.setattr(run.machines, "resolve", with_flash)
+    monkeypatch.setattr(detection, "_detect_cpu", lambda: replace(AMX, supports_flash=True))
+    monkeypatch.setattr(machine, "find_spec", lambda name: object())
     code, _, err = launch("--test-run", "--dry-run", "--attn", "flash_attention_2")
     assert code == 2 and "documents in a block would see one another; use --attn sdpa" in err
     assert launch("--test-run", "--dry-run", "--attn", "auto")[0] == 0

@@ -201,10 +201,3 @@ def test_the_module_runs_as_a_command(finished):
     command = [sys.executable, "-m", "viz.control_plot", str(finished)]
     subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
     assert (finished / "control.png").read_bytes().startswith(PNG_SIGNATURE)
-
-
-def test_the_command_draws_nothing_where_nothing_was_measured(tmp_path, capsys):
-    run = unfinished(tmp_path / "run", [record(10, s=None, s_ema=None, data_bpt=None)])
-    assert main([str(run)]) == 2
-    assert "nothing was measured in its 1 tick" in capsys.readouterr().err
-    assert not list(run.glob("control.*"))

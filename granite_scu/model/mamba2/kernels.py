@@ -93,7 +93,7 @@ def mamba_ssm() -> Kernels:
         return y.float()
 
     name = f"{_named('mamba-ssm')}'s Triton kernels"
-    if _version("causal-conv1d") is None:
+    if version_of("causal-conv1d") is None:
         return Kernels(name, scan, activated_conv)
     from causal_conv1d import causal_conv1d_fn
 
@@ -166,11 +166,12 @@ CANDIDATES: dict[str, Callable[[], Kernels]] = {"mamba-ssm": mamba_ssm, "fla-cor
 
 def installed() -> dict[str, str]:
     """Versions of the candidates that are installed."""
-    found = {name: _version(name) for name in CANDIDATES}
+    found = {name: version_of(name) for name in CANDIDATES}
     return {name: version for name, version in found.items() if version}
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """The version that is installed; None where none is."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -178,7 +179,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _named(distribution: str) -> str:
-    return f"{distribution} {_version(distribution)}"
+    return f"{distribution} {version_of(distribution)}"
 
 
 # What is taken.

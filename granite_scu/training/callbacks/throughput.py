@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from granite_scu.hardware import GIB, Peak
-from granite_scu.hardware.nvml import Sensors, read_sensors
+from granite_scu.hardware.nvml import SENSORS, read_sensors
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,11 @@ class Monitor:
             steps: optimizer steps since the last tick.
             seconds: of training since then.
         """
-        sensors = read_sensors() if self.on_gpu else Sensors()
         return {
             "samples_per_s": steps * self.blocks_per_step / seconds if seconds > 0 else None,
             "mfu": self.mfu(steps, seconds),
             **_memory(self.on_gpu),
-            "gpu_utilisation": sensors.utilisation,
-            "gpu_temperature_c": sensors.temperature_c,
-            "gpu_power_w": sensors.power_w,
+            **(read_sensors() if self.on_gpu else dict.fromkeys(SENSORS)),
         }
 
     def summary(self, steps: int, seconds: float, history: Sequence[dict]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from devices import A100
 
 from granite_scu.hardware import Peak
-from granite_scu.hardware.nvml import Sensors
+from granite_scu.hardware.nvml import SENSORS
 from granite_scu.training.callbacks import throughput as monitoring
 from granite_scu.training.callbacks.progress import describe
 from granite_scu.training.callbacks.shannon_control import ControlTick
@@ -31,7 +31,7 @@ def on_gpu(machine, monkeypatch) -> Monitor:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 11 * 2**30)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 18 * 2**30)
-    monkeypatch.setattr(monitoring, "read_sensors", lambda: Sensors(93, 71, 251.3))
+    monkeypatch.setattr(monitoring, "read_sensors", lambda: dict(zip(SENSORS, (93, 71, 251.3), strict=True)))
     return Monitor(32, 30e12, PEAK, devices=2, on_gpu=True)
 
 
