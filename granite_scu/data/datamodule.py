@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,22 +20,18 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import IGNORED, DataConfig
-from granite_scu.data.blocks.filtering import Filtered, filter_documents, repeated, report, unused
-from granite_scu.data.blocks.packing import Block, Blocks, best_fit, in_a_row, padding_of
+from granite_scu.data.blocks.filtering import Filtered, blocks_of, left_out, repeated
+from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches
 from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, Split, by_block, divide
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import published
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.corpus import prepare
-from granite_scu.data.tokens.encoding import Stream
 from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
 from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
-
-Layout: TypeAlias = Callable[[Stream, NDArray[np.int64], int, int], Blocks]
-"""Makes blocks of the documents of a stream."""
 
 EMPTY = -1
 """Number of a block that counts nowhere: ranks whose share is a batch short take one pass with it, as all must gather
@@ -139,12 +135,10 @@ class TextDataModule(LightningDataModule):
     def _blocks_of(
         self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
-        size, on_long = self.config.block_size, self.config.on_long
-        filtered = filter_documents(corpus.stream, documents, size, on_long, corpus.name)
-        blocks = layout(corpus.stream, filtered.bounds, size, padding)
-        n_unused = unused(filtered.bounds, blocks) if layout is best_fit else None
-        report(split, filtered, on_long, size, n_unused)
-        self._filtered[split] = replace(filtered, n_tokens_dropped=filtered.n_tokens_dropped + (n_unused or 0))
+        blocks, filtered = blocks_of(corpus.stream, documents, layout, padding, self.config, corpus.name)
+        for count, words in left_out(filtered, layout, self.config):
+            _log.warning("%s: %d %s", split, count, words)
+        self._filtered[split] = filtered
         return blocks
 
     def _check(self, blocks: Split[Blocks], at_least: int) -> None:
@@ -211,7 +205,7 @@ class TextDataModule(LightningDataModule):
     def summary(self) -> dict[str, Any]:
         """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
         division, parts = self.division, {name: getattr(self, name) for name in SPLITS}
-        left_out = self._filtered.values()
+        every = self._filtered.values()
         return {
             "path": self.config.named,
             "split_by": division.by,
@@ -220,9 +214,9 @@ class TextDataModule(LightningDataModule):
             "empty_documents": division.corpus.n_empty,
             "copies_left_out": division.n_copies,
             "gap_blocks": 2 if division.by == "block" else 0,
-            "long_documents": sum(filtered.n_long for filtered in left_out),
-            "dropped_tokens": sum(filtered.n_tokens_dropped for filtered in left_out),
-            "unsupervised_documents": sum(filtered.n_unsupervised for filtered in left_out),
+            "long_documents": sum(filtered.n_long for filtered in every),
+            "dropped_tokens": sum(filtered.n_tokens_dropped + filtered.n_unused for filtered in every),
+            "unsupervised_documents": sum(filtered.n_unsupervised for filtered in every),
             **{
                 name: {
                     "documents": part.n_documents,

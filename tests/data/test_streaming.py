@@ -122,6 +122,7 @@ def test_what_is_not_trained_on_is_counted(tokenizer, tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "share 1 of 1 of the stream: so far 12 documents are empty and left out",
         "share 1 of 1 of the stream: so far 3 documents are longer than --block-size 16 and truncated (--on-long)",
+        "share 1 of 1 of the stream: so far 81 tokens of long documents are left out (--on-long)",
     ]
 
 

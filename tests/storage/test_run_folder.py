@@ -117,7 +117,7 @@ def test_the_mark_of_a_run_folder_goes_last(folder, monkeypatch):
     for name in ("adapter_config.json", TRAINING_CONFIG, "config.yaml"):
         (folder.path / name).write_text("{}")
     unlink, gone = Path.unlink, []
-    monkeypatch.setattr(Path, "unlink", lambda path: (gone.append(path.name), unlink(path)))
+    monkeypatch.setattr(Path, "unlink", lambda path, **_: (gone.append(path.name), unlink(path)))
     folder.clear()
     assert len(gone) == 3 and gone[-1] == TRAINING_CONFIG
 

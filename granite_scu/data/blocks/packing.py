@@ -14,10 +14,10 @@ Every token but a document's first is predicted exactly once in both, where it i
 import hashlib
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,6 +245,10 @@ class Blocks:
 def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """What fills up a block: never a label, so that end of text may stand for it without harm."""
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+Layout: TypeAlias = Callable[[Stream, NDArray[np.int64], int, int], Blocks]
+"""Makes blocks of the documents of a stream: ``in_a_row`` or ``best_fit``."""
 
 
 def in_a_row(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding: int) -> Blocks:

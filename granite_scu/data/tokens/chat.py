@@ -115,7 +115,11 @@ class Renderer:
             except UserError:  # it wants more of this content than a word, so it does not pass over it
                 continue
             if _MARK not in rendered or f"'text': '{_MARK}" in rendered:
-                raise UserError(f"--data-dir {conversation.name}: {_not_shown(i + 1, messages[i], _MARK in rendered)}")
+                raise UserError(
+                    f"--data-dir {conversation.name}: the tokenizer's chat template shows nothing of the content of "
+                    f"message {i + 1}, whose role is {messages[i]['role']}, or prints its parts as Python does; give "
+                    "its content as one text, leave it out beside tool_calls, or take the message out"
+                )
             self._shown.add(kind)
 
     def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int]:
@@ -191,21 +195,3 @@ def _kinds(messages: tuple[dict[str, Any], ...]) -> list[tuple[Any, ...]]:
         (role, i == 0, role in roles[:i], isinstance(messages[i].get("content"), list), "tool_calls" in messages[i])
         for i, role in enumerate(roles)
     ]
-
-
-def _not_shown(number: int, message: dict[str, Any], is_printed: bool) -> str:
-    """What is wrong with a message whose content the template passes over, or prints as a list of parts."""
-    if is_printed:
-        return (
-            f"the tokenizer's chat template prints the parts of message {number} as Python does; give its content as "
-            "one text"
-        )
-    if message.get("tool_calls"):
-        return (
-            f"the tokenizer's chat template shows nothing of the content of message {number}, which has tool_calls "
-            "too; leave the content out, or make two messages of them"
-        )
-    return (
-        f"the tokenizer's chat template shows nothing of message {number}, whose role is {message['role']}; give it "
-        "another role, or take it out"
-    )

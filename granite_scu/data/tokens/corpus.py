@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
@@ -19,7 +17,7 @@ from granite_scu.data.sources.read import is_path, no_text, sources_of
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.encoding import LONG, Part, encoded
+from granite_scu.data.tokens.encoding import Part, backend_of, encoded, with_bar
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import replacing
 
@@ -59,7 +57,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         elif changed := _changed(last, config, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
-        yield from _with_bar(parts, size if show_progress else 0)
+        yield from with_bar(parts, size if show_progress else 0)
         if _stamps(config) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
@@ -94,15 +92,6 @@ def full_names(config: DataConfig) -> list[str]:
         again = next(name for number, name in enumerate(names) if name in names[:number])
         raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
     return names
-
-
-def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
-    columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=size < LONG) as progress:
-        task = progress.add_task("tokenising", total=size)
-        for part in parts:
-            yield part
-            progress.advance(task, int(part.widths.sum(dtype=int)))
 
 
 def _stamps(config: DataConfig) -> list[tuple[str, int, int]]:
@@ -141,12 +130,7 @@ def _read_through(documents: Iterable[Document | TextFile]) -> tuple[str, int]:
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """By which a tokenizer is known: another vocabulary, merge or template is another."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise UserError("--model: its tokenizer is not of the tokenizers library; convert it with transformers")
-    backend.no_truncation()
-    backend.no_padding()
-    facts = [backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template]
+    facts = [backend_of(tokenizer).to_str(), tokenizer.special_tokens_map, tokenizer.chat_template]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 

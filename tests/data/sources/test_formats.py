@@ -138,7 +138,7 @@ def test_a_field_of_a_csv_file_may_be_long(tmp_path):
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_a_missing_value_is_an_empty_text(tmp_path, suffix):
     WRITERS[suffix](tmp_path / f"a{suffix}", ["a", None])
-    assert texts_of(tmp_path) == ["a", ""]
+    assert [document.text for document in source(str(tmp_path), "text").read()] == ["a", ""]
 
 
 def test_a_pattern_matches_files_in_depth(tmp_path):
@@ -147,13 +147,6 @@ def test_a_pattern_matches_files_in_depth(tmp_path):
         (tmp_path / name).write_text(name)
     assert texts_of(tmp_path / "**" / "*.txt") == ["a/1.txt", "a/b/2.txt"]
     assert "no file matches; give a .txt" in refused(tmp_path / "*.csv")
-
-
-def test_several_sources_are_read_one_after_the_other(tmp_path):
-    (tmp_path / "z.txt").write_text("first")
-    (tmp_path / "a.txt").write_text("second")
-    documents = load([str(tmp_path / "z.txt"), str(tmp_path / "a.txt")], "text")
-    assert [document.text for document in documents] == ["first", "second"]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16"])

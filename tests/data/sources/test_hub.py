@@ -8,7 +8,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.splitting import divide
 from granite_scu.data.sources import hub
 from granite_scu.data.sources.documents import Document
-from granite_scu.data.sources.read import load, published, sources_of
+from granite_scu.data.sources.read import in_memory, load, published, sources_of
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.errors import UserError
 
@@ -71,9 +71,12 @@ def test_validation_that_is_test_is_refused(folder, tokenizer, tmp_path):
         divide(prepare(config, tokenizer), is_published=True)
 
 
-def test_among_several_sources_the_splits_that_are_not_read_are_named(folder, tmp_path, caplog):
+def test_of_several_sources_the_training_split_is_read_and_those_that_are_not_are_named(folder, tmp_path, caplog):
     (tmp_path / "a.txt").write_text("mine")
-    load([str(tmp_path / "a.txt"), f"hf:{folder}"], "text")
+    documents = [
+        d for source in sources_of(DataConfig([str(tmp_path / "a.txt"), f"hf:{folder}"])) for d in source.read()
+    ]
+    assert [document.text for document in in_memory(documents)] == ["mine", *(f"train {i}" for i in range(5))]
     assert "of its splits train is read, and not test, validation" in caplog.text
 
 
@@ -97,12 +100,6 @@ def test_one_split_is_divided_like_any_text(folder):
         (folder / f"{name}.jsonl").unlink()
     assert published(f"hf:{folder}", "text") is None
     assert [document.text for document in load(f"hf:{folder}", "text")] == [f"train {i}" for i in range(5)]
-
-
-def test_of_several_sources_the_training_split_is_read(folder, tmp_path):
-    (tmp_path / "a.txt").write_text("mine")
-    documents = load([str(tmp_path / "a.txt"), f"hf:{folder}"], "text")
-    assert [document.text for document in documents] == ["mine", *(f"train {i}" for i in range(5))]
 
 
 def test_a_missing_column_names_those_there_are(folder):

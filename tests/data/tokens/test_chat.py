@@ -7,7 +7,7 @@ import pytest
 
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources.documents import Conversation
-from granite_scu.data.sources.read import load
+from granite_scu.data.sources.read import load, source
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.errors import UserError
 
@@ -18,7 +18,7 @@ TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"
 def conversations(tmp_path, *records) -> list[Conversation]:
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    return load(str(path), "text")
+    return list(source(str(path), "text").read())
 
 
 def learned(tokenizer, documents, loss_on="completion") -> list[int]:
@@ -317,7 +317,7 @@ def test_a_role_that_the_template_passes_over_is_refused(chatting, tmp_path):
     documents = conversations(
         tmp_path, {"messages": TURN}, {"messages": [{"role": "developer", "content": "x"}, *TURN]}
     )
-    words = "chats.jsonl:2: the tokenizer's chat template shows nothing of message 1, whose role is developer"
+    words = "chats.jsonl:2: the tokenizer's chat template shows nothing of the content of message 1"
     assert words in refused(chatting, documents)
 
 
@@ -329,7 +329,7 @@ def test_a_part_of_a_message_that_is_no_text_is_refused(tmp_path, part):
 
 def test_content_in_parts_is_tried_in_parts(chatting, tmp_path):
     parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in TURN]
-    assert "prints the parts of message 1 as Python does" in refused(
+    assert "message 1, whose role is user, or prints its parts as Python does" in refused(
         with_template(chatting, "{{ m.content }}"), conversations(tmp_path, {"messages": parts})
     )
     looped = with_template(
@@ -352,7 +352,7 @@ def test_content_beside_a_call_that_the_template_leaves_out_is_refused(chatting,
     with_template(chatting, "{% if m.tool_calls %}{{ 'call' }}{% else %}{{ m.content }}{% endif %}")
     both = {**TURN[1], "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     for before in ([], TURN):
-        words = f"nothing of the content of message {len(before) + 2}, which has tool_calls too"
+        words = f"nothing of the content of message {len(before) + 2}, whose role is assistant"
         assert words in refused(chatting, conversations(tmp_path, {"messages": [*before, TURN[0], both]}))
 
 
@@ -363,7 +363,9 @@ def test_a_second_system_message_that_the_template_leaves_out_is_refused(chattin
     )
     system = {"role": "system", "content": "s"}
     documents = conversations(tmp_path, {"messages": [system, *TURN]}, {"messages": [system, system, *TURN]})
-    assert "chats.jsonl:2: the tokenizer's chat template shows nothing of message 2" in refused(chatting, documents)
+    assert "chats.jsonl:2: the tokenizer's chat template shows nothing of the content of message 2" in refused(
+        chatting, documents
+    )
 
 
 def test_a_thought_is_said(chatting, tmp_path):
