@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.blocks.filtering import Filtered, blocks_of, left_out, repeated
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
-from granite_scu.data.blocks.sampling import EndlessBatches
+from granite_scu.data.blocks.sampling import EndlessBatches, indices
 from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, Split, by_block, divide
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import published
@@ -254,7 +254,8 @@ class TextDataModule(LightningDataModule):
     def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
         """What is trained on, and the numbers of its blocks, batch by batch from ``start`` on."""
         rank, world_size = self._rank_and_world_size()
-        return self.train, EndlessBatches(len(self.train), self.config.batch_size, self.seed, rank, world_size, start)
+        shape = {"n_blocks": len(self.train), "batch_size": self.config.batch_size, "seed": self.seed}
+        return self.train, EndlessBatches(partial(indices, **shape, rank=rank, world_size=world_size), start)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
