@@ -154,12 +154,6 @@ def test_long_documents_are_counted_whatever_becomes_of_them():
         filtered(stream, "error")
 
 
-def test_truncated_documents_fill_a_block_and_no_more():
-    stream = stream_of([30, 30])
-    blocks = best_fit(stream, filtered(stream, "truncate").bounds, 10, PAD)
-    assert len(blocks) == 2 and blocks.n_supervised == 20
-
-
 def test_documents_without_a_label_are_left_out_and_counted():
     stream = stream_of([5, 6, 7])
     stream.targets[5:11] = False

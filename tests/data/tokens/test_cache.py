@@ -319,9 +319,3 @@ def test_a_cache_that_cannot_be_written_names_its_flag(tokenizer, config, tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--cache-dir .*file/cache: cannot be written \(.*Not a directory"):
         prepare(replace(config, cache_dir=str(tmp_path / "file" / "cache")), tokenizer)
-
-
-def test_several_sources_keep_their_numbers(tokenizer, config):
-    paths = [f"{config.path}/pairs.jsonl", f"{config.path}/short.jsonl"]
-    found = prepare(replace(config, path=paths), tokenizer)
-    assert found.sources.tolist() == [0] + [1] * 30
