@@ -185,7 +185,7 @@ class StreamedBlocks(IterableDataset):
             stream, names = joined([part]), [piece.name for piece in part.documents]
             every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer)
             blocks, filtered = blocks_of(stream, every, self.layout, padding, self.config, names.__getitem__)
-            empty = (part.n_empty, "documents are empty and left out")
+            empty = (len(part.empty), "documents are empty and left out")
             for n, words in (empty, *left_out(filtered, self.layout, self.config)):
                 counts.add(n, words)
             yield from blocks

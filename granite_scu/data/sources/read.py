@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, DataConfig
 from granite_scu.data.sources import files, formats, hub, samples
-from granite_scu.data.sources.corpora import EMBEDDED, load_embedded
+from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.errors import UserError
 
@@ -62,7 +62,7 @@ def source(path: str, text_column: str, encoding: str = "utf-8", streamed: bool 
         UserError: nothing there; when it is read, a file that cannot be read; names file and line or byte.
     """
     if path in EMBEDDED:
-        return Source(partial(load_embedded, path))
+        return Source(EMBEDDED[path])
     if hub.is_on_hub(path):
         return Source(partial(hub.read, path, text_column, streamed))
     listed = readable_files(path)

@@ -92,8 +92,8 @@ def in_memory(parts: Iterable[Part]) -> Prepared:
         **{name: np.array(facts, ARRAYS[name]) for name, facts in _facts(documents).items()},
         name=[piece.name for piece in documents].__getitem__,
         n_conversations=sum(part.n_conversations for part in parts),
-        n_empty=sum(part.n_empty for part in parts),
-        first_empty=next((part.first_empty for part in parts if part.n_empty), ""),
+        n_empty=sum(len(part.empty) for part in parts),
+        first_empty=next((name for part in parts for name in part.empty), ""),
     )
 
 
@@ -175,8 +175,8 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             length += len(part.tokens)
             progress["pieces"] += part.n_pieces
             progress["n_conversations"] += part.n_conversations
-            progress["n_empty"] += part.n_empty
-            progress["first_empty"] = progress["first_empty"] or part.first_empty
+            progress["n_empty"] += len(part.empty)
+            progress["first_empty"] = progress["first_empty"] or next(iter(part.empty), "")
             if number % SAVED_EVERY == 0:
                 _save(partial / PROGRESS, files, progress)
         for file in files.values():

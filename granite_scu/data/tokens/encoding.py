@@ -89,8 +89,7 @@ class Part:
         documents: those that end here.
         n_pieces: texts that were tokenised for this part.
         n_conversations: documents that end here and came as messages.
-        n_empty: documents passed over because nothing stands in them.
-        first_empty: name of the first of them.
+        empty: names of documents passed over because nothing stands in them.
     """
 
     tokens: NDArray[np.int32]
@@ -100,8 +99,7 @@ class Part:
     documents: list["Piece"]
     n_pieces: int
     n_conversations: int
-    n_empty: int
-    first_empty: str
+    empty: list[str]
 
 
 class Piece(NamedTuple):
@@ -277,7 +275,6 @@ class _Encoder:
 
     def part(self, group: list[Piece]) -> Part:
         """The stream's part that is made of a group of pieces."""
-        empty = [piece.name for piece in group if piece.is_empty]
         with_encodings = zip(group, self.tokenised(group), strict=True)
         rows = self._rows((piece, encoding) for piece, encoding in with_encodings if not piece.is_empty)
         # Packed a row at a time, since ids are an object each until then; by struct, which is faster at it than numpy.
@@ -290,8 +287,7 @@ class _Encoder:
             [row.piece for row in rows if row.piece.is_last],
             len(group),
             sum(row.piece.is_conversation for row in rows),
-            len(empty),
-            empty[0] if empty else "",
+            [piece.name for piece in group if piece.is_empty],
         )
 
     def _packed(self, row: "_Row") -> bytes:
