@@ -118,7 +118,7 @@ class TextDataModule(LightningDataModule):
                     f"--data-weights: {config.named} has too few or too uneven documents to be divided as wholes, and "
                     "none can be read more often than another; give records of a jsonl file, or leave the weights out"
                 )
-            blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config)
+            blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config.named)
         else:
             train = parts.train
             if config.weights:
@@ -310,12 +310,12 @@ def collate(blocks: list[Block], isolate: bool = True, uniform: bool = False) ->
     return batch | {"documents": documents} if isolate and (uniform or documents.any()) else batch
 
 
-def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:
+def tail_held_out(whole: Blocks, named: str) -> Split[Blocks]:
     """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
     if len(whole) < MIN_BLOCKS:
-        size = config.block_size
+        size = whole.block_size
         raise UserError(
-            f"--data-dir {config.named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
+            f"--data-dir {named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
             f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
             f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
         )

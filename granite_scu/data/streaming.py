@@ -13,7 +13,7 @@ import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any, TypeVar
 
@@ -179,7 +179,7 @@ class StreamedBlocks(IterableDataset):
                 _log.info("the stream of %s has ended and begins again", self.config.named)
 
     def _in_order(self, number: int, of: int) -> Iterator[Block]:
-        counts = _LeftOut(f"share {number + 1} of {of} of the stream")
+        counts: Counter[str] = Counter()
         groups = groups_of(self._pieces(number, of), SHARED, whole=True)
         for part in parts_of(groups, self.tokenizer, at_once=1):  # each loader process has a core
             stream, names = joined([part]), [piece.name for piece in part.documents]
@@ -187,7 +187,9 @@ class StreamedBlocks(IterableDataset):
             blocks, filtered = blocks_of(stream, every, self.layout, padding, self.config, names.__getitem__)
             empty = (len(part.empty), "documents are empty and left out")
             for n, words in (empty, *left_out(filtered, self.layout, self.config)):
-                counts.add(n, words)
+                before, counts[words] = counts[words], counts[words] + n
+                if n and (not before or len(str(before + n)) > len(str(before))):  # the first, and each digit more
+                    _log.warning("share %d of %d of the stream: so far %d %s", number + 1, of, before + n, words)
             yield from blocks
 
     def _pieces(self, number: int, of: int) -> Iterator[Piece]:
@@ -202,20 +204,6 @@ class StreamedBlocks(IterableDataset):
             for piece in pieces_of(known, source, self.renderer, self.config.split_seed, SHARED):
                 if next(turn) % of == number:  # what comes before it may be in another share: a text by itself
                     yield piece._replace(is_first=True, is_last=True, is_ended=piece.is_last)
-
-
-@dataclass
-class _LeftOut:
-    """Counts of what is not trained on as it came; said when it is first met, and each time they gain a digit."""
-
-    where: str
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, n: int, words: str) -> None:
-        before = self.counts[words]
-        self.counts[words] += n
-        if n and (not before or len(str(before + n)) > len(str(before))):
-            _log.warning("%s: so far %d %s", self.where, before + n, words)
 
 
 class StreamedDataModule(TextDataModule):
@@ -247,7 +235,7 @@ class StreamedDataModule(TextDataModule):
         Raises:
             UserError: as ``divide``.
         """
-        full_names(self.config)
+        full_names(self.config.sources)
         super().prepare(tokenizer)
         self._tokenizer = tokenizer
 

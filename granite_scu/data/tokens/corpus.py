@@ -35,8 +35,8 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     Raises:
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
     """
-    names = full_names(config)
-    before = _stamps(config)
+    names = full_names(config.sources)
+    before = _stamps(config.sources)
     sources = sources_of(config)
     digests = [_read_through(source.read()) if source.files is None else _contents(source.files) for source in sources]
     contents, size = [digest for digest, _ in digests], sum(size for _, size in digests)
@@ -58,7 +58,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
         yield from with_bar(parts, size if show_progress else 0)
-        if _stamps(config) != before:  # what was read is then not what the tokens are kept under the name of
+        if _stamps(config.sources) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
     found = cache.prepared(folder, key, make)
@@ -84,19 +84,19 @@ def check_documents(config: DataConfig, corpus: Prepared) -> None:
         _log.warning("left out %d of %d texts, which are empty; the first is %s", *counts, corpus.first_empty)
 
 
-def full_names(config: DataConfig) -> list[str]:
+def full_names(sources: list[str]) -> list[str]:
     """Of the sources. Raises UserError where one is named twice."""
     # The same from every folder.
-    names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in config.sources]
+    names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in sources]
     if len(set(names)) < len(names):
         again = next(name for number, name in enumerate(names) if name in names[:number])
         raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
     return names
 
 
-def _stamps(config: DataConfig) -> list[tuple[str, int, int]]:
+def _stamps(sources: list[str]) -> list[tuple[str, int, int]]:
     """Name, size and time of change of each of the user's files; what is wrong with them is said by who reads them."""
-    own = [name for name in config.sources if name.strip() and is_path(name)]
+    own = [name for name in sources if name.strip() and is_path(name)]
     try:
         found = [file for name in own for file in files.find(name) if files.kind(file) in formats.SUFFIXES]
         return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
