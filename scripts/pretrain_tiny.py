@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, PreTrainedTokenizerFast
 
-from granite_scu.data.sources.corpora import load_embedded, pretraining_source
+from granite_scu.data.sources.corpora import held_out_source, pretraining_source
 from granite_scu.data.sources.documents import Document
 from granite_scu.model.mamba2 import mamba
 
@@ -211,7 +211,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     torch.manual_seed(args.seed)
-    corpus, held_out = pretraining_source(), load_embedded("stdlib-source")
+    corpus, held_out = pretraining_source(), held_out_source()
     held_out_bytes = sum(len(document.text.encode()) for document in held_out)
     tokenizer = train_tokenizer(corpus)
     model, first = build_model(tokenizer), 0

@@ -210,8 +210,7 @@ def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _load(text: str) -> Any:
     """A file's content, or that of an argument; nothing where either is malformed, which jsonargparse then reports."""
     try:
-        file = Path(text).expanduser()
-        return yaml.safe_load(file.read_text(encoding="utf-8") if file.is_file() else text)
+        return yaml.safe_load(Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None
 

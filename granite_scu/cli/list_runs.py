@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from rich import box
@@ -34,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"{options.folder}: holds no run folder ({TRAINING_CONFIG} tells one)")
     found = ordered(found, options.sort)
     if options.json:
-        print(json.dumps({"runs": [asdict(each) for each in found], "broken": broken}, indent=2))
+        print(json.dumps({"runs": found, "broken": broken}, indent=2))
     else:
         _print(found, broken, folder)
     return 0
@@ -46,13 +45,14 @@ def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> 
     for heading in ("S*", "S", "lambda", "base -> adapter", "saved", "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in found:
-        name = Path(each.path).resolve().name if Path(each.path) == folder else str(Path(each.path).relative_to(folder))
-        written = each.time[:16].replace("T", " ")
+        path = Path(each["path"])
+        name = path.resolve().name if path == folder else str(path.relative_to(folder))
+        written = each["time"][:16].replace("T", " ")
         table.add_row(
-            *map(Text, (name, written, _state(each), str(each.controller))),
-            *(_share(each.s_target), _share(each.s), _number(each.strength, ".3g")),
-            "-" if each.saved_bpt is None else f"{each.base_bpt:.4f} -> {each.adapter_bpt:.4f}",
-            *(_number(each.saved_bpt, "+.4f"), _number(each.tokens_per_s, ",.0f")),
+            *map(Text, (name, written, _state(each), str(each["controller"]))),
+            *(_share(each["s_target"]), _share(each["s"]), _number(each["strength"], ".3g")),
+            "-" if each["saved_bpt"] is None else f"{each['base_bpt']:.4f} -> {each['adapter_bpt']:.4f}",
+            *(_number(each["saved_bpt"], "+.4f"), _number(each["tokens_per_s"], ",.0f")),
         )
     if found:
         console.print(table)
@@ -62,9 +62,9 @@ def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> 
 
 
 def _state(each: Summary) -> str:
-    if each.finished:
-        return "finished" if each.stopped in (None, "max_steps") else f"{each.stopped} at {each.step}"
-    return f"unfinished, {each.step}/{each.steps}"
+    if each["finished"]:
+        return "finished" if each["stopped"] in (None, "max_steps") else f"{each['stopped']} at {each['step']}"
+    return f"unfinished, {each['step']}/{each['steps']}"
 
 
 def _share(value: float | None) -> str:

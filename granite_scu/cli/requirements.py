@@ -32,7 +32,7 @@ from granite_scu.model import initial_adapter, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
 from granite_scu.model.mamba2.kernels import version_of
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
 
 _DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"
@@ -323,7 +323,7 @@ def _disk(output_dir: str) -> Check:
     _, refusal = _ask(folder.check, True, True)
     if refusal:
         return Check("free disk", "cannot be written", False, True, REFUSED, refusal)
-    free = shutil.disk_usage(folder.nearest()).free / GIB
+    free = shutil.disk_usage(nearest(folder.path)).free / GIB
     meaning = f"the run folder takes up to {_DISK_NEEDED_GB:g} GiB"
     remedy = f"--output-dir {output_dir}: make room there or choose another disk, or lower --keep"
     return Check("free disk", f"{free:.1f} GiB free", free >= _DISK_NEEDED_GB, True, meaning, remedy)

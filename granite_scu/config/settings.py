@@ -8,8 +8,9 @@ Settings that Lightning's Trainer has itself stay there; ``TRAINER_DEFAULTS`` li
 
 import codecs
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from granite_scu.errors import UserError
 
@@ -94,8 +95,8 @@ class LoraConfig:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        _at_least(1, {"--lora-r": self.rank})
-        _check(self.alpha is None or self.alpha > 0, "--lora-alpha", self.alpha, "must be positive")
+        _require(_at_least(1), {"--lora-r": self.rank})
+        _require(_POSITIVE, {"--lora-alpha": self.alpha})
         _check(0 <= self.dropout < 1, "--lora-dropout", self.dropout, "must be in [0, 1)")
 
     def resolved(self) -> "LoraConfig":
@@ -125,12 +126,10 @@ class OptimizerConfig:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(0 < self.learning_rate < math.inf, "--learning-rate", self.learning_rate, "must be positive")
-        _check(self.warmup_steps >= 0, "--warmup-steps", self.warmup_steps, "must not be negative")
-        _check(0 < self.beta2 < 1, "--adam-beta2", self.beta2, "must be in (0, 1)")
-        _check(self.gradient_clip >= 0, "--gradient-clip", self.gradient_clip, "must not be negative")
-        decay = self.weight_decay
-        _check(0 <= decay < math.inf, "optimizer.weight_decay", decay, "must be finite and not negative")
+        _require(_POSITIVE, {"--learning-rate": self.learning_rate})
+        _require(_at_least(0), {"--warmup-steps": self.warmup_steps, "--gradient-clip": self.gradient_clip})
+        _require(_BETWEEN_0_AND_1, {"--adam-beta2": self.beta2})
+        _require(_NOT_NEGATIVE, {"optimizer.weight_decay": self.weight_decay})
 
 
 @dataclass(frozen=True)
@@ -147,8 +146,7 @@ class PriorConfig:
     n_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _check(0 < self.sigma < math.inf, "--prior-sigma", self.sigma, "must be positive")
-        _check(self.n_tokens is None or self.n_tokens > 0, "--n-tokens", self.n_tokens, "must be positive")
+        _require(_POSITIVE, {"--prior-sigma": self.sigma, "--n-tokens": self.n_tokens})
 
 
 @dataclass(frozen=True)
@@ -200,16 +198,15 @@ class DataConfig:
     stream: bool = False
 
     def __post_init__(self) -> None:
-        _check(
-            _is_encoding(self.encoding), "--encoding", self.encoding, "no such encoding; try utf-8, latin-1 or utf-16"
-        )
-        _at_least(8, {"--block-size": self.block_size}, " tokens")
-        _at_least(1, {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size})
-        _check(self.num_epochs is None or self.num_epochs > 0, "--num-epochs", self.num_epochs, "must be positive")
-        _check(self.num_workers >= 0, "--num-workers", self.num_workers, "must not be negative")
-        _at_least(1, {"--prefetch-factor": self.prefetch_factor})
-        enough = self.train_tokens is None or self.train_tokens >= self.block_size
-        _check(enough, "data.train_tokens", self.train_tokens, f"must be at least a block of {self.block_size}")
+        known = _is_encoding(self.encoding)
+        _check(known, "--encoding", self.encoding, "no such encoding; try utf-8, latin-1 or utf-16")
+        _require(_at_least(8, " tokens"), {"--block-size": self.block_size})
+        _require(_at_least(1), {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size})
+        _require(_at_least(1), {"--prefetch-factor": self.prefetch_factor})
+        _require(_at_least(0), {"--num-workers": self.num_workers})
+        _require(_POSITIVE, {"--num-epochs": self.num_epochs})
+        a_block = f"must be at least a block of {self.block_size}"
+        _require((lambda value: value >= self.block_size, a_block), {"data.train_tokens": self.train_tokens})
         if self.weights is not None:
             valid = all(0 <= weight <= MOST_PASSES for weight in self.weights) and any(self.weights)
             remedy = f"must be passes from 0 to {MOST_PASSES}, and not all zero"
@@ -286,46 +283,34 @@ class ControlConfig:
     def __post_init__(self) -> None:
         in_range = self.target_s == "auto" or 0 < self.target_s < 1
         _check(in_range, "--target-s", self.target_s, "must lie between 0 and 1, or be auto")
-        _at_least(1, {"--control-every": self.every, "--cpr-warmup": self.cpr_warmup})
-        self._check_gains()
-        self._check_feed_forward()
-        self._check_strengths()
-        for flag, value in (("--target-kl", self.target_kl), ("--cpr-bound", self.cpr_bound)):
-            _check(value is None or 0 < value < math.inf, flag, value, "must be positive and finite, in bits per token")
-
-    def _check_feed_forward(self) -> None:
-        """What the law knows beforehand, it knows of the update and of a lambda in the loss."""
-        if self.controller == "cascade":
-            for flag, value, only in (("--measure", self.measure, "delta"), ("--actuator", self.actuator, "loss")):
-                _check(value == only, flag, value, f"cascade works with {only} alone")
-        if self.controller == "cpr":
-            steps = "cpr works with loss alone: its lambda grows in steps that are made for that"
-            _check(self.actuator == "loss", "--actuator", self.actuator, steps)
-        if self.controller in FROM_LAMBDA_INIT:
-            remedy = f"{self.controller}'s first lambda is one for the loss, here thousands of times too weak"
-            given = self.actuator == "loss" or self.lambda_init is not None
-            _check(given, "--actuator", self.actuator, f"{remedy}; give --lambda-init")
-        if self.controller != "pi":
-            return
-        scheduled = self.kp is None or self.ki is None
-        remedy = "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"
-        _check(self.measure == "delta" or not scheduled, "--measure", self.measure, remedy)
-
-    def _check_gains(self) -> None:
-        for flag, gain in (("--kp", self.kp), ("--ki", self.ki)):
-            _check(gain is None or 0 < gain < math.inf, flag, gain, "must be positive and finite")
-        alpha, deadband = self.ema_alpha, self.deadband
-        _check(alpha is None or 0 < alpha <= 1, "--ema-alpha", alpha, "must be in (0, 1]")
-        _check(deadband is None or 0 <= deadband < math.inf, "--deadband", deadband, "must be finite and not negative")
-
-    def _check_strengths(self) -> None:
+        _require(_at_least(1), {"--control-every": self.every, "--cpr-warmup": self.cpr_warmup})
+        _require(_POSITIVE, {"--kp": self.kp, "--ki": self.ki})
+        _require(_SHARE, {"--ema-alpha": self.ema_alpha})
+        _require(_NOT_NEGATIVE, {"--deadband": self.deadband})
         low, high = self.lambda_min, self.lambda_max
-        _check(0 < low < math.inf, "--lambda-min", low, "must be positive")
+        _require(_POSITIVE, {"--lambda-min": low, "--target-kl": self.target_kl, "--cpr-bound": self.cpr_bound})
         _check(high <= 1e30, "--lambda-max", high, "must not exceed 1e30, which fp32 still holds")
         _check(low <= high, "--lambda-min", low, f"must not exceed --lambda-max {high:g}")
         bounds = f"must lie in [{low:g}, {high:g}] (--lambda-min, --lambda-max)"
-        for flag, value in (("--lambda-init", self.lambda_init), ("--lambda-end", self.lambda_end)):
-            _check(value is None or low <= value <= high, flag, value, bounds)
+        lambdas = {"--lambda-init": self.lambda_init, "--lambda-end": self.lambda_end}
+        _require((lambda value: low <= value <= high, bounds), lambdas)
+        self._check_combination()
+
+    def _check_combination(self) -> None:
+        """What a law knows beforehand, it knows of the update and of a lambda in the loss."""
+        law, scheduled = self.controller, self.kp is None or self.ki is None
+        starts_for_loss = law in FROM_LAMBDA_INIT and self.lambda_init is None
+        for flag, value, only, applies, remedy in (
+            ("--measure", self.measure, "delta", law == "cascade", "cascade works with delta alone"),
+            ("--actuator", self.actuator, "loss", law == "cascade", "cascade works with loss alone"),
+            ("--actuator", self.actuator, "loss", law == "cpr",
+             "cpr works with loss alone: its lambda grows in steps that are made for that"),
+            ("--actuator", self.actuator, "loss", starts_for_loss,
+             f"{law}'s first lambda is one for the loss, here thousands of times too weak; give --lambda-init"),
+            ("--measure", self.measure, "delta", law == "pi" and scheduled,
+             "pi cannot schedule its gains by it, for A is not zero before training; give --kp and --ki"),
+        ):  # fmt: skip
+            _check(not applies or value == only, flag, value, remedy)
 
 
 @dataclass(frozen=True)
@@ -353,17 +338,14 @@ class IdentifyConfig:
     step: float = 1.5
 
     def __post_init__(self) -> None:
-        _at_least(2, {"--step_test.settle": self.settle}, " ticks")
+        _require(_at_least(2, " ticks"), {"--step_test.settle": self.settle})
         remedy = "must be positive and at most 20 (in ln lambda)"
         _check(0 < self.amplitude <= 20, "--step_test.amplitude", self.amplitude, remedy)
-        _at_least(1, {"--step_test.dwell": self.dwell}, " tick")
+        _require(_at_least(1, " tick"), {"--step_test.dwell": self.dwell})
         least = self.settle + max(20, 6 * self.dwell)
-        remedy = (
-            f"too short for the excitation; settle {self.settle} and dwell {self.dwell} need at least {least} ticks"
-        )
-        _check(self.ticks >= least, "--step_test.ticks", self.ticks, remedy)
-        tau_c = self.tau_c
-        _check(tau_c is None or 0 < tau_c < math.inf, "--step_test.tau_c", tau_c, "must be positive and finite")
+        needed = f"settle {self.settle} and dwell {self.dwell} need at least {least} ticks"
+        _check(self.ticks >= least, "--step_test.ticks", self.ticks, f"too short for the excitation; {needed}")
+        _require(_POSITIVE, {"--step_test.tau_c": self.tau_c})
         apart = 0 < self.step < math.inf and 0.1 <= abs(math.log(self.step)) <= math.log(10)
         _check(apart, "--step_test.step", self.step, "must be a factor of 0.1 to 10, at least a tenth away from 1")
 
@@ -410,13 +392,11 @@ class RunConfig:
     expected_mfu: float | None = None
 
     def __post_init__(self) -> None:
-        _at_least(1, {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
-        _at_least(1, {"--early-stopping": self.early_stopping}, " validation")
-        _at_least(8, {"--stop-at-equilibrium": self.stop_at_equilibrium}, " ticks")
-        fraction = self.memory_fraction
-        _check(fraction is None or 0 < fraction <= 1, "--memory-fraction", fraction, "must be in (0, 1]")
-        expected = self.expected_mfu
-        _check(expected is None or 0 < expected < 1, "--run.expected_mfu", expected, "must lie between 0 and 1")
+        _require(_at_least(1), {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
+        _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
+        _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
+        _require(_SHARE, {"--memory-fraction": self.memory_fraction})
+        _require(_BETWEEN_0_AND_1, {"--run.expected_mfu": self.expected_mfu})
 
 
 def _is_encoding(name: str) -> bool:
@@ -427,10 +407,23 @@ def _is_encoding(name: str) -> bool:
         return False
 
 
-def _at_least(least: int, settings: dict[str, int | None], unit: str = "") -> None:
-    """Refuse what is less; null is what a setting without a value has."""
+_Rule: TypeAlias = tuple[Callable[[Any], bool], str]
+"""What values a setting may have, and how to say it."""
+
+_POSITIVE: _Rule = (lambda value: 0 < value < math.inf, "must be positive and finite")
+_NOT_NEGATIVE: _Rule = (lambda value: 0 <= value < math.inf, "must be finite and not negative")
+_SHARE: _Rule = (lambda value: 0 < value <= 1, "must be in (0, 1]")
+_BETWEEN_0_AND_1: _Rule = (lambda value: 0 < value < 1, "must lie between 0 and 1")
+
+
+def _at_least(least: int, unit: str = "") -> _Rule:
+    return lambda value: value >= least, f"must be at least {least}{unit}"
+
+
+def _require(rule: _Rule, settings: dict[str, Any]) -> None:
+    """Refuse values that break a rule; null is what a setting without a value has."""
     for flag, value in settings.items():
-        _check(value is None or value >= least, flag, value, f"must be at least {least}{unit}")
+        _check(value is None or rule[0](value), flag, value, rule[1])
 
 
 def _check(valid: bool, flag: str, value: object, remedy: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,22 +20,18 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import IGNORED, DataConfig
-from granite_scu.data.blocks.filtering import Filtered, filter_documents, repeated, report, unused
-from granite_scu.data.blocks.packing import Block, Blocks, best_fit, in_a_row, padding_of
-from granite_scu.data.blocks.sampling import EndlessBatches
+from granite_scu.data.blocks.filtering import Filtered, blocks_of, left_out, repeated
+from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
+from granite_scu.data.blocks.sampling import EndlessBatches, indices
 from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, Split, by_block, divide
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import published
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.corpus import prepare
-from granite_scu.data.tokens.encoding import Stream
 from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
 from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
-
-Layout: TypeAlias = Callable[[Stream, NDArray[np.int64], int, int], Blocks]
-"""Makes blocks of the documents of a stream."""
 
 EMPTY = -1
 """Number of a block that counts nowhere: ranks whose share is a batch short take one pass with it, as all must gather
@@ -122,7 +118,7 @@ class TextDataModule(LightningDataModule):
                     f"--data-weights: {config.named} has too few or too uneven documents to be divided as wholes, and "
                     "none can be read more often than another; give records of a jsonl file, or leave the weights out"
                 )
-            blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config)
+            blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config.named)
         else:
             train = parts.train
             if config.weights:
@@ -139,12 +135,10 @@ class TextDataModule(LightningDataModule):
     def _blocks_of(
         self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
-        size, on_long = self.config.block_size, self.config.on_long
-        filtered = filter_documents(corpus.stream, documents, size, on_long, corpus.name)
-        blocks = layout(corpus.stream, filtered.bounds, size, padding)
-        n_unused = unused(filtered.bounds, blocks) if layout is best_fit else None
-        report(split, filtered, on_long, size, n_unused)
-        self._filtered[split] = replace(filtered, n_tokens_dropped=filtered.n_tokens_dropped + (n_unused or 0))
+        blocks, filtered = blocks_of(corpus.stream, documents, layout, padding, self.config, corpus.name)
+        for count, words in left_out(filtered, layout, self.config):
+            _log.warning("%s: %d %s", split, count, words)
+        self._filtered[split] = filtered
         return blocks
 
     def _check(self, blocks: Split[Blocks], at_least: int) -> None:
@@ -211,7 +205,7 @@ class TextDataModule(LightningDataModule):
     def summary(self) -> dict[str, Any]:
         """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
         division, parts = self.division, {name: getattr(self, name) for name in SPLITS}
-        left_out = self._filtered.values()
+        every = self._filtered.values()
         return {
             "path": self.config.named,
             "split_by": division.by,
@@ -220,9 +214,9 @@ class TextDataModule(LightningDataModule):
             "empty_documents": division.corpus.n_empty,
             "copies_left_out": division.n_copies,
             "gap_blocks": 2 if division.by == "block" else 0,
-            "long_documents": sum(filtered.n_long for filtered in left_out),
-            "dropped_tokens": sum(filtered.n_tokens_dropped for filtered in left_out),
-            "unsupervised_documents": sum(filtered.n_unsupervised for filtered in left_out),
+            "long_documents": sum(filtered.n_long for filtered in every),
+            "dropped_tokens": sum(filtered.n_tokens_dropped + filtered.n_unused for filtered in every),
+            "unsupervised_documents": sum(filtered.n_unsupervised for filtered in every),
             **{
                 name: {
                     "documents": part.n_documents,
@@ -260,7 +254,8 @@ class TextDataModule(LightningDataModule):
     def _training_order(self, start: int) -> tuple[Blocks, Iterable[list[int]]]:
         """What is trained on, and the numbers of its blocks, batch by batch from ``start`` on."""
         rank, world_size = self._rank_and_world_size()
-        return self.train, EndlessBatches(len(self.train), self.config.batch_size, self.seed, rank, world_size, start)
+        shape = {"n_blocks": len(self.train), "batch_size": self.config.batch_size, "seed": self.seed}
+        return self.train, EndlessBatches(partial(indices, **shape, rank=rank, world_size=world_size), start)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
@@ -315,12 +310,12 @@ def collate(blocks: list[Block], isolate: bool = True, uniform: bool = False) ->
     return batch | {"documents": documents} if isolate and (uniform or documents.any()) else batch
 
 
-def tail_held_out(whole: Blocks, config: DataConfig) -> Split[Blocks]:
+def tail_held_out(whole: Blocks, named: str) -> Split[Blocks]:
     """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
     if len(whole) < MIN_BLOCKS:
-        size = config.block_size
+        size = whole.block_size
         raise UserError(
-            f"--data-dir {config.named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
+            f"--data-dir {named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
             f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
             f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
         )

@@ -13,7 +13,7 @@ import os
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any, TypeVar
 
@@ -24,16 +24,16 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
-from granite_scu.data.blocks.filtering import BECOMES, filter_documents, unused
-from granite_scu.data.blocks.packing import Block, Blocks, best_fit, padding_of
+from granite_scu.data.blocks.filtering import blocks_of, left_out
+from granite_scu.data.blocks.packing import Block, Blocks, Layout, padding_of
 from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, as_published, assign
-from granite_scu.data.datamodule import Layout, TextDataModule
+from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import published, sources_of
 from granite_scu.data.tokens.cache import Prepared, in_memory
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.corpus import check_documents, full_names
-from granite_scu.data.tokens.encoding import Part, Piece, encoded, groups_of, joined, parts_of, pieces_of
+from granite_scu.data.tokens.encoding import Piece, encoded, groups_of, joined, parts_of, pieces_of
 from granite_scu.errors import UserError
 
 BEGINNING = 4_000_000
@@ -179,10 +179,18 @@ class StreamedBlocks(IterableDataset):
                 _log.info("the stream of %s has ended and begins again", self.config.named)
 
     def _in_order(self, number: int, of: int) -> Iterator[Block]:
-        left_out = _LeftOut(f"share {number + 1} of {of} of the stream")
+        counts: Counter[str] = Counter()
         groups = groups_of(self._pieces(number, of), SHARED, whole=True)
         for part in parts_of(groups, self.tokenizer, at_once=1):  # each loader process has a core
-            yield from self._laid_out(part, left_out)
+            stream, names = joined([part]), [piece.name for piece in part.documents]
+            every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer)
+            blocks, filtered = blocks_of(stream, every, self.layout, padding, self.config, names.__getitem__)
+            empty = (len(part.empty), "documents are empty and left out")
+            for n, words in (empty, *left_out(filtered, self.layout, self.config)):
+                before, counts[words] = counts[words], counts[words] + n
+                if n and (not before or len(str(before + n)) > len(str(before))):  # the first, and each digit more
+                    _log.warning("share %d of %d of the stream: so far %d %s", number + 1, of, before + n, words)
+            yield from blocks
 
     def _pieces(self, number: int, of: int) -> Iterator[Piece]:
         """The share's part of a pass, without what is held out."""
@@ -196,35 +204,6 @@ class StreamedBlocks(IterableDataset):
             for piece in pieces_of(known, source, self.renderer, self.config.split_seed, SHARED):
                 if next(turn) % of == number:  # what comes before it may be in another share: a text by itself
                     yield piece._replace(is_first=True, is_last=True, is_ended=piece.is_last)
-
-    def _laid_out(self, part: Part, left_out: "_LeftOut") -> Iterator[Block]:
-        size, on_long = self.config.block_size, self.config.on_long
-        stream, names = joined([part]), [piece.name for piece in part.documents]
-        filtered = filter_documents(stream, np.arange(len(stream.ends)), size, on_long, names.__getitem__)
-        blocks = self.layout(stream, filtered.bounds, size, padding_of(self.tokenizer))
-        left_out.add(part.n_empty, "documents are empty and left out")
-        left_out.add(filtered.n_unsupervised, "documents have no token to learn and are left out")
-        if on_long != "split" or self.layout is best_fit:
-            long = f"documents are longer than --block-size {size} and {BECOMES[on_long]} (--on-long)"
-            left_out.add(filtered.n_long, long)
-        if self.layout is best_fit:
-            n_unused = unused(filtered.bounds, blocks)
-            left_out.add(n_unused, "tokens in pieces of long documents are left out, for nothing is learned there")
-        yield from blocks
-
-
-@dataclass
-class _LeftOut:
-    """Counts of what is not trained on as it came; said when it is first met, and each time they gain a digit."""
-
-    where: str
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, n: int, words: str) -> None:
-        before = self.counts[words]
-        self.counts[words] += n
-        if n and (not before or len(str(before + n)) > len(str(before))):
-            _log.warning("%s: so far %d %s", self.where, before + n, words)
 
 
 class StreamedDataModule(TextDataModule):
@@ -256,7 +235,7 @@ class StreamedDataModule(TextDataModule):
         Raises:
             UserError: as ``divide``.
         """
-        full_names(self.config)
+        full_names(self.config.sources)
         super().prepare(tokenizer)
         self._tokenizer = tokenizer
 

@@ -157,20 +157,18 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
 
 
 def _newest(resume: str, folder: RunFolder) -> Path | None:
-    found = folder.checkpoints()
     problems: list[str] = []
-    for path in reversed(found):
-        problem = manifest.damage(path)
-        if problem is None:
+    for path in reversed(folder.checkpoints()):
+        if (problem := manifest.damage(path)) is None:
             for line in problems:
                 log.warning("%s; going on from %s instead", line, path.name)
             return path
         problems.append(f"{path.name}: {problem}")
-    if found:
+    if problems:
         raise UserError(f"--resume-from-checkpoint {resume}: none in {folder.path} is whole ({'; '.join(problems)})")
-    if resume == AUTO:
-        return None
-    raise UserError(f"--resume-from-checkpoint {LAST}: {folder.path} holds no checkpoint")
+    if resume == LAST:
+        raise UserError(f"--resume-from-checkpoint {LAST}: {folder.path} holds no checkpoint")
+    return None
 
 
 def prune(folder: RunFolder, keep: int) -> None:

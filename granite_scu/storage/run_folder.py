@@ -41,7 +41,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        self._lock: FileLock | None = None
+        self._lock = FileLock(self.path / LOCK)
 
     def check(self, overwrite: bool, resuming: bool) -> None:
         """Refuse a folder that cannot be written or holds something else. Makes and deletes nothing.
@@ -49,13 +49,7 @@ class RunFolder:
         Raises:
             UserError: not writable, or not empty and neither ``overwrite`` nor ``resuming``.
         """
-        try:
-            with tempfile.TemporaryFile(dir=self.nearest()):
-                pass
-        except OSError as error:
-            raise UserError(
-                f"--output-dir {self.path}: cannot be written ({error.strerror}); choose another folder"
-            ) from error
+        require_writable("--output-dir", self.path, make=False)
         if resuming or not self.path.exists() or all(map(_is_trace, self.path.iterdir())):
             return
         if not overwrite:
@@ -76,38 +70,28 @@ class RunFolder:
         Raises:
             UserError: another process holds it.
         """
-        if self._lock is None:
-            lock = FileLock(self.path / LOCK)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                raise UserError(
-                    f"--output-dir {self.path}: another process is running in it; choose another folder, or wait"
-                ) from None
-            self._lock = lock
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(
+                f"--output-dir {self.path}: another process is running in it; choose another folder, or wait"
+            ) from None
 
     def unlock(self) -> None:
         """Let others in."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def nearest(self) -> Path:
-        """The folder itself or, where it is missing, the nearest above it that is there."""
-        path = self.path.absolute()
-        return next(place for place in (path, *path.parents) if os.path.lexists(place))
+        self._lock.release(force=True)
 
     def clear(self) -> None:
         """Empty a run folder that is to be replaced. What marks it as one goes last: it may be cut short by a kill."""
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
             if entry.name != LOCK:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                _remove(entry)
 
     def sweep(self) -> None:
         """Remove what a run that was killed while it wrote has left half-written."""
         for pattern in (".*.tmp", ".*.old"):
             for entry in self.path.rglob(pattern):
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                _remove(entry)
 
     @property
     def trained(self) -> bool:
@@ -145,7 +129,14 @@ class RunFolder:
             finished = self.path / HISTORY
             return json.loads(finished.read_text(encoding="utf-8")) if finished.is_file() else []
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        return [_read_record(path, number, line) for number, line in enumerate(lines[:-1], start=1)]
+        records = []
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                remedy = "take the line out to do without that tick"
+                raise UserError(f"{path}: line {number} is damaged ({error}); {remedy}") from error
+        return records
 
     def truncate_history(self, step: int) -> int:
         """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again.
@@ -227,20 +218,7 @@ def replacing(path: Path) -> Iterator[Path]:
         error.filename = error.filename or str(path)  # of a write that failed, the system does not say where
         raise
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
-
-
-def _read_record(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(line)
-        return record
-    except ValueError as error:
-        raise UserError(
-            f"{path}: line {number} is damaged ({error}); take the line out to do without that tick"
-        ) from error
+        _remove(temporary)
 
 
 def _is_trace(entry: Path) -> bool:
@@ -248,18 +226,34 @@ def _is_trace(entry: Path) -> bool:
     return entry.name == LOCK or (entry.name.startswith(".") and entry.suffix == ".tmp")
 
 
-def require_writable(flag: str, folder: Path) -> None:
+def _remove(entry: Path) -> None:
+    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink(missing_ok=True)
+
+
+def require_writable(flag: str, folder: Path, make: bool = True) -> None:
     """Make the folder that a flag names, and for a moment a file in it: now, and not after hours of runs.
+
+    Args:
+        flag: for the message.
+        folder: that is to be written to.
+        make: False leaves it unmade, and tries the nearest folder above it that is there.
 
     Raises:
         UserError: it cannot be made or written to.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=nearest(folder)):
             pass
     except OSError as error:
-        raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}); name another folder") from error
+        raise UserError(f"{flag} {folder}: cannot be written to ({error.strerror}); choose another folder") from error
+
+
+def nearest(folder: Path) -> Path:
+    """The folder itself or, where it is missing, the nearest above it that is there."""
+    path = folder.absolute()
+    return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 
 def sync(path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import (
@@ -20,62 +20,12 @@ from granite_scu.storage.run_folder import (
 SIGNS = (TRAINING_CONFIG, METRICS, HISTORY, HISTORY_LINES)
 """Files that only a run leaves behind; without the first of them it is a broken one."""
 
+Summary: TypeAlias = dict[str, Any]
+"""One run, as ``summarise`` gives it."""
 
-NUMBERS = (
-    *("step", "steps", "s_target", "s", "strength", "base_bpt", "adapter_bpt", "saved_bpt", "best_val_bpt"),
-    "tokens_per_s",
-)
+NUMBERS = ("step", "steps", "s_target", "s", "strength", "base_bpt", "adapter_bpt", "saved_bpt", "best_val_bpt",
+           "tokens_per_s")  # fmt: skip
 """Fields of a ``Summary`` that are numbers, where they are known."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One run. What is not known is null: scores come with a run's end, S with its first tick.
-
-    Attributes:
-        path: the run folder.
-        time: when its newest file was written, local time in ISO 8601.
-        finished: whether it came to its end; if not it was cut off, or is under way.
-        step: optimizer steps done.
-        steps: optimizer steps planned.
-        stopped: why it ended.
-        model: the base model.
-        controller: name of the law.
-        s_target: setpoint S*.
-        s: S at the newest tick, smoothed.
-        strength: lambda at the newest tick.
-        base_bpt: bits per token of the base model on the held-out documents.
-        adapter_bpt: the same with the final adapter.
-        saved_bpt: what the adapter saves.
-        best_val_bpt: best validation, in bits per token.
-        better: which adapter validated better, "final" or "best".
-        tokens_per_s: training tokens a second.
-    """
-
-    path: str
-    time: str
-    finished: bool
-    step: int
-    steps: int | None
-    stopped: str | None
-    model: str | None
-    controller: str | None
-    s_target: float | None
-    s: float | None
-    strength: float | None
-    base_bpt: float | None
-    adapter_bpt: float | None
-    saved_bpt: float | None
-    best_val_bpt: float | None
-    better: str | None
-    tokens_per_s: float | None
-
-    def __post_init__(self) -> None:
-        for name in NUMBERS:
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise ValueError(f"{name} is no number in its files, but {value!r}")
-
 
 SORTS = {
     "time": ("time", True),
@@ -110,7 +60,23 @@ def run_folders(folder: Path) -> Iterator[Path]:
 
 
 def summarise(path: Path) -> Summary:
-    """What the files of a run folder tell.
+    """What the files of a run folder tell. What is not known is null: scores come with a run's end, S with a tick.
+
+    Returns:
+        path: the run folder.
+        time: when its newest file was written, local time in ISO 8601.
+        finished: whether it came to its end; if not it was cut off, or is under way.
+        step, steps: optimizer steps done and planned.
+        stopped: why it ended.
+        model: the base model.
+        controller: name of the law.
+        s_target: setpoint S*.
+        s, strength: S, smoothed, and lambda at the newest tick.
+        base_bpt, adapter_bpt, saved_bpt: bits per token on the held-out documents, of the base model and with the final
+            adapter, and their difference.
+        best_val_bpt: best validation, in bits per token.
+        better: which adapter validated better, "final" or "best".
+        tokens_per_s: training tokens a second.
 
     Raises:
         UserError, ValueError, KeyError, TypeError, AttributeError, OSError: they are missing or damaged.
@@ -121,33 +87,37 @@ def summarise(path: Path) -> Summary:
     last = history[-1] if history else {}
     base, adapter = metrics.get("base_test_bpt"), metrics.get("final_test_bpt")
     newest = max((path / sign).stat().st_mtime for sign in SIGNS if (path / sign).is_file())
-    return Summary(
-        path=str(path),
-        time=datetime.fromtimestamp(newest).astimezone().isoformat(timespec="seconds"),
-        finished=bool(metrics),
-        step=metrics.get("steps", last.get("step", 0)),
-        steps=training["plan"]["steps"],
-        stopped=(metrics.get("stopped") or {}).get("reason"),
-        model=training["base"]["name"],
-        controller=control["controller"],
-        s_target=last.get("s_target", control.get("target_s")),
-        s=last.get("s_ema"),
-        strength=last.get("lambda"),
-        base_bpt=base,
-        adapter_bpt=adapter,
-        saved_bpt=None if base is None or adapter is None else base - adapter,
-        best_val_bpt=metrics.get("best_val_bpt"),
-        better=(metrics.get("better") or {}).get("adapter"),
-        tokens_per_s=metrics.get("tokens_per_s", last.get("tokens_per_s")),
-    )
+    found = {
+        "path": str(path),
+        "time": datetime.fromtimestamp(newest).astimezone().isoformat(timespec="seconds"),
+        "finished": bool(metrics),
+        "step": metrics.get("steps", last.get("step", 0)),
+        "steps": training["plan"]["steps"],
+        "stopped": (metrics.get("stopped") or {}).get("reason"),
+        "model": training["base"]["name"],
+        "controller": control["controller"],
+        "s_target": last.get("s_target", control.get("target_s")),
+        "s": last.get("s_ema"),
+        "strength": last.get("lambda"),
+        "base_bpt": base,
+        "adapter_bpt": adapter,
+        "saved_bpt": None if base is None or adapter is None else base - adapter,
+        "best_val_bpt": metrics.get("best_val_bpt"),
+        "better": (metrics.get("better") or {}).get("adapter"),
+        "tokens_per_s": metrics.get("tokens_per_s", last.get("tokens_per_s")),
+    }
+    for name in NUMBERS:
+        if isinstance(found[name], bool) or not isinstance(found[name], int | float | None):
+            raise ValueError(f"{name} is no number in its files, but {found[name]!r}")
+    return found
 
 
 def ordered(found: list[Summary], by: str) -> list[Summary]:
     """The runs in one of the ``SORTS``; those where that is not known come last."""
     field, largest_first = SORTS[by]
-    known = [each for each in found if getattr(each, field) is not None]
-    unknown = [each for each in found if getattr(each, field) is None]
-    return sorted(known, key=lambda each: getattr(each, field), reverse=largest_first) + unknown
+    known = [each for each in found if each[field] is not None]
+    unknown = [each for each in found if each[field] is None]
+    return sorted(known, key=lambda each: each[field], reverse=largest_first) + unknown
 
 
 def _reason(error: Exception) -> str:

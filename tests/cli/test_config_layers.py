@@ -191,17 +191,6 @@ def test_settings_may_stand_on_the_command_line_in_place_of_a_file():
     assert (data.batch_size, data.path) == (3, path)
 
 
-def test_arguments_come_together_as_they_were_taken_apart():
-    arguments = ["fit", "--config=a=b.yaml", "--debug", "--control.kp=-1", "--lora.targets=[in_proj]"]
-    assert config_layers._joined(config_layers._split(arguments)) == arguments
-    assert list(config_layers._split(["--a", "1", "--b", "--c=", "d"])) == [
-        ("--a", "1"),
-        ("--b", None),
-        ("--c", ""),
-        (None, "d"),
-    ]
-
-
 # Every configuration of the repository, planned.
 
 

@@ -113,14 +113,6 @@ def test_a_batch_is_the_blocks_as_int64(tokenizer, one_text):
     assert batch["input_ids"][2].tolist() == data.validation[2][0].tolist()
 
 
-def test_training_starts_where_it_is_told(tokenizer, one_text):
-    data = prepared(tokenizer, one_text)
-    batches = [batch["input_ids"] for batch in islice(data.train_dataloader(), 40)]
-    data.start_at(30)
-    resumed = [batch["input_ids"] for batch in islice(data.train_dataloader(), 10)]
-    assert all(map(torch.equal, batches[30:], resumed))
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_upcoming_batches_are_those_that_the_loader_gives_next(tokenizer, one_text, rank):
     data = on_rank(prepared(tokenizer, one_text), rank, 2)
@@ -232,6 +224,9 @@ def test_a_text_too_short_to_hold_out_names_a_block_size_that_works(tokenizer, o
         "--block-size 1024, 12288 tokens; give more text, or --block-size 256"
     )
     assert len(prepared(tokenizer, one_text, block_size=256).validation) == 1
+    one_text.write_text("hello")
+    with pytest.raises(UserError, match=r"6 tokens are too few .*; give more text$"):
+        prepared(tokenizer, one_text)
 
 
 def test_a_training_split_below_one_block_names_a_block_size_that_works(tokenizer, many_lines):
@@ -245,28 +240,16 @@ def test_a_training_split_below_one_block_names_a_block_size_that_works(tokenize
     assert len(prepared(tokenizer, many_lines, block_size=4096).train) == 2
 
 
-def test_text_too_short_for_any_block_size_needs_more_text(tokenizer, tmp_path):
-    (tmp_path / "a.txt").write_text("hello")
-    with pytest.raises(UserError, match=r"6 tokens are too few .*; give more text$"):
-        prepared(tokenizer, tmp_path)
-
-
 @pytest.mark.parametrize(("tokens", "blocks"), [(32, 1), (320, 10), (1000, 31), (109 * 32, 109), (10**9, 110)])
 def test_a_training_split_may_be_thinned_to_about_so_many_tokens(tokenizer, one_text, tokens, blocks):
     whole, thinned = prepared(tokenizer, one_text), prepared(tokenizer, one_text, train_tokens=tokens)
-    assert len(thinned.train) == blocks
+    assert len(thinned.train) == blocks and thinned.train.numbers.step == 110 // blocks  # spread evenly
     assert thinned.n_tokens == sum(
         int((labels != IGNORED).sum()) for _, labels, _ in list(map(thinned.train.__getitem__, range(blocks)))
     )
     assert thinned.n_tokens == blocks * 32  # one text has no end before its last block
     for part in ("validation", "test"):
         assert getattr(thinned, part).numbers == getattr(whole, part).numbers
-
-
-def test_thinned_blocks_are_spread_evenly_over_the_whole(tokenizer, one_text):
-    data = prepared(tokenizer, one_text, train_tokens=10 * 32)
-    assert data.train.numbers == range(0, 110, 11)
-    assert sum(len(batch["input_ids"]) for batch in islice(data.train_dataloader(), 3)) == 12
 
 
 def test_fewer_tokens_than_a_block_are_refused():

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from granite_scu.config.settings import TINY_MODEL
-from granite_scu.data.sources.corpora import load_embedded
+from granite_scu.data.sources.corpora import held_out_source
 from granite_scu.model.loading import resolve
 
 FOLDER = Path(resolve(TINY_MODEL))
@@ -79,7 +79,7 @@ def test_it_scores_what_its_record_says_on_packages_it_has_never_seen(tokenizer)
     # On a part of the held-out text, hence the tolerance; a model that had not learned would need about 3.7.
     record = json.loads((FOLDER / "pretraining.json").read_text(encoding="utf-8"))
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
-    texts = [document.text for document in load_embedded("stdlib-source")[::16][:40]]
+    texts = [document.text for document in held_out_source()[::16][:40]]
     length = 256
     ids = torch.tensor([i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]][:2049])
     inputs, labels = ids[:-1].view(-1, length), ids[1:].view(-1, length)

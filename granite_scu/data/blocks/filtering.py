@@ -1,18 +1,15 @@
 """Which documents go into the blocks, and how often: those that are too long, those that nothing is learned from."""
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from granite_scu.data.blocks.packing import Blocks
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.blocks.packing import Blocks, Layout, best_fit
 from granite_scu.data.tokens.encoding import Stream
 from granite_scu.errors import UserError
-
-_log = logging.getLogger(__name__)
-
 
 BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}
 """What becomes of documents that are longer than a block, in words."""
@@ -28,12 +25,58 @@ class Filtered:
         n_unsupervised: documents, counted in the same way, left out because no token of them is to be learned, or
             none that was not cut off; those of the second kind are long ones too, and their tokens among the dropped.
         n_tokens_dropped: tokens left out with long documents, or cut off them.
+        n_unused: tokens in pieces of long documents in which nothing is learned; best-fit packing leaves them out.
     """
 
     bounds: NDArray[np.int64]
     n_long: int
     n_unsupervised: int
     n_tokens_dropped: int
+    n_unused: int = 0
+
+
+def blocks_of(
+    stream: Stream,
+    documents: NDArray[np.int64],
+    layout: Layout,
+    padding: int,
+    config: DataConfig,
+    name_of: Callable[[int], str],
+) -> tuple[Blocks, Filtered]:
+    """The blocks of some documents, and what became of those that could not be taken as they are.
+
+    Args:
+        stream: all documents.
+        documents: numbers of those that are meant; one may come several times.
+        layout: makes the blocks.
+        padding: token id that fills up blocks.
+        config: how the text is cut.
+        name_of: where a document came from.
+
+    Raises:
+        UserError: as ``filter_documents``.
+    """
+    filtered = filter_documents(stream, documents, config.block_size, config.on_long, name_of)
+    blocks = layout(stream, filtered.bounds, config.block_size, padding)
+    if layout is not best_fit:
+        return blocks, filtered
+    n_inputs = int((filtered.bounds[:, 1] - filtered.bounds[:, 0] - 1).sum())
+    return blocks, replace(filtered, n_unused=n_inputs - blocks.n_inputs)
+
+
+def left_out(filtered: Filtered, layout: Layout, config: DataConfig) -> list[tuple[int, str]]:
+    """How many documents or tokens could not be taken as they are, and in words which."""
+    # Where documents are cut in a row in any case, a long one is no news.
+    n_long = filtered.n_long if layout is best_fit or config.on_long != "split" else 0
+    long = f"documents are longer than --block-size {config.block_size} and {BECOMES.get(config.on_long)} (--on-long)"
+    unused = "tokens in pieces of long documents are left out, for nothing is learned there"
+    counts = (
+        (filtered.n_unsupervised, "documents have no token to learn and are left out"),
+        (n_long, long),
+        (filtered.n_tokens_dropped, "tokens of long documents are left out (--on-long)"),
+        (filtered.n_unused, f"{unused}; a larger --block-size keeps them"),
+    )
+    return [(n, words) for n, words in counts if n]
 
 
 def filter_documents(
@@ -86,11 +129,6 @@ def _learned(stream: Stream, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.fromiter((stream.targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
 
 
-def unused(bounds: NDArray[np.int64], blocks: Blocks) -> int:
-    """Tokens that best-fit packing leaves out: those of pieces of long documents in which nothing is learned."""
-    return int((bounds[:, 1] - bounds[:, 0] - 1).sum()) - blocks.n_inputs
-
-
 def repeated(
     documents: NDArray[np.int64], sources: NDArray[np.uint16], places: NDArray[np.uint64], weights: Sequence[float]
 ) -> NDArray[np.int64]:
@@ -112,30 +150,3 @@ def repeated(
         rank[own[np.argsort(places[documents[own]], kind="stable")]] = np.arange(len(own)) / max(1, len(own))
     passes = int(np.ceil(times.max(initial=0)))
     return np.concatenate([documents[:0], *(documents[rank < np.round(times - done, 9)] for done in range(passes))])
-
-
-def report(split: str, filtered: Filtered, on_long: str, block_size: int, n_unused: int | None) -> None:
-    """Say what became of the documents of a split that could not be taken as they are.
-
-    Args:
-        split: its name.
-        filtered: its documents.
-        on_long: what was asked for.
-        block_size: tokens in a block.
-        n_unused: as ``unused``; None where documents are cut in a row in any case, so that a long one is no news.
-    """
-    if filtered.n_unsupervised:
-        _log.warning("%s: left out %d documents without a token to learn", split, filtered.n_unsupervised)
-    if filtered.n_long and (n_unused is not None or on_long != "split"):
-        done = BECOMES[on_long]
-        tokens = f", {filtered.n_tokens_dropped} tokens less" if filtered.n_tokens_dropped else ""
-        _log.warning(
-            "%s: %d documents are longer than --block-size %d and were %s%s (--on-long)",
-            *(split, filtered.n_long, block_size, done, tokens),
-        )
-    if n_unused:
-        _log.warning(
-            "%s: %d tokens in pieces of them are left out, for nothing is learned there, and what follows is learned "
-            "without them; a larger --block-size keeps them",
-            *(split, n_unused),
-        )

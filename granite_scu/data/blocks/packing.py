@@ -14,10 +14,10 @@ Every token but a document's first is predicted exactly once in both, where it i
 import hashlib
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,22 +47,6 @@ class Block(NamedTuple):
     documents: NDArray[np.int32]
 
 
-class Cuts(Protocol):
-    """Which spans of a stream each block is made of."""
-
-    @property
-    def n_blocks(self) -> int:
-        """How many there are."""
-
-    def spans(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The spans of the blocks ``first`` to ``last - 1``.
-
-        Returns:
-            (spans, 2) first position in the stream and the one after the last, each within a document; and
-            (last - first + 1,) the first span of each block among them, and their number.
-        """
-
-
 @dataclass(frozen=True, eq=False)
 class PackedRow:
     """Documents one after the other, cut every ``block_size`` tokens: worked out when it is asked for, since a long
@@ -86,7 +70,12 @@ class PackedRow:
         return max(0, -(-(int(self.begins[-1]) - 1) // self.block_size))  # no block for the last token, a mere label
 
     def spans(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As ``Cuts``."""
+        """The spans of the blocks ``first`` to ``last - 1``.
+
+        Returns:
+            (spans, 2) first position in the stream and the one after the last, each within a document; and
+            (last - first + 1,) the first span of each block among them, and their number.
+        """
         borders = np.arange(first, last + 1) * self.block_size
         end = min(int(self.begins[-1]), int(borders[-1]))
         inside = slice(*np.searchsorted(self.begins, (borders[0], end)))
@@ -114,7 +103,7 @@ class Bins:
         return len(self.firsts) - 1
 
     def spans(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As ``Cuts``."""
+        """As of ``PackedRow``."""
         firsts = self.firsts[first : last + 1]
         return self.every[firsts[0] : firsts[-1]], firsts - firsts[0]
 
@@ -134,7 +123,7 @@ class Blocks:
     stream: Stream
     block_size: int
     padding: int
-    cuts: Cuts
+    cuts: PackedRow | Bins
     numbers: range
 
     def __len__(self) -> int:
@@ -222,7 +211,7 @@ class Blocks:
         return self.cuts.spans(number, number + 1)[0]
 
     def _groups(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """The spans of the blocks that are meant, as ``Cuts.spans`` has them, of some thousand blocks at a time."""
+        """The spans of the blocks that are meant, as of ``PackedRow``, of some thousand blocks at a time."""
         step = self.numbers.step
         for begin in range(0, len(self), max(1, GROUP // step)):
             some = self.numbers[begin : begin + max(1, GROUP // step)]
@@ -245,6 +234,10 @@ class Blocks:
 def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """What fills up a block: never a label, so that end of text may stand for it without harm."""
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+Layout: TypeAlias = Callable[[Stream, NDArray[np.int64], int, int], Blocks]
+"""Makes blocks of the documents of a stream: ``in_a_row`` or ``best_fit``."""
 
 
 def in_a_row(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding: int) -> Blocks:

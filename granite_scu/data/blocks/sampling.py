@@ -4,7 +4,7 @@ Nothing has to be stored to go on from a batch, and any number of ranks together
 the same global batches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -15,31 +15,22 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class EndlessBatches:
-    """Batch sampler without end, and therefore without a length: ``indices`` for k = start, start + 1, ...
+    """Batch sampler without end, and therefore without a length.
 
     Attributes:
-        n_blocks: blocks in an epoch, at least 1.
-        batch_size: B, blocks that a rank gets at a time.
-        seed: of the order, not negative.
-        rank: this process's number.
-        world_size: W, processes that share the blocks.
+        blocks_of: the numbers of the blocks in the k-th micro-batch.
         start: first micro-batch, the number that each rank has trained on already.
     """
 
-    n_blocks: int
-    batch_size: int
-    seed: int
-    rank: int = 0
-    world_size: int = 1
+    blocks_of: Callable[[int], list[int]]
     start: int = 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        for k in count(self.start):
-            yield indices(k, self.n_blocks, self.batch_size, self.seed, self.rank, self.world_size)
+        return map(self.blocks_of, count(self.start))
 
 
 def indices(k: int, n_blocks: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> list[int]:
-    """The blocks of a rank's k-th micro-batch.
+    """The blocks of a rank's k-th micro-batch of ``batch_size`` = B, rank r of ``world_size`` = W.
 
     The epochs, each a shuffle of all blocks by (seed, epoch), follow each other without a border. Global batch
     k takes the positions [k W B, (k + 1) W B) of that sequence, rank r the r-th B of them; so a batch may hold

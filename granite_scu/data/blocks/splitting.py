@@ -22,9 +22,6 @@ MIN_DOCUMENTS = 10
 MIN_BLOCKS = 12
 """Blocks below which ``by_block`` has nothing to hold out: a tenth of the rest is less than one."""
 
-AT_A_TIME = 1 << 14
-"""Documents whose facts are Python objects at a time, of some hundred bytes each."""
-
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -85,9 +82,8 @@ class Division:
             parts = replace(parts, train=nothing)
         for name, documents in [*((name, getattr(parts, name)) for name in SPLITS), ("shared", shared)]:
             yield f',\n  "{name}": ['
-            some = (documents[begin : begin + AT_A_TIME] for begin in range(0, len(documents), AT_A_TIME))
-            for number, digest in enumerate(digest for n in some for digest in self.corpus.digests[n].tolist()):
-                yield f'{"," if number else ""}\n    "{digest:016x}"'
+            for number, document in enumerate(documents):
+                yield f'{"," if number else ""}\n    "{self.corpus.digests[document]:016x}"'
             yield "\n  ]"
         yield "\n}\n"
 

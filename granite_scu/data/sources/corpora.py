@@ -12,7 +12,7 @@ The other four fifths are the corpus the embedded model was pretrained on (``pre
 import ast
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy
@@ -20,31 +20,18 @@ import numpy
 from granite_scu.data.sources.documents import Document
 from granite_scu.errors import UserError
 
-EMBEDDED = ("stdlib-docs", "stdlib-source", "package-docs")
-
 _LEFT_OUT = {"test", "tests", "idle_test", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
 _CODEC_TABLE = '""" Python Character Mapping Codec'  # generated tables of numbers, 1.3 MB of them: no language
 _HELD_OUT_ONE_IN = 5
 _SHORTEST_DOCUMENT = 1000  # characters of docstrings that make a module a text
 
 
-def load_embedded(name: str) -> list[Document]:
-    """The documents of an embedded corpus, in a fixed order.
+def stdlib_docs() -> list[Document]:
+    """The language documentation that ``help()`` shows, one document a topic.
 
     Raises:
-        UserError: the name is not an embedded corpus, or this Python was installed without it.
+        UserError: this Python was installed without it.
     """
-    if name == "stdlib-docs":
-        return stdlib_docs()
-    if name == "stdlib-source":
-        return [document for package, document in _library_source() if is_held_out(package)]
-    if name == "package-docs":
-        return package_docs()
-    raise UserError(f"{name!r} is not an embedded corpus; there are {', '.join(EMBEDDED)}")
-
-
-def stdlib_docs() -> list[Document]:
-    """The language documentation that ``help()`` shows, one document a topic."""
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
@@ -81,6 +68,11 @@ def _docstrings(source: str) -> Iterator[str]:
             yield text
 
 
+def held_out_source() -> list[Document]:
+    """The standard-library source that the embedded model has never seen."""
+    return [document for package, document in _library_source() if is_held_out(package)]
+
+
 def pretraining_source() -> list[Document]:
     """The standard-library source that the embedded model is pretrained on: no held-out package in it."""
     return [document for package, document in _library_source() if not is_held_out(package)]
@@ -107,3 +99,11 @@ def _utf8_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return ""
+
+
+EMBEDDED: dict[str, Callable[[], list[Document]]] = {
+    "stdlib-docs": stdlib_docs,
+    "stdlib-source": held_out_source,
+    "package-docs": package_docs,
+}
+"""What gives the documents of each embedded corpus, in a fixed order."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, DataConfig
 from granite_scu.data.sources import files, formats, hub, samples
-from granite_scu.data.sources.corpora import EMBEDDED, load_embedded
+from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.errors import UserError
 
@@ -62,7 +62,7 @@ def source(path: str, text_column: str, encoding: str = "utf-8", streamed: bool 
         UserError: nothing there; when it is read, a file that cannot be read; names file and line or byte.
     """
     if path in EMBEDDED:
-        return Source(partial(load_embedded, path))
+        return Source(EMBEDDED[path])
     if hub.is_on_hub(path):
         return Source(partial(hub.read, path, text_column, streamed))
     listed = readable_files(path)
@@ -74,27 +74,23 @@ def is_path(source: str) -> bool:
     return source not in EMBEDDED and not hub.is_on_hub(source)
 
 
-def load(path: str | Sequence[str], text_column: str, encoding: str = "utf-8") -> list[Document]:
-    """The documents of a corpus in memory, in a fixed order; empty texts are among them (see ``drop_empty``).
-
-    Args:
-        path: what is read, see ``source``; several are read one after the other.
-        text_column: field of a record that holds the text.
-        encoding: of text files.
-
-    Raises:
-        UserError: nothing there, no text in it, or a file that cannot be read; names file and line or byte.
-    """
-    paths = [path] if isinstance(path, str) else path
-    documents = in_memory(document for one in paths for document in source(one, text_column, encoding).read())
-    if not any(document.text.strip() for document in documents):
-        raise no_text(paths)
+def load(path: str, text_column: str, encoding: str = "utf-8") -> list[Document]:
+    """As ``in_memory``, of one source. Raises UserError as ``source``, and where no text is in it."""
+    documents = in_memory(source(path, text_column, encoding).read())
+    if not documents:
+        raise no_text([path])
     return documents
 
 
 def in_memory(documents: Iterable[Document | TextFile]) -> list[Document]:
-    """The documents, with the text of those that are whole files."""
-    return [d if isinstance(d, Document) else Document(d.name, d.text) for d in documents]
+    """The documents with text, files of text with theirs; the number of those without any is logged."""
+    every = [d if isinstance(d, Document) else Document(d.name, d.text) for d in documents]
+    full = [document for document in every if document.text.strip()]
+    if full and len(full) < len(every):  # of nothing but empty ones the refusal tells
+        first = next(document.name for document in every if not document.text.strip())
+        n_empty = len(every) - len(full)
+        _log.warning("left out %d of %d texts, which are empty; the first is %s", n_empty, len(every), first)
+    return full
 
 
 def no_text(paths: Sequence[str]) -> UserError:
@@ -122,14 +118,6 @@ def _read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Itera
         for place, record in formats.RECORDS[kind](file, encoding, samples.columns(text_column)):
             row = samples.without_nulls(record) if kind == formats.PARQUET else record
             yield samples.as_document(place, row, text_column)
-
-
-def drop_empty(documents: list[Document]) -> list[Document]:
-    """The documents with text; the number of those without any is logged."""
-    empty = [document.name for document in documents if not document.text.strip()]
-    if empty:
-        _log.warning("left out %d of %d texts, which are empty; the first is %s", len(empty), len(documents), empty[0])
-    return [document for document in documents if document.text.strip()]
 
 
 def readable_files(path: str) -> list[Path]:

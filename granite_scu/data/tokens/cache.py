@@ -92,8 +92,8 @@ def in_memory(parts: Iterable[Part]) -> Prepared:
         **{name: np.array(facts, ARRAYS[name]) for name, facts in _facts(documents).items()},
         name=[piece.name for piece in documents].__getitem__,
         n_conversations=sum(part.n_conversations for part in parts),
-        n_empty=sum(part.n_empty for part in parts),
-        first_empty=next((part.first_empty for part in parts if part.n_empty), ""),
+        n_empty=sum(len(part.empty) for part in parts),
+        first_empty=next((name for part in parts for name in part.empty), ""),
     )
 
 
@@ -125,10 +125,10 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> P
         UserError: the folder cannot be written, or what ``make`` raises.
     """
     found = folder / key
-    with _readable(folder):
+    with _naming(folder, "what is kept there cannot be read", "have its permissions changed"):
         if _is_whole(found):  # moved there as a whole, perhaps by someone else: it may be that we can only read
             return _open(found)
-    with _writable(folder):
+    with _naming(folder, "cannot be written", "make room"):
         folder.mkdir(parents=True, exist_ok=True)
         with _turn(folder / f"{key}.lock"):
             if not _is_whole(found):
@@ -151,26 +151,14 @@ def _turn(path: Path) -> AbstractContextManager:
 
 
 @contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"--cache-dir {folder}: {error.filename or 'what is kept there'} cannot be read "
-            f"({error.strerror or error}); have its permissions changed or name another folder"
-        ) from error
-
-
-@contextmanager
-def _writable(folder: Path) -> Iterator[None]:
+def _naming(folder: Path, problem: str, remedy: str) -> Iterator[None]:
+    """Say of an error of the system that it is the folder's; what is of no file in it goes on as it is."""
     try:
         yield
     except OSError as error:
         if error.filename is not None and folder not in (Path(error.filename), *Path(error.filename).parents):
             raise
-        raise UserError(
-            f"--cache-dir {folder}: cannot be written ({error.strerror or error}); make room or name another folder"
-        ) from error
+        raise UserError(f"--cache-dir {folder}: {problem} ({error}); {remedy} or name another folder") from error
 
 
 def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
@@ -187,8 +175,8 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             length += len(part.tokens)
             progress["pieces"] += part.n_pieces
             progress["n_conversations"] += part.n_conversations
-            progress["n_empty"] += part.n_empty
-            progress["first_empty"] = progress["first_empty"] or part.first_empty
+            progress["n_empty"] += len(part.empty)
+            progress["first_empty"] = progress["first_empty"] or next(iter(part.empty), "")
             if number % SAVED_EVERY == 0:
                 _save(partial / PROGRESS, files, progress)
         for file in files.values():

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -21,16 +21,9 @@ _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError)
 """What a template may raise."""
 
 
-class Rendered(NamedTuple):
-    """A conversation as text.
-
-    Attributes:
-        text: all of it, ended by the end of text where the template ends so.
-        spans: characters of it that are supervised, [start, stop) each; None supervises all.
-    """
-
-    text: str
-    spans: tuple[tuple[int, int], ...] | None
+Rendered: TypeAlias = tuple[str, tuple[tuple[int, int], ...] | None]
+"""A conversation as text, ended by the end of text where the template ends so; and the characters of it that are
+supervised, [start, stop) each, or None for all."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +55,13 @@ class Renderer:
         whole = self._text(conversation, conversation.messages)
         self._check_shown(conversation)
         if self.loss_on == "all":
-            return Rendered(self._ended(whole), None)
+            return self._ended(whole), None
         if _GENERATION.search(self._template):
             spans = self._tagged(conversation, whole)
         else:
             spans = [self._turn(conversation, whole, i) for i in conversation.said]
         text = self._ended(whole)
-        return Rendered(text, tuple((start, min(self._to_end(text, stop), len(text))) for start, stop in spans))
+        return text, tuple((start, min(self._to_end(text, stop), len(text))) for start, stop in spans)
 
     @property
     def _template(self) -> str:
@@ -84,7 +77,7 @@ class Renderer:
         prompt, completion = conversation.plain
         text = prompt + completion
         spans = ((len(prompt), len(text)),) if completion.strip() else ()
-        return Rendered(text, None if self.loss_on == "all" else spans)
+        return text, None if self.loss_on == "all" else spans
 
     def _text(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
         try:
@@ -115,7 +108,11 @@ class Renderer:
             except UserError:  # it wants more of this content than a word, so it does not pass over it
                 continue
             if _MARK not in rendered or f"'text': '{_MARK}" in rendered:
-                raise UserError(f"--data-dir {conversation.name}: {_not_shown(i + 1, messages[i], _MARK in rendered)}")
+                raise UserError(
+                    f"--data-dir {conversation.name}: the tokenizer's chat template shows nothing of the content of "
+                    f"message {i + 1}, whose role is {messages[i]['role']}, or prints its parts as Python does; give "
+                    "its content as one text, leave it out beside tool_calls, or take the message out"
+                )
             self._shown.add(kind)
 
     def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int]:
@@ -191,21 +188,3 @@ def _kinds(messages: tuple[dict[str, Any], ...]) -> list[tuple[Any, ...]]:
         (role, i == 0, role in roles[:i], isinstance(messages[i].get("content"), list), "tool_calls" in messages[i])
         for i, role in enumerate(roles)
     ]
-
-
-def _not_shown(number: int, message: dict[str, Any], is_printed: bool) -> str:
-    """What is wrong with a message whose content the template passes over, or prints as a list of parts."""
-    if is_printed:
-        return (
-            f"the tokenizer's chat template prints the parts of message {number} as Python does; give its content as "
-            "one text"
-        )
-    if message.get("tool_calls"):
-        return (
-            f"the tokenizer's chat template shows nothing of the content of message {number}, which has tool_calls "
-            "too; leave the content out, or make two messages of them"
-        )
-    return (
-        f"the tokenizer's chat template shows nothing of message {number}, whose role is {message['role']}; give it "
-        "another role, or take it out"
-    )

@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
@@ -19,7 +17,7 @@ from granite_scu.data.sources.read import is_path, no_text, sources_of
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.encoding import LONG, Part, encoded
+from granite_scu.data.tokens.encoding import Part, backend_of, encoded, with_bar
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import replacing
 
@@ -37,8 +35,8 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     Raises:
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
     """
-    names = full_names(config)
-    before = _stamps(config)
+    names = full_names(config.sources)
+    before = _stamps(config.sources)
     sources = sources_of(config)
     digests = [_read_through(source.read()) if source.files is None else _contents(source.files) for source in sources]
     contents, size = [digest for digest, _ in digests], sum(size for _, size in digests)
@@ -59,8 +57,8 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         elif changed := _changed(last, config, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
-        yield from _with_bar(parts, size if show_progress else 0)
-        if _stamps(config) != before:  # what was read is then not what the tokens are kept under the name of
+        yield from with_bar(parts, size if show_progress else 0)
+        if _stamps(config.sources) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
 
     found = cache.prepared(folder, key, make)
@@ -86,28 +84,19 @@ def check_documents(config: DataConfig, corpus: Prepared) -> None:
         _log.warning("left out %d of %d texts, which are empty; the first is %s", *counts, corpus.first_empty)
 
 
-def full_names(config: DataConfig) -> list[str]:
+def full_names(sources: list[str]) -> list[str]:
     """Of the sources. Raises UserError where one is named twice."""
     # The same from every folder.
-    names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in config.sources]
+    names = [os.path.abspath(Path(name).expanduser()) if is_path(name) else name for name in sources]
     if len(set(names)) < len(names):
         again = next(name for number, name in enumerate(names) if name in names[:number])
         raise UserError(f"--data-dir {again}: named twice; name it once, and --data-weights 2 to read it twice")
     return names
 
 
-def _with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
-    columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=size < LONG) as progress:
-        task = progress.add_task("tokenising", total=size)
-        for part in parts:
-            yield part
-            progress.advance(task, int(part.widths.sum(dtype=int)))
-
-
-def _stamps(config: DataConfig) -> list[tuple[str, int, int]]:
+def _stamps(sources: list[str]) -> list[tuple[str, int, int]]:
     """Name, size and time of change of each of the user's files; what is wrong with them is said by who reads them."""
-    own = [name for name in config.sources if name.strip() and is_path(name)]
+    own = [name for name in sources if name.strip() and is_path(name)]
     try:
         found = [file for name in own for file in files.find(name) if files.kind(file) in formats.SUFFIXES]
         return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found]
@@ -141,12 +130,7 @@ def _read_through(documents: Iterable[Document | TextFile]) -> tuple[str, int]:
 
 def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """By which a tokenizer is known: another vocabulary, merge or template is another."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise UserError("--model: its tokenizer is not of the tokenizers library; convert it with transformers")
-    backend.no_truncation()
-    backend.no_padding()
-    facts = [backend.to_str(), tokenizer.special_tokens_map, tokenizer.chat_template]
+    facts = [backend_of(tokenizer).to_str(), tokenizer.special_tokens_map, tokenizer.chat_template]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
@@ -35,7 +35,7 @@ AT_ONCE = 2
 """Groups that are tokenised at the same time: with one, the library's own threads would be idle whenever it waits for
 the interpreter. Another is read meanwhile."""
 LONG = 5_000_000
-"""Characters from which tokenising takes long enough to show its progress."""
+"""Bytes from which tokenising takes long enough to show its progress."""
 
 # A newline between a visible character and a letter or digit, and the end of a word. Tokenizers of Granite's kind never
 # join what stands on its two sides, so that a long text cut here gives the tokens it gives as a whole.
@@ -89,9 +89,7 @@ class Part:
         documents: those that end here.
         n_pieces: texts that were tokenised for this part.
         n_conversations: documents that end here and came as messages.
-        n_empty: documents passed over because nothing stands in them.
-        first_empty: name of the first of them.
-        characters: read for this part.
+        empty: names of documents passed over because nothing stands in them.
     """
 
     tokens: NDArray[np.int32]
@@ -101,9 +99,7 @@ class Part:
     documents: list["Piece"]
     n_pieces: int
     n_conversations: int
-    n_empty: int
-    first_empty: str
-    characters: int
+    empty: list[str]
 
 
 class Piece(NamedTuple):
@@ -155,15 +151,18 @@ def encode(
         UserError: the tokenizer has no end-of-text token or is not of the tokenizers library, or what rendering raises.
     """
     assert documents
-    n_characters = sum(len(document.text) for document in documents)
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not show_progress or n_characters < LONG)
-    parts: list[Part] = []
-    with bar as progress:
-        task = progress.add_task("tokenising", total=n_characters)
-        for part in encoded([documents], Renderer(tokenizer, loss_on)):
-            parts.append(part)
-            progress.advance(task, part.characters)
-    return joined(parts)
+    size = sum(len(document.text.encode()) for document in documents)
+    return joined(list(with_bar(encoded([documents], Renderer(tokenizer, loss_on)), size if show_progress else 0)))
+
+
+def with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
+    """The parts as they come, with a bar on stderr where their text has many bytes."""
+    columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=size < LONG) as progress:
+        task = progress.add_task("tokenising", total=size)
+        for part in parts:
+            yield part
+            progress.advance(task, int(part.widths.sum(dtype=int)))
 
 
 def joined(parts: Sequence[Part]) -> Stream:
@@ -243,20 +242,29 @@ def parts_of(
         pool.shutdown(cancel_futures=True)  # after an error nobody waits for what is left
 
 
+def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The tokenizers library's part of a tokenizer, set to leave texts as long as they are.
+
+    Raises:
+        UserError: it has none.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError("--model: its tokenizer is not of the tokenizers library; convert it with transformers")
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
 class _Encoder:
     """Turns pieces into parts of a stream."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if tokenizer.eos_token_id is None:
             raise UserError("--model: its tokenizer has no end-of-text token (eos_token) to end documents with")
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise UserError("--model: its tokenizer is not of the tokenizers library; convert it with transformers")
-        self.backend = backend
-        self.backend.no_truncation()
-        self.backend.no_padding()
+        self.backend = backend_of(tokenizer)
         self.end: int = tokenizer.eos_token_id
-        self.by_token = _bytes_by_token(backend)
+        self.by_token = _bytes_by_token(self.backend)
         self.special = np.array(tokenizer.all_special_ids, np.int32)
 
     def tokenised(self, group: list[Piece]) -> list[Any]:
@@ -267,7 +275,6 @@ class _Encoder:
 
     def part(self, group: list[Piece]) -> Part:
         """The stream's part that is made of a group of pieces."""
-        empty = [piece.name for piece in group if piece.is_empty]
         with_encodings = zip(group, self.tokenised(group), strict=True)
         rows = self._rows((piece, encoding) for piece, encoding in with_encodings if not piece.is_empty)
         # Packed a row at a time, since ids are an object each until then; by struct, which is faster at it than numpy.
@@ -280,9 +287,7 @@ class _Encoder:
             [row.piece for row in rows if row.piece.is_last],
             len(group),
             sum(row.piece.is_conversation for row in rows),
-            len(empty),
-            empty[0] if empty else "",
-            sum(len(piece.text) for piece in group),
+            [piece.name for piece in group if piece.is_empty],
         )
 
     def _packed(self, row: "_Row") -> bytes:

@@ -13,7 +13,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.packing import in_a_row, padding_of
 from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
-from granite_scu.data.sources.read import drop_empty, in_memory, load, sources_of
+from granite_scu.data.sources.read import in_memory, load, sources_of
 from granite_scu.data.streaming import beginning
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.errors import UserError
@@ -51,7 +51,7 @@ class Texts:
             raise UserError(f"{self.name}: the conversations were too few to hold whole ones out; give --data-dir")
         stream = encode(self.documents, tokenizer)
         blocks = in_a_row(stream, stream.bounds, self.tail_of.block_size, padding_of(tokenizer))
-        first = tail_held_out(blocks, self.tail_of).test.numbers.start * blocks.block_size
+        first = tail_held_out(blocks, self.tail_of.named).test.numbers.start * blocks.block_size
         return as_corpus(self.name, self.documents, stream, tokenizer, first)
 
 
@@ -68,7 +68,7 @@ def named(path: str, column: str, runs: Sequence[Path], flag: str = "--data-dir"
         UserError: nothing to read, or nothing that no run has seen.
     """
     try:
-        documents = drop_empty(load(path, column))
+        documents = load(path, column)
     except UserError as error:
         raise UserError(str(error).replace("--data-dir", flag)) from error
     return _unseen(path, documents, runs, flag)
@@ -89,8 +89,8 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
         raise UserError(f"{run}: does not say which documents it held out (an older version made it); give --data-dir")
     config = data_config(run)
     name = f"{config.named}, held out by {run.name}"
-    read = beginning(config) if config.stream else [in_memory(source.read()) for source in sources_of(config)]
-    documents = drop_empty(list(chain(*read)))
+    read = beginning(config) if config.stream else [source.read() for source in sources_of(config)]
+    documents = in_memory(chain(*read))
     others = [other for other in others if documents_of(other) != record]
     if record["shared"]:
         if [document.digest for document in documents] != record["shared"]:

@@ -1,9 +1,8 @@
 """The text of a task: read once in a process, its validation cut to size, and replaced half-way where the task says."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
-from itertools import count
+from functools import lru_cache, partial
 
 import torch
 from torch.utils.data import DataLoader
@@ -11,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.packing import Blocks, in_a_row, padding_of
-from granite_scu.data.blocks.sampling import indices
+from granite_scu.data.blocks.sampling import EndlessBatches, indices
 from granite_scu.data.blocks.splitting import Division, Split, assign
 from granite_scu.data.datamodule import TextDataModule, thinned
 from granite_scu.data.sources.read import load
@@ -91,34 +90,19 @@ class ComparedData(TextDataModule):
         if self.before_shift is None:
             return super()._training_order(start)
         assert self.task.steps is not None
-        sizes = (len(self.before_shift), len(self.train))
+        sizes, shift = (len(self.before_shift), len(self.train)), self.task.steps // 2
         both = torch.utils.data.ConcatDataset([self.before_shift, self.train])  # type: ignore[list-item]
-        batches = ShiftingBatches(sizes, self.config.batch_size, self.seed, self.task.steps // 2, start)
-        return both, batches  # type: ignore[return-value]
+        batch = partial(shifted, sizes=sizes, batch_size=self.config.batch_size, seed=self.seed, shift=shift)
+        return both, EndlessBatches(batch, start)  # type: ignore[return-value]
 
     def whole_training_text(self) -> DataLoader:
         """The training blocks once, in order; after a shift, those of the second text."""
         return self._loader(self.train, batch_sampler=self._in_order(self.train))
 
 
-class ShiftingBatches:
-    """Batch sampler without end over two sets of blocks, the second numbered after the first.
-
-    Args:
-        sizes: blocks of the first and of the second.
-        batch_size: blocks in a batch.
-        seed: of both orders.
-        shift: batches from the first before the second takes over.
-        start: first batch.
-    """
-
-    def __init__(self, sizes: tuple[int, int], batch_size: int, seed: int, shift: int, start: int = 0) -> None:
-        self.sizes, self.batch_size, self.seed, self.shift, self.start = sizes, batch_size, seed, shift, start
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first, second = self.sizes
-        for k in count(self.start):
-            if k < self.shift:
-                yield indices(k, first, self.batch_size, self.seed)
-            else:
-                yield [first + index for index in indices(k - self.shift, second, self.batch_size, self.seed)]
+def shifted(k: int, sizes: tuple[int, int], batch_size: int, seed: int, shift: int) -> list[int]:
+    """The k-th batch of two sets of blocks, the second numbered after the first and read from batch ``shift`` on."""
+    first, second = sizes
+    if k < shift:
+        return indices(k, first, batch_size, seed)
+    return [first + index for index in indices(k - shift, second, batch_size, seed)]

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from granite_scu.config.settings import IGNORED
-from granite_scu.data.blocks.filtering import filter_documents, repeated, unused
+from granite_scu.config.settings import IGNORED, DataConfig
+from granite_scu.data.blocks.filtering import blocks_of, filter_documents, repeated
 from granite_scu.data.blocks.packing import Blocks, best_fit, in_a_row
 from granite_scu.data.datamodule import collate
 from granite_scu.data.tokens.encoding import Stream
@@ -154,12 +154,6 @@ def test_long_documents_are_counted_whatever_becomes_of_them():
         filtered(stream, "error")
 
 
-def test_truncated_documents_fill_a_block_and_no_more():
-    stream = stream_of([30, 30])
-    blocks = best_fit(stream, filtered(stream, "truncate").bounds, 10, PAD)
-    assert len(blocks) == 2 and blocks.n_supervised == 20
-
-
 def test_documents_without_a_label_are_left_out_and_counted():
     stream = stream_of([5, 6, 7])
     stream.targets[5:11] = False
@@ -174,9 +168,8 @@ def test_what_is_learned_behind_the_window_is_missed_by_name():
     truncated = filtered(stream, "truncate")
     assert truncated.bounds.tolist() == [[0, 5]]
     assert [truncated.n_long, truncated.n_unsupervised, truncated.n_tokens_dropped] == [1, 1, 30]
-    bounds = filtered(stream, "split").bounds
-    blocks = best_fit(stream, bounds, 10, PAD)
-    assert blocks.n_inputs == 4 + 9 and unused(bounds, blocks) == 20
+    blocks, found = blocks_of(stream, np.arange(2), best_fit, PAD, DataConfig(block_size=10), str)
+    assert blocks.n_inputs == 4 + 9 and found.n_unused == 20
 
 
 @given(weights=st.lists(st.floats(0, 3), min_size=1, max_size=3), seed=st.integers(0, 99))

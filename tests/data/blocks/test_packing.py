@@ -35,13 +35,10 @@ def stacked(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_two_documents_give_these_blocks(tokenizer):
-    inputs, labels = stacked(pack(documents_of("ab", "cde"), tokenizer, block_size=4))
+    blocks = pack(documents_of("ab", "cde"), tokenizer, block_size=4)
+    inputs, labels = stacked(blocks)
     assert inputs.tolist() == [[97, 98, EOS, 99], [100, 101, EOS, PAD]]
     assert labels.tolist() == [[98, EOS, IGNORED, 100], [101, EOS, IGNORED, IGNORED]]
-
-
-def test_counts_of_these_blocks(tokenizer):
-    blocks = pack(documents_of("ab", "cde"), tokenizer, block_size=4)
     assert (blocks.n_blocks, blocks.n_inputs, blocks.n_supervised, blocks.n_documents) == (2, 7, 5, 2)
     assert blocks.n_bytes == 3  # b, d, e; the end of text stands for no byte
 
@@ -92,6 +89,8 @@ def test_a_part_of_every_nth_block_is_cut_like_the_whole(tokenizer):
     part = pack(documents_of("abcdefghijklmnop"), tokenizer, block_size=2).part(range(1, 8, 2))
     assert part.part(range(0, 4, 3)).numbers == range(1, 9, 6)
     assert stacked(part.part(range(0, 4, 3)))[0].tolist() == [[99, 100], [111, 112]]
+    with pytest.raises(IndexError):
+        part[4]
 
 
 @given(texts=TEXTS, data=st.data())
@@ -101,12 +100,6 @@ def test_documents_as_a_stream_of_their_own_are_those_encoded_alone(tokenizer, t
     alone = encode([documents_of(*texts)[number] for number in numbers], tokenizer)
     for field in ("tokens", "ends", "widths", "targets"):
         np.testing.assert_array_equal(getattr(part, field), getattr(alone, field))
-
-
-def test_a_part_has_no_block_beyond_its_last(tokenizer):
-    part = pack(documents_of("abcdefgh"), tokenizer, block_size=2).part(range(2))
-    with pytest.raises(IndexError):
-        part[2]
 
 
 def test_padding_is_the_end_of_text_where_the_tokenizer_has_no_pad(tokenizer):

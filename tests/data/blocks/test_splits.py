@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, assign, by_block
-from granite_scu.data.sources.corpora import load_embedded
+from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import Document, Fingerprint
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_divided_by_document_is_said(documents, reason, caplog):
 
 @pytest.mark.parametrize("name", ["stdlib-docs", "package-docs"])
 def test_the_embedded_corpora_can_be_divided(name):
-    split = by_document(load_embedded(name))
+    split = by_document(EMBEDDED[name]())
     assert len(split.validation) >= 3 and len(split.test) >= 3
 
 

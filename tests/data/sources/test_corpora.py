@@ -1,8 +1,7 @@
 import pytest
 
 from granite_scu.data.sources import corpora
-from granite_scu.data.sources.corpora import is_held_out, load_embedded, pretraining_source, stdlib_docs
-from granite_scu.errors import UserError
+from granite_scu.data.sources.corpora import held_out_source, is_held_out, pretraining_source, stdlib_docs
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +11,7 @@ def pretrained():
 
 @pytest.fixture(scope="module")
 def package_docs():
-    return load_embedded("package-docs")
+    return corpora.package_docs()
 
 
 def package_of(name: str) -> str:
@@ -27,30 +26,25 @@ def test_docs_are_prose_in_more_than_50_documents():
 
 
 def test_no_held_out_package_is_in_the_pretraining_corpus(pretrained):
-    kept = load_embedded("stdlib-source")
+    kept = held_out_source()
     assert pretrained and kept
     assert not any(is_held_out(package_of(document.name)) for document in pretrained)
     assert all(is_held_out(package_of(document.name)) for document in kept)
 
 
 def test_whether_a_package_is_held_out_depends_on_its_name_alone(monkeypatch, tmp_path):
-    kept = {package_of(document.name) for document in load_embedded("stdlib-source")}
+    kept = {package_of(document.name) for document in held_out_source()}
     for package in ("json", "email", *kept):
         (tmp_path / package).mkdir(exist_ok=True)
         (tmp_path / package / "other.py").write_text(f"# another {package}\n")
     monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert {package_of(document.name) for document in load_embedded("stdlib-source")} == kept
+    assert {package_of(document.name) for document in held_out_source()} == kept
 
 
 def test_these_packages_are_held_out_for_good():
     """The embedded model was pretrained without them: a change of the hash would leak."""
     names = ("argparse", "asyncio", "ast", "collections", "email", "json", "logging", "unittest", "xml")
     assert [name for name in names if is_held_out(name)] == ["collections", "email", "logging"]
-
-
-def test_an_unknown_corpus_names_those_there_are():
-    with pytest.raises(UserError, match="stdlib-docs, stdlib-source"):
-        load_embedded("stdlib")
 
 
 def test_package_docs_are_numpys_docstrings_and_not_its_code(package_docs):

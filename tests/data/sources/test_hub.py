@@ -8,7 +8,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.splitting import divide
 from granite_scu.data.sources import hub
 from granite_scu.data.sources.documents import Document
-from granite_scu.data.sources.read import load, published, sources_of
+from granite_scu.data.sources.read import in_memory, load, published, sources_of
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.errors import UserError
 
@@ -47,21 +47,14 @@ def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_p
 
 
 def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog):
-    with (folder / "train.jsonl").open("a") as rows:
-        rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
-    config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
-    parts = divide(prepare(config, tokenizer), is_published=True).parts
-    assert parts.train.tolist() == list(range(5))
-    assert "train: left out 1 documents that validation or test have too" in caplog.text
-
-
-def test_a_text_in_validation_and_test_counts_as_test(folder, tokenizer, tmp_path, caplog):
-    with (folder / "validation.jsonl").open("a") as rows:
-        rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
+    for name in ("train", "validation"):
+        with (folder / f"{name}.jsonl").open("a") as rows:
+            rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
     parts = divide(prepare(config, tokenizer), is_published=True).parts
     assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [5, 2, 1]
     assert "validation: left out 1 documents that test has too" in caplog.text
+    assert "train: left out 1 documents that validation or test have too" in caplog.text
 
 
 def test_validation_that_is_test_is_refused(folder, tokenizer, tmp_path):
@@ -71,9 +64,12 @@ def test_validation_that_is_test_is_refused(folder, tokenizer, tmp_path):
         divide(prepare(config, tokenizer), is_published=True)
 
 
-def test_among_several_sources_the_splits_that_are_not_read_are_named(folder, tmp_path, caplog):
+def test_of_several_sources_the_training_split_is_read_and_those_that_are_not_are_named(folder, tmp_path, caplog):
     (tmp_path / "a.txt").write_text("mine")
-    load([str(tmp_path / "a.txt"), f"hf:{folder}"], "text")
+    documents = [
+        d for source in sources_of(DataConfig([str(tmp_path / "a.txt"), f"hf:{folder}"])) for d in source.read()
+    ]
+    assert [document.text for document in in_memory(documents)] == ["mine", *(f"train {i}" for i in range(5))]
     assert "of its splits train is read, and not test, validation" in caplog.text
 
 
@@ -97,17 +93,6 @@ def test_one_split_is_divided_like_any_text(folder):
         (folder / f"{name}.jsonl").unlink()
     assert published(f"hf:{folder}", "text") is None
     assert [document.text for document in load(f"hf:{folder}", "text")] == [f"train {i}" for i in range(5)]
-
-
-def test_of_several_sources_the_training_split_is_read(folder, tmp_path):
-    (tmp_path / "a.txt").write_text("mine")
-    documents = load([str(tmp_path / "a.txt"), f"hf:{folder}"], "text")
-    assert [document.text for document in documents] == ["mine", *(f"train {i}" for i in range(5))]
-
-
-def test_a_missing_column_names_those_there_are(folder):
-    with pytest.raises(UserError, match=r"train: row 1: no field 'body', there are: id, text; name one"):
-        load(f"hf:{folder}", "body")
 
 
 def test_no_such_data_set_is_one_line_that_names_what_there_is_without_the_hub(tmp_path):

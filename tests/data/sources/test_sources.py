@@ -1,12 +1,10 @@
-import json
-import logging
 import os
 from pathlib import Path
 
 import pytest
 
 from granite_scu.data.sources.documents import Document
-from granite_scu.data.sources.read import drop_empty, load
+from granite_scu.data.sources.read import load
 from granite_scu.errors import UserError
 
 
@@ -37,17 +35,6 @@ def test_a_jsonl_line_is_one_document(tmp_path):
     assert load(str(path), "text") == [Document(f"{path}:1", "one\ntwo"), Document(f"{path}:3", "a\u2028b")]
 
 
-def test_the_text_column_can_be_named(tmp_path):
-    path = jsonl(tmp_path, '{"content": "here", "text": 3}')
-    assert [document.text for document in load(str(path), "content")] == ["here"]
-
-
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
-    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "line"}')
-    assert [document.text for document in load(str(tmp_path), "text")] == ["hello", "line"]
-
-
 def test_a_folder_is_read_in_depth_sorted_and_what_is_skipped_is_counted(tmp_path, caplog):
     for name in ("b.txt", "a/z.md", "a/y.txt", "c.docx", "a/d.docx", "e.pdf", "LICENSE"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -59,14 +46,9 @@ def test_a_folder_is_read_in_depth_sorted_and_what_is_skipped_is_counted(tmp_pat
     )
 
 
-def test_embedded_corpora_are_loaded_by_name():
-    assert load("stdlib-docs", "text")[0].name.startswith("topics/")
-
-
 def test_empty_texts_are_counted_and_named(tmp_path, caplog):
     path = jsonl(tmp_path, '{"text": "one"}', '{"text": ""}', '{"text": " \\n"}')
-    kept = drop_empty(load(str(path), "text"))
-    assert [document.text for document in kept] == ["one"]
+    assert [document.text for document in load(str(path), "text")] == ["one"]
     assert f"left out 2 of 3 texts, which are empty; the first is {path}:2" in caplog.text
 
 
@@ -74,9 +56,6 @@ def test_a_missing_path_names_what_can_be_given(tmp_path):
     message = refused(tmp_path / "none.txt")
     assert "none.txt: no such file or folder" in message and "a .txt, .md, .jsonl" in message
     assert "stdlib-docs" in message
-
-
-def test_neither_file_nor_folder():
     assert f"{os.devnull}: neither a file nor a folder" in refused(os.devnull)
 
 
@@ -104,46 +83,6 @@ def test_an_empty_file(tmp_path, name, contents):
     assert f"{tmp_path}: holds no text" in refused(tmp_path)
 
 
-def test_invalid_utf8_names_byte_and_line(tmp_path):
-    (tmp_path / "latin.txt").write_bytes("ok\nIl était".encode("latin-1"))
-    message = refused(tmp_path)
-    assert f"{tmp_path / 'latin.txt'}: byte 6 (line 2) is not valid UTF-8" in message and "iconv" in message
-
-
-@pytest.mark.parametrize("line", ['{"text": "a"', "text", "[" * 10**6, '{"text": ' + "1" * 5000 + "}"])
-def test_a_line_that_does_not_parse(tmp_path, line):
-    message = refused(jsonl(tmp_path, '{"text": "fine"}', "", line))
-    assert "lines.jsonl:3: not valid JSON (" in message and len(message) < 500
-
-
-@pytest.mark.parametrize(("line", "kind"), [("[1]", "list"), ('"text"', "str"), ("null", "NoneType")])
-def test_a_line_that_is_no_object(tmp_path, line, kind):
-    message = refused(jsonl(tmp_path, line))
-    assert f"lines.jsonl:1: a {kind}, not an object" in message and '{"text": "..."}' in message
-
-
-def test_a_missing_column_names_those_there_are(tmp_path):
-    message = refused(jsonl(tmp_path, '{"text": "a"}', '{"body": "b", "id": 1}'))
-    assert "lines.jsonl:2: no field 'text', there are: body, id" in message and "--text-column" in message
-    assert "there are: none" in refused(jsonl(tmp_path, "{}"))
-
-
-@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (["a"], "list")])
-def test_text_that_is_no_string(tmp_path, value, kind):
-    message = refused(jsonl(tmp_path, json.dumps({"text": value})))
-    assert f"lines.jsonl:1: field 'text' is a {kind}, not text" in message and "--text-column" in message
-
-
-def test_messages_beside_a_text_are_passed_over(tmp_path):
-    assert load(str(jsonl(tmp_path, '{"messages": [], "text": "a"}')), "text")[0].text == "a"
-
-
-def test_half_a_surrogate_pair(tmp_path):
-    assert "lines.jsonl:1: field 'text' holds a lone surrogate at character 2" in refused(
-        jsonl(tmp_path, r'{"text": "ab\ud800"}')
-    )
-
-
 @pytest.mark.parametrize("method", ["is_file", "open"])
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch, method):
     path = tmp_path / "secret.txt"
@@ -169,14 +108,6 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", denied)
     for given in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "*" / "*.txt", tmp_path / "l*d" / "**" / "a.txt"):
         assert "locked: cannot be read (Permission denied)" in refused(given)
-
-
-def test_logging_is_silent_about_a_plain_file(tmp_path, caplog):
-    (tmp_path / "a.txt").write_text("text")
-    with caplog.at_level(logging.DEBUG):
-        documents = load(str(tmp_path), "text")
-        assert drop_empty(documents) == documents
-    assert not caplog.records
 
 
 def test_folders_are_read_through_links_and_each_once(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock
 
 from granite_scu.config.settings import DataConfig
-from granite_scu.data.sources.read import drop_empty, load
+from granite_scu.data.sources.read import load
 from granite_scu.data.tokens import cache, corpus, encoding
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.tokens.encoding import encode
@@ -51,7 +51,7 @@ def place(found: cache.Prepared) -> Path:
 
 
 def same(found: cache.Prepared, tokenizer, config: DataConfig) -> bool:
-    expected = encode(drop_empty(load(config.path, "text")), tokenizer)
+    expected = encode(load(config.path, "text"), tokenizer)
     return all(np.array_equal(getattr(found.stream, name), getattr(expected, name)) for name in ARRAYS)
 
 
@@ -70,7 +70,7 @@ def counted(monkeypatch) -> list[int]:
 
 def test_tokens_on_disk_are_those_in_memory(tokenizer, config, caplog):
     found = prepare(config, tokenizer)
-    documents = drop_empty(load(config.path, "text"))
+    documents = load(config.path, "text")
     assert same(found, tokenizer, config)
     assert [f"{digest:016x}" for digest in found.digests.tolist()] == [document.digest for document in documents]
     assert found.characters.tolist() == [len(document.text) for document in documents]
@@ -286,7 +286,7 @@ def test_tokens_that_may_not_be_read_are_not_taken_for_damaged(tokenizer, config
         return read_text(path, *arguments, **settings)
 
     monkeypatch.setattr(Path, "read_text", refused)
-    with pytest.raises(UserError, match=r"--cache-dir .*meta.json cannot be read \(Permission denied\); have its"):
+    with pytest.raises(UserError, match=r"--cache-dir .*cannot be read \(.*Permission denied.*meta.json.*\); have its"):
         prepare(config, tokenizer)
 
 
@@ -317,11 +317,5 @@ def test_of_two_runs_that_prepare_the_same_text_one_takes_what_the_other_makes(c
 
 def test_a_cache_that_cannot_be_written_names_its_flag(tokenizer, config, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--cache-dir .*file/cache: cannot be written \(Not a directory\)"):
+    with pytest.raises(UserError, match=r"--cache-dir .*file/cache: cannot be written \(.*Not a directory"):
         prepare(replace(config, cache_dir=str(tmp_path / "file" / "cache")), tokenizer)
-
-
-def test_several_sources_keep_their_numbers(tokenizer, config):
-    paths = [f"{config.path}/pairs.jsonl", f"{config.path}/short.jsonl"]
-    found = prepare(replace(config, path=paths), tokenizer)
-    assert found.sources.tolist() == [0] + [1] * 30

@@ -7,7 +7,7 @@ import pytest
 
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources.documents import Conversation
-from granite_scu.data.sources.read import load
+from granite_scu.data.sources.read import load, source
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.errors import UserError
 
@@ -18,7 +18,7 @@ TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"
 def conversations(tmp_path, *records) -> list[Conversation]:
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    return load(str(path), "text")
+    return list(source(str(path), "text").read())
 
 
 def learned(tokenizer, documents, loss_on="completion") -> list[int]:
@@ -104,22 +104,6 @@ def test_generation_tags_say_the_same_as_the_difference_of_prefixes(tmp_path):
     assert by_tags.tokens.tolist() == by_prefix.tokens.tolist()
     assert by_tags.targets.tolist() == by_prefix.targets.tolist()
     assert plain.decode(by_prefix.tokens[by_prefix.targets]) == 2 * "".join(f"{text}<|end_of_text|>" for text in texts)
-
-
-def test_a_tag_that_ends_before_the_end_of_text_learns_that_too(chatting, tmp_path):
-    chatting.chat_template = (
-        "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '<|end_of_text|>' }}{% endfor %}"
-    )
-    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo<|end_of_text|>"
-
-
-def test_a_template_without_end_of_text_gets_one(chatting, tmp_path):
-    chatting.chat_template = (
-        "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}assistant:{% endif %}"
-    )
-    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo<|end_of_text|>"
 
 
 def test_a_template_that_renders_beginnings_differently_is_explained(chatting, tmp_path):
@@ -270,10 +254,18 @@ TAGGED = (
 )
 
 
-def test_a_line_end_within_the_tags_behind_the_end_of_text_is_not_learned(chatting, tmp_path):
-    """As in templates for Granite 4 that had the tags put in."""
-    chatting.chat_template = TAGGED.replace("<|end_of_text|>' }}{% endgen", "<|end_of_text|>\n' }}{% endgen")
-    assert said(chatting, conversations(tmp_path, {"messages": TURN + TURN})) == 2 * "yo<|end_of_text|>"
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{{ '<|end_of_text|>' }}{% endgeneration %}", "{% endgeneration %}{{ '<|end_of_text|>' }}"),
+        ("<|end_of_text|>' }}{% endgen", "<|end_of_text|>\n' }}{% endgen"),  # as in templates with tags put in
+        ("{{ '<|end_of_text|>' }}", ""),
+    ],
+    ids=["behind the tags", "a line end within the tags", "no end of text"],
+)
+def test_an_answer_is_learned_with_the_end_of_text_wherever_the_template_has_that(chatting, tmp_path, before, after):
+    chatting.chat_template = TAGGED.replace(before, after)
+    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo<|end_of_text|>"
 
 
 def test_a_turn_may_end_otherwise_than_the_text(chatting, tmp_path):
@@ -310,17 +302,6 @@ def test_a_call_without_a_word_is_learned(chatting, tmp_path):
     assert said(chatting, conversations(tmp_path, {"messages": [TURN[0], call]})) == "<tool_call>f<|end_of_text|>"
 
 
-def test_a_role_that_the_template_passes_over_is_refused(chatting, tmp_path):
-    chatting.chat_template = "{% set messages = messages | rejectattr('role', 'equalto', 'developer') | list %}" + (
-        chatting.chat_template
-    )
-    documents = conversations(
-        tmp_path, {"messages": TURN}, {"messages": [{"role": "developer", "content": "x"}, *TURN]}
-    )
-    words = "chats.jsonl:2: the tokenizer's chat template shows nothing of message 1, whose role is developer"
-    assert words in refused(chatting, documents)
-
-
 @pytest.mark.parametrize("part", [{"type": "image"}, {"type": "input_text", "text": "gone"}, "text", {"type": "text"}])
 def test_a_part_of_a_message_that_is_no_text_is_refused(tmp_path, part):
     with pytest.raises(UserError, match=r"chats.jsonl:1: messages, message 1 has a part of type '.*'; only"):
@@ -329,7 +310,7 @@ def test_a_part_of_a_message_that_is_no_text_is_refused(tmp_path, part):
 
 def test_content_in_parts_is_tried_in_parts(chatting, tmp_path):
     parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in TURN]
-    assert "prints the parts of message 1 as Python does" in refused(
+    assert "message 1, whose role is user, or prints its parts as Python does" in refused(
         with_template(chatting, "{{ m.content }}"), conversations(tmp_path, {"messages": parts})
     )
     looped = with_template(
@@ -347,23 +328,27 @@ def with_template(tokenizer, content: str):
     return tokenizer
 
 
-def test_content_beside_a_call_that_the_template_leaves_out_is_refused(chatting, tmp_path):
-    """Whatever messages came before."""
-    with_template(chatting, "{% if m.tool_calls %}{{ 'call' }}{% else %}{{ m.content }}{% endif %}")
-    both = {**TURN[1], "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    for before in ([], TURN):
-        words = f"nothing of the content of message {len(before) + 2}, which has tool_calls too"
-        assert words in refused(chatting, conversations(tmp_path, {"messages": [*before, TURN[0], both]}))
+CALLING = {**TURN[1], "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
 
 
-def test_a_second_system_message_that_the_template_leaves_out_is_refused(chatting, tmp_path):
-    chatting.chat_template = (
-        "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role + m.content + '<|end_of_text|>' }}"
-        "{% endif %}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
-    )
-    system = {"role": "system", "content": "s"}
-    documents = conversations(tmp_path, {"messages": [system, *TURN]}, {"messages": [system, system, *TURN]})
-    assert "chats.jsonl:2: the tokenizer's chat template shows nothing of message 2" in refused(chatting, documents)
+@pytest.mark.parametrize(
+    ("content", "messages", "number"),
+    [
+        ("{% if m.role != 'developer' %}{{ m.content }}{% endif %}", [{"role": "developer", "content": "x"}, *TURN], 1),
+        ("{% if m.tool_calls %}call{% else %}{{ m.content }}{% endif %}", [TURN[0], CALLING], 2),
+        ("{% if m.tool_calls %}call{% else %}{{ m.content }}{% endif %}", [*TURN, TURN[0], CALLING], 4),
+        (
+            "{% if m.role != 'system' or loop.first %}{{ m.content }}{% endif %}",
+            [{"role": "system", "content": "s"}, {"role": "system", "content": "s"}, *TURN],
+            2,
+        ),
+    ],
+    ids=["role", "beside a call", "beside a later call", "second system message"],
+)
+def test_a_message_whose_content_the_template_passes_over_is_refused(chatting, tmp_path, content, messages, number):
+    documents = conversations(tmp_path, {"messages": TURN}, {"messages": messages})
+    words = f"chats.jsonl:2: the tokenizer's chat template shows nothing of the content of message {number}"
+    assert words in refused(with_template(chatting, content), documents)
 
 
 def test_a_thought_is_said(chatting, tmp_path):
