@@ -228,35 +228,22 @@ def _how_it_compares(record: dict[str, Any]) -> str:
 
 def _card(record: dict[str, Any]) -> str:
     """The README.md of a merged model."""
-    base, embedded = record["base_model"], record["base_model"] == TINY_MODEL
+    base = record["base_model"]
     licence = model_card.known_license(base)
     fields = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        **({} if embedded else {"base_model": base}),
+        **({} if base == TINY_MODEL else {"base_model": base}),
         **({"license": licence} if licence else {}),
         "tags": ["granite", "scu", "merged"],
     }
-    return f"""---
-{yaml.safe_dump(fields, sort_keys=False)}---
-
-# {base}, an adapter merged in
-
-The weights of `{base}` with the LoRA adapter `{record["adapter"]}`, whose weights have the SHA-256
-`{record["adapter_sha256"]}`: {_what_was_merged(record)}.
-
-Compared: {_how_it_compares(record)}.
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(".")  # this folder
-tokenizer = AutoTokenizer.from_pretrained(".")
-
-inputs = tokenizer("A function is", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
-```
-"""
+    return model_card.TEMPLATES.get_template("merged_model_card.md.jinja").render(
+        metadata=yaml.safe_dump(fields, sort_keys=False),
+        base=base,
+        record=record,
+        merged=_what_was_merged(record),
+        compared=_how_it_compares(record),
+    )
 
 
 def _gib(size: float) -> str:

@@ -79,7 +79,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
     base = str(facts["base_model"])
     known: defaultdict[str, Any] = defaultdict(lambda: None, facts)
     evaluation = known["evaluation"]
-    return _TEMPLATE.render(
+    return TEMPLATES.get_template("model_card.md.jinja").render(
         {key: known[key] for key in ("data", "controller", "target_s", "hyperparameters", "versions", "license")},
         metadata=_metadata(base, known),
         base=base,
@@ -229,12 +229,11 @@ def _text(value: object) -> str:
     return _last_name(text) or text if _is_path(text) else text
 
 
-_environment = Environment(
+TEMPLATES = Environment(
     loader=PackageLoader("granite_scu.export.publish", "."),
     autoescape=False,  # Markdown, not HTML
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_environment.filters |= {"number": _number, "text": _text, "cell": lambda text: text.replace("|", "\\|")}
-_TEMPLATE = _environment.get_template("model_card.md.jinja")
+TEMPLATES.filters |= {"number": _number, "text": _text, "cell": lambda text: text.replace("|", "\\|")}
