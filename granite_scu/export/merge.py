@@ -11,7 +11,6 @@ layer that was held in 4 bits. The base is read shard by shard and never loaded 
 import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +172,7 @@ class Merger:
             "merged_into": "the base rounded to 4 bits (nf4) and back, as it was trained on"
             if self.quantised
             else "the base as it is",
-            "check": None if check is None else asdict(check),
+            "check": check,
             "versions": versions(),
         }
 
