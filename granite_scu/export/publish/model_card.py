@@ -22,6 +22,11 @@ from granite_scu.storage.run_folder import (
 )
 
 NOT_MEASURED = "not measured"
+_FACTS = (
+    *("data", "controller", "target_s", "summary", "hyperparameters", "versions"),
+    *("evaluation", "license", "repo_id", "revision"),
+)
+"""What a card may tell besides the base model."""
 
 
 def write_model_card(folder: Path) -> None:
@@ -77,21 +82,17 @@ def model_card(facts: Mapping[str, Any]) -> str:
             ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub.
     """
     base = str(facts["base_model"])
-    known: defaultdict[str, Any] = defaultdict(lambda: None, facts)
-    evaluation = known["evaluation"]
+    facts = {**dict.fromkeys(_FACTS), **facts}
     return TEMPLATES.get_template("model_card.md.jinja").render(
-        {key: known[key] for key in ("data", "controller", "target_s", "hyperparameters", "versions", "license")},
-        metadata=_metadata(base, known),
+        facts,
+        metadata=_metadata(base, facts),
         base=base,
         name=public_name(base),
         embedded=base == TINY_MODEL,
         local=is_local(base),
         base_license=known_license(base),
-        summary=defaultdict(lambda: None, known["summary"] or {}),
-        evaluation=evaluation,
-        interval=evaluation and _interval(evaluation),
-        repo_id=known["repo_id"],
-        revision=known["revision"],
+        summary=defaultdict(lambda: None, facts["summary"] or {}),
+        interval=facts["evaluation"] and _interval(facts["evaluation"]),
     )
 
 
@@ -124,19 +125,14 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
         name = folder.resolve().name
         base = next(model for model in content["models"] if model["adapter"] is None)
         adapter = next(model for model in content["models"] if model["adapter"] and _is_of(model, folder))
-        pair = next(p for p in content["pairs"] if {p["a"], p["b"]} == {base["name"], adapter["name"]})
-        sign = 1 if pair["b"] == adapter["name"] else -1
-        measured = pair["low"] is not None  # not with too few documents
-        low, high = sorted((sign * pair["low"], sign * pair["high"])) if measured else (None, None)
+        # A difference is the later model minus the earlier, and the base is always the first.
+        pair = next(p for p in content["pairs"] if (p["a"], p["b"]) == (base["name"], adapter["name"]))
         return {
             **{key: content[key] for key in ("data", "documents", "tokens", "max_length", "stride", "units")},
             "base": base,
             "adapter": adapter,
-            "difference": sign * pair["difference_bits_per_token"],
-            "low": low,
-            "high": high,
-            "confidence": pair["confidence"],
-            "verdict": pair["verdict"],
+            "difference": pair["difference_bits_per_token"],
+            **{key: pair[key] for key in ("low", "high", "confidence", "verdict")},
         }
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(
