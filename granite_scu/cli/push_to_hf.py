@@ -52,10 +52,11 @@ def _run(arguments: Sequence[str], token: list[str]) -> int:
     if not (options.yes or options.private or sys.stdin.isatty()):
         raise UserError("--yes: needed to publish for everybody where nobody can be asked; or make it --private")
     token.append(hub.find_token())
-    destination = hub.Destination(options.repo_id, options.revision, options.private)
     url, private = hub.publish(
         publication.files,
-        destination,
+        options.repo_id,
+        options.revision,
+        options.private,
         publication.base,
         token[0],
         lambda question: options.yes or _ask(question),

@@ -36,17 +36,17 @@ class Sampling:
     seed: int = SEED
 
     def __post_init__(self) -> None:
-        def check(valid: bool, flag: str, value: object, rule: str) -> None:
+        warm = self.temperature > 0
+        rules = (
+            (self.max_new_tokens >= 1, "max_new_tokens", "must be at least 1"),
+            (0 <= self.temperature < math.inf, "temperature", "must be 0 (no draws) or positive, and finite"),
+            (self.top_p is None or 0 < self.top_p <= 1, "top_p", "must be in (0, 1]"),
+            (self.top_p is None or warm, "top_p", "does nothing at --temperature 0, which draws nothing; raise it"),
+            (0 <= self.seed < 2**63, "seed", "must be a whole number from 0 on"),
+        )
+        for valid, field, rule in rules:
             if not valid:
-                raise UserError(f"{flag} {value}: {rule}")
-
-        check(self.max_new_tokens >= 1, "--max-new-tokens", self.max_new_tokens, "must be at least 1")
-        warm = 0 <= self.temperature < math.inf
-        check(warm, "--temperature", self.temperature, "must be 0 (no draws) or positive, and finite")
-        check(self.top_p is None or 0 < self.top_p <= 1, "--top-p", self.top_p, "must be in (0, 1]")
-        drawn = self.top_p is None or self.temperature > 0
-        check(drawn, "--top-p", self.top_p, "does nothing at --temperature 0, which draws nothing; raise it")
-        check(0 <= self.seed < 2**63, "--seed", self.seed, "must be a whole number from 0 on")
+                raise UserError(f"--{field.replace('_', '-')} {getattr(self, field)}: {rule}")
 
 
 def tokenized(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ from granite_scu.hardware.machine import Machine
 from granite_scu.model.adapters import load_adapted
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels, autocast
 from granite_scu.model.loss import summed_nats
+from granite_scu.storage.run_folder import WEIGHTS
 
 
 def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterable[dict], split: str) -> dict:
@@ -27,8 +28,8 @@ def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterab
     Raises:
         UserError: there is no adapter, or it does not fit the base model.
     """
-    if not (folder / "adapter_model.safetensors").is_file():
-        raise UserError(f"--run.output_dir {folder}: holds no adapter_model.safetensors; run fit first")
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"--run.output_dir {folder}: holds no {WEIGHTS}; run fit first")
     device = machine.torch_device
     base = replace(base, kernels=machine.kernels)
     model = load_adapted(base, folder, WEIGHT_DTYPES[machine.precision], device, machine.attention)

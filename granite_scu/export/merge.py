@@ -11,7 +11,6 @@ layer that was held in 4 bits. The base is read shard by shard and never loaded 
 import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +172,7 @@ class Merger:
             "merged_into": "the base rounded to 4 bits (nf4) and back, as it was trained on"
             if self.quantised
             else "the base as it is",
-            "check": None if check is None else asdict(check),
+            "check": check,
             "versions": versions(),
         }
 
@@ -228,35 +227,22 @@ def _how_it_compares(record: dict[str, Any]) -> str:
 
 def _card(record: dict[str, Any]) -> str:
     """The README.md of a merged model."""
-    base, embedded = record["base_model"], record["base_model"] == TINY_MODEL
+    base = record["base_model"]
     licence = model_card.known_license(base)
     fields = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        **({} if embedded else {"base_model": base}),
+        **({} if base == TINY_MODEL else {"base_model": base}),
         **({"license": licence} if licence else {}),
         "tags": ["granite", "scu", "merged"],
     }
-    return f"""---
-{yaml.safe_dump(fields, sort_keys=False)}---
-
-# {base}, an adapter merged in
-
-The weights of `{base}` with the LoRA adapter `{record["adapter"]}`, whose weights have the SHA-256
-`{record["adapter_sha256"]}`: {_what_was_merged(record)}.
-
-Compared: {_how_it_compares(record)}.
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(".")  # this folder
-tokenizer = AutoTokenizer.from_pretrained(".")
-
-inputs = tokenizer("A function is", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))
-```
-"""
+    return model_card.TEMPLATES.get_template("merged_model_card.md.jinja").render(
+        metadata=yaml.safe_dump(fields, sort_keys=False),
+        base=base,
+        record=record,
+        merged=_what_was_merged(record),
+        compared=_how_it_compares(record),
+    )
 
 
 def _gib(size: float) -> str:

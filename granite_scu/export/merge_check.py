@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,34 +31,16 @@ TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 1e-2
 Batch = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class MergeCheck:
-    """The comparison, in bits per token.
-
-    Attributes:
-        text: what was scored, in words.
-        tokens: supervised ones in it.
-        base_bpt: of the base alone.
-        adapter_bpt: of base and adapter.
-        merged_bpt: of the merged model.
-        difference: merged minus adapter.
-        dtype: of the weights and the arithmetic.
-    """
-
-    text: str
-    tokens: int
-    base_bpt: float
-    adapter_bpt: float
-    merged_bpt: float
-    difference: float
-    dtype: str
-
-
-def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch.device) -> MergeCheck:
+def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch.device) -> dict[str, Any]:
     """Score base, base with adapter and merged model on a few held-out blocks, one model in memory at a time.
 
     The base is loaded as its training had it, in 4 bits of a QLoRA run; the merged model by transformers alone, its
     Mamba-2 layers in the library's own forward. All of them in the dtype that the merged model is stored in.
+
+    Returns:
+        ``text`` that was scored, in words, and its supervised ``tokens``; in bits per token ``base_bpt`` of the base
+        alone, ``adapter_bpt`` of base and adapter, ``merged_bpt``, and ``difference``, merged minus adapter; ``dtype``
+        of the weights and the arithmetic.
 
     Raises:
         RunFailed: the merged model differs by more than rounding does.
@@ -76,15 +58,15 @@ def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch
             f"the merged model has {found.bits_per_token:.4f} bits per token on {text}, and base with adapter "
             f"{with_adapter.bits_per_token:.4f}: they differ by more than {tolerance:g}, so nothing was kept"
         )
-    return MergeCheck(
-        text=text,
-        tokens=found.tokens,
-        base_bpt=alone.bits_per_token,
-        adapter_bpt=with_adapter.bits_per_token,
-        merged_bpt=found.bits_per_token,
-        difference=difference,
-        dtype=str(dtype).removeprefix("torch."),
-    )
+    return {
+        "text": text,
+        "tokens": found.tokens,
+        "base_bpt": alone.bits_per_token,
+        "adapter_bpt": with_adapter.bits_per_token,
+        "merged_bpt": found.bits_per_token,
+        "difference": difference,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
 
 
 def _score_adapter(

@@ -99,28 +99,24 @@ def test_a_base_in_bf16_is_rounded_once(small_granite, make_adapter, merge, tmp_
     assert torch.equal(merged[f"{name}.weight"], (weight.float() + 2 * (b @ a)).bfloat16())
 
 
-def test_shards_stay_as_they_are(small_granite, make_adapter, merge, tmp_path):
-    base = tmp_path / "sharded"
-    plain(small_granite).save_pretrained(base, max_shard_size="20KB")
-    shards = {path.name for path in base.glob("*.safetensors")}
-    assert len(shards) > 1
+@pytest.mark.parametrize("kind", ["sharded", "unprefixed"])
+def test_the_files_of_the_base_stay_as_they_are(small_granite, make_adapter, merge, tmp_path, kind):
+    """In several files with an index, or with names that leave out the model's prefix."""
+    base = tmp_path / kind
+    plain(small_granite).save_pretrained(base, **({"max_shard_size": "20KB"} if kind == "sharded" else {}))
+    if kind == "unprefixed":
+        tensors = load_file(base / "model.safetensors")
+        unprefixed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        save_file(unprefixed, base / "model.safetensors", {"format": "pt"})
     folder = make_adapter(base)
     out = merge(folder, base)
-    assert {path.name for path in out.glob("*.safetensors")} == shards
-    assert (out / "model.safetensors.index.json").read_bytes() == (base / "model.safetensors.index.json").read_bytes()
+    files = {path.name: {*load_file(path)} for path in base.glob("*.safetensors")}
+    assert {path.name: {*load_file(path)} for path in out.glob("*.safetensors")} == files
+    assert (len(files) > 1) == (kind == "sharded")
+    for index in base.glob("*.index.json"):
+        assert (out / index.name).read_bytes() == index.read_bytes()
     expected = logits(peft.PeftModel.from_pretrained(plain(base), folder))
     torch.testing.assert_close(logits(plain(out)), expected, rtol=1e-3, atol=1e-3)
-
-
-def test_a_base_whose_files_leave_out_the_models_prefix(small_granite, make_adapter, merge, tmp_path):
-    base = tmp_path / "unprefixed"
-    shutil.copytree(small_granite, base)
-    tensors = load_file(base / "model.safetensors")
-    unprefixed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    save_file(unprefixed, base / "model.safetensors", {"format": "pt"})
-    folder = make_adapter(base)
-    expected = logits(peft.PeftModel.from_pretrained(plain(base), folder))
-    torch.testing.assert_close(logits(plain(merge(folder, base))), expected, rtol=1e-3, atol=1e-3)
 
 
 @needs_bitsandbytes
@@ -151,20 +147,17 @@ def test_of_a_qlora_run_the_base_is_what_4_bits_made_of_it(small_granite, make_a
         ({"bias": "lora_only"}, "bias = 'lora_only'"),
         ({"target_modules": ["embed_tokens"]}, "adapts model.embed_tokens"),
         ({"target_modules": ["conv1d"], "r": 64}, "adapts model.layers.0.mamba.conv1d"),
+        ({"saved as": {"init_lora_weights": "pissa"}}, "init_lora_weights = 'pissa', which changes the base"),
     ],
 )
 def test_what_is_not_plain_lora_is_refused_by_name(make_adapter, merge, settings, words):
-    with pytest.raises(UserError) as refused:
-        merge(make_adapter(**settings))
-    assert words in str(refused.value)
-
-
-def test_pissa_is_refused_because_it_changes_the_base(make_adapter, merge):
-    folder = make_adapter()
+    saved_as = settings.pop("saved as", {})
+    folder = make_adapter(**settings)
     config = json.loads((folder / saved_adapter.ADAPTER_CONFIG).read_text())
-    (folder / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
-    with pytest.raises(UserError, match=r"pissa.*changes the base"):
+    (folder / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | saved_as))
+    with pytest.raises(UserError) as refused:
         merge(folder)
+    assert words in str(refused.value)
 
 
 def test_an_adapter_for_another_base_is_refused_before_anything_is_written(

@@ -303,41 +303,41 @@ def edited(run: Path, folder: Path, **changes) -> Path:
     return folder
 
 
-def test_an_adapter_for_another_base(score, run, small_granite, topics, tmp_path):
+def test_an_adapter_for_another_base(score, run, topics, tmp_path):
     other = edited(run, tmp_path / "other", base_model_name_or_path="ibm-granite/granite-4.0-h-1b")
     assert "is an adapter for ibm-granite/granite-4.0-h-1b, and" in refused(score, run, other)
     argv = (other, "--model", "tiny-granite-h", "--data-dir", topics)
     assert "is an adapter for ibm-granite/granite-4.0-h-1b, not for --model tiny-granite-h" in refused(score, *argv)
-    wider = edited(run, tmp_path / "wider", r=8)
-    assert "its adapter does not fit tiny-granite-h" in score(wider, "--data-dir", topics)[2]
-    elsewhere = edited(run, tmp_path / "elsewhere", target_modules=["q_proj"])
-    assert "its adapter does not fit tiny-granite-h" in score(elsewhere, "--data-dir", topics)[2]
 
 
-def test_a_tokenizer_that_differs(score, run, topics, tmp_path):
-    other = edited(run, tmp_path / "other")
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
+def fewer_merges(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:100]
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert "its tokenizer makes other tokens" in refused(score, other, "--data-dir", topics)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def test_damaged_weights(score, run, topics, tmp_path):
-    other = edited(run, tmp_path / "other")
-    (other / "adapter_model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
-    code, _, err = score(other, "--data-dir", topics)
-    assert code == 2 and "its weights cannot be read" in err
-    (other / "adapter_model.safetensors").unlink()
-    assert "adapter_model.safetensors is missing" in refused(score, other, "--data-dir", topics)
-
-
-def test_weights_that_are_not_finite(score, run, topics, tmp_path):
-    import torch
+def not_finite(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    other = edited(run, tmp_path / "other")
-    weights = load_file(other / "adapter_model.safetensors")
-    next(iter(weights.values())).fill_(torch.nan)
-    save_file(weights, other / "adapter_model.safetensors")
+    weights = load_file(folder / "adapter_model.safetensors")
+    next(iter(weights.values())).fill_(math.nan)
+    save_file(weights, folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("config", "spoil", "words"),
+    [
+        ({"r": 8}, None, "its adapter does not fit tiny-granite-h"),
+        ({"target_modules": ["q_proj"]}, None, "its adapter does not fit tiny-granite-h"),
+        ({}, fewer_merges, "its tokenizer makes other tokens"),
+        ({}, lambda f: (f / "adapter_model.safetensors").write_bytes(b"\x08" + bytes(7) + b"{}"), "cannot be read"),
+        ({}, lambda f: (f / "adapter_model.safetensors").unlink(), "adapter_model.safetensors is missing"),
+        ({}, not_finite, "other: scores nan on"),
+    ],
+)
+def test_a_spoilt_adapter(score, run, topics, tmp_path, config, spoil, words):
+    other = edited(run, tmp_path / "other", **config)
+    if spoil:
+        spoil(other)
     code, _, err = score(other, "--data-dir", topics)
-    assert code == 2 and "other: scores nan on" in err
+    assert code == 2 and words in err

@@ -35,18 +35,26 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
         raise ValueError(f"{ADAPTER_CONFIG}: does not describe a LoRA adapter (peft_type LORA with a rank r)")
     if not tensors:
         raise ValueError(f"{WEIGHTS}: holds no tensor")
-    factors: dict[str, dict[str, Any]] = {}
+    factors: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None or not _is_target(match["module"], config.get("target_modules")):
             raise ValueError(f"{WEIGHTS}: {name} is not a factor of a layer that {ADAPTER_CONFIG} names")
-        factors.setdefault(match["module"], {})[match["factor"]] = tensor
+        values = factors.setdefault(match["module"], {})[match["factor"]] = _values(tensor)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{WEIGHTS}: {name} is not finite; the run diverged")
     for module, pair in factors.items():
-        _check_pair(module, pair, _rank_of(module, config))
-    if not any(_values(pair["B"]).any() for pair in factors.values()):
+        rank, shapes = _rank_of(module, config), {factor: list(values.shape) for factor, values in pair.items()}
+        if missing := {"A", "B"} - set(pair):
+            raise ValueError(f"{WEIGHTS}: {module} lacks lora_{missing.pop()}")
+        if [len(shape) for shape in shapes.values()] != [2, 2] or (shapes["A"][0], shapes["B"][1]) != (rank, rank):
+            raise ValueError(
+                f"{WEIGHTS}: {module} has lora_A {shapes['A']} and lora_B {shapes['B']}; "
+                f"{ADAPTER_CONFIG} says rank {rank}, so [{rank}, in] and [out, {rank}]"
+            )
+    if not any(pair["B"].any() for pair in factors.values()):
         raise ValueError(f"{WEIGHTS}: every lora_B is zero, so the adapter changes nothing; train first")
-    parameters = sum(int(np.prod(tensor["shape"])) for tensor in tensors.values())
-    return {"layers": len(factors), "parameters": parameters}
+    return {"layers": len(factors), "parameters": sum(v.size for pair in factors.values() for v in pair.values())}
 
 
 def metadata_of(weights: bytes) -> str:
@@ -55,28 +63,14 @@ def metadata_of(weights: bytes) -> str:
     return json.dumps(json.loads(weights[8 : 8 + length]).get("__metadata__") or {})
 
 
-def _check_pair(module: str, pair: Mapping[str, Any], rank: int) -> None:
-    if set(pair) != {"A", "B"}:
-        missing = ({"A", "B"} - set(pair)).pop()
-        raise ValueError(f"{WEIGHTS}: {module} lacks lora_{missing}")
-    shapes = {factor: tensor["shape"] for factor, tensor in pair.items()}
-    matrices = all(len(shape) == 2 for shape in shapes.values())
-    if not matrices or shapes["A"][0] != rank or shapes["B"][1] != rank:
-        raise ValueError(
-            f"{WEIGHTS}: {module} has lora_A {shapes['A']} and lora_B {shapes['B']}; "
-            f"{ADAPTER_CONFIG} says rank {rank}, so [{rank}, in] and [out, {rank}]"
-        )
-    for factor, tensor in pair.items():
-        if not np.isfinite(_values(tensor)).all():
-            raise ValueError(f"{WEIGHTS}: {module}.lora_{factor} is not finite; the run diverged")
-
-
 def _values(tensor: Mapping[str, Any]) -> np.ndarray:
     if tensor["dtype"] == "BF16":  # numpy has none: the upper half of a float32
-        return (np.frombuffer(tensor["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
-    if tensor["dtype"] not in _FLOATS:
+        flat = (np.frombuffer(tensor["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
+    elif tensor["dtype"] in _FLOATS:
+        flat = np.frombuffer(tensor["data"], _FLOATS[tensor["dtype"]])
+    else:
         raise ValueError(f"{WEIGHTS}: holds {tensor['dtype']} numbers; an adapter holds floating point")
-    return np.frombuffer(tensor["data"], _FLOATS[tensor["dtype"]])
+    return flat.reshape(tensor["shape"])
 
 
 def _is_target(module: str, targets: str | Iterable[str] | None) -> bool:

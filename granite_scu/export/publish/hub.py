@@ -6,12 +6,10 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
-from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+from huggingface_hub import CommitOperationAdd, HfApi, ModelInfo, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
@@ -32,21 +30,6 @@ _WRONG_REQUEST = {
 """What to change where the hub answers with one of these. After any other error the same command may succeed."""
 
 
-@dataclass(frozen=True)
-class Destination:
-    """Where to.
-
-    Attributes:
-        repo_id: ``owner/name``; made when it is missing.
-        revision: branch, made when it is missing; None is the main one.
-        private: whether a new repository must be private; an existing public one is then refused.
-    """
-
-    repo_id: str
-    revision: str | None = None
-    private: bool = False
-
-
 def find_token() -> str:
     """The token of ``HF_TOKEN`` or of ``hf auth login``.
 
@@ -60,7 +43,9 @@ def find_token() -> str:
 
 def publish(
     files: Mapping[str, bytes],
-    destination: Destination,
+    repo_id: str,
+    revision: str | None,
+    private: bool,
     base: str,
     token: str,
     confirm: Callable[[str], bool],
@@ -70,7 +55,9 @@ def publish(
 
     Args:
         files: content by name.
-        destination: where to.
+        repo_id: ``owner/name``; made when it is missing.
+        revision: branch, made when it is missing; None is the main one.
+        private: whether a new repository must be private; an existing public one is then refused.
         base: hub id of the base model, which must be there, or the embedded model's name.
         token: may write there.
         confirm: asked, with the question, before anything becomes public.
@@ -84,24 +71,33 @@ def publish(
         RunFailed: the hub or the way there failed, or ``confirm`` said no; another run may complete it.
     """
     api = HfApi(endpoint=_endpoint(), token=token, library_name="granite-scu")
-    where = f"{destination.repo_id} on {api.endpoint}"
+    where = f"{repo_id} on {api.endpoint}"
     with _on_console(console, token):
         with _explained("asking who the token belongs to", where):
-            _check_token(api.whoami())
-        if base != TINY_MODEL:
-            with _explained(f"looking for the base model {base}", where):
-                _check_base(api, base)
-        private = _make_repository(api, destination, where, confirm)
+            me = api.whoami()
+        if ((me.get("auth") or {}).get("accessToken") or {}).get("role") == "read":
+            raise UserError(
+                f"the token of {me.get('name')} may only read; make one that may write and log in with it "
+                "(`hf auth login`)"
+            )
+        with _explained(f"looking for the base model {base}", where):
+            if base != TINY_MODEL and _find(api, base) is None:
+                raise UserError(
+                    f"the base model {base} is not on the hub, or the token may not see it; "
+                    "where it was a local folder, name the same model on the hub with --base-model-id"
+                )
+        private = _make_repository(api, repo_id, private, where, confirm)
         with _explained("uploading", where):
+            if revision:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
             api.create_commit(
-                destination.repo_id,
+                repo_id,
                 [CommitOperationAdd(name, content) for name, content in files.items()],
                 commit_message="Upload a LoRA adapter with granite-scu",
-                revision=destination.revision,
-                parent_commit=api.repo_info(destination.repo_id, revision=destination.revision).sha,
+                revision=revision,
+                parent_commit=api.repo_info(repo_id, revision=revision).sha,
             )
-    branch = f"/tree/{destination.revision}" if destination.revision else ""
-    return f"{api.endpoint}/{destination.repo_id}{branch}", private
+    return f"{api.endpoint}/{repo_id}{f'/tree/{revision}' if revision else ''}", private
 
 
 def _endpoint() -> str:
@@ -122,48 +118,30 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _check_token(me: Mapping[str, Any]) -> None:
-    role = ((me.get("auth") or {}).get("accessToken") or {}).get("role")
-    if role == "read":
-        raise UserError(
-            f"the token of {me.get('name')} may only read; make one that may write and log in with it (`hf auth login`)"
-        )
-
-
-def _check_base(api: HfApi, base: str) -> None:
+def _find(api: HfApi, repo_id: str) -> ModelInfo | None:
     try:
-        api.model_info(base)
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"the base model {base} is not on the hub, or the token may not see it; "
-            "where it was a local folder, name the same model on the hub with --base-model-id"
-        ) from error
+        return api.model_info(repo_id)
+    except RepositoryNotFoundError:
+        return None
 
 
-def _make_repository(api: HfApi, destination: Destination, where: str, confirm: Callable[[str], bool]) -> bool:
-    """Make the repository and its branch where they are missing, after asking; returns whether it is private."""
-    repo_id = destination.repo_id
+def _make_repository(api: HfApi, repo_id: str, private: bool, where: str, confirm: Callable[[str], bool]) -> bool:
+    """Make the repository where it is missing, after asking; returns whether it is private."""
     with _explained("looking for the repository", where):
-        try:
-            private = bool(api.repo_info(repo_id).private)
-            exists = True
-        except RepositoryNotFoundError:
-            private, exists = destination.private, False
-    if exists and destination.private and not private:
+        found = _find(api, repo_id)
+    is_private = bool(found.private) if found else private
+    if private and not is_private:
         raise UserError(
             f"--private: {where} is public already; make it private there, choose another --repo-id, or drop the flag"
         )
-    if not private and not confirm(f"{where} is public: everybody can read and copy what is uploaded. Publish?"):
+    if not is_private and not confirm(f"{where} is public: everybody can read and copy what is uploaded. Publish?"):
         raise RunFailed("not confirmed, so nothing was uploaded; --private makes a repository that only you see")
-    if not exists:
+    if not found:
         with _explained("making the repository", where):
             # None leaves the choice to the owner's settings: an organisation's default may be private.
-            api.create_repo(repo_id, private=True if destination.private else None)
-            private = bool(api.repo_info(repo_id).private)
-    if destination.revision:
-        with _explained(f"making the branch {destination.revision}", where):
-            api.create_branch(repo_id, branch=destination.revision, exist_ok=True)
-    return private
+            api.create_repo(repo_id, private=private or None)
+            is_private = bool(api.repo_info(repo_id).private)
+    return is_private
 
 
 class _Lines(logging.Handler):

@@ -43,10 +43,6 @@ def front_matter(text: str) -> dict:
     return yaml.safe_load(text.split("---\n")[1])
 
 
-def snippet(text: str) -> str:
-    return re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-
-
 def test_the_front_matter_is_what_the_hub_reads():
     text = card()
     assert text.startswith("---\n")
@@ -73,18 +69,6 @@ def test_the_front_matter_is_what_the_hub_reads():
             }
         ],
     }
-
-
-@pytest.mark.parametrize("base", [TINY_MODEL, "/home/me/models/granite-local"])
-def test_a_base_that_is_not_on_the_hub_is_no_link_there(base):
-    assert "base_model" not in front_matter(card(base_model=base))
-
-
-@pytest.mark.parametrize(("base", "licence"), [(TINY_MODEL, "apache-2.0"), ("somebody/model", None)])
-def test_only_a_known_licence_is_claimed(base, licence):
-    text = card(base_model=base)
-    assert front_matter(text).get("license") == licence
-    assert ("The adapter: not chosen." in text) == (licence is None)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +131,23 @@ def test_a_cell_does_not_break_its_table():
 
 
 @pytest.mark.parametrize(
-    ("base", "source"),
+    ("base", "on_the_hub", "licence", "source"),
     [
-        (HUB_ID, f'from_pretrained("{HUB_ID}")\n'),
-        ("/models/base", 'from_pretrained("base")  # a local model: give the path of its folder\n'),
-        (TINY_MODEL, 'from_pretrained(str(files("granite_scu.model") / "assets" / "tiny-granite-h"))\n'),
+        (HUB_ID, HUB_ID, "apache-2.0", f'from_pretrained("{HUB_ID}")\n'),
+        ("somebody/model", "somebody/model", None, 'from_pretrained("somebody/model")\n'),
+        ("/models/base", None, None, 'from_pretrained("base")  # a local model: give the path of its folder\n'),
+        (
+            TINY_MODEL,
+            None,
+            "apache-2.0",
+            'from_pretrained(str(files("granite_scu.model") / "assets" / "tiny-granite-h"))\n',
+        ),
     ],
 )
-def test_the_snippet_loads_the_base_that_was_trained(base, source):
-    code = snippet(card(base_model=base))
+def test_the_base_is_linked_loaded_and_licensed_as_it_is_known(base, on_the_hub, licence, source):
+    text = card(base_model=base)
+    assert (front_matter(text).get("base_model"), front_matter(text).get("license")) == (on_the_hub, licence)
+    assert ("The adapter: not chosen." in text) == (licence is None)
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     compile(code, "README.md", "exec")
     assert source in code

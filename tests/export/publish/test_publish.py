@@ -161,24 +161,19 @@ def test_a_token_that_may_only_read_is_refused_at_once(push, hub):
     assert hub.requests == ["GET whoami"]
 
 
-def test_a_hub_that_does_not_answer(push, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("endpoint", "offline", "exit_code", "words"),
+    [
+        ("http://127.0.0.1:9", False, 1, "127.0.0.1:9"),
+        ("http://hub.example", False, 2, "not https"),
+        ("http://127.0.0.1:9", True, 2, "HF_HUB_OFFLINE"),
+    ],
+)
+def test_a_hub_that_cannot_or_must_not_be_asked(push, monkeypatch, endpoint, offline, exit_code, words):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     code, _, err = push()
-    assert code == 1 and "127.0.0.1:9" in one_line(err)
-
-
-def test_a_token_does_not_go_over_plain_http(push, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
-    code, _, err = push()
-    assert code == 2 and "not https" in one_line(err)
-
-
-def test_offline_mode_is_named(push, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    code, _, err = push()
-    assert code == 2 and "HF_HUB_OFFLINE" in one_line(err)
+    assert code == exit_code and words in one_line(err)
 
 
 def test_a_traceback_holds_no_token(push, hub):
