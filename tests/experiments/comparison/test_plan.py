@@ -11,7 +11,7 @@ from granite_scu.config.request import Request
 from granite_scu.control import CONTROLLERS
 from granite_scu.experiments.comparison import evidence as evidence_module
 from granite_scu.experiments.comparison.evidence import Evidence, Spec, precision_of
-from granite_scu.experiments.comparison.plan import Cell, Missing, Plan, mean_strength
+from granite_scu.experiments.comparison.plan import Cell, Plan, mean_strength
 from granite_scu.experiments.comparison.protocol import (
     FIXED,
     FULL,
@@ -94,16 +94,6 @@ def test_the_varied_tasks_differ_from_those_of_the_full_protocol_in_one_thing_ea
         asked = dotted_settings(spec, spec.settings, Path("run"))
         assert asked.items() >= task.settings.items()
         assert asked["control.lambda_init"] == FIXED[0].settings["control.lambda_init"]
-
-
-def test_a_cell_names_the_runs_it_waits_for(protocol, evidence):
-    plan = Plan(protocol, evidence)
-    with pytest.raises(Missing) as missing:
-        plan.spec(Cell(protocol.tasks[1], FIXED[2], 1))
-    assert [(cell.task.name, cell.seed, cell.rate) for cell in missing.value.cells] == [
-        ("second", 0, 1e-3),
-        ("second", 0, 2e-3),
-    ]
 
 
 def test_the_setpoint_is_chosen_by_validation_on_one_task(protocol, evidence, finish):
