@@ -199,10 +199,9 @@ def _cautions(history: list[dict], fit: Fit, law: control.PI, settle: int) -> li
 
 def _found(history: list[dict], fit: Fit) -> dict[str, Any]:
     """What the step test showed, as JSON has it."""
-    model = fit.model
-    pairs = {"gain": fit.gain_se, "tau": fit.tau_se, "theta": fit.theta_se, "slope": fit.slope_se}
+    known = {n: {"value": getattr(fit.model, n), "standard_error": se} for n, se in fit.standard_errors.items()}
     return {
-        "model": {name: {"value": getattr(model, name), "standard_error": se} for name, se in pairs.items()},
+        "model": known,
         "fit": {name: getattr(fit, name) for name in ("r2", "noise", "correlation", "offset", "drift", "start")},
         "objection": fit.objection,
         "excitation": {**_course(history), "log_s_fitted": fit.fitted.tolist()},
