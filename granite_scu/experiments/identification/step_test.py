@@ -1,10 +1,7 @@
 """``python -m granite_scu identify``: step lambda in a real run, model what S does, propose gains, and try them."""
 
 import json
-import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +152,7 @@ def _experiment(
 
 def _train(run: PreparedRun, ticks: int) -> list[dict]:
     """Train, and return a record a tick."""
-    with _own_log(), presented(run.folder):
+    with presented(run.folder):
         train(run)
     history = run.folder.read_history()
     if len(history) < ticks:
@@ -164,19 +161,6 @@ def _train(run: PreparedRun, ticks: int) -> list[dict]:
             "or shorten --step_test.ticks"
         )
     return history[:ticks]
-
-
-@contextmanager
-def _own_log() -> Iterator[None]:
-    """What a run adds to our logger, its log file, is taken off it again: the next run has its own."""
-    ours = logging.getLogger("granite_scu")
-    before = list(ours.handlers)
-    try:
-        yield
-    finally:
-        for handler in [handler for handler in ours.handlers if handler not in before]:
-            ours.removeHandler(handler)
-            handler.close()
 
 
 def _column(history: list[dict], name: str) -> np.ndarray:
