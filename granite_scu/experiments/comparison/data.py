@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import count
+from itertools import islice
 
 import torch
 from torch.utils.data import DataLoader
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.packing import Blocks, in_a_row, padding_of
-from granite_scu.data.blocks.sampling import indices
+from granite_scu.data.blocks.sampling import EndlessBatches
 from granite_scu.data.blocks.splitting import Division, Split, assign
 from granite_scu.data.datamodule import TextDataModule, thinned
 from granite_scu.data.sources.read import load
@@ -93,7 +93,7 @@ class ComparedData(TextDataModule):
         assert self.task.steps is not None
         sizes = (len(self.before_shift), len(self.train))
         both = torch.utils.data.ConcatDataset([self.before_shift, self.train])  # type: ignore[list-item]
-        batches = ShiftingBatches(sizes, self.config.batch_size, self.seed, self.task.steps // 2, start)
+        batches = shifting_batches(sizes, self.config.batch_size, self.seed, self.task.steps // 2, start)
         return both, batches  # type: ignore[return-value]
 
     def whole_training_text(self) -> DataLoader:
@@ -101,8 +101,10 @@ class ComparedData(TextDataModule):
         return self._loader(self.train, batch_sampler=self._in_order(self.train))
 
 
-class ShiftingBatches:
-    """Batch sampler without end over two sets of blocks, the second numbered after the first.
+def shifting_batches(
+    sizes: tuple[int, int], batch_size: int, seed: int, shift: int, start: int = 0
+) -> Iterator[list[int]]:
+    """Batches without end from two sets of blocks, the second numbered after the first.
 
     Args:
         sizes: blocks of the first and of the second.
@@ -111,14 +113,7 @@ class ShiftingBatches:
         shift: batches from the first before the second takes over.
         start: first batch.
     """
-
-    def __init__(self, sizes: tuple[int, int], batch_size: int, seed: int, shift: int, start: int = 0) -> None:
-        self.sizes, self.batch_size, self.seed, self.shift, self.start = sizes, batch_size, seed, shift, start
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first, second = self.sizes
-        for k in count(self.start):
-            if k < self.shift:
-                yield indices(k, first, self.batch_size, self.seed)
-            else:
-                yield [first + index for index in indices(k - self.shift, second, self.batch_size, self.seed)]
+    first, second = sizes
+    yield from islice(EndlessBatches(first, batch_size, seed, start=start), max(shift - start, 0))
+    for batch in EndlessBatches(second, batch_size, seed, start=max(start - shift, 0)):
+        yield [first + index for index in batch]
