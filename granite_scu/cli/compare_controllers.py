@@ -105,11 +105,11 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     require_writable("--output-dir", output)
     if page:
         report.around_the_tables(page)
-    outcome = engine.Outcome()
+    waiting, errors = 0, {}
     if not options.report_only:
         require_writable("--evidence", evidence.folder)
         shard = engine.Shard.parse(options.shard)
-        outcome = engine.carry_out(plan, jobs, console, silence, options.max_runs, shard)
+        waiting, errors = engine.carry_out(plan, jobs, console, silence, options.max_runs, shard)
     from granite_scu.experiments.comparison import results  # late: it imports torch, which --list does without
 
     found = results.report(plan)
@@ -123,12 +123,12 @@ def _run(options: argparse.Namespace, root: Path) -> int:
             console.print(
                 f"missing in the report: {arm} of {task}, {count} of {len(plan.seeds)} seeds", highlight=False
             )
-    if outcome.waiting:
-        waiting = f"{outcome.waiting} runs of other shards are not finished; then the same command does what is left"
-        console.print(waiting, highlight=False)
-    for name, error in outcome.errors.items():
+    if waiting:
+        others = f"{waiting} runs of other shards are not finished; then the same command does what is left"
+        console.print(others, highlight=False)
+    for name, error in errors.items():
         print(f"error: {name}: {error}", file=sys.stderr)
-    return 1 if outcome.errors else 0
+    return 1 if errors else 0
 
 
 def silence() -> None:
@@ -221,10 +221,10 @@ def _list(plan: "Plan", jobs: int, console: "Console") -> None:
             waiting = [cell.seed for cell in cells if cell.seed not in finished]
             table.add_row(task.name, arm.label, *(" ".join(map(str, seeds)) for seeds in (finished, waiting)))
     console.print(table)
-    now = engine.standing(plan)
-    left = engine.format_duration(now.remaining(jobs)) if now.total > now.finished else "no time"
+    finished, total, each = engine.standing(plan)
+    left = engine.format_duration((total - finished) * each / jobs) if total > finished else "no time"
     console.print(
-        f"{now.finished} of {now.total} runs finished, tuning and base model included; {left} left with {jobs} workers "
-        f"at {now.seconds_each:.0f} s a run",
+        f"{finished} of {total} runs finished, tuning and base model included; {left} left with {jobs} workers "
+        f"at {each:.0f} s a run",
         highlight=False,
     )

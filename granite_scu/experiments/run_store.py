@@ -5,7 +5,8 @@ when the next one begins, it turns these files into lines.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,33 +76,25 @@ class RunStore:
 
     def _read_files(self) -> Iterator[tuple[Path, FinishedRun]]:
         for path in sorted(self.folder.rglob("*.json")):
-            try:
-                yield path, self._parse(str(path), path.read_bytes(), path.stem)
-            except FileNotFoundError:  # it has just been collected
-                continue
-            except OSError as error:
-                raise self._refusal(str(path)) from error
+            with suppress(FileNotFoundError):  # it has just been collected
+                yield path, self._parse(str(path), path.read_bytes, path.stem)
 
     def _read_lines(self) -> Iterator[FinishedRun]:
-        if not self.lines.is_file():
-            return
-        with self.lines.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                place = f"{self.lines}, line {number}"
-                yield self._parse(place, line, place)
+        if self.lines.is_file():
+            with self.lines.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    place = f"{self.lines}, line {number}"
+                    yield self._parse(place, lambda line=line: line, place)
 
-    def _parse(self, place: str, text: bytes, name: str) -> FinishedRun:
+    def _parse(self, place: str, read: Callable[[], bytes], name: str) -> FinishedRun:
         """``name`` is the key of a record without one."""
         try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise self._refusal(place) from error
-        if not isinstance(record, dict):
-            raise self._refusal(place)
-        return FinishedRun(str(record.get("key", name)), record, place)
-
-    def _refusal(self, place: str) -> UserError:
-        return UserError(f"{self.flag}: {place} is not the record of a run; move it away")
+            record = json.loads(read())
+            return FinishedRun(str(record.get("key", name)), record, place)
+        except FileNotFoundError:
+            raise
+        except (AttributeError, OSError, ValueError, RecursionError) as error:  # the first: it is no object
+            raise UserError(f"{self.flag}: {place} is not the record of a run; move it away") from error
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:

@@ -62,13 +62,19 @@ def _replaces(folder: RunFolder, resume: Resume | None, asked: str | None, overw
 def claimed(folder: RunFolder, request: Request, resume: Resume | None) -> Iterator[None]:
     """Keep other processes out of the folder, which is checked again: time has passed since it was.
 
-    It is let go of at the end of a run that failed, too: a notebook's process continues, and may try again.
+    It is let go of at the end of a run that failed, too, and so is the log file that the run has added: a notebook's
+    process continues, and may try again.
     """
+    ours = logging.getLogger("granite_scu")
+    before = list(ours.handlers)
     try:
         if is_main():
             check_folder(folder, request, resume)
         yield
     finally:
+        for handler in [handler for handler in ours.handlers if handler not in before]:
+            ours.removeHandler(handler)
+            handler.close()
         folder.unlock()
 
 

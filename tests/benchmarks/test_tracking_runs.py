@@ -1,16 +1,10 @@
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from running import ROOT
 from tracked import CELL, QUICK, asked, guarded, history, keep_quick_runs, result, stored_runs
 
 from benchmarks import tracking, tracking_figures, tracking_runs
@@ -181,59 +175,3 @@ def test_in_an_older_trajectory_lambda_on_a_bound_is_saturated():
     assert marks(replace(CELL, settings=settings)) == [True, True, False, True, True]
     told = [[EVERY, 0.1, 0.1, 1.0, 0.1, True]]
     assert tracking_runs.course(CELL, told)[0]["saturated"]
-
-
-@pytest.mark.slow
-def test_an_interrupt_leaves_neither_a_process_nor_a_half_run(tmp_path):
-    command = [sys.executable, "benchmarks/tracking.py", "--jobs", "2", "--results", str(tmp_path / "results")]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    restored = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a background job ignores Ctrl-C
-    pipes: dict = {"start_new_session": True, "stderr": subprocess.PIPE, "preexec_fn": restored}
-    ran = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("tmp*/tmp*/*")) and time.monotonic() < deadline:  # a run has begun
-        time.sleep(0.5)
-    assert list(tmp_path.glob("tmp*/tmp*/*"))
-    os.killpg(ran.pid, signal.SIGINT)
-    _, said = ran.communicate(timeout=60)
-    assert ran.returncode == 130 and b"Traceback" not in said
-    deadline = time.monotonic() + 30
-    while (is_there := _is_there(ran.pid)) and time.monotonic() < deadline:  # multiprocessing's tracker ends after us
-        time.sleep(0.1)
-    assert not is_there
-    assert not [*tmp_path.glob("tmp*"), *tmp_path.glob("results/*")]
-
-
-KILLED_WHILE_WRITING = """
-import os, signal, sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from rich.console import Console
-from benchmarks import tracking_figures, tracking_grid, tracking_runs
-from granite_scu.experiments import workers
-from granite_scu.storage import run_folder
-
-def run(cell, scratch):
-    return {"cell": vars(cell), "failed": None, **tracking_figures.nothing_held(cell), "text": "x" * 1_000_000}
-
-run_folder.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)  # written, and not yet on the disk
-workers.ProcessPoolExecutor = lambda jobs, **_: ThreadPoolExecutor(jobs)
-tracking_runs.run_cell = run
-cell = tracking_grid.TrackingCell(0.1, 1e-3, 16, "stdlib-docs", 0)
-tracking_runs.run_all([cell], 1, Path(sys.argv[1]), None, Console(quiet=True))
-"""
-
-
-def test_a_kill_while_a_run_is_written_leaves_no_half_of_it(tmp_path):
-    command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(tmp_path)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ran.returncode == -signal.SIGKILL, ran.stderr
-    assert not list(tmp_path.glob("*.json"))
-
-
-def _is_there(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True

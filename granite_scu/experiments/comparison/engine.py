@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,49 +49,18 @@ class Shard(NamedTuple):
         return int(spec.key, 16) % self.count == self.index - 1
 
 
-@dataclass
-class Outcome:
-    """What a call has done.
+def standing(plan: Plan) -> tuple[int, int, float]:
+    """How many of a plan's runs are finished, how many there are, and the estimated seconds of one on a core.
 
-    Attributes:
-        done: runs that it finished.
-        waiting: unfinished runs of other shares; more of this share may wait for them.
-        errors: runs that broke, by their names, and why.
+    Cells that turn out to be one run count twice until that is known.
     """
-
-    done: int = 0
-    waiting: int = 0
-    errors: dict[str, str] = field(default_factory=dict)
-
-
-class Standing(NamedTuple):
-    """How far a plan is.
-
-    Attributes:
-        total: runs, those that others hang on among them.
-        finished: of these.
-        seconds_each: estimated time of a run, on one core.
-    """
-
-    total: int
-    finished: int
-    seconds_each: float
-
-    def remaining(self, jobs: int) -> float:
-        """Seconds until all are finished."""
-        return (self.total - self.finished) * self.seconds_each / jobs
-
-
-def standing(plan: Plan) -> Standing:
-    """Count a plan's runs. Cells that turn out to be one run count twice until that is known."""
     specs = plan.specs()
     keys = {spec.key for spec in specs if spec}
-    unknown = sum(spec is None for spec in specs)
     finished = [plan.evidence.records[key] for key in keys if key in plan.evidence.records]
     times = [record["wall_time_s"] for record in finished if record.get("steps")]
     steps = max((task.steps or STEPS for task in plan.tasks), default=0)
     each = sum(times) / len(times) if times else SECONDS_A_STEP * steps
-    return Standing(len(keys) + unknown, len(finished), each)
+    return len(finished), len(keys) + specs.count(None), each
 
 
 def cores() -> int:
@@ -108,7 +76,7 @@ def carry_out(
     max_runs: int | None = None,
     shard: Shard = Shard(),  # noqa: B008 (immutable)
     run: Callable[[Spec, Path, Path], dict | str] | None = None,
-) -> Outcome:
+) -> tuple[int, dict[str, str]]:
     """Do what is not finished, in the plan's order, until nothing is left that can be done.
 
     A finished run is a file until this call ends, and then a line: whatever ends it loses only the runs under way.
@@ -121,9 +89,13 @@ def carry_out(
         max_runs: stop after so many; None does all.
         shard: of the runs that this call does.
         run: does one, in a process; ``do_run`` unless given.
+
+    Returns:
+        How many unfinished runs are of other shards, for which more of this one may wait, and why runs broke, by name.
     """
-    outcome, folder = Outcome(), plan.evidence.folder
+    folder = plan.evidence.folder
     given: set[str] = set()
+    errors: dict[str, str] = {}
 
     def take() -> Spec | None:
         if max_runs is not None and len(given) >= max_runs:
@@ -135,9 +107,8 @@ def carry_out(
     def keep(spec: Spec, result: dict | str) -> None:
         if isinstance(result, dict):
             plan.evidence.add(result, str(folder / spec.file))
-            outcome.done += 1
         else:
-            outcome.errors[spec.file.stem] = result
+            errors[spec.file.stem] = result
             console.print(f"failed: {spec.file.stem}: {result.strip().splitlines()[0][:300]}", highlight=False)
 
     plan.evidence.store.collect()  # what an earlier command left that was interrupted
@@ -153,8 +124,7 @@ def carry_out(
                 if do(workers(1, initializer), 1, partial(next, iter([spec]), None)):
                     keep(spec, "its process was killed twice; out of memory?")
     plan.evidence.store.collect()
-    outcome.waiting = len({spec.key for spec in plan.open_runs() if not shard.has(spec)})
-    return outcome
+    return len({spec.key for spec in plan.open_runs() if not shard.has(spec)}), errors
 
 
 def _do_runs(
@@ -192,12 +162,12 @@ def _do_runs(
 def _show(progress: Progress, bar: TaskID, plan: Plan, jobs: int, busy: list[Spec]) -> None:
     """A bar on a terminal, a line for each change elsewhere."""
     names = ", ".join(spec.file.stem for spec in busy)
-    now = standing(plan)
-    left = f"{format_duration(now.remaining(jobs))} left"
-    progress.update(bar, total=now.total, completed=now.finished, description=f"{left}  {names}")
+    finished, total, each = standing(plan)
+    left = f"{format_duration((total - finished) * each / jobs)} left"
+    progress.update(bar, total=total, completed=finished, description=f"{left}  {names}")
     if not progress.console.is_terminal:
         clock = time.strftime("%H:%M:%S")
-        progress.console.print(f"{clock}  {now.finished}/{now.total}  {left}  running: {names or 'nothing'}")
+        progress.console.print(f"{clock}  {finished}/{total}  {left}  running: {names or 'nothing'}")
 
 
 def do_run(spec: Spec, evidence: Path, scratch: Path) -> dict | str:

@@ -2,8 +2,9 @@
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, TypeVar
 
 from granite_scu.control import CONTROLLERS
@@ -14,7 +15,7 @@ from granite_scu.experiments.comparison.record import BASE
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Cell:
     """A place in the protocol. With a ``rate`` it is a run that tunes the learning rate."""
 
@@ -23,18 +24,19 @@ class Cell:
     seed: int
     rate: float | None = None
 
-    @property
-    def place(self) -> tuple:
-        """Equal for equal cells."""
-        return self.task.name, self.arm.label, self.seed, self.rate
 
+def _known(answer: Callable[..., T]) -> Callable[..., T]:
+    """A method of the plan, worked out once for each state of the evidence: it is asked the same for every cell."""
 
-class Missing(Exception):
-    """Runs that must be finished before a cell's settings are known."""
+    @wraps(answer)
+    def known(plan: "Plan", *question: Any) -> T:
+        if plan.known_of != plan.evidence.additions:
+            plan.known, plan.known_of = {}, plan.evidence.additions
+        if (answer, question) not in plan.known:
+            plan.known[answer, question] = answer(plan, *question)
+        return plan.known[answer, question]
 
-    def __init__(self, cells: Iterable[Cell]) -> None:
-        super().__init__()
-        self.cells = list(cells)
+    return known
 
 
 class Plan:
@@ -61,16 +63,8 @@ class Plan:
             if (arms is None or arm.name in arms) and arm.settings["control.controller"] in CONTROLLERS
         ]
         self.seeds = protocol.seeds[:seeds]
-        self._known: dict[Any, Any] = {}
-        self._known_of = evidence.additions
-
-    def _once(self, question: Any, answer: Callable[[], T]) -> T:
-        """The answer, worked out once for each state of the evidence: a plan asks the same thing for every cell."""
-        if self._known_of != self.evidence.additions:
-            self._known, self._known_of = {}, self.evidence.additions
-        if question not in self._known:
-            self._known[question] = answer()
-        return self._known[question]
+        self.known: dict[Any, Any] = {}
+        self.known_of = evidence.additions
 
     def cells(self) -> list[Cell]:
         """What was asked for, in the order of doing: headline before the rest, the first seeds before the others, and
@@ -83,23 +77,20 @@ class Plan:
         cells = [Cell(task, arm, seed) for seed in self.seeds for arm in self.arms for task in self.tasks]
         return sorted(cells, key=tier)
 
+    @_known
     def everything(self) -> list[Cell]:
         """The cells asked for and all they need, needs first, each once."""
-        return self._once("everything", self._everything)
-
-    def _everything(self) -> list[Cell]:
-        found: dict[tuple, Cell] = {}
+        found: dict[Cell, None] = {}
 
         def visit(cell: Cell) -> None:
-            if cell.place in found:
-                return
-            for need in self._needs(cell):
-                visit(need)
-            found[cell.place] = cell
+            if cell not in found:
+                for need in self._needs(cell):
+                    visit(need)
+                found[cell] = None
 
         for cell in self.cells():
             visit(cell)
-        return list(found.values())
+        return list(found)
 
     def next(self, passed_over: Callable[[Spec], bool] = lambda spec: False) -> Spec | None:
         """The first run whose needs are finished and that is neither finished itself nor passed over."""
@@ -114,42 +105,36 @@ class Plan:
         unfinished = Counter((c.task.name, c.arm.label) for c in self.cells() if self.record(c) is None)
         return [(task, arm, count) for (task, arm), count in unfinished.items()]
 
-    def spec_if_known(self, cell: Cell) -> Spec | None:
-        try:
-            return self.spec(cell)
-        except Missing:
-            return None
-
     def record(self, cell: Cell) -> dict | None:
         """The finished run of a cell."""
-        spec = self.spec_if_known(cell)
+        spec = self.spec(cell)
         return self.evidence.get(spec) if spec else None
 
     def specs(self) -> list[Spec | None]:
-        """Every run, tuning and base model included; None for those that hang on runs that are not finished."""
-        return [self.base(task) for task in self.tasks] + [self.spec_if_known(cell) for cell in self.everything()]
+        """Every run, tuning and base model included; None for those that wait for runs that are not finished."""
+        return [self.base(task) for task in self.tasks] + [self.spec(cell) for cell in self.everything()]
 
-    def spec(self, cell: Cell) -> Spec:
-        """The run of a cell.
-
-        Raises:
-            Missing: it hangs on runs that are not finished.
-        """
-        return self._once(("spec", cell.place), lambda: self._spec(cell))
-
-    def _spec(self, cell: Cell) -> Spec:
-        arm = cell.arm
-        settings: dict[str, Any] = dict(arm.settings)
+    @_known
+    def spec(self, cell: Cell) -> Spec | None:
+        """The run of a cell; None while it waits for runs that are not finished, or if that which it takes lambda from
+        has failed."""
+        if not all(map(self.record, self._needs(cell))):
+            return None
+        arm, settings = cell.arm, dict(cell.arm.settings)
         settings["optimizer.learning_rate"] = cell.rate or self.learning_rate(cell.task, arm)
         if arm.at_chosen:
             settings["control.target_s"] = self.setpoint()
         if arm.derive == "pi-start":
             start = CONTROLLERS["pi"](setpoint=self.setpoint()).initial_strength
             settings["control.lambda_init"] = _rounded(start)
-        if arm.derive.endswith("-mean"):
-            settings["control.lambda_init"] = mean_strength(self._source(cell))
-        if arm.derive.endswith("-replay"):
-            settings["control.replay"] = self._source(cell)["key"]
+        elif arm.derive:
+            source = self.record(self._source(cell))
+            if source["failed"]:
+                return None
+            if arm.derive.endswith("-mean"):
+                settings["control.lambda_init"] = mean_strength(source)
+            else:
+                settings["control.replay"] = source["key"]
         settings |= cell.task.settings
         return Spec(cell.task, arm.name, arm.setting, cell.seed, settings, self.evidence.precision)
 
@@ -158,29 +143,29 @@ class Plan:
         settings = {"control.controller": "none", **task.settings}
         return Spec(replace(task, name=BASE, steps=0), task.name, "", 0, settings, self.evidence.precision)
 
-    def learning_rate(self, task: Task, arm: Arm) -> float:
-        """The rate at which the family's representative had the best validation, of the adapter that counts for it."""
-        return self._once(("rate", task.name, arm.family), lambda: self._learning_rate(task, arm))
-
-    def _learning_rate(self, task: Task, arm: Arm) -> float:
+    @_known
+    def learning_rate(self, task: Task, arm: Arm) -> float | None:
+        """The rate at which the family's representative had the best validation, of the adapter that counts for it;
+        None until all are tried."""
         rates = self.protocol.rates
         if len(rates) == 1:
             return rates[0]
-        records = self._finished(self._tuning(task, arm))
+        records = list(map(self.record, self._tuning(task, arm)))
+        if not all(records):
+            return None
         scores = [_validation(record, self.protocol.tuned[arm.family].adapter) for record in records]
         return rates[scores.index(min(scores))]
 
-    def setpoint(self) -> float:
-        """S*: of PI's setpoints the one whose validation at the end is best over the first seeds of one task."""
-        return self._once("setpoint", self._setpoint)
-
-    def _setpoint(self) -> float:
-        arms = self.protocol.swept_pi
-        cells = self._selection()
+    @_known
+    def setpoint(self) -> float | None:
+        """S*: of PI's setpoints the one whose validation at the end is best over the first seeds of one task; None
+        until all are tried."""
         scores = defaultdict(list)
-        for cell, record in zip(cells, self._finished(cells), strict=True):
-            scores[cell.arm.label].append(_validation(record, "final"))
-        best = min(arms, key=lambda arm: statistics.fmean(scores[arm.label]))
+        for cell in self._selection():
+            if (record := self.record(cell)) is None:
+                return None
+            scores[cell.arm].append(_validation(record, "final"))
+        best = min(scores, key=lambda arm: statistics.fmean(scores[arm]))
         return float(best.settings["control.target_s"])
 
     def _needs(self, cell: Cell) -> list[Cell]:
@@ -190,7 +175,7 @@ class Plan:
         if cell.arm.at_chosen or cell.arm.derive.startswith("pi"):
             needs += self._selection()
         if cell.arm.derive.endswith(("-mean", "-replay")):
-            needs.append(self._source_cell(cell))
+            needs.append(self._source(cell))
         return needs
 
     def _tuning(self, task: Task, arm: Arm) -> list[Cell]:
@@ -201,19 +186,11 @@ class Plan:
         seeds = self.protocol.seeds[: self.protocol.first_seeds]
         return [Cell(self.protocol.selection, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]
 
-    def _source_cell(self, cell: Cell) -> Cell:
+    def _source(self, cell: Cell) -> Cell:
         """The run that a cell takes lambda from."""
         law, _, what = cell.arm.derive.partition("-")
-        return Cell(
-            cell.task, {"pi": PI, "cascade": CASCADE}[law], cell.seed if what == "mean" else self._other_seed(cell.seed)
-        )
-
-    def _source(self, cell: Cell) -> dict:
-        """What a cell takes lambda from; one that failed has none to give, and the cell is never done."""
-        source = self._finished([self._source_cell(cell)])[0]
-        if source["failed"]:
-            raise Missing([])
-        return source
+        arm = {"pi": PI, "cascade": CASCADE}[law]
+        return Cell(cell.task, arm, cell.seed if what == "mean" else self._other_seed(cell.seed))
 
     def _other_seed(self, seed: int) -> int:
         """The next one among the first seeds, or among the later ones, so that a balanced part can be finished."""
@@ -221,12 +198,6 @@ class Plan:
         group = seeds[:first] if seed in seeds[:first] else seeds[first:]
         group = group if len(group) > 1 else seeds
         return group[(group.index(seed) + 1) % len(group)]
-
-    def _finished(self, cells: list[Cell]) -> list[dict]:
-        records = [(cell, self.evidence.get(self.spec(cell))) for cell in cells]
-        if missing := [cell for cell, record in records if record is None]:
-            raise Missing(missing)
-        return [record for _, record in records if record is not None]
 
 
 def mean_strength(record: dict) -> float:

@@ -31,7 +31,7 @@ class Task:
     train_tokens: int | None
     steps: int | None
     then: str | None = None
-    settings: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def scored_on(self) -> str:
@@ -56,7 +56,7 @@ class Arm:
 
     name: str
     setting: str = ""
-    settings: dict[str, float | str] = field(default_factory=dict)
+    settings: dict[str, float | str] = field(default_factory=dict, hash=False)
     family: str = ""
     adapter: Adapter = "final"
     derive: Derivation = ""

@@ -10,7 +10,7 @@ from granite_scu.evaluation.statistics import Estimate
 from granite_scu.experiments.comparison.foresight import foresight
 from granite_scu.experiments.comparison.overview import overview
 from granite_scu.experiments.comparison.pairs import pairs
-from granite_scu.experiments.comparison.plan import Missing, Plan
+from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import CASCADE, PI, Arm, Task
 from granite_scu.experiments.comparison.rows import (
     STOPPED_SWEEP,
@@ -83,11 +83,10 @@ def _setpoint(plan: Plan) -> tuple[float | None, bool]:
     """S*, and whether it was chosen before all runs that choose it are there; None where none is."""
     if plan.protocol.selection_task is None:
         return None, False
-    try:
-        return plan.setpoint(), False
-    except Missing:
-        best = best_of([row_of(plan, plan.protocol.selection, arm) for arm in plan.protocol.swept_pi])
-        return (float(best.arm.settings["control.target_s"]) if best else None), True
+    if (setpoint := plan.setpoint()) is not None:
+        return setpoint, False
+    best = best_of([row_of(plan, plan.protocol.selection, arm) for arm in plan.protocol.swept_pi])
+    return (float(best.arm.settings["control.target_s"]) if best else None), True
 
 
 def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from granite_scu.hardware import detect
 from granite_scu.model import loading
 from granite_scu.model.loss import token_nats
 from granite_scu.storage.provenance import git_revision, origin
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import CONTROL_CONFIG, HISTORY, WEIGHTS, RunFolder
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
@@ -107,8 +107,8 @@ def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
     records = [
         {"step": step, "lambda": strength} for step, strength in zip(ticks["step"], ticks["lambda"], strict=True)
     ]
-    RunFolder(folder).write_json("scu_history.json", records)
-    return str(folder / "scu_history.json")
+    RunFolder(folder).write_json(HISTORY, records)
+    return str(folder / HISTORY)
 
 
 def _train(run: PreparedRun, spec: Spec) -> dict:
@@ -124,7 +124,7 @@ def _train(run: PreparedRun, spec: Spec) -> dict:
 
 def _controller_as_run(folder: Path) -> dict:
     """What the run folder says of the controller; empty where the run did not come to write it."""
-    path = folder / "scu_config.json"
+    path = folder / CONTROL_CONFIG
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
@@ -157,7 +157,7 @@ class ScoreByDocument(FinalScore):
         final = by_document(module, data, context())
         at_best = final
         if best.step != trainer.global_step:
-            set_peft_model_state_dict(module.model, load_file(best.folder / "adapter_model.safetensors"))
+            set_peft_model_state_dict(module.model, load_file(best.folder / WEIGHTS))
             at_best = by_document(module, data, context())
         ticks = self.folder.finish_history()
         self.summary = {

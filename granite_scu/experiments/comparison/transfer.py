@@ -24,9 +24,10 @@ LAST_TICKS = 5
 """Ticks at the end that a run's quantities are averaged over."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a run of the sweep ended, in bits per token where not said otherwise.
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Where the runs of a task's sweep ended, each array (settings, seeds): the settings in the order of lambda, 0
+    first. In bits per token where not said otherwise.
 
     Attributes:
         strength: lambda.
@@ -38,45 +39,49 @@ class Place:
         n_tokens: N.
     """
 
-    strength: float
-    s: float
-    train: float
-    validation: float
-    base_train: float
-    base_validation: float
-    test: float
-    n_tokens: int
+    strength: np.ndarray
+    s: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+    base_train: np.ndarray
+    base_validation: np.ndarray
+    test: np.ndarray
+    n_tokens: np.ndarray
 
     @property
-    def param(self) -> float:
+    def param(self) -> np.ndarray:
         """ParamBPT, from S = P / (D + P)."""
         return self.train * self.s / (1 - self.s)
 
     @property
-    def saved(self) -> float:
+    def saved(self) -> np.ndarray:
         """Bits that the adapter saves on its training text."""
-        return max(self.base_train - self.train, 1e-3)
+        return np.maximum(self.base_train - self.train, 1e-3)
 
     @property
-    def carry_over(self) -> float:
+    def carry_over(self) -> np.ndarray:
         """Bits saved on validation text for each saved on training text."""
         return (self.base_validation - self.validation) / self.saved
 
+    def under(self, factor: float) -> "Curve":
+        """The same runs where sigma^2 is ``factor`` times as large."""
+        param = self.param / factor
+        return replace(self, strength=self.strength * factor, s=param / (self.train + param))
 
-QUANTITIES: dict[str, Callable[[Place, Place, Place], float]] = {
-    "λ": lambda place, *_: place.strength,
-    "S": lambda place, *_: place.s,
-    "S / S at λ = 0": lambda place, free, _: place.s / free.s,
-    "ParamBPT": lambda place, *_: place.param,
-    "ParamBPT · N (norm of the update)": lambda place, *_: place.param * place.n_tokens,
-    "ParamBPT / that at λ = 0": lambda place, free, _: place.param / free.param,
-    "ParamBPT per bit saved": lambda place, *_: place.param / place.saved,
-    "validation minus training": lambda place, *_: place.validation - place.train,
-    "carry-over": lambda place, *_: place.carry_over,
-    "carry-over / that at the largest λ": lambda place, _, strongest: place.carry_over / strongest.carry_over,
+
+QUANTITIES: dict[str, Callable[[Curve], np.ndarray]] = {
+    "λ": lambda runs: runs.strength,
+    "S": lambda runs: runs.s,
+    "S / S at λ = 0": lambda runs: runs.s / runs.s[0],
+    "ParamBPT": lambda runs: runs.param,
+    "ParamBPT · N (norm of the update)": lambda runs: runs.param * runs.n_tokens,
+    "ParamBPT / that at λ = 0": lambda runs: runs.param / runs.param[0],
+    "ParamBPT per bit saved": lambda runs: runs.param / runs.saved,
+    "validation minus training": lambda runs: runs.validation - runs.train,
+    "carry-over": lambda runs: runs.carry_over,
+    "carry-over / that at the largest λ": lambda runs: runs.carry_over / runs.carry_over[-1],
 }
-"""What could be held, by a run's place and those of lambda = 0 and of the largest on its task and seed.
-The carry-over is what is saved on validation text for a bit saved on training text."""
+"""What could be held. The carry-over is what is saved on validation text for a bit saved on training text."""
 
 THEORY = ("carry-over / that at the largest λ", 0.5)
 """If held-out savings V are a parabola in those on training text, V = a T - c T^2, they are largest at T = a / 2c,
@@ -116,7 +121,7 @@ def priors(plan: Plan) -> list[dict[str, Any]]:
         _judge(name, value, scaled) | {"times": factor}
         for name, value in CARRIED
         for factor in PRIORS
-        if (scaled := {task: [[_under(factor**2, p) for p in runs] for runs in c] for task, c in curves.items()})
+        if (scaled := {task: curve.under(factor**2) for task, curve in curves.items()})
     ]
 
 
@@ -138,10 +143,6 @@ def transfer(plan: Plan) -> list[dict[str, Any]]:
     return [*rows, _judge(*THEORY, curves) | {"of_other_corpora": {}, "carried_excess": {}}]
 
 
-Curve = list[list[Place]]
-"""Settings in the order of lambda, 0 first; of each its runs, a seed each."""
-
-
 def _curves(plan: Plan) -> dict[str, Curve]:
     """By task, where there is one: the sweep, every lambda at the rate of the fixed ones, 0 too, so that it is a curve
     in lambda and nothing else. Of the seeds whose runs all have a place on it.
@@ -151,35 +152,21 @@ def _curves(plan: Plan) -> dict[str, Curve]:
     for task in plan.protocol.tasks:
         if base := plan.evidence.get(plan.base(task)):
             of_seeds = [[_place(plan.record(Cell(task, arm, seed)), base) for arm in arms] for seed in plan.seeds]
-            whole = [[place for place in places if place] for places in of_seeds if all(places)]
-            curves[task.name] = [list(places) for places in zip(*whole, strict=True)]
-    return {name: curve for name, curve in curves.items() if curve}
+            if whole := [places for places in of_seeds if all(places)]:
+                curves[task.name] = Curve(*np.array(whole).T)
+    return curves
 
 
-def _place(record: dict[str, Any] | None, base: dict[str, Any]) -> Place | None:
-    """Of a finished run; None of one that failed, or had nothing to measure S by at its end."""
+def _place(record: dict[str, Any] | None, base: dict[str, Any]) -> tuple[float, ...] | None:
+    """Of a finished run, as ``Curve`` has it; None of one that failed, or had nothing to measure S by at its end."""
     if record is None or record["failed"]:
         return None
-    ticks = record["ticks"]
-    s, train = (mean_of_known(ticks[name][-LAST_TICKS:]) for name in ("s", "data_bpt"))
+    s, train = (mean_of_known(record["ticks"][name][-LAST_TICKS:]) for name in ("s", "data_bpt"))
     if s is None or train is None or not 0 < s < 1:
         return None
-    return Place(
-        strength=record["settings"].get("control.lambda_init", 0.0),
-        s=s,
-        train=train,
-        validation=record["validation"]["final"],
-        base_train=base["training"]["final"],
-        base_validation=base["validation"]["final"],
-        test=scores_of([record]).bits_per_token.item(),
-        n_tokens=record["n_tokens"],
-    )
-
-
-def _under(factor: float, place: Place) -> Place:
-    """A run where sigma^2 is ``factor`` times as large."""
-    param = place.param / factor
-    return replace(place, strength=place.strength * factor, s=param / (place.train + param))
+    strength, validation = record["settings"].get("control.lambda_init", 0.0), record["validation"]["final"]
+    of_base = base["training"]["final"], base["validation"]["final"]
+    return strength, s, train, validation, *of_base, scores_of([record]).bits_per_token.item(), record["n_tokens"]
 
 
 def _judge(name: str, value: float, curves: dict[str, Curve]) -> dict[str, Any]:
@@ -216,7 +203,7 @@ def _carry_over_corpora(name: str, curves: dict[str, Curve], corpora: dict[str, 
 
 def _values(name: str, curve: Curve) -> np.ndarray:
     """The quantity at each setting, averaged over seeds."""
-    return np.array([np.mean(list(map(QUANTITIES[name], runs, curve[0], curve[-1]))) for runs in curve])
+    return QUANTITIES[name](curve).mean(axis=1)
 
 
 def _best(curve: Curve) -> int:
@@ -226,7 +213,7 @@ def _best(curve: Curve) -> int:
 
 def _bits(curve: Curve, text: Literal["validation", "test"]) -> np.ndarray:
     """Bits per token on a text at each setting, averaged over seeds."""
-    return np.array([np.mean([getattr(place, text) for place in runs]) for runs in curve])
+    return getattr(curve, text).mean(axis=1)
 
 
 def _excess(name: str, value: float, curve: Curve, text: Literal["validation", "test"] = "test") -> float:

@@ -26,27 +26,7 @@ NOISIEST = 0.25
 """Swing from noise up to which a lasting oscillation of +-35 % of the step, on top of the noise, still shows."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """What a response differs in from the predicted one, in shares of the step.
-
-    The way to the setpoint and what follows are apart, since a long quiet stay makes up for anything on the way, and a
-    good start for an oscillation that never ends.
-
-    Attributes:
-        transient: root mean square until twice the time that the prediction takes to settle.
-        offset: mean from there on.
-        swing: standard deviation from there on.
-        overshoot: measured overshoot minus predicted.
-    """
-
-    transient: float
-    offset: float
-    swing: float
-    overshoot: float
-
-
-MODEL_ERROR = Difference(transient=0.25, offset=0.15, swing=0.15, overshoot=0.2)
+MODEL_ERROR = {"transient": 0.25, "offset": 0.15, "swing": 0.15, "overshoot": 0.2}
 """What a model that has served its purpose may be off by. A lasting oscillation of +-35 % has a swing of 0.25."""
 
 
@@ -55,47 +35,45 @@ class Agreement:
     """A measured response against the predicted one.
 
     Attributes:
-        difference: measured minus predicted.
-        noise: the size that each difference has from the noise of the step test alone.
+        difference: measured minus predicted, as ``difference`` has it.
+        noise: the size that each of its figures has from the noise of the step test alone.
         split: ticks after the step that count as transient.
     """
 
-    difference: Difference
-    noise: Difference
+    difference: dict[str, float]
+    noise: dict[str, float]
     split: int
 
     @property
-    def allowed(self) -> Difference:
+    def allowed(self) -> dict[str, float]:
         """The sizes up to which they agree: model error and noise are independent, so their squares add up."""
-        noise = asdict(self.noise)
-        return Difference(**{name: math.hypot(error, noise[name]) for name, error in asdict(MODEL_ERROR).items()})
+        return {name: math.hypot(error, self.noise[name]) for name, error in MODEL_ERROR.items()}
 
     @property
     def excess(self) -> list[str]:
         """The names of the differences that are too large."""
-        allowed = asdict(self.allowed)
-        return [name for name, value in asdict(self.difference).items() if not abs(value) <= allowed[name]]  # nor NaN
+        return [name for name, limit in self.allowed.items() if not abs(self.difference[name]) <= limit]  # nor NaN
 
     @property
     def as_predicted(self) -> bool | None:
         """Whether nothing differs too much; None where noise would hide it if something did."""
         if self.excess:
             return False
-        return True if self.noise.swing <= NOISIEST else None
+        return True if self.noise["swing"] <= NOISIEST else None
 
     @property
     def words(self) -> str:
         """What differed, or by how little it did."""
         if self.as_predicted is None:
-            return f"noise alone swings S by {self.noise.swing:.0%} of the step; choose a larger --step_test.step"
-        found, allowed = asdict(self.difference), asdict(self.allowed)
+            return f"noise alone swings S by {self.noise['swing']:.0%} of the step; choose a larger --step_test.step"
         names = self.excess or ["transient", "offset", "swing"]
-        return "; ".join(f"{_SAID[name](found[name])} (up to {allowed[name]:.0%} agrees)" for name in names)
+        return "; ".join(
+            f"{_SAID[name](self.difference[name])} (up to {self.allowed[name]:.0%} agrees)" for name in names
+        )
 
     def as_json(self) -> dict[str, Any]:
         """For the record."""
-        figures = {"difference": self.difference, "noise": self.noise, "allowed": self.allowed}
-        return {"split": self.split, **{k: asdict(v) for k, v in figures.items()}, "words": self.words}
+        return {"split": self.split, **asdict(self), "allowed": self.allowed, "words": self.words}
 
 
 _SAID: dict[str, Callable[[float], str]] = {
@@ -136,24 +114,33 @@ def compare(
     split = min(len(seen) if settling is None else max(2 * settling, 1), 2 * len(seen) // 3)
     generator = np.random.default_rng(seed)
     noisy = (answer(_noise(fit, REST + len(seen), generator)) for _ in range(SIMULATIONS))
-    sizes = np.abs([list(asdict(difference(each, expected, split)).values()) for each in noisy]).max(axis=0)
-    return Agreement(difference(seen, expected, split), Difference(*map(float, sizes)), split), expected
+    found = [difference(each, expected, split) for each in noisy]
+    sizes = {name: float(np.max([abs(figures[name]) for figures in found])) for name in MODEL_ERROR}
+    return Agreement(difference(seen, expected, split), sizes, split), expected
 
 
-def difference(seen: Array, expected: Array, split: int) -> Difference:
-    """Of two (ticks,) responses, the first ``split`` ticks of which are the transient.
+def difference(seen: Array, expected: Array, split: int) -> dict[str, float]:
+    """What a (ticks,) response differs in from the expected one, in shares of the step.
+
+    The way to the setpoint and what follows are apart, since a long quiet stay makes up for anything on the way, and a
+    good start for an oscillation that never ends.
 
     >>> found = difference(np.array([0.0, 0.5, 1.2, 1.4]), np.array([0.0, 0.5, 1.0, 1.0]), split=2)
-    >>> {name: round(value, 3) for name, value in asdict(found).items()}
+    >>> {name: round(value, 3) for name, value in found.items()}
     {'transient': 0.0, 'offset': 0.3, 'swing': 0.1, 'overshoot': 0.4}
+
+    Returns:
+        ``transient``, the root mean square of the first ``split`` ticks, until twice the time that the prediction takes
+        to settle; from there on ``offset``, the mean, and ``swing``, the standard deviation; ``overshoot``, seen minus
+        expected.
     """
     gap = seen - expected
-    return Difference(
-        transient=float(np.sqrt(np.nanmean(gap[:split] ** 2))),
-        offset=float(np.nanmean(gap[split:])),
-        swing=float(np.nanstd(gap[split:])),
-        overshoot=describe_step(seen).overshoot - describe_step(expected).overshoot,
-    )
+    return {
+        "transient": float(np.sqrt(np.nanmean(gap[:split] ** 2))),
+        "offset": float(np.nanmean(gap[split:])),
+        "swing": float(np.nanstd(gap[split:])),
+        "overshoot": describe_step(seen).overshoot - describe_step(expected).overshoot,
+    }
 
 
 def _response(law: control.PI, model: Fopdt, level: float, factor: float, ticks: int, noise: Array | None) -> Array:

@@ -1,10 +1,7 @@
 """``python -m granite_scu identify``: step lambda in a real run, model what S does, propose gains, and try them."""
 
 import json
-import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +152,7 @@ def _experiment(
 
 def _train(run: PreparedRun, ticks: int) -> list[dict]:
     """Train, and return a record a tick."""
-    with _own_log(), presented(run.folder):
+    with presented(run.folder):
         train(run)
     history = run.folder.read_history()
     if len(history) < ticks:
@@ -164,19 +161,6 @@ def _train(run: PreparedRun, ticks: int) -> list[dict]:
             "or shorten --step_test.ticks"
         )
     return history[:ticks]
-
-
-@contextmanager
-def _own_log() -> Iterator[None]:
-    """What a run adds to our logger, its log file, is taken off it again: the next run has its own."""
-    ours = logging.getLogger("granite_scu")
-    before = list(ours.handlers)
-    try:
-        yield
-    finally:
-        for handler in [handler for handler in ours.handlers if handler not in before]:
-            ours.removeHandler(handler)
-            handler.close()
 
 
 def _column(history: list[dict], name: str) -> np.ndarray:
@@ -199,10 +183,9 @@ def _cautions(history: list[dict], fit: Fit, law: control.PI, settle: int) -> li
 
 def _found(history: list[dict], fit: Fit) -> dict[str, Any]:
     """What the step test showed, as JSON has it."""
-    model = fit.model
-    pairs = {"gain": fit.gain_se, "tau": fit.tau_se, "theta": fit.theta_se, "slope": fit.slope_se}
+    known = {n: {"value": getattr(fit.model, n), "standard_error": se} for n, se in fit.standard_errors.items()}
     return {
-        "model": {name: {"value": getattr(model, name), "standard_error": se} for name, se in pairs.items()},
+        "model": known,
         "fit": {name: getattr(fit, name) for name in ("r2", "noise", "correlation", "offset", "drift", "start")},
         "objection": fit.objection,
         "excitation": {**_course(history), "log_s_fitted": fit.fitted.tolist()},

@@ -67,6 +67,15 @@ def finish_run(evidence: Evidence, spec: Spec, validation=6.0, nats=None, tokens
     return record
 
 
+def lose(evidence: Evidence, arm: str, seeds=(0, 1, 2), setting: str | None = None) -> None:
+    """Have runs of the second task end as one that diverges."""
+    for key, record in evidence.records.items():
+        meant = (record["arm"], record["task"]) == (arm, "second") and setting in (None, record["setting"])
+        if meant and record["seed"] in seeds:
+            lost = {name: value for name, value in record.items() if name not in ("test", "validation", "ticks")}
+            evidence.records[key] = {**lost, "failed": "not finite"}
+
+
 @pytest.fixture
 def finish(evidence):
     return partial(finish_run, evidence)

@@ -107,7 +107,7 @@ def test_list_counts_and_trains_nothing(capsys, tmp_path):
 
 
 def test_the_varied_protocol_has_a_place_of_its_own(bf16, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "carry_out", lambda *_: engine.Outcome())
+    monkeypatch.setattr(engine, "carry_out", lambda *_: (0, {}))
     assert main(tmp_path, ["--varied", "--list"]) == 0
     # Of eight tasks three lambdas, the default and the cascade on three seeds, and the base model.
     assert "0 of 200 runs finished" in capsys.readouterr().out
@@ -127,7 +127,7 @@ def test_list_does_not_import_torch(tmp_path):
 def begun(monkeypatch) -> list[Plan]:
     """The plans whose runs would have been done."""
     plans: list[Plan] = []
-    monkeypatch.setattr(engine, "carry_out", lambda plan, *_: plans.append(plan) or engine.Outcome())
+    monkeypatch.setattr(engine, "carry_out", lambda plan, *_: plans.append(plan) or (0, {}))
     return plans
 
 

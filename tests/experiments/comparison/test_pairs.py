@@ -13,7 +13,7 @@ from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.pairs import pairs
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import AUTO, CASCADE, FIXED
-from tests.experiments.comparison.conftest import finish_run
+from tests.experiments.comparison.conftest import finish_run, lose
 
 TOKENS = np.array([400, 100, 100, 100, 50])
 COST = {"cascade": 3.9, "pi-auto": 4.0, "none": 4.2}
@@ -93,10 +93,7 @@ def test_the_task_that_the_setpoint_was_chosen_on_says_nothing_of_pi(reported):
 
 
 def test_a_setting_that_failed_once_is_not_the_one_for_all(plan):
-    for record in list(plan.evidence):
-        if record["arm"] == "fixed" and record["setting"] == "λ=0.1" and record["task"] == "second":
-            lost = {name: value for name, value in record.items() if name not in ("test", "validation", "ticks")}
-            plan.evidence.records[record["key"]] = {**lost, "failed": "not finite"}
+    lose(plan.evidence, "fixed", setting="λ=0.1")
     found = pairs(Plan(plan.protocol, plan.evidence))
     assert not [line for line in found if line["rival"].startswith("one fixed")]  # the other task alone is no average
     assert line(found, "pi-auto", "none")

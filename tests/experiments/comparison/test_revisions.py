@@ -115,14 +115,6 @@ def test_every_law_is_watched_with_what_it_acts_through_and_is_measured_by():
     assert watched["granite_scu/training/module.py:prepare_gradient"] == [*CONTROLLERS, "--target-s auto"]
 
 
-def test_what_is_said_about_code_is_not_code():
-    bare = 'LIMIT = "a # b"\ndef f():\n    return LIMIT\n'
-    said = '"""File."""\n\nLIMIT = "a # b"  # why\n"""Limit,\nat length."""\ndef f():\n    # so\n    return LIMIT\n'
-    assert code_of(said) == code_of(bare) == bare.strip()
-    assert code_of("if a:\n    b\n    c\n") != code_of("if a:\n    b\nc\n")
-    assert code_of(bare.replace("a #", "c #")) != code_of(bare)
-
-
 def keys() -> dict[str, str]:
     return {law: Spec(FULL.tasks[0], law, "", 0, {"control.controller": law}).key for law in CONTROLLERS}
 
@@ -132,14 +124,6 @@ def test_another_revision_of_a_law_is_another_run_of_it_and_of_what_acts_through
     monkeypatch.setitem(evidence.LAW_REVISIONS, "pi", 99)
     after = keys()
     assert {law for law in CONTROLLERS if before[law] != after[law]} == {"pi", "cascade"}
-
-
-def test_a_first_revision_is_not_in_the_key(monkeypatch):
-    monkeypatch.setattr(evidence, "LAW_REVISIONS", {})
-    settings = {"control.controller": "kl", "control.target_kl": 0.25, "optimizer.learning_rate": 0.004}
-    assert (
-        Spec(FULL.tasks[0], "kl", "", 0, settings).key == "94a55c509a53"
-    )  # of the evidence from before there were any
 
 
 def test_revisions_are_of_laws_and_none_is_the_first():

@@ -27,9 +27,9 @@ def test_the_fit_recovers_the_plant_under_drift_and_noise(gain, tau, theta, drif
     fit = fit_fopdt(u, y, start=10)
 
     # Five standard errors, and what a model that is wrong by a hundredth would lose: hypothesis searches for the worst.
-    assert abs(fit.model.gain - gain) < 5 * fit.gain_se + 0.02 * abs(gain)
-    assert abs(fit.model.tau - tau) < 5 * fit.tau_se + 0.02 * tau
-    assert abs(fit.model.theta - theta) < 5 * fit.theta_se + 0.05
+    assert abs(fit.model.gain - gain) < 5 * fit.standard_errors["gain"] + 0.02 * abs(gain)
+    assert abs(fit.model.tau - tau) < 5 * fit.standard_errors["tau"] + 0.02 * tau
+    assert abs(fit.model.theta - theta) < 5 * fit.standard_errors["theta"] + 0.05
     assert fit.model.slope == pytest.approx(gain / tau, rel=0.3)
     assert fit.objection is None
     assert fit.r2 > 0.5
@@ -61,7 +61,7 @@ def test_the_standard_errors_are_about_the_spread_of_the_estimates():
             noise[k] = 0.9 * noise[k - 1] + white[k]
         fit = fit_fopdt(u, respond(Fopdt(-1, 6, 1), u) - 4 + noise)
         estimates.append(fit.model.gain)
-        errors.append(fit.gain_se)
+        errors.append(fit.standard_errors["gain"])
     assert 0.6 < np.std(estimates) / np.median(errors) < 1.7
 
 
