@@ -149,7 +149,7 @@ def _with_prediction(check: Check, request: Request, machine: Machine) -> Check:
     if name != BaseConfig.name and _model_place(name) not in _ON_DISK:
         return dataclasses.replace(check, meaning="not predicted before the model's configuration is downloaded")
     footprint = memory_budget.predict(request, machine)
-    allowed = memory_budget.limit(machine, request.run.memory_fraction)
+    allowed = memory_budget.limit(machine.accelerator, machine.device.memory_gb, request.run.memory_fraction)
     meaning = f"the run is predicted to take {footprint.total / GIB:.2f} of {allowed / GIB:.2f} GiB"
     fits = footprint.total <= allowed
     if request.run.auto_batch_size:
