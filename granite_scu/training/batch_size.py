@@ -54,10 +54,11 @@ def first_guess(request: Request, machine: Machine) -> Request:
     found = memory_budget.largest_that_fits(request, machine)
     if found is None:
         least = memory_budget.with_batch(request, 1)
-        room = f"{memory_budget.limit(machine, request.run.memory_fraction) / GIB:.2f} GiB"
+        device = machine.device
+        allowed = memory_budget.limit(machine.accelerator, device.memory_gb, request.run.memory_fraction)
         raise UserError(
             f"--auto-batch-size: one block takes {memory_budget.describe(memory_budget.predict(least, machine))}, of "
-            f"{room} that there are on {machine.device.name}; {memory_budget.advice(least, machine)}"
+            f"{allowed / GIB:.2f} GiB that there are on {device.name}; {memory_budget.advice(least, machine)}"
         )
     return found
 
@@ -71,7 +72,7 @@ def prove(run: PreparedRun) -> PreparedRun:
         RunFailed: not even one block fits.
     """
     machine = run.machine
-    allowed = memory_budget.limit(machine, run.request.run.memory_fraction)
+    allowed = memory_budget.limit(machine.accelerator, machine.device.memory_gb, run.request.run.memory_fraction)
     for size in memory_budget.sizes(run.request.blocks_per_step, run.request.data.batch_size):
         tried = with_request(run, memory_budget.with_batch(run.request, size))
         predicted = memory_budget.predict(tried.request, machine).total

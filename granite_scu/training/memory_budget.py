@@ -38,10 +38,10 @@ def predict(request: Request, machine: Machine) -> memory.Footprint:
     return memory.predict(loading.known_config(request.base.name), setting)
 
 
-def limit(machine: Machine, memory_fraction: float | None) -> float:
-    """Bytes that a run may take: that share of its GPU, or what a CPU's memory has free, ``MARGIN`` left out."""
-    if machine.accelerator == "cuda":
-        return machine.device.memory_gb * GIB * (memory_fraction or 1) * (1 - MARGIN)
+def limit(accelerator: str, memory_gb: float, memory_fraction: float | None) -> float:
+    """Bytes that a run may take: that share of a GPU's GiB, or what a CPU's memory has free, ``MARGIN`` left out."""
+    if accelerator == "cuda":
+        return memory_gb * GIB * (memory_fraction or 1) * (1 - MARGIN)
     return psutil.virtual_memory().available * (1 - MARGIN)
 
 
@@ -63,7 +63,7 @@ def largest_that_fits(request: Request, machine: Machine, most: int | None = Non
     A larger batch takes more, so that halving the candidates finds it.
     """
     candidates = [with_batch(request, size) for size in sizes(request.blocks_per_step, most)]
-    allowed = limit(machine, request.run.memory_fraction)
+    allowed = limit(machine.accelerator, machine.device.memory_gb, request.run.memory_fraction)
     first = bisect_left(candidates, True, key=lambda candidate: predict(candidate, machine).total <= allowed)
     return candidates[first] if first < len(candidates) else None
 

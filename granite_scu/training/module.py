@@ -1,12 +1,12 @@
 """The LightningModule: it trains an adapter under CE + reg_strength * ParamNPT and knows no controller.
 
-``reg_strength`` (lambda) is an attribute that anyone may set between optimizer steps; at its default of
+``reg_strength`` (lambda) is set between optimizer steps, by ``act`` or alone; at its default of
 zero this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto
 which the update is projected. Sums are kept on the device and divided once, where they are read.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig
 from granite_scu.errors import RunFailed, UserError
+from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, loading, loss
 from granite_scu.model import kl_divergence as divergence
 from granite_scu.model.description_length import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
@@ -118,6 +119,10 @@ class GraniteModule(L.LightningModule):
         sizes = {"_micro": 2, "_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_validated": 2}
         for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64), persistent=False)
+
+    def act(self, reg_strength: float, layers: tuple[float, ...] | None, param_bound: float | None) -> None:
+        """Train on under this lambda, these of each adapted matrix in its place, and this bound in bits per token."""
+        self.reg_strength, self.layer_strengths, self.param_bound = reg_strength, layers, param_bound
 
     # Model
 
@@ -389,6 +394,11 @@ class GraniteModule(L.LightningModule):
         # Its batches have another shape than those of training, and what they leave in the cache fragments it.
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def score(self, batches: Iterable[dict[str, Tensor]]) -> Score:
+        """The score of the model as it is now, over all ranks, in the precision of the run."""
+        context = self.trainer.precision_plugin.forward_context()
+        return score(self, batches, model=self, reduce=self.reduced, context=context)
 
     # Checkpoints
 

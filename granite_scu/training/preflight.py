@@ -71,7 +71,7 @@ def describe(run: PreparedRun) -> dict:
 def _memory(request: Request, machine: Machine) -> dict:
     """What the run takes of the device's memory, what it may take, and what to change where that is less; GiB."""
     footprint = memory_budget.predict(request, machine)
-    allowed = memory_budget.limit(machine, request.run.memory_fraction)
+    allowed = memory_budget.limit(machine.accelerator, machine.device.memory_gb, request.run.memory_fraction)
     fits = footprint.total <= allowed
     return {
         "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "

@@ -28,11 +28,9 @@ def asked(machine):
     return ask
 
 
-def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
-    request, found = asked(T4)
-    assert memory_budget.limit(found, request.run.memory_fraction) == pytest.approx(0.9 * 15 * GIB)
-    request, found = asked(T4, "--run.memory_fraction=0.5")
-    assert memory_budget.limit(found, request.run.memory_fraction) == pytest.approx(0.9 * 7.5 * GIB)
+def test_the_memory_fraction_makes_a_small_card_of_a_large_one():
+    assert memory_budget.limit("cuda", 15, None) == pytest.approx(0.9 * 15 * GIB)
+    assert memory_budget.limit("cuda", 15, 0.5) == pytest.approx(0.9 * 7.5 * GIB)
 
 
 def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
@@ -43,7 +41,7 @@ def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
     assert chosen.blocks_per_step == 24
     larger = memory_budget.with_batch(request, min(size for size in sizes if size > chosen.data.batch_size))
     predicted = [memory_budget.predict(each, found).total for each in (chosen, larger)]
-    assert predicted[0] <= memory_budget.limit(found, request.run.memory_fraction) < predicted[1]
+    assert predicted[0] <= memory_budget.limit("cuda", found.device.memory_gb, 0.05) < predicted[1]
 
 
 def test_advice_starts_with_what_costs_least(asked):

@@ -150,7 +150,7 @@ class ScoreByDocument(FinalScore):
         self.stopwatch.stop()
         data, best = trainer.datamodule, self.best
         if best.latest_step != trainer.global_step:
-            best.consider(trainer, module, self._score(trainer, module, data.val_dataloader()).bits_per_token)
+            best.consider(trainer, module, module.score(data.val_dataloader()).bits_per_token)
         if not math.isfinite(best.latest):
             raise Diverged(f"the adapter scores {best.latest} on the validation text")
         context = trainer.precision_plugin.forward_context

@@ -1,7 +1,7 @@
 """The end of a run: score base and adapter on held-out documents, save, summarise."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.control.diagnostics.metrics import summarise
-from granite_scu.evaluation.score import Score, score
+from granite_scu.evaluation.score import Score
 from granite_scu.storage.checkpoint import save_adapter
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.callbacks.best_adapter import BestAdapter
@@ -70,7 +70,7 @@ class FinalScore(L.Callback):
         data = trainer.datamodule
         if self.best.latest_step != trainer.global_step:
             some = islice(data.val_dataloader(), int(trainer.limit_val_batches))
-            self.best.consider(trainer, module, self._score(trainer, module, some).bits_per_token)
+            self.best.consider(trainer, module, module.score(some).bits_per_token)
         adapter = self._score_test(trainer, module, "adapter")
         with module.model.disable_adapter():
             base = self._score_test(trainer, module, "base model")
@@ -82,15 +82,11 @@ class FinalScore(L.Callback):
             self.summary = self._summarise(trainer, base, adapter) | start
             self.folder.write_json("scu_metrics.json", self.summary)
 
-    def _score(self, trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict]) -> Score:
-        context = trainer.precision_plugin.forward_context()
-        return score(module, batches, model=module, reduce=module.reduced, context=context)
-
     def _score_test(self, trainer: L.Trainer, module: GraniteModule, what: str) -> Score:
         hidden = not (trainer.is_global_zero and self.console.is_terminal)
         loader = trainer.datamodule.test_dataloader()
         batches = track(loader, f"scoring the {what}", console=self.console, disable=hidden, transient=True)
-        return self._score(trainer, module, batches)
+        return module.score(batches)
 
     def _summarise(self, trainer: L.Trainer, base: Score, adapter: Score) -> dict:
         history = self.folder.finish_history()

@@ -11,7 +11,6 @@ from torch import Tensor
 from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.control.laws.cascade import PROBED_SCALE
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.evaluation.score import score
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.module import GraniteModule
 
@@ -43,31 +42,25 @@ class Savings(L.Callback):
         n_batches = trainer.num_val_batches[0]
         held_out = lambda: islice(trainer.val_dataloaders, n_batches)  # noqa: E731
         if self._base is None:
-            self._base = _base(trainer, module, held_out())
+            self._base = _base(module, held_out())
         adapted = module.val_bpt
         data: TextDataModule = trainer.datamodule
         per_batch = (data.config.eval_batch_size or data.config.batch_size) / data.config.batch_size
         upcoming = data.upcoming(module.micro_batches, math.ceil(n_batches * per_batch))
-        base = _base(trainer, module, upcoming)
+        base = _base(module, upcoming)
         return AdapterBenefit(
             held_out=self._base - adapted,
-            held_out_scaled=self._base - _scaled(trainer, module, held_out()),
-            training=base - _score(trainer, module, upcoming),
-            training_scaled=base - _scaled(trainer, module, upcoming),
+            held_out_scaled=self._base - _scaled(module, held_out()),
+            training=base - module.score(upcoming).bits_per_token,
+            training_scaled=base - _scaled(module, upcoming),
         )
 
 
-def _base(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
+def _base(module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
     with module.model.disable_adapter():
-        return _score(trainer, module, batches)
+        return module.score(batches).bits_per_token
 
 
-def _scaled(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
+def _scaled(module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
     with rescale_adapter_scale(module.model, PROBED_SCALE):
-        return _score(trainer, module, batches)
-
-
-def _score(trainer: L.Trainer, module: GraniteModule, batches: Iterable[dict[str, Tensor]]) -> float:
-    """Bits per token, over all ranks."""
-    context = trainer.precision_plugin.forward_context()
-    return score(module, batches, model=module, reduce=module.reduced, context=context).bits_per_token
+        return module.score(batches).bits_per_token

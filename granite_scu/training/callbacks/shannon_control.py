@@ -82,7 +82,7 @@ class ShannonControl(L.Callback):
         self.travel = 0.0
 
     def on_train_start(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        self._act(module)
+        module.act(*self.action)
         self._step = trainer.global_step
 
     def on_before_optimizer_step(self, trainer: L.Trainer, module: GraniteModule, optimizer) -> None:
@@ -119,7 +119,7 @@ class ShannonControl(L.Callback):
         self.state, output = self.controller.update(self.state, measured)
         self.saved = None
         self.action = Action(output.reg_strength, output.layers, output.param_bound)
-        self._act(module)
+        module.act(*self.action)
         self.latest = self._as_record(trainer, window, measured, output)
         self.ticks += 1
         if trainer.is_global_zero:
@@ -142,9 +142,6 @@ class ShannonControl(L.Callback):
             travel=self.travel,
             saved=self.saved,
         )
-
-    def _act(self, module: GraniteModule) -> None:
-        module.reg_strength, module.layer_strengths, module.param_bound = self.action
 
     def _stop_if_failing(self) -> None:
         if self._failing >= SKIPPED_IN_A_ROW:
