@@ -35,9 +35,10 @@ function's name."""
 LOOP = (
     "granite_scu/model/description_length.py",
     *(f"granite_scu/training/module.py:{name}" for name in ("prepare_gradient", "_penalty", "_count", "read_window")),
+    "granite_scu/training/module.py:act",
     *(
         f"granite_scu/training/callbacks/shannon_control.py:{name}"
-        for name in ("on_train_batch_end", "tick", "_measure", "_act")
+        for name in ("on_train_batch_end", "tick", "_measure")
     ),
 )
 """The rest of the loop, which every law is measured by and acts through."""
