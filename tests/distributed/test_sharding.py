@@ -7,8 +7,8 @@ import torch
 pytestmark = pytest.mark.distributed
 
 FLAGS = (
-    *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 3, "--max-steps", 4, "--save-steps", 2),
-    *("--eval-steps", 2, "--control-every", 2, "--gradient-accumulation-steps", 2, "--batch-size", 2),
+    *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 2, "--max-steps", 2, "--save-steps", 1),
+    *("--eval-steps", 1, "--control-every", 1, "--gradient-accumulation-steps", 2, "--batch-size", 2),
 )
 
 
