@@ -1,5 +1,6 @@
 """What the pictures have in common: their colours, their lettering, their axes, and how they are written."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,7 +80,15 @@ def save(figure: Figure, path_stem: str | Path) -> list[Path]:
         figure.savefig(temporary, format="png", dpi=150)
     with replacing(svg) as temporary, matplotlib.rc_context({"svg.hashsalt": stem.name}):
         figure.savefig(temporary, format="svg", metadata={"Date": None})
+        temporary.write_text(_with_own_names(temporary.read_text(encoding="utf-8")), encoding="utf-8")
     return [png, svg]
+
+
+def _with_own_names(svg: str) -> str:
+    """The picture with its clip paths numbered: matplotlib names them after addresses, which no two draws share."""
+    for number, name in enumerate(re.findall(r'<clipPath id="(\w+)"', svg)):
+        svg = svg.replace(name, f"clip{number}")
+    return svg
 
 
 def draw_to(folder: str | Path, name: str, draw: Callable[[], Figure]) -> int:

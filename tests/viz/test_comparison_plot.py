@@ -73,7 +73,10 @@ def test_the_command_draws_both_kinds(results, tmp_path, capsys):
     (tmp_path / "comparison.json").write_text(json.dumps(results))
     assert main([str(tmp_path / "comparison.json")]) == 0
     assert (tmp_path / "comparison.png").stat().st_size > 5000
-    assert (tmp_path / "comparison.svg").read_text().startswith("<?xml")
+    first = (tmp_path / "comparison.svg").read_text()
+    assert first.startswith("<?xml")
+    assert [main([str(tmp_path / "comparison.json")]) for _ in range(3)] == [0, 0, 0]
+    assert (tmp_path / "comparison.svg").read_text() == first
 
 
 @pytest.mark.parametrize(
