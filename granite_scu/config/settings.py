@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from granite_scu.control import FROM_LAMBDA_INIT
 from granite_scu.errors import UserError
 
 TINY_MODEL = "tiny-granite-h"
@@ -225,11 +226,6 @@ class DataConfig:
     def named(self) -> str:
         """What the text is called in messages."""
         return ", ".join(self.sources) or DEFAULT_DATASET.rpartition(":")[2]
-
-
-FROM_LAMBDA_INIT = ("pi", "p", "i", "original", "kl", "fixed", "linear", "cosine")
-"""The laws whose first lambda is lambda_init. The others have none, or that of a recording, or start from 0; cascade
-starts from the one that pi expects to hold S* = 20 %."""
 
 
 @dataclass(frozen=True)

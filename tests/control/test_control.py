@@ -20,11 +20,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones_and_the_nearest():
         build("fixd")
 
 
-def test_controllers_have_these_names():
-    names = "none fixed linear cosine pi p i original kl cpr projection replay cascade"
-    assert list(CONTROLLERS) == names.split()
-
-
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_controller_is_an_immutable_value(name):
     settings = {"target_s": 0.02, "steps": (1,), "strengths": (0.1,)}  # the last two of a replay

@@ -11,8 +11,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from granite_scu import control
-from granite_scu.config.settings import FROM_LAMBDA_INIT, DataConfig
-from granite_scu.control import CONTROLLERS
+from granite_scu.config.settings import DataConfig
+from granite_scu.control import CONTROLLERS, FROM_LAMBDA_INIT
 from granite_scu.control.laws.cascade import PROBED_SCALE
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.model.loading import load_tokenizer, resolve
