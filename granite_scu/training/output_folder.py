@@ -83,6 +83,7 @@ def open_run_folder(run: PreparedRun) -> None:
     folder, request, resume = run.folder, run.request, run.resume
     folder.make()
     folder.lock()
+    check_folder(folder, request, resume)  # another run may have come and gone since the last check
     if _replaces(folder, resume, request.run.resume, request.run.overwrite):
         folder.clear()
     folder.sweep()

@@ -57,7 +57,7 @@ def prepare(
     controller: control.Controller | None = None,
     data: TextDataModule | None = None,
 ) -> PreparedRun:
-    """Refuse what can be refused without loading a model. Makes and deletes nothing.
+    """Refuse what can be refused without loading a model. Makes no run folder; what it tokenises is cached.
 
     Args:
         request: what is asked for.
