@@ -184,9 +184,9 @@ class StreamedBlocks(IterableDataset):
         for part in parts_of(groups, self.tokenizer, at_once=1):  # each loader process has a core
             stream, names = joined([part]), [piece.name for piece in part.documents]
             every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer)
-            blocks, filtered = blocks_of(stream, every, self.layout, padding, self.config, names.__getitem__)
+            blocks, kinds = blocks_of(stream, every, self.layout, padding, self.config, names.__getitem__)
             empty = (len(part.empty), "documents are empty and left out")
-            for n, words in (empty, *left_out(filtered, self.layout, self.config)):
+            for n, words in (empty, *left_out(kinds, self.layout, self.config)):
                 before, counts[words] = counts[words], counts[words] + n
                 if n and (not before or len(str(before + n)) > len(str(before))):  # the first, and each digit more
                     _log.warning("share %d of %d of the stream: so far %d %s", number + 1, of, before + n, words)

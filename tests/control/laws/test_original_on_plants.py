@@ -27,7 +27,7 @@ PLANTS = [(0.3, 0.2), EMBEDDED, (10.0, 0.5), (20.0, 2.3)]
 
 
 def opened(law: Original, tau: float, theta: float, g: float) -> ct.TransferFunction:
-    """The open loop about S*; of the plant, of first order and dead time in ticks, S falls by g for a unit of ln lambda.
+    """The open loop about S*, with a plant of first order and dead time whose S falls by g for a unit of ln lambda.
 
         L(z) = g (b0 z + b1) / (z^(d+1) (z - a)) . alpha z / (z - 1 + alpha) . z / (z - 1) . (Kp + Ki z / (z - leak))
 
