@@ -24,7 +24,7 @@ from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches, indices
-from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, Split, by_block, divide
+from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, by_block, divide
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import published
 from granite_scu.data.tokens.cache import Prepared
@@ -100,7 +100,7 @@ class TextDataModule(LightningDataModule):
         self._left_out = Counter()
         self.division = self.divide(tokenizer)
         blocks = self.make_blocks(self.division, tokenizer)
-        self.train, self.validation, self.test = blocks.train, blocks.validation, blocks.test
+        self.train, self.validation, self.test = (blocks[name] for name in SPLITS)
 
     def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
         """The documents of each split."""
@@ -108,8 +108,8 @@ class TextDataModule(LightningDataModule):
         corpus = prepare(self.config, tokenizer, show_progress=first_rank)
         return divide(corpus, published(self.config.path, self.config.text_column) is not None)
 
-    def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> Split[Blocks]:
-        """The blocks of each split."""
+    def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> dict[str, Blocks]:
+        """The blocks of each split, by its name."""
         config, corpus, parts = self.config, division.corpus, division.parts
         layout = self._layout(division)
         laid_out = partial(self._blocks_of, corpus, layout, padding_of(tokenizer))
@@ -121,12 +121,12 @@ class TextDataModule(LightningDataModule):
                 )
             blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config.named)
         else:
-            train = parts.train
             if config.weights:
-                train = repeated(train, corpus.sources, corpus.places, config.weights)
-            blocks = Split(*map(laid_out, SPLITS, (train, parts.validation, parts.test)))
+                train = repeated(parts["train"], corpus.sources, corpus.places, config.weights)
+                parts = parts | {"train": train}
+            blocks = {name: laid_out(name, documents) for name, documents in parts.items()}
         self._check(blocks, at_least=1 if layout is best_fit else config.block_size + 1)
-        return replace(blocks, train=thinned(blocks.train, config.train_tokens))
+        return blocks | {"train": thinned(blocks["train"], config.train_tokens)}
 
     def _layout(self, division: Division) -> Layout:
         packing = self.config.packing
@@ -148,24 +148,24 @@ class TextDataModule(LightningDataModule):
         self._left_out += counts
         return blocks
 
-    def _check(self, blocks: Split[Blocks], at_least: int) -> None:
+    def _check(self, blocks: dict[str, Blocks], at_least: int) -> None:
         """Refuse splits that nothing can be learned from, or measured on."""
-        config, n_inputs = self.config, blocks.train.n_inputs
-        for name in SPLITS:
-            if not getattr(blocks, name).n_supervised:
+        config, train = self.config, blocks["train"]
+        for name, part in blocks.items():
+            if not part.n_supervised:
                 raise UserError(
                     f"--data-dir {config.named}: the {name} split has no token to learn or to measure on; give more "
                     "documents, messages in which the assistant speaks within --block-size, or --loss-on all"
                 )
-        if n_inputs < at_least:  # in a row each input needs the token after it as its label
+        if train.n_inputs < at_least:  # in a row each input needs the token after it as its label
             raise UserError(
-                f"--data-dir {config.named}: the training split has {n_inputs} tokens, too few for one "
-                f"block of --block-size {config.block_size}; {_more_text(n_inputs, n_blocks=1)}"
+                f"--data-dir {config.named}: the training split has {train.n_inputs} tokens, too few for one "
+                f"block of --block-size {config.block_size}; {_more_text(train.n_inputs, n_blocks=1)}"
             )
-        if len(blocks.train) < config.batch_size:
+        if len(train) < config.batch_size:
             _log.warning(
                 "the %d training blocks are fewer than --batch-size %d, so that a batch has some of them several times",
-                *(len(blocks.train), config.batch_size),
+                *(len(train), config.batch_size),
             )
 
     def check_processes(self, count: int) -> None:
@@ -200,7 +200,7 @@ class TextDataModule(LightningDataModule):
 
     def summary(self) -> dict[str, Any]:
         """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
-        division, parts = self.division, {name: getattr(self, name) for name in SPLITS}
+        division = self.division
         return {
             "path": self.config.named,
             "split_by": division.by,
@@ -220,7 +220,7 @@ class TextDataModule(LightningDataModule):
                     "bytes": part.n_bytes,
                     "utilisation": round(part.utilisation, 4),
                 }
-                for name, part in parts.items()
+                for name, part in zip(SPLITS, (self.train, self.validation, self.test), strict=True)
             },
         }
 
@@ -305,7 +305,7 @@ def collate(blocks: list[Block], isolate: bool = True, uniform: bool = False) ->
     return batch | {"documents": documents} if isolate and (uniform or documents.any()) else batch
 
 
-def tail_held_out(whole: Blocks, named: str) -> Split[Blocks]:
+def tail_held_out(whole: Blocks, named: str) -> dict[str, Blocks]:
     """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
     if len(whole) < MIN_BLOCKS:
         size = whole.block_size
@@ -314,7 +314,7 @@ def tail_held_out(whole: Blocks, named: str) -> Split[Blocks]:
             f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
             f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
         )
-    return by_block(len(whole)).map(whole.part)
+    return {name: whole.part(numbers) for name, numbers in by_block(len(whole)).items()}
 
 
 def thinned(blocks: Blocks, tokens: int | None) -> Blocks:

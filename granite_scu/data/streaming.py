@@ -257,7 +257,7 @@ class StreamedDataModule(TextDataModule):
                 f"to {BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
                 f"{MIN_DOCUMENTS} or more of even length, for example as lines of a jsonl file, or leave --stream out"
             )
-        return Division(corpus, "document", divided)
+        return Division(corpus, "document", divided, streamed=True)
 
     def _blocks_of(
         self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
@@ -267,10 +267,6 @@ class StreamedDataModule(TextDataModule):
         names = [corpus.name(number) for number in documents.tolist()]
         part = replace(corpus, stream=corpus.stream.part(documents), name=names.__getitem__)
         return super()._blocks_of(part, layout, padding, split, np.arange(len(documents)))
-
-    def record(self) -> Iterator[str]:
-        """As the base class's, of the documents that are held out."""
-        return self.division.record(streamed=True)
 
     def summary(self) -> dict[str, Any]:
         """As the base class's; of training only that it is streamed, for nobody has counted it."""
@@ -288,7 +284,7 @@ class StreamedDataModule(TextDataModule):
         rank, world_size = self._rank_and_world_size()
         parts, layout = self.division.parts, self._layout(self.division)
         assert parts is not None
-        held_out = self.division.corpus.digests[np.concatenate([parts.validation, parts.test])]
+        held_out = self.division.corpus.digests[np.concatenate([parts["validation"], parts["test"]])]
         names = frozenset(f"{digest:016x}" for digest in held_out.tolist())
         blocks = StreamedBlocks(self.config, self._tokenizer, layout, names, self.seed, rank, world_size, start)
         return self._loader(blocks, batch_size=self.config.batch_size)

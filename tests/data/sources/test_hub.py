@@ -37,12 +37,12 @@ def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_p
     corpus = prepare(config, tokenizer)
     division = divide(corpus, is_published=True)
     parts = division.parts
-    assert division.by == "published" and [len(part) for part in (parts.train, parts.validation, parts.test)] == [
+    assert division.by == "published" and [len(part) for part in parts.values()] == [
         5,
         2,
         1,
     ]
-    assert corpus.name(int(parts.validation[1])).endswith("set/validation: row 2")
+    assert corpus.name(int(parts["validation"][1])).endswith("set/validation: row 2")
     assert [document.text for document in sources_of(config)[1].read()] == ["validation 0", "validation 1"]
 
 
@@ -52,7 +52,7 @@ def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog
             rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
     parts = divide(prepare(config, tokenizer), is_published=True).parts
-    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [5, 2, 1]
+    assert [len(part) for part in parts.values()] == [5, 2, 1]
     assert "validation: left out 1 documents that test has too" in caplog.text
     assert "train: left out 1 documents that validation or test have too" in caplog.text
 
