@@ -106,7 +106,7 @@ class TextDataModule(LightningDataModule):
         """The documents of each split."""
         first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         corpus = prepare(self.config, tokenizer, show_progress=first_rank)
-        return divide(corpus, published(self.config.path, self.config.text_column) is not None)
+        return divide(corpus, published(self.config) is not None)
 
     def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> dict[str, Blocks]:
         """The blocks of each split, by its name."""
@@ -199,7 +199,10 @@ class TextDataModule(LightningDataModule):
         return self.division.record()
 
     def summary(self) -> dict[str, Any]:
-        """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
+        """Counts for the log and the run folder: how it was split, what was left out, and each split's size.
+
+        Of training text that is streamed there is no size, for nobody has counted it.
+        """
         division = self.division
         return {
             "path": self.config.named,
@@ -222,6 +225,7 @@ class TextDataModule(LightningDataModule):
                 }
                 for name, part in zip(SPLITS, (self.train, self.validation, self.test), strict=True)
             },
+            **({"train": {"streamed": True}} if division.streamed else {}),
         }
 
     def train_dataloader(self) -> DataLoader:

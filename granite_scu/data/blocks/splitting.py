@@ -70,18 +70,19 @@ class Division:
         yield "\n}\n"
 
 
-def divide(corpus: Prepared, is_published: bool) -> Division:
+def divide(corpus: Prepared, is_published: bool, streamed: bool = False) -> Division:
     """Divide a corpus; equal text gives an equal division.
 
     Args:
         corpus: its documents; of one that comes divided, those of each split are a source.
         is_published: whether it comes divided.
+        streamed: whether it is the beginning of a stream.
 
     Raises:
         UserError: a split has nothing that no split after it has.
     """
     if is_published:
-        return as_published(corpus)
+        return _as_published(corpus, streamed)
     parts = assign(corpus.places, corpus.characters)
     if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.digests))):
         _log.warning(
@@ -89,10 +90,10 @@ def divide(corpus: Prepared, is_published: bool) -> Division:
             "trained on as well: leave the copies out",
             *(n_copies, corpus.n_documents),
         )
-    return Division(corpus, "document" if parts else "block", parts)
+    return Division(corpus, "document" if parts else "block", parts, streamed)
 
 
-def as_published(corpus: Prepared, streamed: bool = False) -> Division:
+def _as_published(corpus: Prepared, streamed: bool) -> Division:
     """The splits that a data set comes in, its sources, without the validation documents that test has as well, and
     without the training documents that either has; of a stream, those are passed over as they come."""
     train, validation, test = (np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS)))

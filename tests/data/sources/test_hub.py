@@ -91,7 +91,7 @@ def test_a_data_set_called_wikitext_with_a_column_of_its_own(tmp_path):
 def test_one_split_is_divided_like_any_text(folder):
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
-    assert published(f"hf:{folder}", "text") is None
+    assert published(DataConfig(f"hf:{folder}")) is None
     assert [document.text for document in load(f"hf:{folder}", "text")] == [f"train {i}" for i in range(5)]
 
 
@@ -124,7 +124,7 @@ def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
     ]
     splits = {name: [{"text": row.replace("Text", name)} for row in rows] for name in hub.SPLITS}
     monkeypatch.setattr("datasets.load_dataset", lambda *name, **how: splits)
-    train, *held_out = published(None, "text")
+    train, *held_out = published(DataConfig())
     assert list(train()) == [
         Document(
             "Salesforce/wikitext:wikitext-2-raw-v1/train/First",
