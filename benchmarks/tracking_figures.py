@@ -1,7 +1,7 @@
 """The figures of a run and of the grid, as the head of ``benchmarks/tracking.py`` defines them, and their goals."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.tracking_grid import EVERY, TrackingCell
@@ -50,7 +50,7 @@ def measure(cell: TrackingCell, history: list[dict[str, Any]]) -> dict[str, floa
     after = [record for record in records if record["step"] > middle]
     first, second = _held(cell, before), _held(cell, after)
     worse = {name: min(first[name], second[name]) for name in ("in_band", "in_band_early")}
-    back = metrics.held_from(points_of(after), BAND)
+    back = held_from(points_of(after), BAND)
     recovery = 1.0 if back is None else (back - middle) / cell.steps
     raws = [first["raw"], second["raw"]]
     return {**first, **worse, "raw": None if None in raws else max(raws), "recovery": recovery, **whole}
@@ -70,7 +70,7 @@ def points_of(records: list[dict[str, Any]]) -> list[tuple[int, float | None]]:
 def _held(cell: TrackingCell, records: list[dict[str, Any]]) -> dict[str, float | None]:
     """How an undisturbed stretch of a run was held."""
     points, rise = points_of(records), metrics.rise_time(metrics.ratios(records))
-    start = metrics.held_from(points, BAND)
+    start = held_from(points, BAND)
     # The ten ticks that qualify are left out of what is counted: they are in band because they were chosen so.
     counted = math.inf if start is None else start + 10 * EVERY
     inside = {step: metrics.in_band(ratio, BAND) for step, ratio in points if step >= counted}
@@ -80,10 +80,30 @@ def _held(cell: TrackingCell, records: list[dict[str, Any]]) -> dict[str, float 
         "settling": None if start is None else start / cell.steps,
         "in_band": sum(inside.values()) / len(inside) if inside else 0.0,
         "in_band_early": sum(early) / len(early) if early else 0.0,
-        "raw": metrics.worst_mean(raw),
+        "raw": worst_mean(raw),
         "overshoot": max([0.0, *(ratio - 1 for _, ratio in points if ratio is not None)]),
         "rise": None if rise is None else rise / cell.steps,
     }
+
+
+def held_from(
+    points: Sequence[tuple[int, float | None]], band: float, ticks: int = 10, share: float = 0.9
+) -> int | None:
+    """The first step at which S is in band and from which it stays there for ``share`` of so many ticks.
+
+    A tick without a ratio, which had no usable measurement, is out of band.
+    Unlike ``metrics.settling_time`` it does not look at the rest of the run, so the fraction in band after it says
+    something.
+    """
+    inside = [metrics.in_band(ratio, band) for _, ratio in points]
+    starts = (i for i in range(len(inside) - ticks + 1) if inside[i] and sum(inside[i : i + ticks]) >= share * ticks)
+    return next((points[i][0] for i in starts), None)
+
+
+def worst_mean(values: Sequence[float], window: int = 10) -> float | None:
+    """The largest |mean - 1| over every run of so many values; None where there are fewer."""
+    means = (sum(values[i : i + window]) / window for i in range(len(values) - window + 1))
+    return max((abs(mean - 1) for mean in means), default=None)
 
 
 def excursion(cell: TrackingCell, records: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +21,10 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import IGNORED, DataConfig
-from granite_scu.data.blocks.filtering import Filtered, blocks_of, left_out, repeated
+from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches, indices
-from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, Split, by_block, divide
+from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, by_block, divide
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import published
 from granite_scu.data.tokens.cache import Prepared
@@ -72,7 +73,7 @@ class TextDataModule(LightningDataModule):
         self.seed = seed
         self.start_batch = 0
         self.uniform_batches = uniform_batches
-        self._filtered: dict[str, Filtered] = {}
+        self._left_out: Counter[str] = Counter()
 
     def start_at(self, batch: int) -> None:
         """Continue training after so many micro-batches of each rank."""
@@ -96,19 +97,19 @@ class TextDataModule(LightningDataModule):
         Raises:
             UserError: nothing to read, a file that cannot be read, or too little text for the block size.
         """
-        self._filtered = {}
+        self._left_out = Counter()
         self.division = self.divide(tokenizer)
         blocks = self.make_blocks(self.division, tokenizer)
-        self.train, self.validation, self.test = blocks.train, blocks.validation, blocks.test
+        self.train, self.validation, self.test = (blocks[name] for name in SPLITS)
 
     def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
         """The documents of each split."""
         first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         corpus = prepare(self.config, tokenizer, show_progress=first_rank)
-        return divide(corpus, published(self.config.path, self.config.text_column) is not None)
+        return divide(corpus, published(self.config) is not None)
 
-    def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> Split[Blocks]:
-        """The blocks of each split."""
+    def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> dict[str, Blocks]:
+        """The blocks of each split, by its name."""
         config, corpus, parts = self.config, division.corpus, division.parts
         layout = self._layout(division)
         laid_out = partial(self._blocks_of, corpus, layout, padding_of(tokenizer))
@@ -120,12 +121,12 @@ class TextDataModule(LightningDataModule):
                 )
             blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config.named)
         else:
-            train = parts.train
             if config.weights:
-                train = repeated(train, corpus.sources, corpus.places, config.weights)
-            blocks = Split(*map(laid_out, SPLITS, (train, parts.validation, parts.test)))
+                train = repeated(parts["train"], corpus.sources, corpus.places, config.weights)
+                parts = parts | {"train": train}
+            blocks = {name: laid_out(name, documents) for name, documents in parts.items()}
         self._check(blocks, at_least=1 if layout is best_fit else config.block_size + 1)
-        return replace(blocks, train=thinned(blocks.train, config.train_tokens))
+        return blocks | {"train": thinned(blocks["train"], config.train_tokens)}
 
     def _layout(self, division: Division) -> Layout:
         packing = self.config.packing
@@ -135,42 +136,37 @@ class TextDataModule(LightningDataModule):
     def _blocks_of(
         self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
-        blocks, filtered = blocks_of(corpus.stream, documents, layout, padding, self.config, corpus.name)
-        for count, words in left_out(filtered, layout, self.config):
+        config = self.config
+        blocks, counts = blocks_of(corpus.stream, documents, layout, padding, config, corpus.name)
+        for count, words in left_out(counts, layout, config):
             _log.warning("%s: %d %s", split, count, words)
-        self._filtered[split] = filtered
+        if config.on_long == "drop" and counts["long"] and not len(blocks):
+            raise UserError(
+                f"--on-long drop: every document ({split}: {counts['long']}) is longer than --block-size "
+                f"{config.block_size}, and none is left; raise --block-size, or choose split or truncate"
+            )
+        self._left_out += counts
         return blocks
 
-    def _check(self, blocks: Split[Blocks], at_least: int) -> None:
+    def _check(self, blocks: dict[str, Blocks], at_least: int) -> None:
         """Refuse splits that nothing can be learned from, or measured on."""
-        config, n_inputs = self.config, blocks.train.n_inputs
-        for name, filtered in self._filtered.items():
-            if config.on_long == "drop" and filtered.n_long and not len(filtered.bounds):
+        config, train = self.config, blocks["train"]
+        for name, part in blocks.items():
+            if not part.n_supervised:
                 raise UserError(
-                    f"--on-long drop: all {filtered.n_long} documents of {name} are longer than --block-size "
-                    f"{config.block_size}, and none is left; raise --block-size, or choose split or truncate"
+                    f"--data-dir {config.named}: the {name} split has no token to learn or to measure on; give more "
+                    "documents, messages in which the assistant speaks within --block-size, or --loss-on all"
                 )
-            if filtered.n_unsupervised and not len(filtered.bounds):
-                raise self._nothing_to_learn(name)
-        if n_inputs < at_least:  # in a row each input needs the token after it as its label
+        if train.n_inputs < at_least:  # in a row each input needs the token after it as its label
             raise UserError(
-                f"--data-dir {config.named}: the training split has {n_inputs} tokens, too few for one "
-                f"block of --block-size {config.block_size}; {_more_text(n_inputs, n_blocks=1)}"
+                f"--data-dir {config.named}: the training split has {train.n_inputs} tokens, too few for one "
+                f"block of --block-size {config.block_size}; {_more_text(train.n_inputs, n_blocks=1)}"
             )
-        for name in SPLITS:
-            if not getattr(blocks, name).n_supervised:
-                raise self._nothing_to_learn(name)
-        if len(blocks.train) < config.batch_size:
+        if len(train) < config.batch_size:
             _log.warning(
                 "the %d training blocks are fewer than --batch-size %d, so that a batch has some of them several times",
-                *(len(blocks.train), config.batch_size),
+                *(len(train), config.batch_size),
             )
-
-    def _nothing_to_learn(self, split: str) -> UserError:
-        return UserError(
-            f"--data-dir {self.config.named}: the {split} split has no token to learn or to measure on; give more "
-            "documents, messages in which the assistant speaks within --block-size, or --loss-on all"
-        )
 
     def check_processes(self, count: int) -> None:
         """Refuse more processes than there are validation or test blocks.
@@ -203,9 +199,11 @@ class TextDataModule(LightningDataModule):
         return self.division.record()
 
     def summary(self) -> dict[str, Any]:
-        """Counts for the log and the run folder: how it was split, what was left out, and each split's size."""
-        division, parts = self.division, {name: getattr(self, name) for name in SPLITS}
-        every = self._filtered.values()
+        """Counts for the log and the run folder: how it was split, what was left out, and each split's size.
+
+        Of training text that is streamed there is no size, for nobody has counted it.
+        """
+        division = self.division
         return {
             "path": self.config.named,
             "split_by": division.by,
@@ -214,9 +212,9 @@ class TextDataModule(LightningDataModule):
             "empty_documents": division.corpus.n_empty,
             "copies_left_out": division.n_copies,
             "gap_blocks": 2 if division.by == "block" else 0,
-            "long_documents": sum(filtered.n_long for filtered in every),
-            "dropped_tokens": sum(filtered.n_tokens_dropped + filtered.n_unused for filtered in every),
-            "unsupervised_documents": sum(filtered.n_unsupervised for filtered in every),
+            "long_documents": self._left_out["long"],
+            "dropped_tokens": self._left_out["dropped"] + self._left_out["unused"],
+            "unsupervised_documents": self._left_out["unsupervised"],
             **{
                 name: {
                     "documents": part.n_documents,
@@ -225,8 +223,9 @@ class TextDataModule(LightningDataModule):
                     "bytes": part.n_bytes,
                     "utilisation": round(part.utilisation, 4),
                 }
-                for name, part in parts.items()
+                for name, part in zip(SPLITS, (self.train, self.validation, self.test), strict=True)
             },
+            **({"train": {"streamed": True}} if division.streamed else {}),
         }
 
     def train_dataloader(self) -> DataLoader:
@@ -310,7 +309,7 @@ def collate(blocks: list[Block], isolate: bool = True, uniform: bool = False) ->
     return batch | {"documents": documents} if isolate and (uniform or documents.any()) else batch
 
 
-def tail_held_out(whole: Blocks, named: str) -> Split[Blocks]:
+def tail_held_out(whole: Blocks, named: str) -> dict[str, Blocks]:
     """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
     if len(whole) < MIN_BLOCKS:
         size = whole.block_size
@@ -319,7 +318,7 @@ def tail_held_out(whole: Blocks, named: str) -> Split[Blocks]:
             f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
             f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
         )
-    return by_block(len(whole)).map(whole.part)
+    return {name: whole.part(numbers) for name, numbers in by_block(len(whole)).items()}
 
 
 def thinned(blocks: Blocks, tokens: int | None) -> Blocks:

@@ -11,11 +11,11 @@ the number of batches it has given; going on from a checkpoint reads up to there
 import logging
 import os
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count, islice
-from typing import Any, TypeVar
+from itertools import count, islice, zip_longest
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.filtering import blocks_of, left_out
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, padding_of
-from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, as_published, assign
+from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, divide
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import published, sources_of
@@ -61,17 +61,13 @@ def beginning(config: DataConfig) -> list[list[Document]]:
         UserError: nothing to read, or what cannot be read.
     """
     readers = _readers(config)
-    if _is_published(config):
+    if published(config) is not None:
         return [list(_first(reader())) for reader in readers]
     return [list(_first(document for _, document in in_turn(readers)))]
 
 
 def _readers(config: DataConfig) -> list[Callable[[], Iterable[Document | TextFile]]]:
-    return [source.read for source in sources_of(config, streamed=True)]
-
-
-def _is_published(config: DataConfig) -> bool:
-    return published(config.path, config.text_column, streamed=True) is not None
+    return [source.read for source in sources_of(config)]
 
 
 def in_turn(readers: Iterable[Callable[[], Iterable[T]]]) -> Iterator[tuple[int, T]]:
@@ -80,12 +76,8 @@ def in_turn(readers: Iterable[Callable[[], Iterable[T]]]) -> Iterator[tuple[int,
     >>> list(in_turn([lambda: "ab", lambda: "c"]))
     [(0, 'a'), (1, 'c'), (0, 'b')]
     """
-    left = deque((number, iter(reader())) for number, reader in enumerate(readers))
-    while left:
-        number, source = left.popleft()
-        for found in islice(source, 1):
-            yield number, found
-            left.append((number, source))
+    for row in zip_longest(*(reader() for reader in readers)):
+        yield from ((number, found) for number, found in enumerate(row) if found is not None)
 
 
 def _first(documents: Iterable[Document | TextFile]) -> Iterator[Document]:
@@ -153,7 +145,7 @@ class StreamedBlocks(IterableDataset):
     start: int = 0
 
     def __post_init__(self) -> None:
-        self.readers = _readers(self.config)[: 1 if _is_published(self.config) else None]  # training's alone
+        self.readers = _readers(self.config)[: 1 if published(self.config) is not None else None]  # training's alone
         self.renderer = Renderer(self.tokenizer, self.config.loss_on)
 
     def __iter__(self) -> Iterator[Block]:
@@ -184,9 +176,9 @@ class StreamedBlocks(IterableDataset):
         for part in parts_of(groups, self.tokenizer, at_once=1):  # each loader process has a core
             stream, names = joined([part]), [piece.name for piece in part.documents]
             every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer)
-            blocks, filtered = blocks_of(stream, every, self.layout, padding, self.config, names.__getitem__)
+            blocks, kinds = blocks_of(stream, every, self.layout, padding, self.config, names.__getitem__)
             empty = (len(part.empty), "documents are empty and left out")
-            for n, words in (empty, *left_out(filtered, self.layout, self.config)):
+            for n, words in (empty, *left_out(kinds, self.layout, self.config)):
                 before, counts[words] = counts[words], counts[words] + n
                 if n and (not before or len(str(before + n)) > len(str(before))):  # the first, and each digit more
                     _log.warning("share %d of %d of the stream: so far %d %s", number + 1, of, before + n, words)
@@ -229,35 +221,24 @@ class StreamedDataModule(TextDataModule):
                 raise UserError(f"{flag} {value}: not with --stream: {why}")
         super().__init__(config, seed, uniform_batches)
 
-    def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Read the beginning. Once on every rank.
-
-        Raises:
-            UserError: as ``divide``.
-        """
-        full_names(self.config.sources)
-        super().prepare(tokenizer)
-        self._tokenizer = tokenizer
-
     def divide(self, tokenizer: PreTrainedTokenizerBase) -> Division:
         """The beginning divided.
 
         Raises:
             UserError: too few documents to hold whole ones out, nothing to read, or what cannot be read.
         """
-        config = self.config
+        config, self._tokenizer = self.config, tokenizer
+        full_names(config.sources)
         corpus = in_memory(encoded(beginning(config), Renderer(tokenizer, config.loss_on), config.split_seed))
         check_documents(config, corpus)
-        if _is_published(config):
-            return as_published(corpus, streamed=True)
-        divided = assign(corpus.places, corpus.characters)
-        if divided is None:
+        division = divide(corpus, published(config) is not None, streamed=True)
+        if division.parts is None:
             raise UserError(
                 f"--stream: the beginning of --data-dir {config.named} has {corpus.n_documents} whole documents of up "
                 f"to {BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
                 f"{MIN_DOCUMENTS} or more of even length, for example as lines of a jsonl file, or leave --stream out"
             )
-        return Division(corpus, "document", divided)
+        return division
 
     def _blocks_of(
         self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
@@ -267,14 +248,6 @@ class StreamedDataModule(TextDataModule):
         names = [corpus.name(number) for number in documents.tolist()]
         part = replace(corpus, stream=corpus.stream.part(documents), name=names.__getitem__)
         return super()._blocks_of(part, layout, padding, split, np.arange(len(documents)))
-
-    def record(self) -> Iterator[str]:
-        """As the base class's, of the documents that are held out."""
-        return self.division.record(streamed=True)
-
-    def summary(self) -> dict[str, Any]:
-        """As the base class's; of training only that it is streamed, for nobody has counted it."""
-        return super().summary() | {"train": {"streamed": True}}
 
     def train_dataloader(self) -> DataLoader:
         """Batches without end."""
@@ -288,7 +261,7 @@ class StreamedDataModule(TextDataModule):
         rank, world_size = self._rank_and_world_size()
         parts, layout = self.division.parts, self._layout(self.division)
         assert parts is not None
-        held_out = self.division.corpus.digests[np.concatenate([parts.validation, parts.test])]
+        held_out = self.division.corpus.digests[np.concatenate([parts["validation"], parts["test"]])]
         names = frozenset(f"{digest:016x}" for digest in held_out.tolist())
         blocks = StreamedBlocks(self.config, self._tokenizer, layout, names, self.seed, rank, world_size, start)
         return self._loader(blocks, batch_size=self.config.batch_size)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from tracked import CELL, history, result
 
-from benchmarks.tracking_figures import measure, meets_goals, summarise
+from benchmarks.tracking_figures import held_from, measure, meets_goals, summarise, worst_mean
 from benchmarks.tracking_grid import EVERY, STEPS
 
 
@@ -151,3 +151,18 @@ def test_of_a_part_of_the_grid_it_is_not_said_that_the_goal_is_met():
     assert (part["cells"], part["of"], part["complete"], part["goal_met"]) == (1, 3, False, None)
     assert summarise([good, bad], 3)["goal_met"] is False
     assert summarise([good], 1)["complete"]
+
+
+def test_held_from_needs_nine_of_ten_ticks_and_looks_no_further():
+    ratios = [0.5, 0.95, 1.3, 1.3, *[1.0] * 5, 1.2, *[1.0] * 4, *[2.0] * 20]
+    points = [(10 * k, ratio) for k, ratio in enumerate(ratios)]
+    assert held_from(points, 0.1) == 40  # at 10 two of ten are out; from 40 on one is, whatever comes later
+    assert held_from(points, 0.1, share=1.0) is None
+    assert held_from(points[:12], 0.1) is None  # eight ticks are not ten
+    missing = [(step, None if step in (50, 60) else ratio) for step, ratio in points]
+    assert held_from(missing[:14], 0.1) is None  # with the one at 90, three of the ten are out
+
+
+def test_the_worst_mean_is_the_largest_departure_of_a_window():
+    assert worst_mean([1.0, 1.0, 1.4, 0.6, 1.2], window=2) == pytest.approx(0.2)
+    assert worst_mean([1.0], window=2) is None

@@ -212,7 +212,7 @@ def test_chats_in_which_nobody_answers_have_nothing_to_learn(chatting, tmp_path)
 
 
 def test_dropping_every_long_document_names_the_flag(tokenizer, many_lines):
-    with pytest.raises(UserError, match=r"--on-long drop: all 4\d documents of train are longer than --block-size 32"):
+    with pytest.raises(UserError, match=r"--on-long drop: every document \(train: 4\d\) is longer than --block-size"):
         prepared(tokenizer, many_lines, on_long="drop")
 
 

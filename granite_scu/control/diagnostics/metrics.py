@@ -74,25 +74,6 @@ def settling_time(points: Sequence[tuple[int, float | None]], band: float) -> in
     return settled
 
 
-def held_from(
-    points: Sequence[tuple[int, float | None]], band: float, ticks: int = 10, share: float = 0.9
-) -> int | None:
-    """The first step at which S is in band and from which it stays there for ``share`` of so many ticks.
-
-    A tick without a ratio, which had no usable measurement, is out of band.
-    Unlike ``settling_time`` it does not look at the rest of the run, so the fraction in band after it says something.
-    """
-    inside = [in_band(ratio, band) for _, ratio in points]
-    starts = (i for i in range(len(inside) - ticks + 1) if inside[i] and sum(inside[i : i + ticks]) >= share * ticks)
-    return next((points[i][0] for i in starts), None)
-
-
-def worst_mean(values: Sequence[float], window: int = 10) -> float | None:
-    """The largest |mean - 1| over every run of so many values; None where there are fewer."""
-    means = (sum(values[i : i + window]) / window for i in range(len(values) - window + 1))
-    return max((abs(mean - 1) for mean in means), default=None)
-
-
 def overshoot(points: Points) -> float | None:
     """The peak of S over the setpoint, minus 1; None if S never reached the setpoint."""
     peak = max((ratio for _, ratio in points), default=0.0)

@@ -35,7 +35,7 @@ class Original:
 
     What it sets is the change of ln lambda, so Kp is an integrator and Ki a second one on top of it, and the filter
     lags by nine ticks more: at its own gains the loop is unstable once |dS / d ln lambda| exceeds 0.0095, less where
-    the plant lags (``stability.stability_limit``), and only the leak of I keeps it stable below. The errors are
+    the plant lags (``stability_limit`` in its tests), and only the leak of I keeps it stable below. The errors are
     absolute, so gains that serve one setpoint do not serve another, and its deadband is a fifth of its own setpoint. It
     is kept as it was published; only the bounds and the setpoint are a run's own.
 

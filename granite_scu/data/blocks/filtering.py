@@ -1,7 +1,7 @@
 """Which documents go into the blocks, and how often: those that are too long, those that nothing is learned from."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,26 +15,6 @@ BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left ou
 """What becomes of documents that are longer than a block, in words."""
 
 
-@dataclass(frozen=True)
-class Filtered:
-    """The documents that blocks are made of.
-
-    Attributes:
-        bounds: (documents, 2) where in the stream each begins, and ends after its last token.
-        n_long: documents longer than a block, whatever became of them; one that comes several times counts once.
-        n_unsupervised: documents, counted in the same way, left out because no token of them is to be learned, or
-            none that was not cut off; those of the second kind are long ones too, and their tokens among the dropped.
-        n_tokens_dropped: tokens left out with long documents, or cut off them.
-        n_unused: tokens in pieces of long documents in which nothing is learned; best-fit packing leaves them out.
-    """
-
-    bounds: NDArray[np.int64]
-    n_long: int
-    n_unsupervised: int
-    n_tokens_dropped: int
-    n_unused: int = 0
-
-
 def blocks_of(
     stream: Stream,
     documents: NDArray[np.int64],
@@ -42,8 +22,8 @@ def blocks_of(
     padding: int,
     config: DataConfig,
     name_of: Callable[[int], str],
-) -> tuple[Blocks, Filtered]:
-    """The blocks of some documents, and what became of those that could not be taken as they are.
+) -> tuple[Blocks, Counter[str]]:
+    """The blocks of some documents, and counts of those that could not be taken as they are.
 
     Args:
         stream: all documents.
@@ -53,35 +33,38 @@ def blocks_of(
         config: how the text is cut.
         name_of: where a document came from.
 
+    Returns:
+        The blocks, and the counts of ``filter_documents`` with ``unused``: tokens in pieces of long documents in which
+        nothing is learned, which best-fit packing leaves out.
+
     Raises:
         UserError: as ``filter_documents``.
     """
-    filtered = filter_documents(stream, documents, config.block_size, config.on_long, name_of)
-    blocks = layout(stream, filtered.bounds, config.block_size, padding)
-    if layout is not best_fit:
-        return blocks, filtered
-    n_inputs = int((filtered.bounds[:, 1] - filtered.bounds[:, 0] - 1).sum())
-    return blocks, replace(filtered, n_unused=n_inputs - blocks.n_inputs)
+    bounds, counts = filter_documents(stream, documents, config.block_size, config.on_long, name_of)
+    blocks = layout(stream, bounds, config.block_size, padding)
+    if layout is best_fit:
+        counts["unused"] = int((bounds[:, 1] - bounds[:, 0] - 1).sum()) - blocks.n_inputs
+    return blocks, counts
 
 
-def left_out(filtered: Filtered, layout: Layout, config: DataConfig) -> list[tuple[int, str]]:
+def left_out(counts: Counter[str], layout: Layout, config: DataConfig) -> list[tuple[int, str]]:
     """How many documents or tokens could not be taken as they are, and in words which."""
     # Where documents are cut in a row in any case, a long one is no news.
-    n_long = filtered.n_long if layout is best_fit or config.on_long != "split" else 0
+    n_long = counts["long"] if layout is best_fit or config.on_long != "split" else 0
     long = f"documents are longer than --block-size {config.block_size} and {BECOMES.get(config.on_long)} (--on-long)"
     unused = "tokens in pieces of long documents are left out, for nothing is learned there"
-    counts = (
-        (filtered.n_unsupervised, "documents have no token to learn and are left out"),
+    reasons = (
+        (counts["unsupervised"], "documents have no token to learn and are left out"),
         (n_long, long),
-        (filtered.n_tokens_dropped, "tokens of long documents are left out (--on-long)"),
-        (filtered.n_unused, f"{unused}; a larger --block-size keeps them"),
+        (counts["dropped"], "tokens of long documents are left out (--on-long)"),
+        (counts["unused"], f"{unused}; a larger --block-size keeps them"),
     )
-    return [(n, words) for n, words in counts if n]
+    return [(n, words) for n, words in reasons if n]
 
 
 def filter_documents(
     stream: Stream, documents: NDArray[np.int64], block_size: int, on_long: str, name_of: Callable[[int], str]
-) -> Filtered:
+) -> tuple[NDArray[np.int64], Counter[str]]:
     """Leave out what cannot be learned from, and treat what is longer than a block as was asked for.
 
     Args:
@@ -91,6 +74,14 @@ def filter_documents(
         on_long: "split" leaves it to the layout, "truncate" keeps the first ``block_size`` predictions, "drop" leaves
             the document out, "error" refuses it.
         name_of: where a document came from.
+
+    Returns:
+        (documents, 2) where in the stream each that is left begins, and ends after its last token; and the counts
+
+        long: documents longer than a block, whatever became of them; one that comes several times counts once.
+        unsupervised: documents, counted in the same way, left out because no token of them is to be learned, or none
+            that was not cut off; those of the second kind are long ones too, and their tokens among the dropped.
+        dropped: tokens left out with long documents, or cut off them.
 
     Raises:
         UserError: a long document under "error".
@@ -121,7 +112,7 @@ def filter_documents(
     elif on_long == "drop":
         dropped = int((bounds[is_long, 1] - bounds[is_long, 0]).sum())
         bounds = bounds[~is_long]
-    return Filtered(bounds, n_long, n_unsupervised, dropped)
+    return bounds, Counter(long=n_long, unsupervised=n_unsupervised, dropped=dropped)
 
 
 def _learned(stream: Stream, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -6,9 +6,8 @@ same held-out text.
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,23 +21,7 @@ MIN_DOCUMENTS = 10
 MIN_BLOCKS = 12
 """Blocks below which ``by_block`` has nothing to hold out: a tenth of the rest is less than one."""
 
-T = TypeVar("T")
-U = TypeVar("U")
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Split(Generic[T]):
-    """Something for each of training, validation and test: documents, ranges of blocks, blocks."""
-
-    train: T
-    validation: T
-    test: T
-
-    def map(self, function: Callable[[T], U]) -> "Split[U]":
-        """The split of the function's results."""
-        return Split(function(self.train), function(self.validation), function(self.test))
 
 
 @dataclass(frozen=True)
@@ -48,39 +31,38 @@ class Division:
     Attributes:
         corpus: all documents.
         by: "published" (as the corpus comes), "document", or "block" where documents are too few to be divided.
-        parts: the numbers of the documents of each split; None when they are divided by block.
+        parts: the numbers of the documents of each split, by its name; None when they are divided by block.
+        streamed: whether training reads more documents, of which there is no record.
     """
 
     corpus: Prepared
     by: str
-    parts: Split[NDArray[np.int64]] | None
+    parts: dict[str, NDArray[np.int64]] | None
+    streamed: bool = False
 
     @property
     def n_copies(self) -> int:
         """Documents that are in no split, as another one has them."""
-        return 0 if self.parts is None else self.corpus.n_documents - sum(len(getattr(self.parts, n)) for n in SPLITS)
+        return 0 if self.parts is None else self.corpus.n_documents - sum(map(len, self.parts.values()))
 
-    def record(self, streamed: bool = False) -> Iterator[str]:
+    def record(self) -> Iterator[str]:
         """Which documents a run had, as the text of ``documents.json`` a line at a time: they may be millions.
 
         Those that several splits have a part of are ``shared``.
-
-        Args:
-            streamed: whether training read more documents, of which there is no record.
         """
         facts = {
             "schema": 1,
             "digest": "the first 16 hexadecimal digits of the SHA-256 of a text in UTF-8",
             "split_by": self.by,
-            "streamed": streamed,
+            "streamed": self.streamed,
         }
         yield json.dumps(facts, indent=2).removesuffix("\n}")
         every = np.arange(self.corpus.n_documents)
-        nothing, shared = every[:0], every if self.parts is None else every[:0]
-        parts = self.parts or Split(nothing, nothing, nothing)
-        if streamed:
-            parts = replace(parts, train=nothing)
-        for name, documents in [*((name, getattr(parts, name)) for name in SPLITS), ("shared", shared)]:
+        parts = dict.fromkeys((*SPLITS, "shared"), every[:0])
+        parts |= {"shared": every} if self.parts is None else self.parts
+        if self.streamed:
+            parts["train"] = every[:0]
+        for name, documents in parts.items():
             yield f',\n  "{name}": ['
             for number, document in enumerate(documents):
                 yield f'{"," if number else ""}\n    "{self.corpus.digests[document]:016x}"'
@@ -88,18 +70,19 @@ class Division:
         yield "\n}\n"
 
 
-def divide(corpus: Prepared, is_published: bool) -> Division:
+def divide(corpus: Prepared, is_published: bool, streamed: bool = False) -> Division:
     """Divide a corpus; equal text gives an equal division.
 
     Args:
         corpus: its documents; of one that comes divided, those of each split are a source.
         is_published: whether it comes divided.
+        streamed: whether it is the beginning of a stream.
 
     Raises:
         UserError: a split has nothing that no split after it has.
     """
     if is_published:
-        return as_published(corpus)
+        return _as_published(corpus, streamed)
     parts = assign(corpus.places, corpus.characters)
     if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.digests))):
         _log.warning(
@@ -107,10 +90,10 @@ def divide(corpus: Prepared, is_published: bool) -> Division:
             "trained on as well: leave the copies out",
             *(n_copies, corpus.n_documents),
         )
-    return Division(corpus, "document" if parts else "block", parts)
+    return Division(corpus, "document" if parts else "block", parts, streamed)
 
 
-def as_published(corpus: Prepared, streamed: bool = False) -> Division:
+def _as_published(corpus: Prepared, streamed: bool) -> Division:
     """The splits that a data set comes in, its sources, without the validation documents that test has as well, and
     without the training documents that either has; of a stream, those are passed over as they come."""
     train, validation, test = (np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS)))
@@ -118,7 +101,7 @@ def as_published(corpus: Prepared, streamed: bool = False) -> Division:
     validation = _not_in(corpus, "validation", validation, test, "test has")
     if not streamed:
         train = _not_in(corpus, "train", train, held_out, "validation or test have")
-    return Division(corpus, "published", Split(train, validation, test))
+    return Division(corpus, "published", dict(zip(SPLITS, (train, validation, test), strict=True)), streamed)
 
 
 def _not_in(
@@ -136,7 +119,7 @@ def _not_in(
     return documents[~copied]
 
 
-def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Split[NDArray[np.int64]] | None:
+def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> dict[str, NDArray[np.int64]] | None:
     """Divide documents 80/10/10 by characters.
 
     Equal texts, which have the same place, count as one, so all copies fall on one side. Texts are taken in the order
@@ -169,12 +152,12 @@ def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> Split[
     elif max(lacking.values()) > total // 20:
         reason = "the documents are too few and too uneven in length to set a tenth apart"
     else:
-        return Split(*(np.flatnonzero(sides[owners] == side) for side in range(3)))
+        return {name: np.flatnonzero(sides[owners] == side) for side, name in enumerate(SPLITS)}
     _log.info("%s: the last blocks are held out instead, a block's gap before validation and before test", reason)
     return None
 
 
-def by_block(n_blocks: int) -> Split[range]:
+def by_block(n_blocks: int) -> dict[str, range]:
     """Divide consecutive blocks: the first 80 % for training, then 10 % and 10 %, with a block left out before
     each of the two, so that no held-out text goes on from text just before it. Needs ``MIN_BLOCKS`` blocks.
     """
@@ -182,4 +165,5 @@ def by_block(n_blocks: int) -> Split[range]:
     held_out = (n_blocks - 2) // 10
     validation = n_blocks - 1 - 2 * held_out  # training is a block shorter: the gap
     test = n_blocks - held_out
-    return Split(range(validation - 1), range(validation, validation + held_out), range(test, n_blocks))
+    parts = range(validation - 1), range(validation, validation + held_out), range(test, n_blocks)
+    return dict(zip(SPLITS, parts, strict=True))

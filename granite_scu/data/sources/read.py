@@ -34,7 +34,7 @@ class Source(NamedTuple):
     files: list[Path] | None = None
 
 
-def sources_of(config: DataConfig, streamed: bool = False) -> list[Source]:
+def sources_of(config: DataConfig) -> list[Source]:
     """All that a run reads, one after the other: each source, or each split of a corpus that comes divided.
 
     Files are listed now, so that every reading of them is like the first.
@@ -42,10 +42,10 @@ def sources_of(config: DataConfig, streamed: bool = False) -> list[Source]:
     Raises:
         UserError: nothing there, or the hub does not have it.
     """
-    splits = published(config.path, config.text_column, streamed)
+    splits = published(config)
     if splits is not None:
         return [Source(split) for split in splits]
-    return [source(name, config.text_column, config.encoding, streamed) for name in config.sources]
+    return [source(name, config.text_column, config.encoding, config.stream) for name in config.sources]
 
 
 def source(path: str, text_column: str, encoding: str = "utf-8", streamed: bool = False) -> Source:
@@ -98,15 +98,14 @@ def no_text(paths: Sequence[str]) -> UserError:
     return UserError(f"--data-dir {', '.join(paths)}: holds no text, every file or line of it is empty; {_REMEDY}")
 
 
-def published(path: str | Sequence[str] | None, text_column: str, streamed: bool = False) -> list[partial] | None:
+def published(config: DataConfig) -> list[partial] | None:
     """What reads each split of a corpus that comes divided: the hub's default, or one data set of the hub alone.
 
     Raises:
         UserError: the hub does not have it, or cannot be reached.
     """
-    path = DEFAULT_DATASET if path is None else path
-    path = path if isinstance(path, str) or len(path) > 1 else path[0]
-    return hub.published(path, text_column, streamed) if isinstance(path, str) and hub.is_on_hub(path) else None
+    path, *others = config.sources or [DEFAULT_DATASET]
+    return hub.published(path, config.text_column, config.stream) if hub.is_on_hub(path) and not others else None
 
 
 def _read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Iterator[Document | TextFile]:

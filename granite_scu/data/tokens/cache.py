@@ -1,7 +1,8 @@
 """Tokens on disk: written once for a text, a tokenizer and the settings that matter, and mapped into memory after.
 
-A folder of plain arrays and ``meta.json``, which is written last and moved into place as a whole, under a lock: of two
-runs that prepare the same text one waits for the other. What an interrupted preparation has written is taken up again.
+A folder of plain arrays, and ``meta.json`` that says how far they go. It is moved into place as a whole, under a lock:
+of two runs that prepare the same text one waits for the other. What an interrupted preparation has written is taken up
+again.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ NOTHING: dict[str, Any] = {
 """What is noted of a preparation, before it has begun."""
 KINDS = {name: type(value) for name, value in NOTHING.items()}
 
-NAMES, META, PROGRESS = "names", "meta.json", "progress.json"
+NAMES, META = "names", "meta.json"
 FILES = (*ARRAYS, NAMES)
 SAVED_EVERY = 32
 """Parts of half a megabyte of text between two notes of how far a preparation has come."""
@@ -163,7 +164,11 @@ def _naming(folder: Path, problem: str, remedy: str) -> Iterator[None]:
 
 def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
     partial.mkdir(exist_ok=True)
-    progress = _progress(partial)
+    progress = _noted(partial)
+    if progress is None:
+        if (partial / META).exists():
+            _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
+        progress = {**NOTHING, "sizes": {}}
     with ExitStack() as opened:
         files: dict[str, BinaryIO] = {name: opened.enter_context((partial / name).open("ab")) for name in FILES}
         for name, file in files.items():
@@ -178,41 +183,22 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             progress["n_empty"] += len(part.empty)
             progress["first_empty"] = progress["first_empty"] or next(iter(part.empty), "")
             if number % SAVED_EVERY == 0:
-                _save(partial / PROGRESS, files, progress)
+                _save(partial / META, files, progress)
         for file in files.values():
             file.flush()
         progress["digest"] = _digest(partial)
         _save(partial / META, files, progress)
 
 
-def _progress(partial: Path) -> dict[str, Any]:
-    """How far an interrupted preparation came; not at all, where its files do not hold what they should."""
-    noted = _read(partial / PROGRESS)
-    if noted is not None:
-        sizes = _sizes(partial)
-        if sizes.keys() == noted["sizes"].keys() and all(sizes[name] >= noted["sizes"][name] for name in sizes):
-            return noted
-        _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
-    return {**NOTHING, "sizes": {}}
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """The bytes of each of the files; nothing where one is missing."""
+def _noted(folder: Path) -> dict[str, Any] | None:
+    """What ``_save`` wrote there; None where there is nothing, something else, or less than it says in a file."""
     try:
-        return {name: (folder / name).stat().st_size for name in FILES}
-    except FileNotFoundError:
-        return {}
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """What ``_save`` wrote; None where there is nothing, or something else."""
-    try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        noted = json.loads((folder / META).read_text(encoding="utf-8"))
+        held = {name: (folder / name).stat().st_size for name in FILES}
+        same = {name: type(value) for name, value in noted.items()} == KINDS and noted["pieces"] >= 0
+        return noted if same and all(0 <= noted["sizes"][name] <= held[name] for name in FILES) else None
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, KeyError, TypeError):
         return None
-    same = isinstance(noted, dict) and {name: type(value) for name, value in noted.items()} == KINDS
-    sizes = [*noted["sizes"].values(), noted["pieces"]] if same else []
-    return noted if same and all(isinstance(size, int) and size >= 0 for size in sizes) else None
 
 
 def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> None:
@@ -235,12 +221,12 @@ def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a text is kept there: every file as long as it was written, and what is said of documents unchanged.
+    """Whether a text is kept there: no file shorter than it was written, and what is said of documents unchanged.
 
     The tokens themselves are not read for that: they may be many gigabytes.
     """
-    meta = _read(folder / META)
-    return bool(meta and meta["sizes"]) and _sizes(folder) == meta["sizes"] and _digest(folder) == meta["digest"]
+    noted = _noted(folder)
+    return noted is not None and _digest(folder) == noted["digest"]
 
 
 def _digest(folder: Path) -> str:
@@ -255,7 +241,7 @@ def _digest(folder: Path) -> str:
 
 def _open(folder: Path) -> Prepared:
     meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    arrays = {name: _mapped(folder / name, kind) for name, kind in ARRAYS.items()}
+    arrays = {name: _mapped(folder / name, kind, meta["sizes"][name]) for name, kind in ARRAYS.items()}
     stream = Stream(*(arrays.pop(name) for name in ("tokens", "ends", "widths", "targets")))
     counts = {name: meta[name] for name in ("n_conversations", "n_empty", "first_empty")}
     return Prepared(stream, **arrays, name=partial(_line, folder / NAMES), **counts)
@@ -266,7 +252,6 @@ def _line(path: Path, wanted: int) -> str:
         return next(line.rstrip("\n") for number, line in enumerate(lines) if number == wanted)
 
 
-def _mapped(path: Path, kind: Any) -> NDArray[Any]:
-    if not path.stat().st_size:  # nothing cannot be mapped
-        return np.zeros(0, kind)
-    return np.memmap(path, kind, "r")
+def _mapped(path: Path, kind: Any, size: int) -> NDArray[Any]:
+    length = size // np.dtype(kind).itemsize
+    return np.memmap(path, kind, "r", shape=length) if length else np.zeros(0, kind)  # nothing cannot be mapped

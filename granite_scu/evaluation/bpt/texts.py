@@ -51,7 +51,7 @@ class Texts:
             raise UserError(f"{self.name}: the conversations were too few to hold whole ones out; give --data-dir")
         stream = encode(self.documents, tokenizer)
         blocks = in_a_row(stream, stream.bounds, self.tail_of.block_size, padding_of(tokenizer))
-        first = tail_held_out(blocks, self.tail_of.named).test.numbers.start * blocks.block_size
+        first = tail_held_out(blocks, self.tail_of.named)["test"].numbers.start * blocks.block_size
         return as_corpus(self.name, self.documents, stream, tokenizer, first)
 
 

@@ -1,7 +1,6 @@
 """The text of a task: read once in a process, its validation cut to size, and replaced half-way where the task says."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache, partial
 
 import torch
@@ -11,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.packing import Blocks, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches, indices
-from granite_scu.data.blocks.splitting import Division, Split, assign
+from granite_scu.data.blocks.splitting import Division, assign
 from granite_scu.data.datamodule import TextDataModule, thinned
 from granite_scu.data.sources.read import load
 from granite_scu.data.tokens.cache import in_memory
@@ -22,7 +21,7 @@ from granite_scu.model.loading import load_tokenizer
 
 
 @lru_cache
-def read(name: str, model: str, block_size: int) -> tuple[Division, Split[Blocks]]:
+def read(name: str, model: str, block_size: int) -> tuple[Division, dict[str, Blocks]]:
     """An embedded corpus, divided and packed as for any run. Tokenising takes longer than many steps: once a process.
 
     Of the two held-out parts, equal in characters, the one with more documents is the test text: documents are what the
@@ -35,10 +34,11 @@ def read(name: str, model: str, block_size: int) -> tuple[Division, Split[Blocks
     corpus = in_memory(encoded([load(name, "text")], Renderer(tokenizer)))
     parts = assign(corpus.places, corpus.characters)
     assert parts is not None, f"{name} cannot be divided by document"
-    if len(parts.validation) > len(parts.test):
-        parts = replace(parts, validation=parts.test, test=parts.validation)
-    streams = parts.map(corpus.stream.part)
-    blocks = streams.map(lambda stream: in_a_row(stream, stream.bounds, block_size, padding_of(tokenizer)))
+    if len(parts["validation"]) > len(parts["test"]):
+        parts |= {"validation": parts["test"], "test": parts["validation"]}
+    streams = {name: corpus.stream.part(part) for name, part in parts.items()}
+    padding = padding_of(tokenizer)
+    blocks = {name: in_a_row(stream, stream.bounds, block_size, padding) for name, stream in streams.items()}
     return Division(corpus, "document", parts), blocks
 
 
@@ -64,17 +64,17 @@ class ComparedData(TextDataModule):
         """As the base class's; the tokenizer is the model's."""
         return read(self.task.scored_on, self.model, self.config.block_size)[0]
 
-    def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> Split[Blocks]:
+    def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> dict[str, Blocks]:
         """As the base class's."""
         config = self.config
         assert division.parts is not None
-        self.test_documents = [division.corpus.name(number) for number in division.parts.test.tolist()]
+        self.test_documents = [division.corpus.name(number) for number in division.parts["test"].tolist()]
         if self.task.then:
             _, first = read(self.task.corpus, self.model, config.block_size)
-            self.before_shift = thinned(first.train, config.train_tokens)
+            self.before_shift = thinned(first["train"], config.train_tokens)
         _, blocks = read(self.task.scored_on, self.model, config.block_size)
-        train, validation = thinned(blocks.train, config.train_tokens), thinned(blocks.validation, VALIDATION_TOKENS)
-        return replace(blocks, train=train, validation=validation)
+        sizes = {"train": config.train_tokens, "validation": VALIDATION_TOKENS}
+        return blocks | {name: thinned(blocks[name], tokens) for name, tokens in sizes.items()}
 
     @property
     def n_tokens(self) -> int:

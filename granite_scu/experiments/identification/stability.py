@@ -1,4 +1,4 @@
-"""How far a linear loop is from instability: that of given gains on a model of the plant, and the published law's."""
+"""How far the linear loop of given gains on a model of the plant is from instability."""
 
 import math
 from dataclasses import dataclass
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import control as ct
 import numpy as np
 
-from granite_scu.control.laws.base import require
-from granite_scu.control.laws.original import Original
 from granite_scu.experiments.identification.fopdt import Array, Fopdt, sampled
 
 
@@ -47,14 +45,12 @@ def margins(model: Fopdt, kp: float, ki: float) -> Margins:
     The gain margin is the factor upwards; the smallest of several crossings counts.
     """
     opened = loop(model, kp, ki)
-    gains, phases, at = _crossings(opened)
+    gains, phases, at = crossings(opened)
     poles = ct.feedback(opened, 1).poles()
     upward = [value for value in gains if 1 < value < math.inf]
-    crossings = [
-        (float(value), float(w)) for value, w in zip(phases, at, strict=True) if math.isfinite(value) and w > 0
-    ]
-    phase, crossover = min(crossings, key=lambda pair: abs(pair[0])) if crossings else (None, None)
-    delays = [math.radians(value % 360) / w for value, w in crossings]
+    found = [(float(value), float(w)) for value, w in zip(phases, at, strict=True) if math.isfinite(value) and w > 0]
+    phase, crossover = min(found, key=lambda pair: abs(pair[0])) if found else (None, None)
+    delays = [math.radians(value % 360) / w for value, w in found]
     return Margins(
         stable=bool(np.all(np.abs(poles) < 1)),
         gain=min(upward, default=None),
@@ -64,41 +60,7 @@ def margins(model: Fopdt, kp: float, ki: float) -> Margins:
     )
 
 
-def stability_limit(law: Original, tau: float, theta: float = 0.0) -> float:
-    """The |dS / d ln lambda| beyond which the loop of the published law about S* is unstable.
-
-    That of the linear loop: small swings, but outside the deadband, in which lambda does not move at all; bounds and
-    ``integral_limit`` are not met. With a plant of first order and dead time, S falling by g in all for a unit of
-    ln lambda, sampled at the ticks as in ``sampled``, the open loop is
-
-        L(z) = g (b0 z + b1) / (z^(d+1) (z - a)) . alpha z / (z - 1 + alpha) . z / (z - 1) . (Kp + Ki z / (z - leak))
-
-    It is stable for a small g, and up to the first at which L(e^iw) = -1 for some w.
-
-    At the published gains, for plants that answer within the tick, with the lag and dead time that ``identify`` found
-    on the embedded model at S* = 2 % (in ticks of four steps), and with ten ticks of lag:
-
-    >>> [round(stability_limit(Original(), tau, theta), 4) for tau, theta in ((0.01, 0.0), (3.5, 0.55), (10.0, 0.55))]
-    [0.0095, 0.0046, 0.0025]
-
-    Args:
-        law: of which the gains, the filter and the leak count.
-        tau: time constant of the plant, in ticks.
-        theta: its dead time, in ticks.
-
-    Raises:
-        ValueError: without a leak there are two integrators, and no gain that is small enough.
-    """
-    require(law.leak < 1, f"leak {law.leak}: must be below 1 for the loop to have a limit")
-    z = ct.tf("z")
-    a, b0, b1, d = sampled(Fopdt(1.0, tau, theta))
-    plant = (b0 * z + b1) / (z ** (d + 1) * (z - a))
-    smoothing = law.ema_alpha * z / (z - 1 + law.ema_alpha)
-    opened = plant * smoothing * z / (z - 1) * (law.kp + law.ki * z / (z - law.leak))
-    return min(value for value in _crossings(opened)[0] if 0 < value < math.inf)
-
-
-def _crossings(opened: ct.TransferFunction) -> tuple[list[float], Array, Array]:
+def crossings(opened: ct.TransferFunction) -> tuple[list[float], Array, Array]:
     """Factors at which a sampled open loop passes through -1, phases in degrees, and radians per tick of the latter."""
     # On samples of the frequency response: the search among polynomial roots loses crossings, dead time being that many
     # poles at the origin.

@@ -3,7 +3,6 @@ import math
 
 import pytest
 
-from granite_scu.control.diagnostics import metrics
 from granite_scu.control.diagnostics.metrics import summarise
 
 
@@ -94,18 +93,3 @@ def test_lambda_of_zero_has_no_travel():
 @pytest.mark.parametrize("s_ema", [[], [None], [0.1], [None, None, 0.1], [0.0, math.nan, math.inf], [0.1, 0.1]])
 def test_every_metric_is_finite_or_null(s_ema):
     json.dumps(summarise(history(s_ema)), allow_nan=False)
-
-
-def test_held_from_needs_nine_of_ten_ticks_and_looks_no_further():
-    ratios = [0.5, 0.95, 1.3, 1.3, *[1.0] * 5, 1.2, *[1.0] * 4, *[2.0] * 20]
-    points = [(10 * k, ratio) for k, ratio in enumerate(ratios)]
-    assert metrics.held_from(points, 0.1) == 40  # at 10 two of ten are out; from 40 on one is, whatever comes later
-    assert metrics.held_from(points, 0.1, share=1.0) is None
-    assert metrics.held_from(points[:12], 0.1) is None  # eight ticks are not ten
-    missing = [(step, None if step in (50, 60) else ratio) for step, ratio in points]
-    assert metrics.held_from(missing[:14], 0.1) is None  # with the one at 90, three of the ten are out
-
-
-def test_the_worst_mean_is_the_largest_departure_of_a_window():
-    assert metrics.worst_mean([1.0, 1.0, 1.4, 0.6, 1.2], window=2) == pytest.approx(0.2)
-    assert metrics.worst_mean([1.0], window=2) is None

@@ -16,7 +16,7 @@ from rising import steer
 
 from granite_scu.control import Original
 from granite_scu.experiments.identification.fopdt import Fopdt, sampled, simulate
-from granite_scu.experiments.identification.stability import stability_limit
+from granite_scu.experiments.identification.stability import crossings
 
 PUBLISHED = Original()
 LINEAR = replace(PUBLISHED, setpoint=0.5, deadband=0.0, lambda_min=1e-30, lambda_max=1e30)
@@ -26,14 +26,28 @@ EMBEDDED = (3.5, 0.55)
 PLANTS = [(0.3, 0.2), EMBEDDED, (10.0, 0.5), (20.0, 2.3)]
 
 
-def dominant(tau: float, theta: float, g: float) -> complex:
-    """The largest pole of the closed loop, from python-control."""
+def opened(law: Original, tau: float, theta: float, g: float) -> ct.TransferFunction:
+    """The open loop about S*, with a plant of first order and dead time whose S falls by g for a unit of ln lambda.
+
+        L(z) = g (b0 z + b1) / (z^(d+1) (z - a)) . alpha z / (z - 1 + alpha) . z / (z - 1) . (Kp + Ki z / (z - leak))
+
+    The deadband, the bounds of lambda and the limit of the integral are left out.
+    """
     z = ct.tf("z")
     a, b0, b1, d = sampled(Fopdt(g, tau, theta))
     plant = (b0 * z + b1) / (z ** (d + 1) * (z - a))
-    smoothing = PUBLISHED.ema_alpha * z / (z - 1 + PUBLISHED.ema_alpha)
-    law = z / (z - 1) * (PUBLISHED.kp + PUBLISHED.ki * z / (z - PUBLISHED.leak))
-    poles = ct.feedback(plant * smoothing * law, 1).poles()
+    smoothing = law.ema_alpha * z / (z - 1 + law.ema_alpha)
+    return plant * smoothing * z / (z - 1) * (law.kp + law.ki * z / (z - law.leak))
+
+
+def stability_limit(law: Original, tau: float, theta: float = 0.0) -> float:
+    """The g up to which the linear loop is stable: the first at which L(e^iw) = -1 for some w. Needs a leak below 1."""
+    return min(value for value in crossings(opened(law, tau, theta, 1.0))[0] if 0 < value < math.inf)
+
+
+def dominant(tau: float, theta: float, g: float) -> complex:
+    """The largest pole of the closed loop, from python-control."""
+    poles = ct.feedback(opened(PUBLISHED, tau, theta, g), 1).poles()
     return complex(poles[np.argmax(np.abs(poles))])
 
 
@@ -69,8 +83,6 @@ def test_the_limit_is_a_hundredth_at_most_and_falls_as_the_plant_lags():
 
 
 def test_without_the_leak_no_gain_is_small_enough():
-    with pytest.raises(ValueError, match="leak"):
-        stability_limit(replace(PUBLISHED, leak=1.0), *EMBEDDED)
     nearly = [stability_limit(replace(PUBLISHED, leak=1 - share), *EMBEDDED) for share in (1e-3, 1e-4)]
     assert nearly == pytest.approx([1e-3, 1e-4], rel=0.2)
 

@@ -133,7 +133,7 @@ def filtered(stream, on_long, size=10):
 @pytest.mark.parametrize("layout", [in_a_row, best_fit])
 def test_of_a_truncated_document_nothing_behind_is_predicted(layout):
     stream = stream_of([11, 12, 5, 30])
-    blocks = layout(stream, filtered(stream, "truncate").bounds, 10, PAD)
+    blocks = layout(stream, filtered(stream, "truncate")[0], 10, PAD)
     kept = [range(start, min(start + 10, stop - 1)) for start, stop in stream.bounds.tolist()]
     expected = [(int(stream.tokens[i]), int(stream.tokens[i + 1])) for positions in kept for i in positions]
     assert sorted(predictions(blocks)) == sorted(expected)
@@ -141,15 +141,14 @@ def test_of_a_truncated_document_nothing_behind_is_predicted(layout):
 
 def test_long_documents_are_counted_whatever_becomes_of_them():
     stream = stream_of([11, 12, 5, 30])
-    assert {on_long: filtered(stream, on_long).n_long for on_long in ("split", "truncate", "drop")} == {
+    assert {on_long: filtered(stream, on_long)[1]["long"] for on_long in ("split", "truncate", "drop")} == {
         "split": 2, "truncate": 2, "drop": 2,
     }  # fmt: skip
-    assert (filtered(stream, "split").bounds == stream.bounds).all()
-    truncated = filtered(stream, "truncate")
-    assert (truncated.bounds[:, 1] - truncated.bounds[:, 0]).tolist() == [11, 11, 5, 11]
-    assert truncated.n_tokens_dropped == 1 + 19
-    dropped = filtered(stream, "drop")
-    assert dropped.bounds.tolist() == stream.bounds[[0, 2]].tolist() and dropped.n_tokens_dropped == 42
+    assert (filtered(stream, "split")[0] == stream.bounds).all()
+    bounds, counts = filtered(stream, "truncate")
+    assert (bounds[:, 1] - bounds[:, 0]).tolist() == [11, 11, 5, 11] and counts["dropped"] == 1 + 19
+    bounds, counts = filtered(stream, "drop")
+    assert bounds.tolist() == stream.bounds[[0, 2]].tolist() and counts["dropped"] == 42
     with pytest.raises(UserError, match=r"--on-long error: doc 1 has 12 tokens, and --block-size 10 .* \(2 documents"):
         filtered(stream, "error")
 
@@ -157,19 +156,18 @@ def test_long_documents_are_counted_whatever_becomes_of_them():
 def test_documents_without_a_label_are_left_out_and_counted():
     stream = stream_of([5, 6, 7])
     stream.targets[5:11] = False
-    found = filtered(stream, "split")
-    assert found.n_unsupervised == 1 and found.bounds.tolist() == stream.bounds[[0, 2]].tolist()
+    bounds, counts = filtered(stream, "split")
+    assert counts["unsupervised"] == 1 and bounds.tolist() == stream.bounds[[0, 2]].tolist()
 
 
 def test_what_is_learned_behind_the_window_is_missed_by_name():
     """A prompt of 24 tokens and an answer of 6, in blocks of 10: of the three pieces one has all that is learned."""
     stream = stream_of([5, 30])
     stream.targets[5:29] = False
-    truncated = filtered(stream, "truncate")
-    assert truncated.bounds.tolist() == [[0, 5]]
-    assert [truncated.n_long, truncated.n_unsupervised, truncated.n_tokens_dropped] == [1, 1, 30]
+    bounds, counts = filtered(stream, "truncate")
+    assert bounds.tolist() == [[0, 5]] and counts == {"long": 1, "unsupervised": 1, "dropped": 30}
     blocks, found = blocks_of(stream, np.arange(2), best_fit, PAD, DataConfig(block_size=10), str)
-    assert blocks.n_inputs == 4 + 9 and found.n_unused == 20
+    assert blocks.n_inputs == 4 + 9 and found["unused"] == 20
 
 
 @given(weights=st.lists(st.floats(0, 3), min_size=1, max_size=3), seed=st.integers(0, 99))

@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 
-from granite_scu.data.blocks.splitting import MIN_BLOCKS, Split, assign, by_block
+from granite_scu.data.blocks.splitting import MIN_BLOCKS, assign, by_block
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import Document, Fingerprint
 
@@ -14,22 +14,23 @@ def corpus(n: int = 200, seed: int = 0) -> list[Document]:
     return [Document(f"{i}", f"{i} " + "word " * rng.randint(1, 100)) for i in range(n)]
 
 
-def by_document(documents: list[Document], seed: int = 0) -> Split[list[Document]] | None:
+def by_document(documents: list[Document], seed: int = 0) -> dict[str, list[Document]] | None:
     prints = [Fingerprint(seed) for _ in documents]
     for fingerprint, document in zip(prints, documents, strict=True):
         fingerprint.update(document.text)
     places, characters = (np.array([getattr(p, name) for p in prints], np.uint64) for name in ("place", "characters"))
     parts = assign(places, characters)
-    return parts and parts.map(lambda part: [documents[i] for i in part.tolist()])
+    return parts and {name: [documents[i] for i in part.tolist()] for name, part in parts.items()}
 
 
-def parts_of(split: Split) -> list[list[Document]]:
-    return [split.train, split.validation, split.test]
+def parts_of(documents: list[Document]) -> list[list[Document]]:
+    parts = by_document(documents)
+    return [parts[name] for name in ("train", "validation", "test")]
 
 
 def test_is_80_10_10_by_characters_without_loss_or_overlap():
     documents = corpus()
-    parts = parts_of(by_document(documents))
+    parts = parts_of(documents)
     assert sorted(d.name for part in parts for d in part) == sorted(d.name for d in documents)
     shares = [sum(len(d.text) for d in part) / sum(len(d.text) for d in documents) for part in parts]
     assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
@@ -39,28 +40,28 @@ def test_is_the_same_again_and_in_any_order_of_the_corpus():
     documents = corpus()
     split = by_document(documents)
     assert by_document(documents) == split
-    assert by_document(documents[::-1]) == split.map(lambda part: part[::-1])
+    assert by_document(documents[::-1]) == {name: part[::-1] for name, part in split.items()}
 
 
 def test_is_a_shuffle_and_another_seed_gives_another():
     documents = corpus()
-    held_out = {d.name for d in by_document(documents).validation}
+    held_out = {d.name for d in by_document(documents)["validation"]}
     assert held_out != {d.name for d in documents[: len(held_out)]}
-    assert {d.name for d in by_document(documents, seed=1).validation} != held_out
+    assert {d.name for d in by_document(documents, seed=1)["validation"]} != held_out
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_texts_stay_on_one_side(seed):
     documents = corpus(60, seed)
     copies = [Document(f"copy {i} of {d.name}", d.text) for d in documents for i in range(3)]
-    sides = [{d.text for d in part} for part in parts_of(by_document(documents + copies))]
+    sides = [{d.text for d in part} for part in parts_of(documents + copies)]
     assert not sides[0] & sides[1] and not sides[0] & sides[2] and not sides[1] & sides[2]
     assert all(sides)
 
 
 @pytest.mark.parametrize("n", range(10, 40))
 def test_texts_of_equal_length_leave_no_part_without_its_share(n):
-    parts = parts_of(by_document([Document(f"{i}", f"{i:04}") for i in range(n)]))
+    parts = parts_of([Document(f"{i}", f"{i:04}") for i in range(n)])
     assert all(len(part) >= n / 20 for part in parts)
 
 
@@ -83,18 +84,18 @@ def test_what_cannot_be_divided_by_document_is_said(documents, reason, caplog):
 @pytest.mark.parametrize("name", ["stdlib-docs", "package-docs"])
 def test_the_embedded_corpora_can_be_divided(name):
     split = by_document(EMBEDDED[name]())
-    assert len(split.validation) >= 3 and len(split.test) >= 3
+    assert len(split["validation"]) >= 3 and len(split["test"]) >= 3
 
 
 @pytest.mark.parametrize("n_blocks", [MIN_BLOCKS, 13, 21, 22, 102, 999])
 def test_tail_blocks_are_held_out_with_a_block_between(n_blocks):
-    split = by_block(n_blocks)
-    assert split.train.start == 0 and split.test.stop == n_blocks
-    assert split.validation.start == split.train.stop + 1
-    assert split.test.start == split.validation.stop + 1
-    assert len(split.validation) == len(split.test) == (n_blocks - 2) // 10 >= 1
-    assert len(split.train) >= 0.8 * (n_blocks - 2)
+    train, validation, test = by_block(n_blocks).values()
+    assert train.start == 0 and test.stop == n_blocks
+    assert validation.start == train.stop + 1
+    assert test.start == validation.stop + 1
+    assert len(validation) == len(test) == (n_blocks - 2) // 10 >= 1
+    assert len(train) >= 0.8 * (n_blocks - 2)
 
 
 def test_tail_of_102_blocks():
-    assert by_block(102) == Split(range(80), range(81, 91), range(92, 102))
+    assert by_block(102) == {"train": range(80), "validation": range(81, 91), "test": range(92, 102)}

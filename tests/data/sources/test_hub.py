@@ -37,12 +37,12 @@ def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_p
     corpus = prepare(config, tokenizer)
     division = divide(corpus, is_published=True)
     parts = division.parts
-    assert division.by == "published" and [len(part) for part in (parts.train, parts.validation, parts.test)] == [
+    assert division.by == "published" and [len(part) for part in parts.values()] == [
         5,
         2,
         1,
     ]
-    assert corpus.name(int(parts.validation[1])).endswith("set/validation: row 2")
+    assert corpus.name(int(parts["validation"][1])).endswith("set/validation: row 2")
     assert [document.text for document in sources_of(config)[1].read()] == ["validation 0", "validation 1"]
 
 
@@ -52,7 +52,7 @@ def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog
             rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
     parts = divide(prepare(config, tokenizer), is_published=True).parts
-    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [5, 2, 1]
+    assert [len(part) for part in parts.values()] == [5, 2, 1]
     assert "validation: left out 1 documents that test has too" in caplog.text
     assert "train: left out 1 documents that validation or test have too" in caplog.text
 
@@ -91,7 +91,7 @@ def test_a_data_set_called_wikitext_with_a_column_of_its_own(tmp_path):
 def test_one_split_is_divided_like_any_text(folder):
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
-    assert published(f"hf:{folder}", "text") is None
+    assert published(DataConfig(f"hf:{folder}")) is None
     assert [document.text for document in load(f"hf:{folder}", "text")] == [f"train {i}" for i in range(5)]
 
 
@@ -124,7 +124,7 @@ def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
     ]
     splits = {name: [{"text": row.replace("Text", name)} for row in rows] for name in hub.SPLITS}
     monkeypatch.setattr("datasets.load_dataset", lambda *name, **how: splits)
-    train, *held_out = published(None, "text")
+    train, *held_out = published(DataConfig())
     assert list(train()) == [
         Document(
             "Salesforce/wikitext:wikitext-2-raw-v1/train/First",

@@ -175,35 +175,11 @@ def test_a_run_that_waits_for_another_says_so(tokenizer, config, caplog):
     assert said in caplog.text
 
 
-@pytest.mark.parametrize("parts", [1, 3, 11])
-def test_an_interrupted_preparation_is_taken_up(tokenizer, config, monkeypatch, caplog, parts):
-    made = corpus.encoded
-
-    def interrupted(*arguments, **settings):
-        for number, part in enumerate(made(*arguments, **settings)):
-            if number == parts:
-                raise KeyboardInterrupt
-            yield part
-
-    monkeypatch.setattr(corpus, "encoded", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(config, tokenizer)
-    monkeypatch.setattr(corpus, "encoded", made)
-    seen = counted(monkeypatch)
-    with caplog.at_level(logging.INFO):
-        found = prepare(config, tokenizer)
-    again = sum(seen)
-    assert "which was interrupted" in caplog.text
-    assert same(found, tokenizer, config) and found.n_empty == 2
-    whole = sum(map(len, (document.text for document in load(config.path, "text"))))
-    assert again < whole - 150 * parts
-
-
-def interrupt(config, tokenizer, monkeypatch) -> Path:
-    """The folder that a preparation leaves that ends after twenty parts."""
+def interrupt(config, tokenizer, monkeypatch, parts: int = 20) -> Path:
+    """The folder that a preparation leaves that ends after so many parts."""
     made = corpus.encoded
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "encoded", lambda *given, **more: ended(islice(made(*given, **more), 20)))
+        patch.setattr(corpus, "encoded", lambda *given, **more: ended(islice(made(*given, **more), parts)))
         with pytest.raises(KeyboardInterrupt):
             prepare(config, tokenizer)
     (partial,) = Path(config.cache_dir).glob("*.partial")
@@ -213,6 +189,19 @@ def interrupt(config, tokenizer, monkeypatch) -> Path:
 def ended(parts):
     yield from parts
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("parts", [1, 3, 11])
+def test_an_interrupted_preparation_is_taken_up(tokenizer, config, monkeypatch, caplog, parts):
+    interrupt(config, tokenizer, monkeypatch, parts)
+    seen = counted(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        found = prepare(config, tokenizer)
+    again = sum(seen)
+    assert "which was interrupted" in caplog.text
+    assert same(found, tokenizer, config) and found.n_empty == 2
+    whole = sum(map(len, (document.text for document in load(config.path, "text"))))
+    assert again < whole - 150 * parts
 
 
 @pytest.mark.parametrize("name", ["tokens", "ends"])
@@ -227,10 +216,10 @@ NEGATIVE = json.dumps({**cache.NOTHING, "sizes": dict.fromkeys([*cache.ARRAYS, c
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", NEGATIVE, "\udcff"])
-@pytest.mark.parametrize("name", [cache.PROGRESS, cache.META, "last"])
+@pytest.mark.parametrize("name", ["progress", cache.META, "last"])
 def test_notes_that_hold_something_else_count_as_none(tokenizer, config, monkeypatch, name, text):
-    if name == cache.PROGRESS:
-        (note,) = [interrupt(config, tokenizer, monkeypatch) / name]
+    if name == "progress":
+        note = interrupt(config, tokenizer, monkeypatch) / cache.META
     else:
         prepare(config, tokenizer)
         (note,) = Path(config.cache_dir).glob(f"*/{name}" if name == cache.META else f"*.{name}")
