@@ -82,7 +82,7 @@ def _run(argv: list[str]) -> int:
     output = options.output or _in_the_run(subjects)
     report.check_writable("--output", output)
     report.check_writable("--csv", options.csv)
-    found, scored = evaluate(subjects, options, aside)
+    found, corpora = evaluate(subjects, options, aside)
     console = aside if options.json else make_console()
     if options.json:
         print(report.as_json(found), end="")
@@ -91,7 +91,7 @@ def _run(argv: list[str]) -> int:
     if output:
         RunFolder(output.parent).write_json(output.name, found)
     if options.csv:
-        report.write_csv([row for scores in scored for row in results.by_document(scores)], options.csv)
+        report.write_csv([row for corpus in corpora for row in results.by_document(corpus)], options.csv)
     for path in filter(None, (output, options.csv)):
         console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
     return 0

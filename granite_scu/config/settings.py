@@ -8,9 +8,9 @@ Settings that Lightning's Trainer has itself stay there; ``TRAINER_DEFAULTS`` li
 
 import codecs
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from granite_scu.errors import UserError
 
@@ -48,6 +48,14 @@ TRAINER_DEFAULTS = {
     "accelerator": "auto",
     "devices": 1,
 }
+
+Settings = TypeVar("Settings")
+
+
+def from_record(kind: type[Settings], record: Mapping[str, Any], **changes: Any) -> Settings:
+    """Settings as a run folder records them, but for ``changes``; what this version has no field for is left out."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in record.items() if name in known} | changes)
 
 
 @dataclass(frozen=True)

@@ -69,14 +69,14 @@ def download(name: str) -> Path:
         return Path(snapshot_download(found, allow_patterns=["model*.safetensors", "*.json", "*.jinja"]))
 
 
-def device_named(name: str) -> torch.device:
-    """The device that ``--device`` stands for; ``auto`` is the GPU where there is one.
+def device_named(name: str, flag: str = "--device") -> torch.device:
+    """The device that a flag names; ``auto`` is the GPU where there is one.
 
     Raises:
         UserError: there is no GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: there is no CUDA device; use --device cpu")
+        raise UserError(f"{flag} cuda: there is no CUDA device; use {flag} cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

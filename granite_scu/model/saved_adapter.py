@@ -12,7 +12,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
-from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, from_record
 from granite_scu.errors import UserError
 from granite_scu.model import loading
 from granite_scu.model.adapters import ADAPTER, linear_layers
@@ -76,9 +76,8 @@ class SavedAdapter:
     @property
     def base(self) -> BaseConfig:
         """The base model that it was trained on, as its training had it."""
-        known = {field.name for field in fields(BaseConfig)}
-        recorded = {name: value for name, value in self.training.get("base", {}).items() if name in known}
-        return BaseConfig(**({"name": self.config.base_model_name_or_path} | recorded | {"compile": False}))
+        named = {"name": self.config.base_model_name_or_path}
+        return from_record(BaseConfig, named | self.training.get("base", {}), compile=False)
 
     @property
     def precision(self) -> str | None:
