@@ -10,7 +10,7 @@ from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.script_flags import hyphenated
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.errors import UserError
-from granite_scu.storage.run_folder import EVALUATION, RunFolder
+from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 
 if TYPE_CHECKING:
     from granite_scu.evaluation.bpt.subjects import Subject
@@ -85,7 +85,7 @@ def _run(argv: list[str]) -> int:
     found, corpora = evaluate(subjects, options, aside)
     console = aside if options.json else make_console()
     if options.json:
-        print(report.as_json(found), end="")
+        print(as_json(found), end="")
     else:
         report.show(found, console)
     if output:

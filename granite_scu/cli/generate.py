@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = read_prompt(options.prompt, options.prompt_file)
     adapter = saved_adapter.find(options.run)
     base = saved_adapter.base_of(adapter, options.model)
-    adapter.layers(base.name)  # proves that it fits
+    adapter.scales(base.name)  # proves that it fits
     tokenizer = loading.load_tokenizer(base.name)
     inputs = tokenized(tokenizer, prompt, options.chat)
     check_length(inputs, sampling, loading.load_model_config(base.name), base.name)

@@ -10,6 +10,7 @@ import codecs
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from granite_scu.errors import UserError
@@ -48,6 +49,17 @@ TRAINER_DEFAULTS = {
     "accelerator": "auto",
     "devices": 1,
 }
+
+
+def is_path(text: str) -> bool:
+    """Whether a text is a path that leads through folders of this machine (of either kind of system)."""
+    return text.startswith((".", "~")) or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+
+
+def is_local(model: str) -> bool:
+    """Whether a base model is named by a folder, which says nothing to anybody else."""
+    return model != TINY_MODEL and (Path(model).is_dir() or is_path(model) or model.count("/") != 1)
+
 
 Settings = TypeVar("Settings")
 
