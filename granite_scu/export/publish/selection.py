@@ -188,20 +188,16 @@ def _check_content(folder: Path, name: str, content: bytes) -> None:
     if found := leaks.secret_in(text):
         line, kind = found
         raise UserError(f"{folder / name}:{line}: looks like {kind}; remove it, and revoke it if others saw it")
-    if name in (MODEL_CARD, WEIGHTS):
-        _check_paths(folder / name, {"the text": text})
-    elif name.endswith(".json"):
+    places = {"the text": text} if name in (MODEL_CARD, WEIGHTS) else {}
+    if name.endswith(".json"):
         value = read_json(folder / name, content, list if name == HISTORY else dict)
         if name == "tokenizer.json":  # its vocabulary may well hold strings that look like paths
             value = {key: entry for key, entry in value.items() if key not in ("model", "added_tokens")}
-        _check_paths(folder / name, dict(leaks.strings(value)))
-
-
-def _check_paths(file: Path, texts: Mapping[str, str]) -> None:
-    for place, text in texts.items():
+        places = dict(leaks.strings(value))
+    for place, words in places.items():
         # A chat template is a program in which any text may occur, and it comes with the base model.
-        if place != "chat_template" and (path := leaks.local_path_in(text)):
-            raise UserError(f"{file}: {place} names {path}, a path of this machine; remove it from the file")
+        if place != "chat_template" and (path := leaks.local_path_in(words)):
+            raise UserError(f"{folder / name}: {place} names {path}, a path of this machine; remove it from the file")
 
 
 def _notes(facts: Mapping[str, Any]) -> list[str]:
