@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,6 @@ class Ready:
     model: Any
     switches: list[Any]
     corpus: Any
-    windows: list[Any]
     autocast: Callable[[], Any]
 
 
@@ -75,8 +74,6 @@ def load(case: Case, device: str) -> Ready:
     from granite_scu.config.settings import PRECISIONS, BaseConfig, LoraConfig, RunConfig
     from granite_scu.data.sources.read import load as read
     from granite_scu.data.tokens.encoding import encode
-    from granite_scu.evaluation.bpt import models
-    from granite_scu.evaluation.bpt.subjects import identify
     from granite_scu.evaluation.bpt.windows import as_corpus, cut
     from granite_scu.hardware import machine
     from granite_scu.model import adapters, loading
@@ -96,15 +93,20 @@ def load(case: Case, device: str) -> Ready:
             wrapped.save_pretrained(f"{folder}/{number}", save_embedding_layers=False)
             plain = wrapped.unload()
         del plain, wrapped
-        subjects = identify([f"{folder}/{number}" for number in range(ADAPTERS)])
-        model, switches = models.load_with_adapters(base, "base", subjects, here)
+        named = {str(number): Path(folder) / str(number) for number in range(ADAPTERS)}
+        dtype = loading.WEIGHT_DTYPES[here.precision]
+        model, switches = adapters.load_adapted(
+            replace(base, kernels=here.kernels), named, dtype, here.torch_device, here.attention
+        )
+    if dtype != torch.float32:
+        adapters.leave_casting_to_autocast(model)
     tokenizer = loading.load_tokenizer(trained.name)
     documents = read(training.CORPUS, "text")
     corpus = as_corpus(training.CORPUS, documents, encode(documents, tokenizer), tokenizer)
-    whole = [w for w in cut(corpus.n_tokens, trained.length, trained.length) if w.stop - w.start == trained.length]
+    whole = [w for w in cut(corpus.lengths, trained.length, trained.length) if w.stop - w.start == trained.length]
     windows = [whole[i % len(whole)] for i in range(case.windows)]
     autocast = partial(loading.autocast, here.torch_device, here.precision)
-    return Ready(model, list(switches.values()), corpus, windows, autocast)
+    return Ready(model, switches, replace(corpus, windows=windows), autocast)
 
 
 def ours(gate: Gate, case: Case) -> None:
@@ -124,7 +126,6 @@ def ours(gate: Gate, case: Case) -> None:
             ready.model,
             ready.switches,
             ready.corpus,
-            ready.windows,
             case.trained.batch,
             autocast=ready.autocast,
         )
@@ -143,7 +144,7 @@ def theirs(gate: Gate, case: Case) -> None:
     model = ready.model
     made = [
         (batch["input_ids"].to(gate.device), batch["labels"].to(gate.device))
-        for batch in batches(ready.corpus, ready.windows, case.trained.batch)
+        for batch in batches(ready.corpus, case.trained.batch)
     ]
     checked: list[list[float]] = []
 

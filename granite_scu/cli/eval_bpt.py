@@ -10,7 +10,7 @@ from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.script_flags import hyphenated
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.errors import UserError
-from granite_scu.storage.run_folder import EVALUATION, RunFolder
+from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 
 if TYPE_CHECKING:
     from granite_scu.evaluation.bpt.subjects import Subject
@@ -82,16 +82,16 @@ def _run(argv: list[str]) -> int:
     output = options.output or _in_the_run(subjects)
     report.check_writable("--output", output)
     report.check_writable("--csv", options.csv)
-    found, scored = evaluate(subjects, options, aside)
+    found, corpora = evaluate(subjects, options, aside)
     console = aside if options.json else make_console()
     if options.json:
-        print(report.as_json(found), end="")
+        print(as_json(found), end="")
     else:
         report.show(found, console)
     if output:
         RunFolder(output.parent).write_json(output.name, found)
     if options.csv:
-        report.write_csv([row for scores in scored for row in results.by_document(scores)], options.csv)
+        report.write_csv([row for corpus in corpora for row in results.by_document(corpus)], options.csv)
     for path in filter(None, (output, options.csv)):
         console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from granite_scu import hardware
@@ -18,7 +19,7 @@ from granite_scu.evaluation.generate import (
     tokenized,
 )
 from granite_scu.model import loading, saved_adapter
-from granite_scu.model.adapters import load_adapted
+from granite_scu.model.adapters import Switch, load_adapted
 from granite_scu.model.loading import WEIGHT_DTYPES
 
 
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = read_prompt(options.prompt, options.prompt_file)
     adapter = saved_adapter.find(options.run)
     base = saved_adapter.base_of(adapter, options.model)
-    adapter.layers(base.name)  # proves that it fits
+    adapter.scales(base.name)  # proves that it fits
     tokenizer = loading.load_tokenizer(base.name)
     inputs = tokenized(tokenizer, prompt, options.chat)
     check_length(inputs, sampling, loading.load_model_config(base.name), base.name)
@@ -54,16 +55,14 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout
     dtype = WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
-    model = load_adapted(base, adapter.folder, dtype, device).eval()
+    model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
 
-    def of_base(sink: Callable[[str], None]) -> None:
-        with model.disable_adapter():
-            stream(model.get_base_model(), tokenizer, inputs, sampling, sink)
+    def write(switch: Switch, sink: Callable[[str], None]) -> None:
+        with switch():
+            stream(model, tokenizer, inputs, sampling, sink)
 
-    def of_adapter(sink: Callable[[str], None]) -> None:
-        stream(model.get_base_model(), tokenizer, inputs, sampling, sink)
-
-    texts = {f"base: {base.name}": of_base, f"adapter: {options.run}": of_adapter}
+    headings = (f"base: {base.name}", f"adapter: {options.run}")
+    texts = {heading: partial(write, switch) for heading, switch in zip(headings, switches, strict=True)}
     show = beside if console.is_terminal and console.width >= LEAST_WIDTH else one_after_another
     show(texts, console)
     return 0

@@ -8,9 +8,10 @@ Settings that Lightning's Trainer has itself stay there; ``TRAINER_DEFAULTS`` li
 
 import codecs
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from granite_scu.control import FROM_LAMBDA_INIT
 from granite_scu.errors import UserError
@@ -49,6 +50,25 @@ TRAINER_DEFAULTS = {
     "accelerator": "auto",
     "devices": 1,
 }
+
+
+def is_path(text: str) -> bool:
+    """Whether a text is a path that leads through folders of this machine (of either kind of system)."""
+    return text.startswith((".", "~")) or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+
+
+def is_local(model: str) -> bool:
+    """Whether a base model is named by a folder, which says nothing to anybody else."""
+    return model != TINY_MODEL and (Path(model).is_dir() or is_path(model) or model.count("/") != 1)
+
+
+Settings = TypeVar("Settings")
+
+
+def from_record(kind: type[Settings], record: Mapping[str, Any], **changes: Any) -> Settings:
+    """Settings as a run folder records them, but for ``changes``; what this version has no field for is left out."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in record.items() if name in known} | changes)
 
 
 @dataclass(frozen=True)

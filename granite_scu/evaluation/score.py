@@ -1,8 +1,9 @@
 """Token-weighted bits per token: nats are summed, tokens counted, and one division made at the end."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import Blocks
 from granite_scu.data.datamodule import collate
+from granite_scu.model.adapters import Switch
 from granite_scu.model.description_length import bits
+from granite_scu.model.loss import summed_nats
 
 
 @dataclass(frozen=True)
@@ -118,3 +121,17 @@ def score(
         sums += torch.stack([nats.double(), (batch["labels"] != IGNORED).sum().double()])
     total, tokens = reduce(sums).tolist()
     return Score(total, int(tokens))
+
+
+def score_each(
+    model: nn.Module,
+    batches: Iterable[dict[str, Tensor]],
+    switches: Sequence[Switch] = (nullcontext,),
+    context: AbstractContextManager | None = None,
+) -> list[Score]:
+    """Score the same batches with a model as each of the things that it can be switched to; arguments as ``score``."""
+    found = []
+    for switch in switches:
+        with switch():
+            found.append(score(partial(summed_nats, model), batches, model=model, context=context))
+    return found

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from granite_scu.config.settings import BaseConfig
 from granite_scu.errors import UserError
-from granite_scu.evaluation.score import score
+from granite_scu.evaluation.score import score_each
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.adapters import load_adapted
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels, autocast
-from granite_scu.model.loss import summed_nats
 from granite_scu.storage.run_folder import WEIGHTS
 
 
@@ -28,20 +26,17 @@ def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterab
     Raises:
         UserError: there is no adapter, or it does not fit the base model.
     """
+    label, device = f"--run.output_dir {folder}", machine.torch_device
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"--run.output_dir {folder}: holds no {WEIGHTS}; run fit first")
-    device = machine.torch_device
+        raise UserError(f"{label}: holds no {WEIGHTS}; run fit first")
     base = replace(base, kernels=machine.kernels)
-    model = load_adapted(base, folder, WEIGHT_DTYPES[machine.precision], device, machine.attention)
-    plain = model.get_base_model()
-    announce_kernels(plain)
-    context = autocast(device, machine.precision)
-    adapter = score(partial(summed_nats, plain), loader, model=model, context=context)
-    with model.disable_adapter():
-        base_score = score(partial(summed_nats, plain), loader, model=model, context=context)
+    dtype = WEIGHT_DTYPES[machine.precision]
+    model, switches = load_adapted(base, {label: folder}, dtype, device, machine.attention)
+    announce_kernels(model)
+    of_base, of_adapter = score_each(model, loader, switches, autocast(device, machine.precision))
     return {
         "split": split,
-        "tokens": adapter.tokens,
-        "base_bpt": base_score.bits_per_token,
-        "adapter_bpt": adapter.bits_per_token,
+        "tokens": of_adapter.tokens,
+        "base_bpt": of_base.bits_per_token,
+        "adapter_bpt": of_adapter.bits_per_token,
     }

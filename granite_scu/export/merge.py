@@ -9,7 +9,6 @@ layer that was held in 4 bits. The base is read shard by shard and never loaded 
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
-from granite_scu.model import loading, saved_adapter
+from granite_scu.model import adapter_files, loading, saved_adapter
 from granite_scu.model.adapters import linear_layers
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import replacing
+from granite_scu.storage.run_folder import nearest, replacing, require_writable
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
@@ -56,11 +55,11 @@ class Merger:
 
     def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path) -> None:
         self.adapter, self.base, self.out = adapter, base, out
-        self.layers = adapter.layers(base.name)
+        self.scales = adapter.scales(base.name)
         self.source = loading.download(base.name)
         self.shards = shards_of(self.source, base.name)
         self.quantised = _quantised_layers(base) if base.quantize_4bit else set()
-        self.weight_names = {self._weight_of(layer): layer for layer in self.layers.keys() | self.quantised}
+        self.weight_names = {self._weight_of(layer): layer for layer in self.scales.keys() | self.quantised}
         if getattr(loading.load_model_config(base.name), "quantization_config", None):
             raise UserError(f"{base.name}: its weights are quantised already, and merging would round the adapter away")
 
@@ -82,22 +81,18 @@ class Merger:
         Raises:
             UserError: not writable, not empty, in the way of what is read, or no room.
         """
-        out, resolved = self.out, self.out.resolve()
+        out, resolved, place = self.out, self.out.resolve(), nearest(self.out)
         for source in (self.adapter.folder.resolve(), self.source.resolve()):
             if resolved in (source, *source.parents):
                 raise UserError(f"--out {out}: holds {source.name}, which is merged from; choose another folder")
-        if out.exists() and not out.is_dir():
-            raise UserError(f"--out {out}: is a file; name a folder")
-        if out.is_dir() and any(out.iterdir()):
+        require_writable("--out", out, make=False)
+        if place == out and any(out.iterdir()):
             if not overwrite:
                 raise UserError(f"--out {out}: is not empty; choose another folder, or replace a model by --overwrite")
             if not (out / RECORD).is_file():
                 raise UserError(f"--overwrite: {out} is not empty and no merged model of ours, so it is left alone")
-        above = next(place for place in (resolved, *resolved.parents) if place.exists())
-        if not os.access(above, os.W_OK):
-            raise UserError(f"--out {out}: cannot be written; choose another folder")
         wanted = sum((self.source / shard).stat().st_size for shard in self.shards) + SPARE
-        free = shutil.disk_usage(above).free
+        free = shutil.disk_usage(place).free
         if free < wanted:
             raise UserError(f"--out {out}: needs {_gib(wanted)}, and {_gib(free)} are free there; choose another disk")
 
@@ -151,11 +146,10 @@ class Merger:
         if layer is None:
             return weight
         seen = round_to_4_bits(weight, dtype) if layer in self.quantised else weight
-        update = self.layers.get(layer)
-        if update is None:
+        if layer not in self.scales:
             return seen.to(weight.dtype)
-        a, b = (factors.get_tensor(factor).float() for factor in (update.a, update.b))
-        merged = (seen.float() + update.scale * (b @ a)).to(weight.dtype).contiguous()
+        a, b = (factors.get_tensor(factor).float() for factor in adapter_files.factor_names(layer))
+        merged = (seen.float() + self.scales[layer] * (b @ a)).to(weight.dtype).contiguous()
         if not bool(torch.isfinite(merged).all()):
             raise RunFailed(f"{self.adapter.label}: {name} merged is not finite; the adapter has diverged")
         return merged
@@ -168,7 +162,7 @@ class Merger:
             "base_model": model_card.public_name(self.base.name),
             "adapter": self.adapter.folder.resolve().name,
             "adapter_sha256": self.adapter.sha256,
-            "matrices": len(self.layers),
+            "matrices": len(self.scales),
             "merged_into": "the base rounded to 4 bits (nf4) and back, as it was trained on"
             if self.quantised
             else "the base as it is",

@@ -1,25 +1,21 @@
 """Whether a merged model is base and adapter still: both scored on the same held-out text."""
 
 import gc
-from collections.abc import Iterable
-from dataclasses import fields
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from granite_scu.config.settings import BaseConfig, DataConfig
+from granite_scu.config.settings import BaseConfig, DataConfig, from_record
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.errors import RunFailed, UserError
-from granite_scu.evaluation.score import Score, score
+from granite_scu.evaluation.score import score_each
 from granite_scu.model import loading
 from granite_scu.model.adapters import load_adapted
-from granite_scu.model.loss import summed_nats
 from granite_scu.model.saved_adapter import SavedAdapter
 
 BLOCKS, LENGTH = 8, 512
@@ -47,10 +43,12 @@ def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch
     """
     batches, text = _held_out(adapter, base)
     dtype = _stored_dtype(merged)
-    with_adapter, alone = _score_adapter(adapter, base, batches, device, dtype)
+    model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
+    alone, with_adapter = score_each(model, batches, switches)
+    del model, switches
     gc.collect()
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=dtype, use_safetensors=True, trust_remote_code=False)
-    found = _score(model.to(device), batches)
+    (found,) = score_each(model.to(device), batches)
     difference = found.bits_per_token - with_adapter.bits_per_token
     tolerance = TOLERANCE if dtype == torch.float32 else ROUNDED_TOLERANCE
     if not abs(difference) <= tolerance:
@@ -69,36 +67,20 @@ def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch
     }
 
 
-def _score_adapter(
-    adapter: SavedAdapter, base: BaseConfig, batches: list[Batch], device: torch.device, dtype: torch.dtype
-) -> tuple[Score, Score]:
-    """With the adapter, and without."""
-    model = load_adapted(base, adapter.folder, dtype, device)
-    with_adapter = _score(model.get_base_model(), batches)
-    with model.disable_adapter():
-        return with_adapter, _score(model.get_base_model(), batches)
-
-
-def _score(model: nn.Module, batches: Iterable[Batch]) -> Score:
-    return score(partial(summed_nats, model), batches, model=model)
-
-
 def _held_out(adapter: SavedAdapter, base: BaseConfig) -> tuple[list[Batch], str]:
     """Blocks of the run's validation text; of the embedded documentation where that cannot be had."""
     tokenizer = loading.load_tokenizer(base.name)
-    known = {field.name for field in fields(DataConfig)}
-    recorded = {name: value for name, value in adapter.training.get("data", {}).items() if name in known}
+    recorded = adapter.training.get("data", {})
     ours: dict[str, Any] = {"batch_size": 1, "eval_batch_size": 1, "num_workers": 0}
     # The library's own Mamba-2 forward cannot keep documents apart without compiled kernels; both sides see the same.
     ours |= {"isolate_documents": False, "block_size": min(recorded.get("block_size", LENGTH), LENGTH)}
-    settings = recorded | ours
-    documentation = DataConfig(**settings | {"path": "stdlib-docs"})
-    if not recorded:
-        return _first_blocks(documentation, tokenizer), "Python's documentation"
-    try:
-        return _first_blocks(DataConfig(**settings), tokenizer), "the run's validation text"
-    except UserError:
-        return _first_blocks(documentation, tokenizer), "Python's documentation, for the run's text is not there"
+    text = "Python's documentation"
+    if recorded:
+        try:
+            return _first_blocks(from_record(DataConfig, recorded, **ours), tokenizer), "the run's validation text"
+        except UserError:
+            text += ", for the run's text is not there"
+    return _first_blocks(from_record(DataConfig, recorded, **ours, path="stdlib-docs"), tokenizer), text
 
 
 def _first_blocks(config: DataConfig, tokenizer: Any) -> list[Batch]:

@@ -2,12 +2,18 @@
 
 import copy
 import difflib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from torch import nn
+from transformers import PreTrainedModel
 
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.errors import UserError
@@ -15,6 +21,9 @@ from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.loading import load_model
 
 ADAPTER = "default"
+
+Switch: TypeAlias = Callable[[], AbstractContextManager]
+"""Makes the context in which a model is the base or one of its adapters."""
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -63,19 +72,65 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
 
 
 def load_adapted(
-    base: BaseConfig, folder: Path, dtype: torch.dtype, device: torch.device, attention: str = "sdpa"
-) -> peft.PeftModel:
-    """The frozen model on the device with a saved adapter on it, to be scored or generated with.
+    base: BaseConfig,
+    adapters: Mapping[str, Path],
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str = "sdpa",
+) -> tuple[PreTrainedModel, list[Switch]]:
+    """The frozen model on the device with saved adapters on it, to be scored or generated with.
+
+    Args:
+        base: the model.
+        adapters: their folders, by what errors name them. Rank and scale are those in each folder.
+        dtype: of the frozen weights.
+        device: that they go to.
+        attention: kernel.
+
+    Returns:
+        The transformers model, which forward passes go through, in evaluation mode; and the contexts in which it is
+        the base alone, and then each of the adapters.
 
     Raises:
-        UserError: the model cannot be loaded, or the adapter does not fit it.
+        UserError: the model cannot be loaded, or an adapter does not fit it, is broken or of a kind without switch.
     """
-    frozen = load_model(base, dtype, attention, device).to(device)
-    # The adapter's own configuration counts, not the request's: rank and scale belong to the weights.
+    plain = load_model(base, dtype, attention, device).to(device)
+    model: peft.PeftModel | None = None
+    switches: list[Switch] = []
+    for number, (label, folder) in enumerate(adapters.items()):
+        key = f"scored_{number:04d}"  # PEFT looks for it inside of the names of weights: none may hold another
+        try:
+            config = peft.PeftConfig.from_pretrained(str(folder))
+            if config.is_prompt_learning or config.is_adaption_prompt:
+                raise UserError(f"{label}: is a {config.peft_type.value} adapter, and only LoRA's kin is scored")
+            config.inference_mode = True
+            model = model or peft.PeftModel(plain, config, adapter_name=key)
+            found = model.load_adapter(folder, adapter_name=key, torch_device=str(device))
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            raise UserError(f"{label}: its adapter does not fit {base.name} ({reason})") from error
+        except SafetensorError as error:
+            raise UserError(f"{label}: its weights cannot be read ({error}); the file is damaged") from error
+        if lacking := [*found.missing_keys, *found.unexpected_keys]:
+            raise UserError(f"{label}: its adapter does not fit {base.name}, which differs in {lacking[0]}")
+        switches.append(partial(_switched_to, model, key))
+    return plain.eval(), [partial(_switched_off, model) if model else nullcontext, *switches]
+
+
+@contextmanager
+def _switched_to(model: peft.PeftModel, adapter: str) -> Iterator[None]:
+    model.base_model.set_adapter(adapter, inference_mode=True)
+    yield
+
+
+@contextmanager
+def _switched_off(model: peft.PeftModel) -> Iterator[None]:
+    """``model.disable_adapter`` would look over every weight of every adapter first: longer than the switch."""
+    model.base_model.disable_adapter_layers()
     try:
-        return peft.PeftModel.from_pretrained(frozen, folder)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"--run.output_dir {folder}: its adapter does not fit {base.name}") from error
+        yield
+    finally:
+        model.base_model.enable_adapter_layers()
 
 
 def attach_saved(model: nn.Module, folder: Path, config: peft.LoraConfig, dropout: float) -> peft.PeftModel:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from granite_scu.config.settings import ControlConfig, LoraConfig
 from granite_scu.control.diagnostics.ceiling import Matrix
 from granite_scu.errors import UserError
-from granite_scu.model import saved_adapter
+from granite_scu.model import adapter_files, saved_adapter
 
 SHA256 = "--adapter (SHA-256)"
 """What a checkpoint names the adapter by that its run started from."""
@@ -62,10 +61,11 @@ def open_start(path: str, base_name: str) -> InitialAdapter:
     """
     adapter = saved_adapter.find(path, f"--adapter {path}")
     saved_adapter.base_of(adapter, base_name)
-    layers = adapter.layers(base_name)
     with adapter.open() as file:
-        factors = ((file.get_tensor(layer.a), file.get_tensor(layer.b), layer.scale) for layer in layers.values())
-        matrices = tuple(starmap(_measured, factors))
+        matrices = tuple(
+            _measured(*map(file.get_tensor, adapter_files.factor_names(layer)), scale)
+            for layer, scale in adapter.scales(base_name).items()
+        )
     if not all(m.a_norm < float("inf") and m.b_norm < float("inf") for m in matrices):
         raise UserError(f"--adapter {path}: its weights are not finite; take another")
     return InitialAdapter(adapter, _name(path), adapter.sha256, matrices)
@@ -88,9 +88,7 @@ def from_checkpoint(folder: Path, path: str, base_name: str, frozen: Mapping[str
 
 
 def _name(path: str) -> str:
-    folder = Path(path).expanduser().resolve()
-    part = folder.name == "best" or folder.name.startswith("checkpoint-")
-    return f"{folder.parent.name}/{folder.name}" if part else folder.name
+    return adapter_files.short_name(Path(path).expanduser().resolve())
 
 
 def _measured(a: Tensor, b: Tensor, scale: float) -> Matrix:

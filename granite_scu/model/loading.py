@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, is_local
 from granite_scu.errors import UserError
 from granite_scu.model.mamba2 import kernels, mamba
 
@@ -51,7 +51,7 @@ def resolve(name: str) -> str:
         if not (path / "config.json").is_file():
             raise UserError(f"--model {name}: the folder holds no config.json, so it is not a saved model")
         return str(path)
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if is_local(name):
         raise UserError(f"--model {name}: no such folder, and not a hub id (owner/name) or {TINY_MODEL}")
     return name
 
@@ -69,14 +69,14 @@ def download(name: str) -> Path:
         return Path(snapshot_download(found, allow_patterns=["model*.safetensors", "*.json", "*.jinja"]))
 
 
-def device_named(name: str) -> torch.device:
-    """The device that ``--device`` stands for; ``auto`` is the GPU where there is one.
+def device_named(name: str, flag: str = "--device") -> torch.device:
+    """The device that a flag names; ``auto`` is the GPU where there is one.
 
     Raises:
         UserError: there is no GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: there is no CUDA device; use --device cpu")
+        raise UserError(f"{flag} cuda: there is no CUDA device; use {flag} cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

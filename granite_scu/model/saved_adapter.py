@@ -1,5 +1,6 @@
 """An adapter on disk: where it lies, what made it, and whether it is one that granite-scu can go on with."""
 
+import filecmp
 import hashlib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -12,14 +13,12 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
-from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.config.settings import BaseConfig, from_record, is_local
 from granite_scu.errors import UserError
 from granite_scu.model import loading
+from granite_scu.model.adapter_files import factor_names, require_files, run_of
 from granite_scu.model.adapters import ADAPTER, linear_layers
-from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, RunFolder, read_json
-
-PREFIX = "base_model.model."
-"""What PEFT puts before the name of a module of the base model."""
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, read_json
 
 _HARMLESS = {
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout"),
@@ -31,21 +30,6 @@ _HARMLESS = {
 
 _FRESH = (True, False, "gaussian", "orthogonal", "eva")
 """Initialisations that leave the base model as it is. PiSSA, OLoRA, CorDA and LoftQ change it."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The update of one layer, in the adapter's file: Delta W = scale * B A.
-
-    Attributes:
-        a: name of A, (rank, in).
-        b: name of B, (out, rank).
-        scale: alpha / rank, or alpha / sqrt(rank) of rank-stabilised adapters.
-    """
-
-    a: str
-    b: str
-    scale: float
 
 
 @dataclass(frozen=True)
@@ -64,31 +48,30 @@ class SavedAdapter:
     training: dict[str, Any]
     label: str
 
-    @property
-    def weights(self) -> Path:
-        return self.folder / WEIGHTS
-
     @cached_property
     def sha256(self) -> str:
         """Of the weights."""
-        return hashlib.sha256(self.weights.read_bytes()).hexdigest()
+        return hashlib.sha256((self.folder / WEIGHTS).read_bytes()).hexdigest()
 
     @property
     def base(self) -> BaseConfig:
         """The base model that it was trained on, as its training had it."""
-        known = {field.name for field in fields(BaseConfig)}
-        recorded = {name: value for name, value in self.training.get("base", {}).items() if name in known}
-        return BaseConfig(**({"name": self.config.base_model_name_or_path} | recorded | {"compile": False}))
+        named = {"name": self.config.base_model_name_or_path}
+        return from_record(BaseConfig, named | self.training.get("base", {}), compile=False)
 
     @property
     def precision(self) -> str | None:
         """Lightning's name of the precision that it was trained in; None where that is not known."""
         return self.training.get("machine", {}).get("precision")
 
-    def layers(self, base_name: str) -> dict[str, Layer]:
-        """The updates by the name of the base model's layer, proved to fit the base without loading it.
+    def scales(self, base_name: str) -> dict[str, float]:
+        """The layers of the base that the adapter is on, proved to fit without loading the base.
 
         PEFT itself is asked, on a model without memory: it resolves patterns of names, ranks and scales.
+
+        Returns:
+            scale of each layer's update, Delta W = scale B A: alpha / rank, or alpha / sqrt(rank) of rank-stabilised
+            adapters.
 
         Raises:
             UserError: the adapter is for another base, or sits on something other than a linear layer.
@@ -108,12 +91,9 @@ class SavedAdapter:
                 raise UserError(
                     f"{self.label}: adapts {name}, and only linear layers other than the output head are supported"
                 )
-            layer = Layer(
-                f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight", float(module.scaling[ADAPTER])
-            )
-            expected[layer.a] = tuple(module.lora_A[ADAPTER].weight.shape)
-            expected[layer.b] = tuple(module.lora_B[ADAPTER].weight.shape)
-            found[name] = layer
+            for factor, linear in zip(factor_names(name), (module.lora_A, module.lora_B), strict=True):
+                expected[factor] = tuple(linear[ADAPTER].weight.shape)
+            found[name] = float(module.scaling[ADAPTER])
         stored = self._shapes()
         for name in sorted(expected.keys() | stored.keys()):
             if expected.get(name) != stored.get(name):
@@ -132,7 +112,7 @@ class SavedAdapter:
             UserError: the file is damaged.
         """
         try:
-            return safe_open(self.weights, "pt")
+            return safe_open(self.folder / WEIGHTS, "pt")
         except (SafetensorError, OSError) as error:
             raise UserError(f"{self.label}: {WEIGHTS} is damaged ({error})") from error
 
@@ -194,45 +174,12 @@ def may_be_same(one: str, other: str) -> bool:
     """
     if one == other:
         return True
-    folders = [Path(name).expanduser() for name in (one, other) if not _is_public(name)]
+    folders = [Path(name).expanduser() for name in (one, other) if is_local(name)]
     if len(folders) == 2 and all(folder.is_dir() for folder in folders):
-        return _ends_of_weights(folders[0]) == _ends_of_weights(folders[1])
+        weights = {path.name for folder in folders for path in folder.glob("*.safetensors")}
+        _, different, missing = filecmp.cmpfiles(*folders, weights, shallow=False)
+        return not different and not missing
     return bool(folders)
-
-
-def _is_public(name: str) -> bool:
-    return name == TINY_MODEL or (name.count("/") == 1 and name[0] not in "./~" and not Path(name).is_dir())
-
-
-def _ends_of_weights(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Size and last bytes of each file of weights."""
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            file.seek(max(0, size - 2**20))
-            found[path.name] = size, file.read()
-    return found
-
-
-def require_files(folder: Path, label: str) -> None:
-    """Refuse a folder without an adapter in safetensors.
-
-    Raises:
-        UserError: it holds none; says which ones a run kept that was cut off.
-    """
-    if not (folder / ADAPTER_CONFIG).is_file():
-        kept = [p.name for p in (folder / "best", *RunFolder(folder).checkpoints()) if (p / ADAPTER_CONFIG).is_file()]
-        if (folder / TRAINING_CONFIG).is_file() and kept:
-            raise UserError(
-                f"{label}: this run was cut off before it saved its final adapter; name one that it kept: "
-                + ", ".join(str(folder / name) for name in kept)
-            )
-        raise UserError(f"{label}: is not a run folder, and holds no adapter ({ADAPTER_CONFIG} is missing)")
-    if not (folder / WEIGHTS).is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
-        reason = "its adapter is a pickle, which may run code when it is loaded" if pickled else f"{WEIGHTS} is missing"
-        raise UserError(f"{label}: {reason}; only safetensors are read")
 
 
 def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
@@ -256,13 +203,6 @@ def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
             f"{'; '.join(unusual)}"
         )
     return config
-
-
-def run_of(folder: Path) -> Path | None:
-    """The run folder that an adapter belongs to: its own, or the one above ``best/`` and checkpoints."""
-    inside_a_run = folder.name == "best" or folder.name.startswith("checkpoint-")
-    places = (folder, *([folder.resolve().parent] if inside_a_run else []))
-    return next((place for place in places if (place / TRAINING_CONFIG).is_file()), None)
 
 
 def _spoken(shape: tuple[int, ...] | None) -> str:

@@ -104,9 +104,8 @@ class RunFolder:
         return self.trained and (self.path / MODEL_CARD).is_file()
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a JSON file whole or not at all; NaN and infinities become null."""
-        text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
-        self.write_text(name, text)
+        """Write a JSON file whole or not at all, as ``as_json``."""
+        self.write_text(name, as_json(value))
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file whole or not at all."""
@@ -268,6 +267,11 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def as_json(value: object) -> str:
+    """A value as a JSON file has it; NaN and infinities become null."""
+    return json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
 
 
 def finite(value: object) -> object:

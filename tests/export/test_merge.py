@@ -197,7 +197,7 @@ def test_the_output_folder_is_refused_where_something_is_in_it(small_granite, ma
     (full / "thesis.txt").write_text("years of work")
     assert "not empty" in check(full)
     assert "no merged model of ours" in check(full, overwrite=True)
-    assert "is a file" in check(full / "thesis.txt")
+    assert "Not a directory" in check(full / "thesis.txt")
     assert "merged from" in check(adapter.folder, overwrite=True)
     assert "merged from" in check(tmp_path, overwrite=True)
     usage = namedtuple("usage", "free")

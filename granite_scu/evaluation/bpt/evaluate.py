@@ -2,8 +2,8 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from torch import nn
 
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.errors import UserError
-from granite_scu.evaluation.bpt import models, results, texts
-from granite_scu.evaluation.bpt.passes import Switch, score_windows
-from granite_scu.evaluation.bpt.results import WindowScores
+from granite_scu.evaluation.bpt import results, texts
+from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
-from granite_scu.evaluation.bpt.windows import cut
+from granite_scu.evaluation.bpt.tokenizers import load_tokenizer
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading
+from granite_scu.model.adapters import leave_casting_to_autocast, load_adapted
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
@@ -35,7 +35,7 @@ MAX_LENGTH = 1024
 
 def evaluate(
     subjects: Sequence[Subject], options: Namespace, console: Console
-) -> tuple[dict[str, Any], list[WindowScores]]:
+) -> tuple[dict[str, Any], list[ScoringCorpus]]:
     """Carry out a request.
 
     Args:
@@ -44,7 +44,7 @@ def evaluate(
         console: for the progress.
 
     Returns:
-        The report as JSON has it, and the scores on each corpus.
+        The report as JSON has it, and the corpora with the scores on each.
 
     Raises:
         UserError: something wrong with the models, their tokenizers or the texts.
@@ -53,29 +53,25 @@ def evaluate(
     runs = list(dict.fromkeys(subject.run for subject in subjects if subject.run))
     if not base and not subjects:
         raise UserError("nothing to score: name run folders, adapters or models, or a base with --model; see --help")
-    asked = _texts(options, runs)
+    asked = _texts(options.data_dir, options.forgetting, options.text_column, runs)
     adapters, wholes = ([s for s in subjects if s.kind == kind] for kind in ("adapter", "model"))
-    length, stride = _window([*([base] if base else []), *(whole.given for whole in wholes)], runs, options)
+    length = options.max_length or max((texts.data_config(run).block_size for run in runs), default=MAX_LENGTH)
+    stride = options.stride or max(1, length // 2)
+    _check_window(length, stride, [*([base] if base else []), *(whole.given for whole in wholes)])
     quantize = _quantised(runs) if options.quantize_4bit is None else options.quantize_4bit
-    here = _machine(BaseConfig(base or subjects[0].given, quantize, options.attn, options.kernels), options)
-    tokenizer = models.load_tokenizer(base or subjects[0].given, subjects, asked[0].documents)
-    scores = []
+    first = BaseConfig(base or subjects[0].given, quantize, options.attn, options.kernels)
+    here = _machine(first, options.accelerator, options.precision)
+    tokenizer = load_tokenizer(first.name, subjects, asked[0].documents)
+    corpora = []
     for text in asked:
         corpus = text.tokenised(tokenizer)
-        scores.append(WindowScores(corpus, cut(corpus.lengths, length, stride), text.excluded))
+        corpora.append(replace(corpus, windows=cut(corpus.lengths, length, stride), excluded=text.excluded))
     here.claim(None)
-    wanted = [(BaseConfig(base, quantize), BASE, adapters)] if base else []
+    wanted = [(BaseConfig(base, quantize), [(BASE, None), *((s.name, s.given) for s in adapters)])] if base else []
     # A model that a QLoRA adapter was merged into is whole without 4 bits: rounding it again would round the adapter.
-    whole_in_4_bits = bool(options.quantize_4bit)
-    wanted += [(BaseConfig(whole.given, whole_in_4_bits), whole.name, []) for whole in wholes]
-    loaded = (models.load_with_adapters(*each, here) for each in wanted)
-    autocast = partial(loading.autocast, here.torch_device, here.precision)
-    seconds = _score(loaded, scores, options.batch_size, autocast, console)
-    named = [
-        *([{"name": BASE, "adapter": None, "base": base}] if base else []),
-        *({"name": s.name, "adapter": s.given, "base": base} for s in adapters),
-        *({"name": s.name, "adapter": None, "base": s.given} for s in wholes),
-    ]
+    wanted += [(BaseConfig(s.given, bool(options.quantize_4bit)), [(s.name, None)]) for s in wholes]
+    named = [{"name": name, "adapter": given, "base": model.name} for model, each in wanted for name, given in each]
+    seconds = sum(_score(*each, corpora, options.batch_size, here, console) for each in wanted)
     settings = {
         "max_length": length,
         "stride": stride,
@@ -83,45 +79,38 @@ def evaluate(
         "quantize_4bit": quantize,
         "precision": here.precision,
         "device": here.device.name,
-        "tokens_per_s": sum(each.n_tokens for each in scores) * len(named) / seconds,
+        "tokens_per_s": sum(corpus.n_tokens for corpus in corpora) * len(named) / seconds,
         "versions": versions(),
     }
-    return results.report(scores[0], named, scores[1] if len(scores) > 1 else None, settings), scores
+    return results.report(corpora[0], named, corpora[1] if len(corpora) > 1 else None, settings), corpora
 
 
-def _texts(options: Namespace, runs: Sequence[Path]) -> list[texts.Texts]:
+def _texts(data_dir: str | None, forgetting: str | None, column: str, runs: Sequence[Path]) -> list[texts.Texts]:
     """The text that is scored, and that on which forgetting is."""
-    if options.data_dir is not None:
-        asked = [texts.named(options.data_dir, options.text_column, runs)]
+    if data_dir is not None:
+        asked = [texts.named(data_dir, column, runs)]
     elif runs:
         asked = [texts.held_out(runs[0], runs[1:])]
     else:
         raise UserError("--data-dir: name the text to score; only a run folder says by itself what it held out")
-    if options.forgetting is not None:
-        asked.append(texts.named(options.forgetting, options.text_column, runs, "--forgetting"))
+    if forgetting is not None:
+        asked.append(texts.named(forgetting, column, runs, "--forgetting"))
     return asked
 
 
-def _window(names: Sequence[str], runs: Sequence[Path], options: Namespace) -> tuple[int, int]:
-    """Tokens of a window, and those by which it moves on."""
-    length = options.max_length or max((texts.data_config(run).block_size for run in runs), default=MAX_LENGTH)
-    for name in names:
+def _check_window(length: int, stride: int, models: Sequence[str]) -> None:
+    for name in models:
         most = getattr(loading.load_model_config(name), "max_position_embeddings", None)
         if most and length > most:
             raise UserError(f"--max-length {length}: {name} was made for {most} tokens at most")
-    stride = options.stride or max(1, length // 2)
     if stride > length:
         raise UserError(f"--stride {stride}: must not exceed the window, --max-length {length}")
-    return length, stride
 
 
-def _machine(request: BaseConfig, options: Namespace) -> Machine:
-    if options.accelerator == "cuda" and not torch.cuda.is_available():
-        raise UserError("--accelerator cuda: there is no CUDA device; use --accelerator cpu")
-    cpu = options.accelerator == "auto" and not torch.cuda.is_available()  # scoring alone does not need a GPU
-    accelerator = "cpu" if cpu else options.accelerator
-    precision = "auto" if options.precision == "auto" else PRECISIONS[options.precision]
-    found = machine.resolve(request, RunConfig(), {"accelerator": accelerator, "precision": precision})
+def _machine(model: BaseConfig, accelerator: str, precision: str) -> Machine:
+    accelerator = loading.device_named(accelerator, "--accelerator").type  # scoring alone does not need a GPU
+    precision = "auto" if precision == "auto" else PRECISIONS[precision]
+    found = machine.resolve(model, RunConfig(), {"accelerator": accelerator, "precision": precision})
     kernels.check(found.kernels, found.accelerator)
     return found
 
@@ -138,41 +127,50 @@ def _quantised(runs: Sequence[Path]) -> bool:
 
 
 def _score(
-    each_model: Iterable[tuple[nn.Module, dict[str, Switch]]],
-    scores: Sequence[WindowScores],
+    model: BaseConfig,
+    scored_as: Sequence[tuple[str, str | None]],
+    corpora: Sequence[ScoringCorpus],
     batch_size: int,
-    autocast: Callable[[], AbstractContextManager],
+    here: Machine,
     console: Console,
 ) -> float:
-    """Score every corpus with every model, of which one at a time is in memory.
+    """Score every corpus with a model and its adapters, which then leave the memory.
+
+    Args:
+        model: that is loaded.
+        scored_as: name and adapter: the model itself, without one, and what is scored on it.
+        corpora: take the scores.
+        batch_size: windows at a time.
+        here: what is scored on.
+        console: for the progress.
 
     Returns:
         The seconds it took without loading.
+
+    Raises:
+        UserError: an adapter does not fit, or a score is not finite.
     """
+    names = [name for name, _ in scored_as]
+    folders = {given: Path(given).expanduser() for _, given in scored_as if given}
+    dtype, device = loading.WEIGHT_DTYPES[here.precision], here.torch_device
+    loaded, switches = load_adapted(replace(model, kernels=here.kernels), folders, dtype, device, here.attention)
+    if dtype != torch.float32:
+        leave_casting_to_autocast(loaded)
+    autocast = partial(loading.autocast, device, here.precision)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     seconds = 0.0
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        for model, switches in each_model:
-            for of_corpus in scores:
-                what = f"{', '.join(switches)} on {of_corpus.corpus.name}"
-                task = progress.add_task(what, total=of_corpus.n_tokens)
-                started = time.perf_counter()
-                whole = of_corpus.corpus, of_corpus.windows
-                told = partial(progress.advance, task)
-                nats = score_windows(model, [*switches.values()], *whole, batch_size, autocast=autocast, advance=told)
-                seconds += time.perf_counter() - started
-                of_corpus.nats.update(zip(switches, nats, strict=True))
-                for name in switches:
-                    _check_finite(name, of_corpus)
+        for corpus in corpora:
+            task = progress.add_task(f"{', '.join(names)} on {corpus.name}", total=corpus.n_tokens)
+            advance = partial(progress.advance, task)
+            started = time.perf_counter()
+            nats = score_windows(loaded, switches, corpus, batch_size, autocast=autocast, advance=advance)
+            seconds += time.perf_counter() - started
+            corpus.nats.update(zip(names, nats, strict=True))
+            for row, window in np.argwhere(~np.isfinite(nats)):
+                raise UserError(
+                    f"{names[row]}: scores {nats[row, window]} on "
+                    f"{corpus.documents[corpus.windows[window].document]}; its weights are not finite, or too large "
+                    "for the precision (try --precision fp32)"
+                )
     return seconds
-
-
-def _check_finite(name: str, of_corpus: WindowScores) -> None:
-    for window, nats in zip(of_corpus.windows, of_corpus.nats[name], strict=True):
-        if np.isfinite(nats):
-            continue
-        document = of_corpus.corpus.documents[window.document]
-        raise UserError(
-            f"{name}: scores {nats} on {document}; its weights are not finite, or too large for the "
-            "precision (try --precision fp32)"
-        )

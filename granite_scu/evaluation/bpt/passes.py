@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -11,12 +10,10 @@ from torch import Tensor, nn
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.errors import RunFailed
-from granite_scu.evaluation.bpt.windows import ScoringCorpus, ScoringWindow
+from granite_scu.evaluation.bpt.windows import ScoringCorpus
 from granite_scu.evaluation.score import each_batch
+from granite_scu.model.adapters import Switch
 from granite_scu.model.loss import token_nats
-
-Switch: TypeAlias = Callable[[], AbstractContextManager]
-"""Makes the context in which a model is the base or one of its adapters."""
 
 MULTIPLE = 16
 """Batches are padded to a multiple of so many tokens: kernels are compiled for few lengths, and a convolution is never
@@ -27,7 +24,6 @@ def score_windows(
     model: nn.Module,
     switches: Sequence[Switch],
     corpus: ScoringCorpus,
-    windows: Sequence[ScoringWindow],
     batch_size: int,
     *,
     autocast: Callable[[], AbstractContextManager],
@@ -41,8 +37,7 @@ def score_windows(
     Args:
         model: a transformers causal language model (not wrapped by PEFT; its layers may be), in evaluation mode.
         switches: what it is scored as.
-        corpus: the texts.
-        windows: of them.
+        corpus: the texts in their windows.
         batch_size: windows at a time.
         autocast: makes the context of the forward passes.
         advance: told after each batch how many tokens were scored.
@@ -50,7 +45,7 @@ def score_windows(
     Raises:
         RunFailed: the device has too little memory for a batch.
     """
-    sums = torch.zeros(len(switches), len(windows), dtype=torch.float64, device=next(model.parameters()).device)
+    sums = torch.zeros(len(switches), len(corpus.windows), dtype=torch.float64, device=next(model.parameters()).device)
 
     def under_each_switch(numbers: Tensor, input_ids: Tensor, labels: Tensor) -> Tensor:
         found = []
@@ -66,18 +61,19 @@ def score_windows(
             ) from error
         return torch.stack(found)
 
-    for batch, nats in each_batch(under_each_switch, batches(corpus, windows, batch_size), model=model):
+    for batch, nats in each_batch(under_each_switch, batches(corpus, batch_size), model=model):
         sums[:, batch["numbers"]] = nats
-        advance(sum(corpus.counted(windows[i]) for i in batch["numbers"].tolist()))
+        advance(int(corpus.window_tokens[batch["numbers"].tolist()].sum()))
     return sums.cpu().numpy()
 
 
-def batches(corpus: ScoringCorpus, windows: Sequence[ScoringWindow], batch_size: int) -> Iterator[dict[str, Tensor]]:
+def batches(corpus: ScoringCorpus, batch_size: int) -> Iterator[dict[str, Tensor]]:
     """The windows in batches of about one length: ``numbers``, and ``input_ids`` and ``labels``, (windows, time) int64.
 
     Long ones come first, so that a batch that is too large fails at once. They are padded at the end, where causality
     keeps it from mattering.
     """
+    windows = corpus.windows
     order = sorted(range(len(windows)), key=lambda i: windows[i].start - windows[i].stop)
     for begin in range(0, len(order), batch_size):
         numbers = order[begin : begin + batch_size]

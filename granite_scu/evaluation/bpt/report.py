@@ -1,7 +1,6 @@
 """What was found, for people and for programs."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from granite_scu.errors import UserError
-from granite_scu.storage.run_folder import finite, replacing
+from granite_scu.storage.run_folder import replacing, require_writable
 
 
 def show(found: dict[str, Any], console: Console) -> None:
@@ -73,10 +72,6 @@ def _circumstances(found: dict[str, Any], forgetting: dict[str, Any] | None) -> 
     return lines
 
 
-def as_json(found: dict[str, Any]) -> str:
-    return json.dumps(finite(found), indent=2, allow_nan=False) + "\n"
-
-
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
     """Write rows whole or not at all."""
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -97,9 +92,4 @@ def check_writable(flag: str, path: Path | None) -> None:
         raise UserError(f"{flag} {path}: is a folder; name a file")
     if not path.absolute().parent.is_dir():
         raise UserError(f"{flag} {path}: its folder does not exist; make it first")
-    try:
-        with replacing(path.with_name(f".{path.name}.probe")) as temporary:
-            temporary.touch()
-        path.with_name(f".{path.name}.probe").unlink()
-    except OSError as error:
-        raise UserError(f"{flag} {path}: cannot be written ({error.strerror})") from error
+    require_writable(flag, path.absolute().parent)

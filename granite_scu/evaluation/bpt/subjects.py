@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from granite_scu.config.settings import TINY_MODEL
+from granite_scu.config.settings import is_local
 from granite_scu.errors import UserError
-from granite_scu.model import saved_adapter
+from granite_scu.model import adapter_files, saved_adapter
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, DOCUMENTS, read_json
 
 BASE = "base"
@@ -90,16 +90,16 @@ def _identify(given: str, label: str) -> Subject:
             raise UserError(
                 f"{given}: no such folder in {path.parent}; `granite-scu runs {path.parent}` lists its runs"
             )
-        if given == TINY_MODEL or (given.count("/") == 1 and not given.startswith((".", "/", "~"))):
+        if not is_local(given):
             return Subject(label, given, "model", given)  # an embedded model or a hub id
         raise UserError(f"{given}: no such folder")
     if (path / "config.json").is_file() and not (path / ADAPTER_CONFIG).is_file():
         return Subject(label, given, "model", given)
-    saved_adapter.require_files(path, given)
+    adapter_files.require_files(path, given)
     base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(f"{path / ADAPTER_CONFIG}: names no base model (base_model_name_or_path)")
-    return Subject(label, given, "adapter", base, saved_adapter.run_of(path))
+    return Subject(label, given, "adapter", base, adapter_files.run_of(path))
 
 
 def _labels(named: Sequence[str]) -> list[str]:
@@ -110,9 +110,8 @@ def _labels(named: Sequence[str]) -> list[str]:
 
 
 def _short(name: str) -> str:
-    path = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else Path(name)
-    inside = path.name == "best" or path.name.startswith("checkpoint-")
-    return f"{path.parent.name}/{path.name}" if inside else path.name
+    path = Path(name).expanduser()
+    return adapter_files.short_name(path.resolve() if path.exists() else Path(name))
 
 
 def documents_of(run: Path) -> dict[str, Any] | None:

@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from granite_scu.config.settings import DataConfig
+from granite_scu.config.settings import DataConfig, from_record
 from granite_scu.data.blocks.packing import in_a_row, padding_of
 from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
@@ -110,9 +109,7 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
 
 def data_config(run: Path) -> DataConfig:
     """The data settings of a run."""
-    settings: dict[str, Any] = read_json(run / TRAINING_CONFIG).get("data", {})
-    known = {field.name for field in fields(DataConfig)}
-    return DataConfig(**{name: value for name, value in settings.items() if name in known})
+    return from_record(DataConfig, read_json(run / TRAINING_CONFIG).get("data", {}))
 
 
 def _unseen(name: str, documents: list[Document], runs: Sequence[Path], flag: str) -> Texts:

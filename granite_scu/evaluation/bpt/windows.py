@@ -1,6 +1,7 @@
-"""Texts as tokens, and the windows that long ones are scored in."""
+"""Texts as tokens, the windows that long ones are scored in, and what models scored there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -9,43 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.tokens.encoding import Stream
-
-
-@dataclass(frozen=True, eq=False)
-class ScoringCorpus:
-    """Texts to be scored.
-
-    Attributes:
-        name: what the user calls it.
-        documents: where each text comes from.
-        sequences: of each text a token that is given, and the tokens that are scored: (1 + tokens,) int32.
-        n_bytes: (documents,) UTF-8 bytes that the scored tokens stand for.
-        targets: of each text which of the tokens behind the given one count, (tokens,) bool.
-    """
-
-    name: str
-    documents: list[str]
-    sequences: list[NDArray[np.int32]]
-    n_bytes: NDArray[np.int64]
-    targets: list[NDArray[np.bool_]]
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(documents,) tokens behind the given one, whether they count or not."""
-        return np.array([len(sequence) - 1 for sequence in self.sequences], np.int64)
-
-    @property
-    def n_tokens(self) -> NDArray[np.int64]:
-        """(documents,) tokens that are scored."""
-        return np.array([np.count_nonzero(targets) for targets in self.targets], np.int64)
-
-    def counts(self, window: "ScoringWindow") -> NDArray[np.bool_]:
-        """Which of the predictions that a window alone makes are scored, (scored,)."""
-        return self.targets[window.document][window.stop - window.scored : window.stop]
-
-    def counted(self, window: "ScoringWindow") -> int:
-        """How many those are."""
-        return int(np.count_nonzero(self.counts(window)))
+from granite_scu.evaluation.bpt.tokenizers import beginning_of
 
 
 class ScoringWindow(NamedTuple):
@@ -62,6 +27,60 @@ class ScoringWindow(NamedTuple):
     start: int
     stop: int
     scored: int
+
+
+@dataclass(frozen=True, eq=False)
+class ScoringCorpus:
+    """Texts to be scored, and what models scored on them.
+
+    Attributes:
+        name: what the user calls it.
+        documents: where each text comes from.
+        sequences: of each text a token that is given, and the tokens that are scored: (1 + tokens,) int32.
+        n_bytes: (documents,) UTF-8 bytes that the scored tokens stand for.
+        targets: of each text which of the tokens behind the given one count, (tokens,) bool.
+        windows: that they are scored in.
+        excluded: documents left out beforehand because a run had seen them.
+        nats: summed cross-entropy of each window by the model's name, (windows,) each, as they come in.
+    """
+
+    name: str
+    documents: list[str]
+    sequences: list[NDArray[np.int32]]
+    n_bytes: NDArray[np.int64]
+    targets: list[NDArray[np.bool_]]
+    windows: list[ScoringWindow] = field(default_factory=list)
+    excluded: int = 0
+    nats: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(documents,) tokens behind the given one, whether they count or not."""
+        return np.array([len(sequence) - 1 for sequence in self.sequences], np.int64)
+
+    @cached_property
+    def document_tokens(self) -> NDArray[np.int64]:
+        """(documents,) tokens that are scored."""
+        return np.array([np.count_nonzero(targets) for targets in self.targets], np.int64)
+
+    @cached_property
+    def window_tokens(self) -> NDArray[np.int64]:
+        """(windows,) tokens that are scored."""
+        return np.array([np.count_nonzero(self.counts(window)) for window in self.windows], np.int64)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are scored."""
+        return int(self.document_tokens.sum())
+
+    def counts(self, window: ScoringWindow) -> NDArray[np.bool_]:
+        """Which of the predictions that a window alone makes are scored, (scored,)."""
+        return self.targets[window.document][window.stop - window.scored : window.stop]
+
+    def document_nats(self, name: str) -> NDArray[np.float64]:
+        """Nats that each document costs a model, (documents,)."""
+        owners = np.array([window.document for window in self.windows])
+        return np.bincount(owners, self.nats[name], len(self.documents))
 
 
 def as_corpus(
@@ -81,7 +100,7 @@ def as_corpus(
         tokenizer: that made them.
         first: documents that end before it are left out.
     """
-    beginning = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    beginning = beginning_of(tokenizer)
     names, sequences, n_bytes, targets = [], [], [], []
     for document, (start, end) in zip(documents, (stream.bounds - [0, 1]).tolist(), strict=True):
         if isinstance(document, Conversation):  # what the assistant says counts, and that it stops

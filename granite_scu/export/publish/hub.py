@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelInfo, constants, get_token
@@ -19,6 +18,8 @@ from granite_scu.errors import RunFailed, UserError
 from granite_scu.export.publish.leaks import redact
 
 AGAIN = "run the same command again: what the hub has is not uploaded twice"
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _WRONG_REQUEST = {
     400: "change what it names",
@@ -104,18 +105,11 @@ def _endpoint() -> str:
     """The hub's address, over which a token may go."""
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
     parts = urlsplit(endpoint)
-    if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
+    if parts.scheme != "https" and parts.hostname not in LOOPBACK:
         raise UserError(
             f"HF_ENDPOINT {endpoint}: is not https, so anybody on the way could read the token; name an https address"
         )
     return endpoint
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name
-        return False
 
 
 def _find(api: HfApi, repo_id: str) -> ModelInfo | None:

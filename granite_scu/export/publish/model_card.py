@@ -3,13 +3,13 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader
 
-from granite_scu.config.settings import TINY_MODEL
+from granite_scu.config.settings import TINY_MODEL, is_local, is_path
 from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
@@ -99,11 +99,6 @@ def model_card(facts: Mapping[str, Any]) -> str:
 def known_license(base: str) -> str | None:
     """The licence of a base model, where it is known without asking: IBM's Granite and the embedded model."""
     return "apache-2.0" if base == TINY_MODEL or base.startswith("ibm-granite/") else None
-
-
-def is_local(base: str) -> bool:
-    """Whether a base model is named by a folder, which says nothing to anybody else."""
-    return base != TINY_MODEL and (Path(base).is_dir() or _is_path(base) or base.count("/") != 1)
 
 
 def evaluation_of(folder: Path) -> dict[str, Any] | None:
@@ -203,11 +198,6 @@ def _last_name(path: str) -> str:
     return PureWindowsPath(path).name  # splits at slashes of both kinds
 
 
-def _is_path(text: str) -> bool:
-    """Whether a text is a path that leads through folders of this machine (of either kind of system)."""
-    return text.startswith((".", "~")) or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
-
-
 def _number(value: float | None, form: str, *words: str) -> str:
     return NOT_MEASURED if value is None else " ".join([format(value, form), *filter(None, words)])
 
@@ -222,7 +212,7 @@ def _text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     text = str(value)
-    return _last_name(text) or text if _is_path(text) else text
+    return _last_name(text) or text if is_path(text) else text
 
 
 TEMPLATES = Environment(

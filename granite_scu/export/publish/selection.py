@@ -1,16 +1,15 @@
 """What of a run folder is published, checked and made fit for strangers; everything else stays where it is."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from granite_scu.config.settings import TINY_MODEL
+from granite_scu.config.settings import TINY_MODEL, is_local
 from granite_scu.errors import UserError
 from granite_scu.export.publish import leaks, model_card
-from granite_scu.export.publish.adapter import check_adapter, metadata_of
+from granite_scu.model.adapter_files import check_adapter
 from granite_scu.storage.run_folder import (
     ADAPTER_CONFIG,
     CONTROL_CONFIG,
@@ -21,6 +20,7 @@ from granite_scu.storage.run_folder import (
     MODEL_CARD,
     TRAINING_CONFIG,
     WEIGHTS,
+    as_json,
     read_json,
 )
 
@@ -43,9 +43,6 @@ KEPT = (
     *("identification.*", "logs", "best", "checkpoint-*"),
 )
 """What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""
-
-FILE_LIMIT = 50 * 10**9
-"""Bytes; the hub takes no larger file."""
 
 _UNFINISHED = "the run has not come to its end; go on with it by --resume-from-checkpoint last"
 _REMEDY = {
@@ -104,7 +101,7 @@ def prepare(
         raise UserError(f"{folder}: {error}") from error
     base = _base(folder, facts["base_model"], config.get("base_model_name_or_path"), base_id)
     if base != config["base_model_name_or_path"]:
-        files[ADAPTER_CONFIG] = _json(config | {"base_model_name_or_path": base})
+        files[ADAPTER_CONFIG] = as_json(config | {"base_model_name_or_path": base}).encode()
     if licence is None and model_card.known_license(base) is None:
         raise UserError(
             f"--license: needed, since the licence of {base} is not known here; name the one under which its terms "
@@ -153,8 +150,6 @@ def _content(folder: Path, name: str) -> bytes:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{path}: is a link to a file outside the run folder; put the file itself there")
     try:
-        if path.stat().st_size > FILE_LIMIT:
-            raise UserError(f"{path}: is larger than {FILE_LIMIT / 1e9:g} GB, which the hub does not take")
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
@@ -167,7 +162,7 @@ def _base(folder: Path, of_run: str, of_adapter: str | None, given: str | None) 
             f"{folder}: {ADAPTER_CONFIG} names the base model {of_adapter}, the run trained on {of_run}; "
             "one of the files is of another run"
         )
-    local = model_card.is_local(of_run)
+    local = is_local(of_run)
     if given is None and local:
         raise UserError(
             f"--base-model-id: needed, since the base model {of_run} is a local folder, which nobody else has; "
@@ -184,27 +179,25 @@ def _check_content(folder: Path, name: str, content: bytes) -> None:
         if not content.startswith(b"\x89PNG\r\n\x1a\n"):
             raise UserError(f"{folder / name}: is not a PNG picture")
         return
+    if name == WEIGHTS:  # of a tensor file the header is text
+        content = content[8 : 8 + int.from_bytes(content[:8], "little")]
     try:
-        text = metadata_of(content) if name == WEIGHTS else content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{folder / name}: is not text in UTF-8, as its kind of file is") from error
     if found := leaks.secret_in(text):
         line, kind = found
         raise UserError(f"{folder / name}:{line}: looks like {kind}; remove it, and revoke it if others saw it")
-    if name in (MODEL_CARD, WEIGHTS):
-        _check_paths(folder / name, {"the text": text})
-    elif name.endswith(".json"):
+    places = {"the text": text} if name in (MODEL_CARD, WEIGHTS) else {}
+    if name.endswith(".json"):
         value = read_json(folder / name, content, list if name == HISTORY else dict)
         if name == "tokenizer.json":  # its vocabulary may well hold strings that look like paths
             value = {key: entry for key, entry in value.items() if key not in ("model", "added_tokens")}
-        _check_paths(folder / name, dict(leaks.strings(value)))
-
-
-def _check_paths(file: Path, texts: Mapping[str, str]) -> None:
-    for place, text in texts.items():
+        places = dict(leaks.strings(value))
+    for place, words in places.items():
         # A chat template is a program in which any text may occur, and it comes with the base model.
-        if place != "chat_template" and (path := leaks.local_path_in(text)):
-            raise UserError(f"{file}: {place} names {path}, a path of this machine; remove it from the file")
+        if place != "chat_template" and (path := leaks.local_path_in(words)):
+            raise UserError(f"{folder / name}: {place} names {path}, a path of this machine; remove it from the file")
 
 
 def _notes(facts: Mapping[str, Any]) -> list[str]:
@@ -224,7 +217,3 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
     if facts["evaluation"] is None:
         notes.append("no interval: scripts/eval_bpt.py was not run on this folder")
     return notes
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()

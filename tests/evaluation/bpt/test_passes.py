@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import peft
@@ -12,6 +13,7 @@ from granite_scu.config.settings import BaseConfig
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.model import loading
+from granite_scu.model.adapters import load_adapted
 
 LENGTHS = [1, 5, 40, 2, 23, 16, 17]
 
@@ -30,8 +32,8 @@ def model(small_granite):
 
 
 def scored(model, corpus, *, switches=(nullcontext,), max_length=16, stride=6, batch_size=3):
-    windows = cut(corpus.n_tokens, max_length, stride)
-    return score_windows(model, list(switches), corpus, windows, batch_size, autocast=nullcontext)
+    corpus = replace(corpus, windows=cut(corpus.lengths, max_length, stride))
+    return score_windows(model, list(switches), corpus, batch_size, autocast=nullcontext)
 
 
 def plain_nats(model, corpus, max_length: int, stride: int) -> list[float]:
@@ -75,19 +77,12 @@ def adapter(model, tmp_path, seed: int, targets: list[str]):
 
 
 def test_adapters_in_one_pass_score_as_each_alone(small_granite, corpus, tmp_path):
-    from granite_scu.config.settings import RunConfig
-    from granite_scu.evaluation.bpt import models
-    from granite_scu.evaluation.bpt.subjects import identify
-    from granite_scu.hardware import machine
-
     base = loading.load_model(BaseConfig(small_granite), torch.float32).eval()
     targets = [["in_proj", "out_proj"], ["q_proj", "input_linear"], ["o_proj", "lm_head"]]
     folders = [adapter(base, tmp_path, seed, names) for seed, names in enumerate(targets)]
-    here = machine.resolve(BaseConfig(small_granite), RunConfig(), {"accelerator": "cpu", "precision": "32-true"})
-    subjects = identify(list(map(str, folders)))
-    loaded, switches = models.load_with_adapters(BaseConfig(small_granite), "base", subjects, here)
-    assert list(switches) == ["base", "adapter-0", "adapter-1", "adapter-2"]
-    together = scored(loaded, corpus, switches=switches.values())
+    named = {folder.name: folder for folder in folders}
+    loaded, switches = load_adapted(BaseConfig(small_granite), named, torch.float32, torch.device("cpu"))
+    together = scored(loaded, corpus, switches=switches)
     assert together[0] == pytest.approx(scored(base, corpus)[0], rel=1e-6)
     for row, folder in enumerate(folders, start=1):
         plain = loading.load_model(BaseConfig(small_granite), torch.float32)
@@ -99,9 +94,9 @@ def test_adapters_in_one_pass_score_as_each_alone(small_granite, corpus, tmp_pat
 
 def test_progress_is_told_of_every_token(model, corpus):
     told = []
-    windows = cut(corpus.n_tokens, 16, 6)
-    score_windows(model, [nullcontext], corpus, windows, 2, autocast=nullcontext, advance=told.append)
-    assert sum(told) == sum(LENGTHS) and len(told) == math.ceil(len(windows) / 2)
+    corpus = replace(corpus, windows=cut(corpus.lengths, 16, 6))
+    score_windows(model, [nullcontext], corpus, 2, autocast=nullcontext, advance=told.append)
+    assert sum(told) == sum(LENGTHS) and len(told) == math.ceil(len(corpus.windows) / 2)
 
 
 def test_too_little_memory_says_what_to_change(model, corpus, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from granite_scu.evaluation.bpt.results import WindowScores
+from granite_scu.evaluation.bpt import results
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.model.description_length import LN2
 
@@ -14,13 +14,12 @@ def test_windows_in_which_nothing_is_learned_take_no_part():
     targets = [np.ones(length, bool) for length in lengths]
     targets[1][8:16] = False
     sequences = [np.zeros(length + 1, np.int32) for length in lengths]
-    corpus = ScoringCorpus("chats", ["a", "b"], sequences, lengths, targets)
-    windows = cut(lengths, 8, 8)
-    counts = np.array([corpus.counted(window) for window in windows])
-    assert sorted(counts)[:2] == [0, 8] and len(windows) == 11
-    noise = np.random.default_rng(0).normal(0, 0.1, len(windows))
-    scores = WindowScores(corpus, windows, nats={"base": 2.0 * counts, "adapter": (1.5 + noise) * counts})
-    assert scores.units == "windows"
-    found = scores.difference("adapter", "base")
+    corpus = ScoringCorpus("chats", ["a", "b"], sequences, lengths, targets, cut(lengths, 8, 8))
+    counts = corpus.window_tokens
+    assert sorted(counts)[:2] == [0, 8] and len(counts) == 11
+    noise = np.random.default_rng(0).normal(0, 0.1, len(counts))
+    corpus.nats.update({"base": 2.0 * counts, "adapter": (1.5 + noise) * counts})
+    assert results.units(corpus) == "windows"
+    found = results.difference(corpus, "adapter", "base")
     assert found.mean == pytest.approx((noise[counts > 0].mean() - 0.5) / LN2)
     assert found.low < found.mean < found.high < 0

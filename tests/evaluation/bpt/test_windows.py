@@ -1,5 +1,7 @@
 """Windows against the definition of lm-evaluation-harness, and texts against their bytes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,9 +96,9 @@ def test_of_a_conversation_what_the_assistant_says_is_scored(tokenizer):
     said = corpus.sequences[0][1:][corpus.targets[0]]
     assert tokenizer.decode(said) == "A naïve “café”.<|end_of_text|>"
     assert corpus.n_bytes.tolist() == [len("A naïve “café”.".encode()), 1]
-    assert corpus.n_tokens.tolist() == [len(said), 1] and corpus.lengths[0] > len(said)
-    windows = cut(corpus.lengths, 8, 3)
-    assert sum(corpus.counted(window) for window in windows) == corpus.n_tokens.sum()
+    assert corpus.document_tokens.tolist() == [len(said), 1] and corpus.lengths[0] > len(said)
+    corpus = replace(corpus, windows=cut(corpus.lengths, 8, 3))
+    assert corpus.window_tokens.sum() == corpus.n_tokens
 
 
 def test_tokens_of_a_prompt_are_no_labels(tokenizer):
@@ -106,6 +108,6 @@ def test_tokens_of_a_prompt_are_no_labels(tokenizer):
 
     chats = [as_document("chat", {"prompt": "What is it?", "completion": "A thing."}, "text")]
     corpus = as_corpus("corpus", chats, encode(chats, tokenizer), tokenizer)
-    (batch,) = batches(corpus, cut(corpus.lengths, 64, 32), batch_size=1)
+    (batch,) = batches(replace(corpus, windows=cut(corpus.lengths, 64, 32)), batch_size=1)
     labels = batch["labels"]
     assert tokenizer.decode(labels[labels != IGNORED]) == "A thing.<|end_of_text|>"

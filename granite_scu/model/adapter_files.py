@@ -1,17 +1,58 @@
-"""Whether a LoRA adapter is whole: its tensors against its configuration, without loading a model."""
+"""The files of a LoRA adapter, as PEFT saves it: where they are and whether they are sound, without loading a model."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
+from granite_scu.errors import UserError
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, RunFolder
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+
+def factor_names(layer: str) -> tuple[str, str]:
+    """The names of A, (rank, in), and B, (out, rank), in an adapter's file."""
+    return f"base_model.model.{layer}.lora_A.weight", f"base_model.model.{layer}.lora_B.weight"
+
+
+def require_files(folder: Path, label: str) -> None:
+    """Refuse a folder without an adapter in safetensors.
+
+    Raises:
+        UserError: it holds none; says which ones a run kept that was cut off.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        kept = [p.name for p in (folder / "best", *RunFolder(folder).checkpoints()) if (p / ADAPTER_CONFIG).is_file()]
+        if (folder / TRAINING_CONFIG).is_file() and kept:
+            raise UserError(
+                f"{label}: this run was cut off before it saved its final adapter; name one that it kept: "
+                + ", ".join(str(folder / name) for name in kept)
+            )
+        raise UserError(f"{label}: is not a run folder, and holds no adapter ({ADAPTER_CONFIG} is missing)")
+    if not (folder / WEIGHTS).is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        reason = "its adapter is a pickle, which may run code when it is loaded" if pickled else f"{WEIGHTS} is missing"
+        raise UserError(f"{label}: {reason}; only safetensors are read")
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run folder that an adapter belongs to: its own, or the one above ``best/`` and checkpoints."""
+    places = (folder, *([folder.resolve().parent] if _is_part(folder) else []))
+    return next((place for place in places if (place / TRAINING_CONFIG).is_file()), None)
+
+
+def short_name(folder: Path) -> str:
+    """The last part of a path, and of a run's ``best/`` or a checkpoint the run before it."""
+    return f"{folder.parent.name}/{folder.name}" if _is_part(folder) else folder.name
+
+
+def _is_part(folder: Path) -> bool:
+    return folder.name == "best" or folder.name.startswith("checkpoint-")
 
 
 def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
@@ -55,12 +96,6 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
     if not any(pair["B"].any() for pair in factors.values()):
         raise ValueError(f"{WEIGHTS}: every lora_B is zero, so the adapter changes nothing; train first")
     return {"layers": len(factors), "parameters": sum(v.size for pair in factors.values() for v in pair.values())}
-
-
-def metadata_of(weights: bytes) -> str:
-    """The text in the header of a whole safetensors file, which anybody may have written there."""
-    length = int.from_bytes(weights[:8], "little")
-    return json.dumps(json.loads(weights[8 : 8 + length]).get("__metadata__") or {})
 
 
 def _values(tensor: Mapping[str, Any]) -> np.ndarray:

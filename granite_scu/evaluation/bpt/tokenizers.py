@@ -1,0 +1,59 @@
+"""The tokenizer of everything that is scored: bits per token can be compared where all make the same tokens."""
+
+from collections.abc import Sequence
+from itertools import chain, islice
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from granite_scu.data.sources.documents import Document
+from granite_scu.errors import UserError
+from granite_scu.evaluation.bpt.subjects import Subject
+from granite_scu.model import loading
+
+SAMPLE = 200_000
+"""Characters of the texts on which tokenizers are compared."""
+
+
+def load_tokenizer(base: str, subjects: Sequence[Subject], texts: Sequence[Document]) -> PreTrainedTokenizerBase:
+    """The tokenizer of the base, which is everybody's.
+
+    Args:
+        base: the base model, or the first of whole models.
+        subjects: where one has a tokenizer of its own, it must make the same tokens.
+        texts: on which that is tried.
+
+    Raises:
+        UserError: a tokenizer differs, so that bits per token could not be compared.
+    """
+    tokenizer = loading.load_tokenizer(base)
+    sample = "".join(islice(chain.from_iterable(document.text for document in texts), SAMPLE))
+    expected = _tokens(tokenizer, sample)
+    for subject in subjects:
+        own = _own_tokenizer(subject) if subject.given != base else None
+        if own and _tokens(own, sample) != expected:
+            raise UserError(
+                f"{subject.given}: its tokenizer makes other tokens than that of {base}, so bits per token cannot be "
+                "compared; score it alone and compare bits per byte"
+            )
+    return tokenizer
+
+
+def beginning_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What a text's first token is predicted from: beginning-of-text or, where there is none, end-of-text."""
+    return tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+
+
+def _own_tokenizer(subject: Subject) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that lies in a model's or adapter's folder; None where an adapter has none."""
+    if subject.kind == "model":
+        return loading.load_tokenizer(subject.given)
+    if not (subject.path / "tokenizer_config.json").is_file():
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(subject.path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{subject.given}: its tokenizer cannot be read ({error})") from error
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, sample: str) -> tuple[int, list[int]]:
+    return beginning_of(tokenizer), tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"]
