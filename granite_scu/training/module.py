@@ -7,7 +7,7 @@ which the update is projected. Sums are kept on the device and divided once, whe
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -148,7 +148,7 @@ class GraniteModule(L.LightningModule):
         if self.start:
             self._remember_start()
         if self.base.compile:
-            compile_training(self.language_model.base_model, self.base.compile_mode)
+            self.language_model.base_model.compile(mode=self.base.compile_mode)
 
     def _remember_start(self) -> None:
         """Keep the factors as they are now, to measure from; checkpoints have them too.
@@ -187,7 +187,15 @@ class GraniteModule(L.LightningModule):
 
     def forward(self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed cross-entropy of a batch in nats. (batch, time) tokens, shifted labels, numbers of documents."""
-        return loss.summed_nats(self.language_model, input_ids, labels, documents)
+        with nullcontext() if torch.is_grad_enabled() else not_compiled():
+            try:
+                return loss.summed_nats(self.language_model, input_ids, labels, documents)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                reason = " ".join(str(error).split())[:200]
+                raise RunFailed(
+                    f"--torch-compile: this model cannot be compiled here ({type(error).__name__}: {reason}); leave it "
+                    "out (--no-torch-compile), or try another --compile-mode or a newer PyTorch"
+                ) from error
 
     # Training
 
@@ -454,37 +462,20 @@ class GraniteModule(L.LightningModule):
         return {**measured, "--actuator": self.actuator, SHA256: start, **self.position}
 
 
-def compile_training(model: torch.nn.Module, mode: str) -> None:
-    """Compile a model's forward pass where it is trained, once.
-
-    Without gradients it runs as it is. Validation differs in grad mode and in the size of its last batch, and each
-    would be compiled anew, for minutes, to save seconds.
-    """
-    plain = model.forward
-    compiled = torch.compile(plain, mode=mode)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return plain(*args, **kwargs)
-        try:
-            return compiled(*args, **kwargs)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = " ".join(str(error).split())[:200]
-            raise RunFailed(
-                f"--torch-compile: this model cannot be compiled here ({type(error).__name__}: {reason}); leave it out "
-                "(--no-torch-compile), or try another --compile-mode or a newer PyTorch"
-            ) from error
-
-    model.forward = forward
+def not_compiled() -> AbstractContextManager:
+    """Run what is compiled as it is. Validation differs from training in grad mode and in the size of its last batch,
+    and each would be compiled anew, for minutes, to save seconds."""
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Without dropout inside, and back in the mode it was in outside."""
+    """Without dropout and compilation inside, and back in the mode it was in outside."""
     training = model.training
     model.eval()
     try:
-        yield
+        with not_compiled():
+            yield
     finally:
         model.train(training)
 
