@@ -41,7 +41,7 @@ from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, holds_setpoint
 from granite_scu.training.learning_rate import cumulated_rates
-from granite_scu.training.output_folder import claimed, continues_in, is_main, open_run_folder
+from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
 from granite_scu.training.resume import Resume, check_resumable, course_of, open_checkpoint
@@ -84,7 +84,7 @@ def prepare(
 
     # The run folder, and the checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
-    resume = open_checkpoint(request.run.resume, request.run.output_dir)
+    resume = open_checkpoint(request.run.resume, folder.path)
     with claimed(folder, request, resume):
         pass  # refused already here; until the run starts, others may have the folder
 
@@ -159,8 +159,8 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             course = course_of(run.request, run.machine, run.length.steps, run.controller.setpoint)
             if run.resume:
                 module.require_same_settings(run.resume.state)
-                in_place, overwrite = continues_in(run.folder.path, run.resume), run.request.run.overwrite
-                check_resumable(run.resume, run.controller, run.length.steps, course, in_place, overwrite)
+                law, overwrite = type(run.controller).__name__, run.request.run.overwrite
+                check_resumable(run.resume, law, run.length.steps, course, overwrite)
             run.console.print(f"loading {run.request.base.name}", highlight=False)
             module.configure_model()
 
@@ -168,7 +168,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             trainer, best, final = _assemble(run, course, checkpoint.AdapterCheckpointIO(module), final_score)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
-                run.data.start_at(run.resume.micro_batches)
+                run.data.start_at(run.resume.state["micro_batches"])
 
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():
