@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 from granite_scu import hardware
@@ -52,6 +53,12 @@ class Machine:
         if self.accelerator == "cpu":
             return torch.device("cpu")
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))))
+
+    def memory_limit(self, memory_fraction: float | None) -> float:
+        """Bytes that a run may take: that share of a GPU's memory, or what a CPU's has free, ``MARGIN`` left out."""
+        if self.accelerator == "cuda":
+            return self.device.memory_gb * hardware.GIB * (memory_fraction or 1) * (1 - hardware.MARGIN)
+        return psutil.virtual_memory().available * (1 - hardware.MARGIN)
 
     def claim(self, memory_fraction: float | None) -> None:
         """Make this process's GPU the current one, take no more of it than ``memory_fraction``, and TF32 or not."""

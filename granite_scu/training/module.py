@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig
+from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, loading, loss
@@ -69,14 +69,12 @@ class GraniteModule(L.LightningModule):
     """A causal language model with LoRA adapters, regularised by the adapter's description length.
 
     Args:
-        base: the frozen model.
+        base: the frozen model, its attention and kernels settled.
         lora: the adapters.
         optimizer: AdamW and its schedule.
-        prior_sigma: standard deviation of the prior on the entries of Delta W.
-        n_tokens: N, the tokens that the adapter's description is spread over.
+        prior: on the entries of Delta W, with N, the tokens that the adapter's description is spread over.
         total_steps: optimizer steps of the whole run, for the schedule.
         dtype: of the frozen weights; adapters are always fp32.
-        attention: transformers' attention implementation.
         loading_device: where 4-bit weights are made.
         position: what the position in the data hangs on (batch size, processes); a resumed run must not change it.
         measure: what ParamBPT counts, the update or its factors.
@@ -89,11 +87,9 @@ class GraniteModule(L.LightningModule):
         base: BaseConfig,
         lora: LoraConfig,
         optimizer: OptimizerConfig,
-        prior_sigma: float,
-        n_tokens: int,
+        prior: PriorConfig,
         total_steps: int,
         dtype: torch.dtype = torch.float32,
-        attention: str = "sdpa",
         loading_device: torch.device = loading.CPU,
         position: dict[str, int] | None = None,
         measure: Measure = "delta",
@@ -102,8 +98,8 @@ class GraniteModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.base, self.lora, self.optimizer_config = base, lora, optimizer
-        self.prior_sigma, self.n_tokens, self.total_steps = prior_sigma, n_tokens, total_steps
-        self.dtype_of_base, self.attention, self.loading_device = dtype, attention, loading_device
+        self.prior_sigma, self.n_tokens, self.total_steps = prior.sigma, prior.n_tokens, total_steps
+        self.dtype_of_base, self.loading_device = dtype, loading_device
         self.position, self.measure, self.actuator, self.start = position or {}, measure, actuator, start
         self.updates: dict[str, LowRankUpdate] = {}
         self.reg_strength = 0.0
@@ -130,7 +126,7 @@ class GraniteModule(L.LightningModule):
         """Load the frozen model and attach the adapters, once."""
         if self.model is not None:
             return
-        model = loading.load_model(self.base, self.dtype_of_base, self.attention, self.loading_device)
+        model = loading.load_model(self.base, self.dtype_of_base, self.base.attention, self.loading_device)
         if self.base.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from granite_scu.training.callbacks.signals import GracefulStop
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
-from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, holds_setpoint
+from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length
 from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
@@ -97,7 +97,6 @@ def prepare(
 
     # The micro-batch that is predicted to fit.
     if request.run.auto_batch_size:
-        batch_size.check(request.run.resume, machine.world_size)
         request = batch_size.first_guess(request, machine)
 
     # The text, and with it N and the length of the run.
@@ -225,8 +224,10 @@ def _assemble(
     # What listens to every tick.
     line = ProgressLine(settings["log_every_n_steps"], run.console)
     reachability = _reachability(run)
+    used = asdict(run.request.base) | asdict(run.request.data) | {"precision": run.machine.precision}
+    utilisation = UtilisationWatch(asked.expected_mfu, used) if asked.expected_mfu else None
     equilibrium = EquilibriumStop(Equilibrium(setpoint, window), every) if window else None
-    listeners = [listener for listener in (reachability, equilibrium, _utilisation(run), line) if listener]
+    listeners = [listener for listener in (reachability, equilibrium, utilisation, line) if listener]
     # What measures, steers and keeps.
     stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / "best")
     scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners)
@@ -268,23 +269,11 @@ def _monitor(run: PreparedRun) -> Monitor:
 
 def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     config = run.request.control
-    if not holds_setpoint(config.controller, run.controller):
+    if config.controller not in control.TRACKING or run.controller.setpoint is None:
         return None
     planned = cumulated_rates(run.request.optimizer, run.length.steps)
     law, bounds = Reachability(run.controller.setpoint, run.growth), (config.lambda_min, config.lambda_max)
     return ReachabilityMonitor(law, bounds, planned, in_gradient=config.actuator == "loss")
-
-
-def _utilisation(run: PreparedRun) -> UtilisationWatch | None:
-    base, data, expected = run.request.base, run.request.data, run.request.run.expected_mfu
-    used = {
-        "batch_size": data.batch_size,
-        "num_workers": data.num_workers,
-        "compile": base.compile,
-        "gradient_checkpointing": base.gradient_checkpointing,
-        "precision": run.machine.precision,
-    }
-    return UtilisationWatch(expected, used) if expected else None
 
 
 def _loggers(logs: Path, resume: Resume | None) -> list[Logger]:
