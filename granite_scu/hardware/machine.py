@@ -3,18 +3,16 @@
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import torch
 
 from granite_scu import hardware
+from granite_scu.config.request import Request
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
-
-if TYPE_CHECKING:
-    from granite_scu.config.request import Request
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: 
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
 
 
-def resolve_request(request: "Request") -> Machine:
+def resolve_request(request: Request) -> Machine:
     """What a request stands for here.
 
     Raises:
