@@ -33,7 +33,7 @@ from rich.table import Table
 
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
-from granite_scu.config.settings import TINY_MODEL, DataConfig, LoraConfig, OptimizerConfig
+from granite_scu.config.settings import TINY_MODEL, DataConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.errors import UserError
 
 MEGABYTE = 1_000_000
@@ -172,7 +172,7 @@ def loader(path: Path, repeats: int) -> dict[str, Any]:
         list(islice(batches, 10))
         count = 20 * repeats
         batch_s = seconds(lambda: list(islice(batches, count))) / count
-        module = GraniteModule(BaseConfig(TINY_MODEL), LoraConfig(), OptimizerConfig(), 0.02, 1000, 100)
+        module = GraniteModule(BaseConfig(TINY_MODEL), LoraConfig(), OptimizerConfig(), PriorConfig(0.02, 1000), 100)
         module.configure_model()
         optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], fused=True)
 

@@ -67,7 +67,7 @@ def make_module(small_granite):
     """Builds a module, model and adapters in place; equal arguments give equal weights."""
     import torch
 
-    from granite_scu.config.settings import BaseConfig, LoraConfig, OptimizerConfig
+    from granite_scu.config.settings import BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
     from granite_scu.training.module import GraniteModule
 
     def make(
@@ -86,8 +86,7 @@ def make_module(small_granite):
             BaseConfig(small_granite, **(base or {})),
             LoraConfig(**({"rank": 4, "alpha": 8.0} | (lora or {}))),
             OptimizerConfig(**({"warmup_steps": 0, "schedule": "constant", "gradient_clip": 0.0} | (optimizer or {}))),
-            sigma,
-            n_tokens,
+            PriorConfig(sigma, n_tokens),
             total_steps,
             **more,
         )

@@ -168,8 +168,7 @@ def _with_prediction(check: Check, request: Request, resolved: machine.Machine) 
     if _is_unknown(request.base.name):
         return dataclasses.replace(check, meaning="not predicted before the model's configuration is downloaded")
     footprint = memory_budget.predict(request, resolved)
-    memory_gb = resolved.device.memory_gb
-    allowed = memory_budget.limit(resolved.accelerator, memory_gb, request.run.memory_fraction)
+    allowed = resolved.memory_limit(request.run.memory_fraction)
     meaning = f"the run is predicted to take {footprint.total / GIB:.2f} of {allowed / GIB:.2f} GiB"
     fits = footprint.total <= allowed
     if request.run.auto_batch_size:

@@ -40,12 +40,8 @@ class Device:
 
 def detect(accelerator: str = "auto") -> Device:
     """The device that ``--accelerator`` names: the GPU where there is one, unless the CPU is asked for."""
-    if accelerator != "cpu" and torch.cuda.is_available():
-        return _detect_cuda()
-    return _detect_cpu()
-
-
-def _detect_cuda() -> Device:
+    if accelerator == "cpu" or not torch.cuda.is_available():
+        return _detect_cpu()
     properties = torch.cuda.get_device_properties(0)
     capability = (properties.major, properties.minor)
     ampere = capability >= (8, 0)  # bf16, TF32 and the flash kernels all came with this generation
@@ -54,14 +50,9 @@ def _detect_cuda() -> Device:
 
 
 def _detect_cpu() -> Device:
-    capabilities = _cpu_capabilities()
+    # torch 2.9 cannot tell the processor's instruction sets, so that a CPU there trains in fp32.
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     name = str(capabilities.get("cpu_name") or platform.processor() or platform.machine())
     fast_bf16 = any(capabilities.get(key) for key in ("avx512_bf16", "amx_bf16"))
     memory = psutil.virtual_memory().total / GIB
     return Device("cpu", name, memory, None, 1, fast_bf16, supports_tf32=False, supports_flash=False)
-
-
-def _cpu_capabilities() -> dict[str, object]:
-    """The processor's instruction sets; empty on torch 2.9, which cannot tell, so that a CPU there trains in fp32."""
-    get_capabilities = getattr(torch.cpu, "get_capabilities", None)
-    return dict(get_capabilities()) if get_capabilities else {}

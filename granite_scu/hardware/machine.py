@@ -3,17 +3,16 @@
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psutil
 import torch
 
 from granite_scu import hardware
+from granite_scu.config.request import Request
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.errors import UserError
 from granite_scu.hardware import presets
-
-if TYPE_CHECKING:
-    from granite_scu.config.request import Request
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,12 @@ class Machine:
             return torch.device("cpu")
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))))
 
+    def memory_limit(self, memory_fraction: float | None) -> float:
+        """Bytes that a run may take: that share of a GPU's memory, or what a CPU's has free, ``MARGIN`` left out."""
+        if self.accelerator == "cuda":
+            return self.device.memory_gb * hardware.GIB * (memory_fraction or 1) * (1 - hardware.MARGIN)
+        return psutil.virtual_memory().available * (1 - hardware.MARGIN)
+
     def claim(self, memory_fraction: float | None) -> None:
         """Make this process's GPU the current one, take no more of it than ``memory_fraction``, and TF32 or not."""
         if self.accelerator == "cuda":
@@ -80,7 +85,7 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: 
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
 
 
-def resolve_request(request: "Request") -> Machine:
+def resolve_request(request: Request) -> Machine:
     """What a request stands for here.
 
     Raises:

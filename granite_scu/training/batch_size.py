@@ -23,44 +23,29 @@ STEPS = 2
 """Optimizer steps that prove a batch: Adam has its moments after the first."""
 
 
-def check(resume: str | None, processes: int) -> None:
-    """Refuse what the search cannot serve.
-
-    Args:
-        resume: what the run is asked to resume from.
-        processes: that train.
-
-    Raises:
-        UserError: a resumed run, or several processes.
-    """
-    if resume:
-        raise UserError(
-            "--auto-batch-size: a resumed run keeps the batch of its checkpoint, on which its place in the data hangs; "
-            "leave it out"
-        )
-    if processes > 1:
-        raise UserError(
-            "--auto-batch-size: one process looks for the batch; run it once without --multi-gpu, with --max-steps 1, "
-            "and give the --batch-size that it finds to all"
-        )
-
-
 def first_guess(request: Request, machine: Machine) -> Request:
     """The request in the largest micro-batches that are predicted to fit.
 
     Raises:
-        UserError: none are.
+        UserError: none are; or a resumed run, or several processes, which the search cannot serve.
     """
-    found = memory_budget.largest_that_fits(request, machine)
-    if found is None:
-        least = memory_budget.with_batch(request, 1)
-        device = machine.device
-        allowed = memory_budget.limit(machine.accelerator, device.memory_gb, request.run.memory_fraction)
+    if request.run.resume:
         raise UserError(
-            f"--auto-batch-size: one block takes {memory_budget.describe(memory_budget.predict(least, machine))}, of "
-            f"{allowed / GIB:.2f} GiB that there are on {device.name}; {memory_budget.advice(least, machine)}"
+            "--auto-batch-size: a resumed run keeps the batch of its checkpoint, on which its place in the data hangs; "
+            "leave it out"
         )
-    return found
+    if machine.world_size > 1:
+        raise UserError(
+            "--auto-batch-size: one process looks for the batch; run it once without --multi-gpu, with --max-steps 1, "
+            "and give the --batch-size that it finds to all"
+        )
+    if found := memory_budget.largest_that_fits(request, machine):
+        return found
+    least, allowed = memory_budget.with_batch(request, 1), machine.memory_limit(request.run.memory_fraction)
+    raise UserError(
+        f"--auto-batch-size: one block takes {memory_budget.describe(memory_budget.predict(least, machine))}, of "
+        f"{allowed / GIB:.2f} GiB that there are on {machine.device.name}; {memory_budget.advice(least, machine)}"
+    )
 
 
 def prove(run: PreparedRun) -> PreparedRun:
@@ -71,27 +56,22 @@ def prove(run: PreparedRun) -> PreparedRun:
     Raises:
         RunFailed: not even one block fits.
     """
-    machine = run.machine
-    allowed = memory_budget.limit(machine.accelerator, machine.device.memory_gb, run.request.run.memory_fraction)
+    allowed = run.machine.memory_limit(run.request.run.memory_fraction)
     for size in memory_budget.sizes(run.request.blocks_per_step, run.request.data.batch_size):
-        tried = with_request(run, memory_budget.with_batch(run.request, size))
-        predicted = memory_budget.predict(tried.request, machine).total
+        request = memory_budget.with_batch(run.request, size)
+        tried = replace(run, request=request, data=run.data.with_batch_size(size))
         taken = _try(tried)
         if taken is not None and taken <= allowed:
+            predicted = memory_budget.predict(request, run.machine).total
             log.info(
                 "--auto-batch-size: %d x %d tokens, accumulated %d times, take %.2f GiB of %.2f (predicted: %.2f)",
-                *(size, tried.request.data.block_size, tried.request.trainer["accumulate_grad_batches"]),
+                *(size, request.data.block_size, request.trainer["accumulate_grad_batches"]),
                 *(taken / GIB, allowed / GIB, predicted / GIB),
             )
-            return with_request(run, _as_asked_for(tried.request))
+            return replace(tried, request=_as_asked_for(request))
         took = "more than there is" if taken is None else f"{taken / GIB:.2f} GiB"
-        log.info("--auto-batch-size: %d x %d tokens take %s", size, tried.request.data.block_size, took)
-    raise RunFailed(f"--auto-batch-size: not even one block fits; {memory_budget.advice(tried.request, machine)}")
-
-
-def with_request(run: PreparedRun, request: Request) -> PreparedRun:
-    """The run with a request that differs in the size of the micro-batches alone."""
-    return replace(run, request=request, data=run.data.with_batch_size(request.data.batch_size))
+        log.info("--auto-batch-size: %d x %d tokens take %s", size, request.data.block_size, took)
+    raise RunFailed(f"--auto-batch-size: not even one block fits; {memory_budget.advice(request, run.machine)}")
 
 
 def _as_asked_for(request: Request) -> Request:

@@ -50,11 +50,6 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
         raise UserError(f"--replay {config.replay}: {error}") from error
 
 
-def holds_setpoint(name: str, controller: control.Controller) -> bool:
-    """Whether a controller of that name is to hold S at a setpoint that is known, by lambda or by projection."""
-    return name in control.TRACKING and controller.setpoint is not None
-
-
 def check_equilibrium_stop(config: ControlConfig) -> None:
     """Refuse ``--stop-at-equilibrium`` where no window of ticks can show that a closed loop holds S.
 

@@ -12,7 +12,7 @@ import torch
 
 from granite_scu.config.request import Request
 from granite_scu.errors import RunFailed
-from granite_scu.hardware import GIB, MARGIN
+from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
 from granite_scu.model.loading import WEIGHT_DTYPES
@@ -38,13 +38,6 @@ def predict(request: Request, machine: Machine) -> memory.Footprint:
     return memory.predict(loading.known_config(request.base.name), setting)
 
 
-def limit(accelerator: str, memory_gb: float, memory_fraction: float | None) -> float:
-    """Bytes that a run may take: that share of a GPU's GiB, or what a CPU's memory has free, ``MARGIN`` left out."""
-    if accelerator == "cuda":
-        return memory_gb * GIB * (memory_fraction or 1) * (1 - MARGIN)
-    return psutil.virtual_memory().available * (1 - MARGIN)
-
-
 def with_batch(request: Request, size: int) -> Request:
     """The same request in micro-batches of ``size`` blocks; a divisor of the step's blocks, which stay as many."""
     assert request.blocks_per_step % size == 0
@@ -63,19 +56,16 @@ def largest_that_fits(request: Request, machine: Machine, most: int | None = Non
     A larger batch takes more, so that halving the candidates finds it.
     """
     candidates = [with_batch(request, size) for size in sizes(request.blocks_per_step, most)]
-    allowed = limit(machine.accelerator, machine.device.memory_gb, request.run.memory_fraction)
+    allowed = machine.memory_limit(request.run.memory_fraction)
     first = bisect_left(candidates, True, key=lambda candidate: predict(candidate, machine).total <= allowed)
     return candidates[first] if first < len(candidates) else None
 
 
 def advice(request: Request, machine: Machine) -> str:
     """The first change that is predicted to make the run fit, as flags; what costs least comes first."""
-    smaller = max(1, request.data.batch_size - 1)
     for changed in _changes(request):
-        most = smaller if changed.base == request.base and changed.data == request.data else changed.data.batch_size
-        if most == request.data.batch_size == 1 and changed is request:
-            continue
-        found = largest_that_fits(changed, machine, most)
+        most = request.data.batch_size - (changed is request)  # a smaller batch, where nothing else changes
+        found = largest_that_fits(changed, machine, max(1, most))
         if found is not None and found != request:
             taken = predict(found, machine).total / GIB
             return f"try {_flags(request, found)} (predicted: {taken:.2f} GiB)"

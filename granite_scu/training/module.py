@@ -7,7 +7,7 @@ which the update is projected. Sums are kept on the device and divided once, whe
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig
+from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, loading, loss
@@ -69,14 +69,12 @@ class GraniteModule(L.LightningModule):
     """A causal language model with LoRA adapters, regularised by the adapter's description length.
 
     Args:
-        base: the frozen model.
+        base: the frozen model, its attention and kernels settled.
         lora: the adapters.
         optimizer: AdamW and its schedule.
-        prior_sigma: standard deviation of the prior on the entries of Delta W.
-        n_tokens: N, the tokens that the adapter's description is spread over.
+        prior: on the entries of Delta W, with N, the tokens that the adapter's description is spread over.
         total_steps: optimizer steps of the whole run, for the schedule.
         dtype: of the frozen weights; adapters are always fp32.
-        attention: transformers' attention implementation.
         loading_device: where 4-bit weights are made.
         position: what the position in the data hangs on (batch size, processes); a resumed run must not change it.
         measure: what ParamBPT counts, the update or its factors.
@@ -89,11 +87,9 @@ class GraniteModule(L.LightningModule):
         base: BaseConfig,
         lora: LoraConfig,
         optimizer: OptimizerConfig,
-        prior_sigma: float,
-        n_tokens: int,
+        prior: PriorConfig,
         total_steps: int,
         dtype: torch.dtype = torch.float32,
-        attention: str = "sdpa",
         loading_device: torch.device = loading.CPU,
         position: dict[str, int] | None = None,
         measure: Measure = "delta",
@@ -102,8 +98,8 @@ class GraniteModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.base, self.lora, self.optimizer_config = base, lora, optimizer
-        self.prior_sigma, self.n_tokens, self.total_steps = prior_sigma, n_tokens, total_steps
-        self.dtype_of_base, self.attention, self.loading_device = dtype, attention, loading_device
+        self.prior_sigma, self.n_tokens, self.total_steps = prior.sigma, prior.n_tokens, total_steps
+        self.dtype_of_base, self.loading_device = dtype, loading_device
         self.position, self.measure, self.actuator, self.start = position or {}, measure, actuator, start
         self.updates: dict[str, LowRankUpdate] = {}
         self.reg_strength = 0.0
@@ -130,7 +126,7 @@ class GraniteModule(L.LightningModule):
         """Load the frozen model and attach the adapters, once."""
         if self.model is not None:
             return
-        model = loading.load_model(self.base, self.dtype_of_base, self.attention, self.loading_device)
+        model = loading.load_model(self.base, self.dtype_of_base, self.base.attention, self.loading_device)
         if self.base.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
@@ -148,7 +144,7 @@ class GraniteModule(L.LightningModule):
         if self.start:
             self._remember_start()
         if self.base.compile:
-            compile_training(self.language_model.base_model, self.base.compile_mode)
+            self.language_model.base_model.compile(mode=self.base.compile_mode)
 
     def _remember_start(self) -> None:
         """Keep the factors as they are now, to measure from; checkpoints have them too.
@@ -187,7 +183,15 @@ class GraniteModule(L.LightningModule):
 
     def forward(self, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed cross-entropy of a batch in nats. (batch, time) tokens, shifted labels, numbers of documents."""
-        return loss.summed_nats(self.language_model, input_ids, labels, documents)
+        with nullcontext() if torch.is_grad_enabled() else not_compiled():
+            try:
+                return loss.summed_nats(self.language_model, input_ids, labels, documents)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                reason = " ".join(str(error).split())[:200]
+                raise RunFailed(
+                    f"--torch-compile: this model cannot be compiled here ({type(error).__name__}: {reason}); leave it "
+                    "out (--no-torch-compile), or try another --compile-mode or a newer PyTorch"
+                ) from error
 
     # Training
 
@@ -454,37 +458,20 @@ class GraniteModule(L.LightningModule):
         return {**measured, "--actuator": self.actuator, SHA256: start, **self.position}
 
 
-def compile_training(model: torch.nn.Module, mode: str) -> None:
-    """Compile a model's forward pass where it is trained, once.
-
-    Without gradients it runs as it is. Validation differs in grad mode and in the size of its last batch, and each
-    would be compiled anew, for minutes, to save seconds.
-    """
-    plain = model.forward
-    compiled = torch.compile(plain, mode=mode)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return plain(*args, **kwargs)
-        try:
-            return compiled(*args, **kwargs)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = " ".join(str(error).split())[:200]
-            raise RunFailed(
-                f"--torch-compile: this model cannot be compiled here ({type(error).__name__}: {reason}); leave it out "
-                "(--no-torch-compile), or try another --compile-mode or a newer PyTorch"
-            ) from error
-
-    model.forward = forward
+def not_compiled() -> AbstractContextManager:
+    """Run what is compiled as it is. Validation differs from training in grad mode and in the size of its last batch,
+    and each would be compiled anew, for minutes, to save seconds."""
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Without dropout inside, and back in the mode it was in outside."""
+    """Without dropout and compilation inside, and back in the mode it was in outside."""
     training = model.training
     model.eval()
     try:
-        yield
+        with not_compiled():
+            yield
     finally:
         model.train(training)
 

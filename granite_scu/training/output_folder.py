@@ -24,18 +24,13 @@ def is_main() -> bool:
     return rank_zero_only.rank == 0
 
 
-def continues_in(folder: Path, resume: Resume | None) -> bool:
-    """Whether the run continues in the folder that its checkpoint lies in, and not in a new one."""
-    return resume is not None and folder.resolve() in resume.path.resolve().parents
-
-
 def check_folder(folder: RunFolder, request: Request, resume: Resume | None) -> None:
     """Refuse a run folder that must not be written to. Makes and deletes nothing.
 
     Raises:
         UserError: it holds something else, another process runs in it, or clearing it would delete what the run reads.
     """
-    in_place = continues_in(folder.path, resume)
+    in_place = resume is not None and resume.in_place
     folder.check(_replaces(folder, resume, request.run.resume, request.run.overwrite), resuming=in_place)
     if (folder.path / LOCK).is_file():  # otherwise nobody has it, and a refusal leaves nothing behind
         folder.lock()
@@ -55,7 +50,7 @@ def check_folder(folder: RunFolder, request: Request, resume: Resume | None) -> 
 def _replaces(folder: RunFolder, resume: Resume | None, asked: str | None, overwrite: bool) -> bool:
     """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
     begun = asked == checkpoint.AUTO and resume is None and not folder.trained
-    return begun or (overwrite and not continues_in(folder.path, resume))
+    return begun or (overwrite and not (resume and resume.in_place))
 
 
 @contextmanager
@@ -96,7 +91,7 @@ def open_run_folder(run: PreparedRun) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("granite_scu").addHandler(handler)
     if resume:
-        restore_records(folder, resume, continues_in(folder.path, resume), drop_later=request.run.overwrite)
+        restore_records(folder, resume, drop_later=request.run.overwrite)
 
 
 def scu_config(run: PreparedRun) -> dict:

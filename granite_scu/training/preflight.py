@@ -7,9 +7,8 @@ import torch
 
 from granite_scu import hardware
 from granite_scu.config.request import Request
-from granite_scu.config.settings import IGNORED, OptimizerConfig
+from granite_scu.config.settings import IGNORED
 from granite_scu.control import PI, Controller
-from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.control.diagnostics.setpoint import probe_steps
 from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.data.workers import errors_in_one_line
@@ -18,7 +17,6 @@ from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
 from granite_scu.storage.recording import recorded_weight
 from granite_scu.training import memory_budget
-from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.prepared_run import PreparedRun
 
 log = logging.getLogger(__name__)
@@ -61,7 +59,8 @@ def describe(run: PreparedRun) -> dict:
         "n_tokens": length.n_tokens,
         "controller": request.control.controller,
         "target_s": f"auto: a probe of {probe} steps comes first" if probe else run.controller.setpoint,
-        **_reach(run),
+        "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
+        **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),
         **_memory(request, machine),
         "time_s_estimate": round(seconds),
         "output_dir": str(run.folder.path),
@@ -71,7 +70,7 @@ def describe(run: PreparedRun) -> dict:
 def _memory(request: Request, machine: Machine) -> dict:
     """What the run takes of the device's memory, what it may take, and what to change where that is less; GiB."""
     footprint = memory_budget.predict(request, machine)
-    allowed = memory_budget.limit(machine.accelerator, machine.device.memory_gb, request.run.memory_fraction)
+    allowed = machine.memory_limit(request.run.memory_fraction)
     fits = footprint.total <= allowed
     return {
         "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
@@ -84,15 +83,6 @@ def _memory(request: Request, machine: Machine) -> dict:
     }
 
 
-def _reach(run: PreparedRun) -> dict:
-    """How far S can come, and what to change where a setpoint that is known already lies above that."""
-    most, warnings = s_ceiling(run.growth, run.request.optimizer, run.length.steps), out_of_reach(run)
-    return {
-        "s_ceiling_estimate": None if most is None else float(f"{most:.3g}"),
-        **({"target_s_advice": "; ".join(warnings)} if warnings else {}),
-    }
-
-
 def out_of_reach(run: PreparedRun) -> list[str]:
     """Why the run's setpoint cannot be expected to be held and what to change, a line each; none where it can be.
 
@@ -101,20 +91,8 @@ def out_of_reach(run: PreparedRun) -> list[str]:
     setpoint = run.controller.setpoint
     if setpoint is None or run.seeks_setpoint:
         return []
-    most = s_ceiling(run.growth, run.request.optimizer, run.length.steps)
-    warnings = beyond_the_ceiling(setpoint, most), beyond_the_bounds(run.controller)
+    warnings = beyond_the_ceiling(setpoint, run.s_ceiling), beyond_the_bounds(run.controller)
     return [warning for warning in warnings if warning]
-
-
-def s_ceiling(growth: float | None, optimizer: OptimizerConfig, steps: int) -> float | None:
-    """The largest S to be expected of a run, by ``control.diagnostics.ceiling``, should the data cost ever so little.
-
-    Args:
-        growth: G; None where it is unknown, and the ceiling with it.
-        optimizer: gives the learning rates.
-        steps: optimizer steps of the run.
-    """
-    return None if growth is None else ceiling(growth, cumulated_rates(optimizer, steps)[-1])
 
 
 def beyond_the_ceiling(setpoint: float, most: float | None) -> str | None:
@@ -160,16 +138,14 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
             "--no-isolate-documents says that this is meant",
             request.base.name,
         )
-    if run.start and (warning := run.start.mismatch(request.base.quantize_4bit)):
-        log.warning(warning)
+    if run.start and (mismatch := run.start.mismatch(request.base.quantize_4bit)):
+        log.warning(mismatch)
     if run.found:
         log.info("--target-s auto: S* = %.3g: %s", run.controller.setpoint, run.found["reason"])
-    if request.control.replay and (
-        warning := other_weight(request.control.replay, request.prior.sigma**2 * run.length.n_tokens)
-    ):
-        log.warning(warning)
-    for warning in out_of_reach(run):
-        log.warning(warning)
+    replay, weight = request.control.replay, request.prior.sigma**2 * run.length.n_tokens
+    for warning in (replay and other_weight(replay, weight), *out_of_reach(run)):
+        if warning:
+            log.warning(warning)
 
 
 def other_weight(path: str, here: float) -> str | None:

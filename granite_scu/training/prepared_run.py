@@ -10,12 +10,14 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu import control
 from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_STEPS
+from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.flops import Size
 from granite_scu.model.initial_adapter import InitialAdapter
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.resume import Resume
 
@@ -73,6 +75,12 @@ class PreparedRun:
     found: dict[str, Any] | None = None
     probe_seconds: float = 0.0
 
+    @property
+    def s_ceiling(self) -> float | None:
+        """The largest S to be expected of it, should the data cost ever so little; None where ``growth`` is unknown."""
+        rates = cumulated_rates(self.request.optimizer, self.length.steps)
+        return None if self.growth is None else ceiling(self.growth, rates[-1])
+
 
 def length_of(request: Request, data: TextDataModule, processes: int) -> RunLength:
     """Steps and tokens of a run over prepared data."""
@@ -97,14 +105,12 @@ def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
     """
     request, machine = run.request, run.machine
     return GraniteModule(
-        replace(request.base, kernels=machine.kernels, **changed),
+        replace(request.base, kernels=machine.kernels, attention=machine.attention, **changed),
         request.lora,
         request.optimizer,
-        request.prior.sigma,
-        run.length.n_tokens,
+        replace(request.prior, n_tokens=run.length.n_tokens),
         run.length.steps,
         WEIGHT_DTYPES[machine.precision],
-        machine.attention,
         machine.torch_device,
         position={
             "--batch-size": request.data.batch_size,

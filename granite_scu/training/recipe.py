@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ from granite_scu.training.callbacks.signals import GracefulStop
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
-from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, holds_setpoint
+from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length
 from granite_scu.training.learning_rate import cumulated_rates
-from granite_scu.training.output_folder import claimed, continues_in, is_main, open_run_folder
+from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
 from granite_scu.training.resume import Resume, check_resumable, course_of, open_checkpoint
@@ -84,7 +84,7 @@ def prepare(
 
     # The run folder, and the checkpoint that the run continues from.
     folder = RunFolder(request.run.output_dir)
-    resume = open_checkpoint(request.run.resume, request.run.output_dir)
+    resume = open_checkpoint(request.run.resume, folder.path)
     with claimed(folder, request, resume):
         pass  # refused already here; until the run starts, others may have the folder
 
@@ -97,7 +97,6 @@ def prepare(
 
     # The micro-batch that is predicted to fit.
     if request.run.auto_batch_size:
-        batch_size.check(request.run.resume, machine.world_size)
         request = batch_size.first_guess(request, machine)
 
     # The text, and with it N and the length of the run.
@@ -159,8 +158,8 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             course = course_of(run.request, run.machine, run.length.steps, run.controller.setpoint)
             if run.resume:
                 module.require_same_settings(run.resume.state)
-                in_place, overwrite = continues_in(run.folder.path, run.resume), run.request.run.overwrite
-                check_resumable(run.resume, run.controller, run.length.steps, course, in_place, overwrite)
+                law, overwrite = type(run.controller).__name__, run.request.run.overwrite
+                check_resumable(run.resume, law, run.length.steps, course, overwrite)
             run.console.print(f"loading {run.request.base.name}", highlight=False)
             module.configure_model()
 
@@ -168,7 +167,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             trainer, best, final = _assemble(run, course, checkpoint.AdapterCheckpointIO(module), final_score)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
-                run.data.start_at(run.resume.micro_batches)
+                run.data.start_at(run.resume.state["micro_batches"])
 
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():
@@ -225,8 +224,10 @@ def _assemble(
     # What listens to every tick.
     line = ProgressLine(settings["log_every_n_steps"], run.console)
     reachability = _reachability(run)
+    used = asdict(run.request.base) | asdict(run.request.data) | {"precision": run.machine.precision}
+    utilisation = UtilisationWatch(asked.expected_mfu, used) if asked.expected_mfu else None
     equilibrium = EquilibriumStop(Equilibrium(setpoint, window), every) if window else None
-    listeners = [listener for listener in (reachability, equilibrium, _utilisation(run), line) if listener]
+    listeners = [listener for listener in (reachability, equilibrium, utilisation, line) if listener]
     # What measures, steers and keeps.
     stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / "best")
     scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners)
@@ -268,23 +269,11 @@ def _monitor(run: PreparedRun) -> Monitor:
 
 def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     config = run.request.control
-    if not holds_setpoint(config.controller, run.controller):
+    if config.controller not in control.TRACKING or run.controller.setpoint is None:
         return None
     planned = cumulated_rates(run.request.optimizer, run.length.steps)
     law, bounds = Reachability(run.controller.setpoint, run.growth), (config.lambda_min, config.lambda_max)
     return ReachabilityMonitor(law, bounds, planned, in_gradient=config.actuator == "loss")
-
-
-def _utilisation(run: PreparedRun) -> UtilisationWatch | None:
-    base, data, expected = run.request.base, run.request.data, run.request.run.expected_mfu
-    used = {
-        "batch_size": data.batch_size,
-        "num_workers": data.num_workers,
-        "compile": base.compile,
-        "gradient_checkpointing": base.gradient_checkpointing,
-        "precision": run.machine.precision,
-    }
-    return UtilisationWatch(expected, used) if expected else None
 
 
 def _loggers(logs: Path, resume: Resume | None) -> list[Logger]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from granite_scu.config import flags
 from granite_scu.config.request import Request
-from granite_scu.control import CONTROLLERS, Controller
+from granite_scu.control import CONTROLLERS
 from granite_scu.errors import UserError
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage import checkpoint, manifest
@@ -46,10 +46,12 @@ class Resume:
     Attributes:
         path: its folder.
         state: what the folder holds beside the adapter.
+        in_place: whether the run continues in the run folder that it lies in, and not in a new one.
     """
 
     path: Path
     state: dict[str, Any]
+    in_place: bool
 
     @property
     def step(self) -> int:
@@ -57,29 +59,28 @@ class Resume:
         return self.state["global_step"]
 
     @property
-    def micro_batches(self) -> int:
-        """That each rank has trained on."""
-        return self.state["micro_batches"]
+    def control(self) -> dict[str, Any]:
+        """The state of ``ShannonControl``."""
+        return self.state["callbacks"]["ShannonControl"]
 
     @property
     def setpoint(self) -> float | None:
         """That the run held when it was saved."""
-        return self.state["callbacks"]["ShannonControl"].get("setpoint")
-
-    @property
-    def latest_tick(self) -> int:
-        """Step of the newest tick that the state knows of; 0 before the first."""
-        return self.state["callbacks"]["ShannonControl"]["latest"].get("step", 0)
+        return self.control.get("setpoint")
 
 
-def open_checkpoint(resume: str | None, output_dir: str | Path) -> Resume | None:
+def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
     """What ``--resume-from-checkpoint`` names; None where it is not given, or ``auto`` finds nothing.
+
+    Args:
+        resume: the flag's value.
+        folder: of the run that continues.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
     """
-    path = checkpoint.find(resume, output_dir) if resume else None
-    return Resume(path, checkpoint.load_state(path)) if path else None
+    path = checkpoint.find(resume, folder) if resume else None
+    return Resume(path, checkpoint.load_state(path), folder.resolve() in path.resolve().parents) if path else None
 
 
 def course_of(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:
@@ -100,57 +101,46 @@ def course_of(request: Request, machine: Machine, steps: int, setpoint: float | 
     found |= {"control.target_s": setpoint, "seed_everything": request.seed}
     found |= {"device": machine.accelerator, "attention in use": machine.attention}
     found |= {"TF32 in use": machine.tf32}
-    return {names.get(key, key): _plain(value) for key, value in found.items()}
+    plain = int | float | str | bool | None
+    return {names.get(key, key): value if isinstance(value, plain) else str(value) for key, value in found.items()}
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | bool | None) else str(value)
-
-
-def check_resumable(
-    resume: Resume, controller: Controller, steps: int, now: dict[str, Any], in_place: bool, overwrite: bool
-) -> None:
+def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], overwrite: bool) -> None:
     """Refuse what needs no model to be seen, before one is loaded, and name what will not be as it would have been.
 
     Args:
         resume: the checkpoint.
-        controller: of the run.
+        law: class of the run's controller.
         steps: optimizer steps of the run.
         now: the run's ``course_of``.
-        in_place: whether the run continues in the folder that the checkpoint lies in.
         overwrite: whether later checkpoints may make way.
 
     Raises:
         UserError: the checkpoint is of another controller, of a run that is finished, or not the newest of the run
             folder that it lies in.
     """
-    _require_same_controller(resume, type(controller).__name__)
-    finished = RunFolder(resume.path.parent).finished and in_place
+    where, own = f"--resume-from-checkpoint {resume.path}:", resume.control["name"]
+    if own != law:
+        flag = next((name for name, known in CONTROLLERS.items() if known.__name__ == own), own)
+        raise UserError(f"{where} its controller is {flag}; resume with --controller {flag}")
+    finished = resume.in_place and RunFolder(resume.path.parent).finished
     if resume.step > steps or (resume.step == steps and finished):
-        raise UserError(
-            f"--resume-from-checkpoint {resume.path}: it is at step {resume.step} and the run ends at "
-            f"{steps}; raise --max-steps to go on"
-        )
+        raise UserError(f"{where} it is at step {resume.step} and the run ends at {steps}; raise --max-steps to go on")
     if finished and has_ended(resume.state, now):
         raise UserError(
-            f"--resume-from-checkpoint {resume.path}: the run ended there, at step {resume.step}, before --max-steps; "
-            "raise --max-time, --early-stopping or --stop-at-equilibrium, whichever ended it, to go on"
+            f"{where} the run ended there, at step {resume.step}, before --max-steps; raise --max-time, "
+            "--early-stopping or --stop-at-equilibrium, whichever ended it, to go on"
         )
-    if in_place and not overwrite:
-        _require_newest(resume)
+    later = _later(resume) if resume.in_place and not overwrite else []
+    # They would be of another course, and ``last`` would take up that one.
+    if newer := [path.name for path in later if manifest.damage(path) is None]:
+        raise UserError(
+            f"{where} {newer[-1]} is newer; go on from that, go on from here in another --output-dir, or drop what is "
+            "newer with --overwrite"
+        )
     before = resume.state["settings"]
     if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
         log.warning("the run does not go on as it would have without the interruption: %s", ", ".join(changed))
-
-
-def _require_newest(resume: Resume) -> None:
-    """Refuse to go back: the later checkpoints would be of another course, and ``last`` would take up that one."""
-    later = [path for path in _later(resume) if manifest.damage(path) is None]
-    if later:
-        raise UserError(
-            f"--resume-from-checkpoint {resume.path}: {later[-1].name} is newer; go on from that, go on from here in "
-            "another --output-dir, or drop what is newer with --overwrite"
-        )
 
 
 def _later(resume: Resume) -> list[Path]:
@@ -158,27 +148,17 @@ def _later(resume: Resume) -> list[Path]:
     return [path for path in RunFolder(resume.path.parent).checkpoints() if step_of(path) > resume.step]
 
 
-def _require_same_controller(resume: Resume, now: str) -> None:
-    then = resume.state["callbacks"]["ShannonControl"]["name"]
-    if then != now:
-        flag = next((name for name, law in CONTROLLERS.items() if law.__name__ == then), then)
-        raise UserError(
-            f"--resume-from-checkpoint {resume.path}: its controller is {flag}; resume with --controller {flag}"
-        )
-
-
-def restore_records(folder: RunFolder, resume: Resume, in_place: bool, drop_later: bool) -> None:
+def restore_records(folder: RunFolder, resume: Resume, drop_later: bool) -> None:
     """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own.
 
     In its own folder what came after it makes way, newest first: ``last`` goes on wherever this is cut short.
     """
-    if in_place and drop_later:
+    if resume.in_place and drop_later:
         for path in reversed(_later(resume)):
             shutil.rmtree(path)
-    if not in_place:
+    if not resume.in_place:
         for record in RunFolder(resume.path.parent).read_history():
             folder.append_history(record)
-    kept = folder.truncate_history(resume.latest_tick)
-    ticks = resume.state["callbacks"]["ShannonControl"]["ticks"]
-    if kept != ticks:
+    kept = folder.truncate_history(resume.control["latest"].get("step", 0))  # 0: it was saved before the first tick
+    if kept != (ticks := resume.control["ticks"]):
         log.warning("the history holds %d of the checkpoint's %d ticks; the pictures will have a gap", kept, ticks)

@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from devices import AMX
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
@@ -487,14 +485,3 @@ def test_mfu_is_in_the_log_the_history_and_the_summary(run):
     assert 0 < summary["mfu"] < 1.5, "more than the peak: both are measured, on a machine that others may use"
     assert all(record["mfu"] > 0 for record in history(run.folder))
     assert f"mfu {summary['mfu']:.1%} of " in run.out
-
-
-def test_flash_attention_is_refused_where_documents_are_to_be_kept_apart(launch, monkeypatch):
-    """It is only found where the machine has it, which is why the machine is put there."""
-    from granite_scu.hardware import detection, machine
-
-    monkeypatch.setattr(detection, "_detect_cpu", lambda: replace(AMX, supports_flash=True))
-    monkeypatch.setattr(machine, "find_spec", lambda name: object())
-    code, _, err = launch("--test-run", "--dry-run", "--attn", "flash_attention_2")
-    assert code == 2 and "documents in a block would see one another; use --attn sdpa" in err
-    assert launch("--test-run", "--dry-run", "--attn", "auto")[0] == 0

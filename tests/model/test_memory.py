@@ -39,10 +39,10 @@ def counted(setting: memory.Setting) -> int:
 
 
 def real_module(setting: memory.Setting):
-    from granite_scu.config.settings import OptimizerConfig
+    from granite_scu.config.settings import OptimizerConfig, PriorConfig
     from granite_scu.training.module import GraniteModule
 
-    module = GraniteModule(setting.base, setting.lora, OptimizerConfig(), 0.02, 1000, 10, setting.dtype)
+    module = GraniteModule(setting.base, setting.lora, OptimizerConfig(), PriorConfig(0.02, 1000), 10, setting.dtype)
     module.configure_model()
     return module
 

@@ -1,5 +1,6 @@
 """What fits into a device, and what is said where it does not; the devices are simulated, the model is not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,10 @@ def asked(machine):
     return ask
 
 
-def test_the_memory_fraction_makes_a_small_card_of_a_large_one():
-    assert memory_budget.limit("cuda", 15, None) == pytest.approx(0.9 * 15 * GIB)
-    assert memory_budget.limit("cuda", 15, 0.5) == pytest.approx(0.9 * 7.5 * GIB)
+def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
+    _, found = asked(T4)
+    assert found.memory_limit(None) == pytest.approx(0.9 * 15 * GIB)
+    assert found.memory_limit(0.5) == pytest.approx(0.9 * 7.5 * GIB)
 
 
 def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
@@ -41,7 +43,7 @@ def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
     assert chosen.blocks_per_step == 24
     larger = memory_budget.with_batch(request, min(size for size in sizes if size > chosen.data.batch_size))
     predicted = [memory_budget.predict(each, found).total for each in (chosen, larger)]
-    assert predicted[0] <= memory_budget.limit("cuda", found.device.memory_gb, 0.05) < predicted[1]
+    assert predicted[0] <= found.memory_limit(0.05) < predicted[1]
 
 
 def test_advice_starts_with_what_costs_least(asked):
@@ -91,17 +93,13 @@ def _ask_for_too_much():
     ],
 )
 def test_what_the_search_cannot_serve_is_refused(asked, flags, words):
-    from dataclasses import replace
-
-    request, found = asked(replace(T4, count=2), *flags)
     with pytest.raises(UserError, match=words):
-        batch_size.check(request.run.resume, found.world_size)
+        batch_size.first_guess(*asked(replace(T4, count=2), *flags))
 
 
 def test_a_card_on_which_not_even_a_block_fits_is_refused(asked):
-    request, found = asked(T4, "--run.memory_fraction=0.003")
     with pytest.raises(UserError, match=r"one block takes 0\.\d\d GiB: weights .* of 0.04 GiB that .* Tesla T4; try"):
-        batch_size.first_guess(request, found)
+        batch_size.first_guess(*asked(T4, "--run.memory_fraction=0.003"))
 
 
 def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch):

@@ -13,11 +13,8 @@ from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control import build
 from granite_scu.experiments.identification.excitation import Excitation
 from granite_scu.hardware import machine as machine_
-from granite_scu.training.preflight import (
-    beyond_the_bounds,
-    beyond_the_ceiling,
-    cumulated_rates,
-)
+from granite_scu.training.learning_rate import cumulated_rates
+from granite_scu.training.preflight import beyond_the_bounds
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
@@ -26,13 +23,6 @@ def test_the_rates_of_warm_up_and_a_linear_fall_add_up():
     optimizer = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=3)
     sums = cumulated_rates(optimizer, 7)
     assert sums == pytest.approx([0, 0.25, 0.75, 1.5, 2.5, 3.25, 3.75, 4.0])
-
-
-@pytest.mark.parametrize(("setpoint", "most", "warned"), [(0.9, 0.4, True), (0.3, 0.4, False), (0.9, None, False)])
-def test_a_setpoint_above_the_ceiling_is_warned_of(setpoint, most, warned):
-    assert (beyond_the_ceiling(setpoint, most) is not None) == warned
-    if warned:
-        assert "--target-s" in beyond_the_ceiling(setpoint, most)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control.diagnostics.setpoint import Point, extrapolate, probe_steps
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.transfer import LAST_TICKS
-from granite_scu.training.preflight import cumulated_rates
+from granite_scu.training.learning_rate import cumulated_rates
 
 UNREGULARISED = ("none", "early-stopping", "none-same-rate")
 """Arms whose runs are without lambda from the first step to the last, at every learning rate they were tried at."""

@@ -19,7 +19,7 @@ class UtilisationWatch:
 
     Args:
         expected: share of the peak.
-        settings: what the run uses, as ``advice`` takes it.
+        settings: of the base model and the data, and the run's ``precision``.
     """
 
     def __init__(self, expected: float, settings: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from granite_scu.experiments.comparison import report, results
 from granite_scu.experiments.comparison.foresight import LAST_TICKS, foresight
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import NONE, STOPPED
-from granite_scu.training.preflight import cumulated_rates
+from granite_scu.training.learning_rate import cumulated_rates
 
 STEPS = 200
 

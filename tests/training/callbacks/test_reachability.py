@@ -32,20 +32,6 @@ def watched(target: float, steps: int, **settings):
     return monitor, [scu.stopwatch, scu, monitor]
 
 
-def test_a_setpoint_beyond_reach_is_warned_of_once_and_the_run_goes_on(make_module, make_batches, fit, caplog):
-    monitor, callbacks = watched(0.9, steps=40)
-    module = make_module(optimizer={"learning_rate": 1e-3}, n_tokens=10**6)
-    trainer = fit(module, make_batches(40), callbacks=callbacks)
-    assert trainer.global_step == 40
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert "out of reach (S_free below S*)" in warnings[0].getMessage()
-    found = monitor.summary()
-    assert found["verdict"] == "stuck below the setpoint"
-    assert found["episodes"] == 1
-    assert found["s_free"] is None or found["s_free"] < 0.9
-
-
 def test_a_setpoint_that_is_crossed_makes_no_sound(make_module, make_batches, fit, caplog):
     monitor, callbacks = watched(1e-5, steps=30)
     fit(make_module(optimizer={"learning_rate": 1e-3}, n_tokens=10**6), make_batches(30), callbacks=callbacks)
