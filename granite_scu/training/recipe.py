@@ -120,19 +120,19 @@ def prepare(
         setpoint_probe.check_length(length.steps)
     controller = controller or build_controller(provisional, length.steps)
     return PreparedRun(
-        request,
-        console or Console(),
-        machine,
-        folder,
-        resume,
-        tokenizer,
-        start,
-        data,
-        length,
-        size,
-        growth if request.control.measure == "delta" else None,  # factors are not zero at the start
-        controller,
-        seeks_setpoint,
+        request=request,
+        console=console or Console(),
+        machine=machine,
+        folder=folder,
+        resume=resume,
+        tokenizer=tokenizer,
+        start=start,
+        data=data,
+        length=length,
+        size=size,
+        growth=growth if request.control.measure == "delta" else None,  # factors are not zero at the start
+        controller=controller,
+        seeks_setpoint=seeks_setpoint,
     )
 
 
