@@ -250,7 +250,7 @@ def _assemble(
         steps=run.length.steps,
         eval_steps=asked.eval_steps,
         callbacks=[callback for callback in callbacks if callback],
-        loggers=_loggers(run.folder.path / "logs", run.resume),
+        loggers=_loggers(run.folder.path / "logs", f"from-{run.resume.path.name}" if run.resume else ""),
         plugin=plugin,
     )
     return trainer, best, final
@@ -276,9 +276,8 @@ def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     return ReachabilityMonitor(law, bounds, planned, in_gradient=config.actuator == "loss")
 
 
-def _loggers(logs: Path, resume: Resume | None) -> list[Logger]:
+def _loggers(logs: Path, leg: str) -> list[Logger]:
     # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
-    leg = f"from-{resume.path.name}" if resume else ""
     # Written at once, so that a crash loses no validation.
     csv = CSVLogger(logs, name="csv", version=leg, flush_logs_every_n_steps=1)
     return [TensorBoardLogger(logs, name="tensorboard", version=""), csv]
