@@ -1,0 +1,39 @@
+"""The processes that do runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+COMMAND = """
+import os, time
+from granite_scu.experiments.workers import workers
+
+if __name__ == "__main__":
+    with workers(2, os.getpid) as pool:
+        print(*pool.map(time.sleep, (0, 0)), *(process.pid for process in pool._processes.values()), flush=True)
+        time.sleep(60)
+"""
+
+
+def test_no_worker_outlives_a_command_that_is_killed(tmp_path):
+    (tmp_path / "command.py").write_text(COMMAND)
+    command = subprocess.Popen([sys.executable, tmp_path / "command.py"], stdout=subprocess.PIPE, text=True)
+    pids = [int(word) for word in command.stdout.readline().split() if word != "None"]
+    assert pids and all(map(psutil.pid_exists, pids))
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
