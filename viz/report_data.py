@@ -55,7 +55,7 @@ def thinned(run: Run) -> np.ndarray:
 
 def _charts(run: Run) -> list[dict[str, Any]]:
     """Each: a title, the format of its numbers, the scale, and its series by column, form and colour."""
-    target = run.heeds_setpoint
+    target = run.uses_setpoint
     s = [
         _series("S at each tick", "s", "line", "sky"),
         _series("S smoothed", "s_ema", "line", "blue"),

@@ -65,7 +65,7 @@ class Run:
             raise ValueError(f"{self.path}: {field} is not a number in every record of the history") from error
 
     @property
-    def heeds_setpoint(self) -> bool:
+    def uses_setpoint(self) -> bool:
         """Whether there is a setpoint that S was to hold or to follow."""
         return bool(np.isfinite(self.column("s_target")).any())
 

@@ -70,7 +70,7 @@ def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     for name, value in _split(arguments):
         if name == "--config" and value is not None:
-            found |= {key: (_called(value), inner) for key, inner in _leaves(_load(value))}
+            found |= {key: (_label(value), inner) for key, inner in _leaves(_load(value))}
         elif name and name.startswith("--") and value is not None:
             key = name.removeprefix("--").removesuffix("+")
             inner = _load(value) if "." not in key else None
@@ -194,7 +194,7 @@ def _commented(setting: dict[str, Any], origin: str | None) -> list[str]:
     return [first + (f"  # {origin}" if origin else ""), *rest]
 
 
-def _called(path: str) -> str:
+def _label(path: str) -> str:
     is_preset = Path(path).parent == presets.folder() and Path(path).stem in presets.PRESETS
     return f"{FLAG} {Path(path).stem}" if is_preset else path
 

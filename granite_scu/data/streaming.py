@@ -84,7 +84,7 @@ def _first(documents: Iterable[Document | TextFile]) -> Iterator[Document]:
     """Whole documents until ``BEGINNING`` characters are read; some files that alone have more are passed over."""
     n_characters = n_long = 0
     for document in documents:
-        known = fitting(document)
+        known = as_document(document)
         if isinstance(known, Document):
             yield known
             n_characters += len(known.text)
@@ -94,7 +94,7 @@ def _first(documents: Iterable[Document | TextFile]) -> Iterator[Document]:
             return
 
 
-def fitting(document: Document | TextFile) -> Document | TextFile:
+def as_document(document: Document | TextFile) -> Document | TextFile:
     """A file as a document, unless it has more than ``BEGINNING`` characters."""
     if isinstance(document, Document):
         return document
@@ -188,7 +188,7 @@ class StreamedBlocks(IterableDataset):
         """The share's part of a pass, without what is held out."""
         turn = count()
         for source, document in in_turn(self.readers):
-            known = fitting(document)
+            known = as_document(document)
             if isinstance(known, Document):
                 if next(turn) % of == number and known.digest not in self.held_out:
                     yield from pieces_of(known, source, self.renderer, self.config.split_seed, SHARED)

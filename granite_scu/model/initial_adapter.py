@@ -111,8 +111,8 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     ):
         if wanted is not None and wanted != found:
             raise UserError(
-                f"{flag} {_spoken(wanted)}: the adapter to start from, --adapter {start.adapter.folder}, has "
-                f"{_spoken(found)}; leave {flag} out"
+                f"{flag} {_describe(wanted)}: the adapter to start from, --adapter {start.adapter.folder}, has "
+                f"{_describe(found)}; leave {flag} out"
             )
     listed = [targets] if isinstance(targets, str) else targets
     return replace(config, rank=has.r, alpha=float(has.lora_alpha), targets=listed)
@@ -135,7 +135,7 @@ def check_control(control: ControlConfig) -> None:
             raise UserError(f"{flag} {value}: cannot go together with --adapter: {reasons[value]}")
 
 
-def _spoken(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -97,7 +97,7 @@ class SavedAdapter:
         stored = self._shapes()
         for name in sorted(expected.keys() | stored.keys()):
             if expected.get(name) != stored.get(name):
-                wants, has = (_spoken(shapes.get(name)) for shapes in (expected, stored))
+                wants, has = (_describe(shapes.get(name)) for shapes in (expected, stored))
                 raise self._misfit(base_name, f"{name} would have to be {wants} and is {has}")
         return found
 
@@ -205,5 +205,5 @@ def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
     return config
 
 
-def _spoken(shape: tuple[int, ...] | None) -> str:
+def _describe(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else " x ".join(map(str, shape))

@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.errors import RunFailed, UserError
 from granite_scu.evaluation.score import Score, score
-from granite_scu.model import adapters, loading, loss
-from granite_scu.model import kl_divergence as divergence
+from granite_scu.model import adapters, kl_divergence, loading, loss
 from granite_scu.model.description_length import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
 from granite_scu.model.initial_adapter import SHA256, InitialAdapter
 from granite_scu.training.learning_rate import schedule
@@ -354,7 +353,7 @@ class GraniteModule(L.LightningModule):
         ids, labels, documents = batch["input_ids"], batch["labels"], batch.get("documents")
         context = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), context, evaluation_mode(self.model):
-            nats = divergence.summed_kl(self.language_model, ids, labels, began, documents)
+            nats = kl_divergence.summed_kl(self.language_model, ids, labels, began, documents)
         nats, tokens = self.reduced(torch.stack([nats.double(), _supervised(batch)])).tolist()
         return bits(nats / tokens) if tokens else math.nan
 
