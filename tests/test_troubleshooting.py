@@ -32,7 +32,7 @@ def refusal(ask, *arguments) -> str:
 
 def test_refusals_of_what_the_card_lacks(monkeypatch):
     assert quoted(f"error: {refusal(resolve_precision, 'bf16-mixed', T4)}")
-    assert quoted(f"error: {refusal(machine.attention_for, 'flash_attention_2', T4, '16-mixed')}")
+    assert quoted(f"error: {refusal(machine.attention_for, 'flash_attention_2', T4.supports_flash, '16-mixed')}")
     assert quoted(presets.mismatch("gpu_4090", T4))
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
     assert quoted(f"error: {refusal(loading.load_model, BaseConfig(quantize_4bit=True), torch.float32)}")

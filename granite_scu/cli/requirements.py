@@ -120,14 +120,14 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
               has_gpu, gpu, runs_on if gpu else cpu, get_gpu),
         *([_preset(preset, device)] if preset else []),
         *([_processes(device)] if request.run.multi_gpu else []),
-        _capability(device),
+        _capability(device.capability),
         Check(MEMORY[device.kind == "cpu"], f"{device.memory_gb:.1f} GiB", None, False,
               "if it runs out, lower --batch-size"),
         Check("precision", trainer["precision"] or "auto", not refusal, True, trains, refusal),
         *_number_formats(request.run.tf32, device),
         Check("bitsandbytes", bitsandbytes or "not installed", bool(bitsandbytes), four_bits, meant, install_4bit),
-        _flash_attention(request, device, precision),
-        _mamba_kernels(request, device, precision),
+        _flash_attention(base.attention, request.data.isolate_documents, device, precision),
+        _mamba_kernels(base.kernels, bool(trainer["deterministic"]), base.name, device.kind, precision),
         _model(base.name),
         _disk(request.run.output_dir),
         _hub(base.name, request.data.sources or [DEFAULT_DATASET]),
@@ -160,7 +160,7 @@ def _open_files(request: Request) -> None:
         if is_path(source):
             readable_files(source)
     if request.lora.adapter and not request.run.resume:  # a checkpoint has what it needs of the adapter
-        initial_adapter.check_control(request.control)
+        initial_adapter.check_control(request.control.controller, request.control.actuator)
         initial_adapter.lora_of(request.lora, initial_adapter.open_start(request.lora.adapter, request.base.name))
 
 
@@ -213,20 +213,20 @@ def _preset(name: str, device: Device) -> Check:
 
 
 def _processes(device: Device) -> Check:
-    processes, refusal = _ask(machine.processes_for, True, device)
+    processes, refusal = _ask(machine.processes_for, True, device.kind, device.count)
     found = f"{device.count} x {device.name}" + (f", {processes[0] * processes[1]} processes" if processes else "")
     meaning = REFUSED if refusal else "one process for each GPU; on the CPU a launcher starts them"
     return Check("--multi-gpu", found, not refusal, True, meaning, refusal)
 
 
-def _capability(device: Device) -> Check:
-    if device.capability is None:
+def _capability(capability: tuple[int, int] | None) -> Check:
+    if capability is None:
         return Check("compute capability", "none: a CPU", None, False, "concerns GPUs only")
-    runs = _has_kernels(device.capability, torch.cuda.get_arch_list())
+    runs = _has_kernels(capability, torch.cuda.get_arch_list())
     meaning = f"this PyTorch has {'' if runs else 'no '}kernels for it"
     # CUDA 13 dropped what came before Turing, CUDA 12.6 knows nothing after Hopper.
-    build = install_command("cu126" if device.capability < (7, 5) else "cu130", torch.__version__.split("+")[0])
-    return Check("compute capability", dotted(device.capability), runs, True, meaning, build)
+    build = install_command("cu126" if capability < (7, 5) else "cu130", torch.__version__.split("+")[0])
+    return Check("compute capability", dotted(capability), runs, True, meaning, build)
 
 
 def _has_kernels(capability: tuple[int, int], architectures: list[str]) -> bool:
@@ -253,32 +253,31 @@ def _number_formats(take_tf32: bool, device: Device) -> list[Check]:
     return [Check(name, "yes" if has else "no", has, False, meaning) for name, has, meaning in rows]
 
 
-def _flash_attention(request: Request, device: Device, precision: str | None) -> Check:
-    found, needed = version_of("flash-attn"), request.base.attention == "flash_attention_2"
+def _flash_attention(asked: str, isolate: bool, device: Device, precision: str | None) -> Check:
+    found, needed = version_of("flash-attn"), asked == "flash_attention_2"
     products = precision or resolve_precision(None, device)
-    isolate = request.data.isolate_documents
-    taken, refusal = _ask(machine.attention_for, request.base.attention, device, products, isolate)
+    taken, refusal = _ask(machine.attention_for, asked, device.supports_flash, products, isolate)
     ok = not refusal if needed else found is not None and device.supports_flash
     meaning = REFUSED if refusal else f"attention runs in {taken}"
     return Check("flash-attn", found or "not installed", ok, needed, meaning, refusal)
 
 
-def _mamba_kernels(request: Request, device: Device, precision: str | None) -> Check:
-    name, needed, ours = "Mamba-2 kernels", request.base.kernels == "cuda", "the layers run in PyTorch"
+def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, precision: str | None) -> Check:
+    name, needed, ours = "Mamba-2 kernels", asked == "cuda", "the layers run in PyTorch"
     installed = kernels.installed()
     found = ", ".join(f"{package} {version}" for package, version in installed.items()) or "not installed"
-    taken, refusal = _ask(machine.kernels_for, request.base.kernels, bool(request.trainer["deterministic"]))
-    refusal = refusal or _ask(kernels.check, taken, device.kind)[1]
+    taken, refusal = _ask(machine.kernels_for, asked, deterministic)
+    refusal = refusal or _ask(kernels.check, taken, device)[1]
     if refusal:
         return Check(name, found, False, True, REFUSED, refusal)
-    if taken == "torch" or device.kind == "cpu":
+    if taken == "torch" or device == "cpu":
         return Check(name, found, None, False, f"not used: {ours}")
     if not installed:
         return Check(name, found, False, False, ours, kernels.INSTALL)
-    sizes, _ = _ask(_mamba_sizes, request.base.name)
+    sizes, _ = _ask(_mamba_sizes, model)
     if sizes is None or precision is None:
         return Check(name, found, True, needed, "not tried here: no Mamba-2 layers of known sizes, or no precision")
-    chosen, wrong = kernels.first_right(torch.device(device.kind), WEIGHT_DTYPES[precision], sizes)
+    chosen, wrong = kernels.first_right(torch.device(device), WEIGHT_DTYPES[precision], sizes)
     right = chosen is not kernels.TORCH
     meaning = (
         f"the layers run in {chosen.name}, which passed their self-check" if right else REFUSED if needed else ours

@@ -18,8 +18,8 @@ from granite_scu.hardware.torch_build import dotted
 SCRIPT = "python scripts/train_granite_cuda.py"
 
 
-Predictor = Callable[[BaseConfig, LoraConfig, DataConfig, str, str], int]
-"""Says how many bytes training takes, of a precision and a kind of device; ``model.memory.of_default_model`` does."""
+Predictor = Callable[[BaseConfig, LoraConfig, int, int, str, str], int]
+"""Says how many bytes training takes, as ``model.memory.of_default_model`` does."""
 
 
 def detect_gpu_info() -> dict[str, Any]:
@@ -72,10 +72,10 @@ def get_recommended_config(gpu_memory_gb: float | None = None, predict: Predicto
     kind = "cpu" if name == "cpu" else "cuda"
     room = (1 - MARGIN) * GIB * (gpu_memory_gb if gpu_memory_gb and kind == "cuda" else device.memory_gb)
     blocks = trainer["accumulate_grad_batches"] * data.batch_size
-    taken = predict(base, lora, data, precision, kind) if predict else 0
+    taken = predict(base, lora, data.batch_size, data.block_size, precision, kind) if predict else 0
     while predict and taken > room and data.batch_size % 2 == 0:
         data = replace(data, batch_size=data.batch_size // 2)
-        taken = predict(base, lora, data, precision, kind)
+        taken = predict(base, lora, data.batch_size, data.block_size, precision, kind)
     return {
         "preset": name,
         "batch_size": data.batch_size,

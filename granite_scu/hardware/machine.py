@@ -76,10 +76,10 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: 
     accelerator = hardware.resolve_accelerator(trainer["accelerator"])
     device = hardware.detect(accelerator)
     precision = hardware.resolve_precision(trainer["precision"], device)
-    devices, nodes = processes_for(run.multi_gpu, device)
+    devices, nodes = processes_for(run.multi_gpu, device.kind, device.count)
     if run.fsdp:
-        _check_sharding(base, devices * nodes)
-    attention = attention_for(base.attention, device, precision, isolate)
+        _check_sharding(devices * nodes, base.quantize_4bit, base.compile)
+    attention = attention_for(base.attention, device.supports_flash, precision, isolate)
     kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
@@ -101,7 +101,7 @@ def resolve_request(request: Request) -> Machine:
         raise
 
 
-def processes_for(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
+def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
     """Processes on this node, and nodes. Raises UserError where a launcher and ``--multi-gpu`` disagree."""
     launched = launched_processes()
     if not multi_gpu:
@@ -111,8 +111,8 @@ def processes_for(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
                 "add --multi-gpu, or start one process"
             )
         return 1, 1
-    devices, nodes = launched or (device.count, 1)
-    if device.kind == "cpu" and devices * nodes == 1:
+    devices, nodes = launched or (gpus, 1)
+    if kind == "cpu" and devices * nodes == 1:
         raise UserError(
             "--multi-gpu: there is no GPU and only one CPU process; leave it out, or start several processes with "
             "torchrun --nproc-per-node 2 scripts/train_granite_cuda.py --multi-gpu --accelerator cpu"
@@ -120,12 +120,12 @@ def processes_for(multi_gpu: bool, device: hardware.Device) -> tuple[int, int]:
     return devices, nodes
 
 
-def _check_sharding(base: BaseConfig, processes: int) -> None:
+def _check_sharding(processes: int, in_4_bits: bool, compiled: bool) -> None:
     if processes == 1:
         raise UserError("--fsdp: one process has nobody to share the base model with; add --multi-gpu, or leave it out")
-    if base.quantize_4bit:
+    if in_4_bits:
         raise UserError("--fsdp: weights in 4 bits cannot be shared out; leave out --4bit-quantization or --fsdp")
-    if base.compile:
+    if compiled:
         raise UserError("--fsdp: layers that are gathered cannot be compiled in one; leave out --torch-compile")
 
 
@@ -141,9 +141,9 @@ def launched_processes() -> tuple[int, int] | None:
     return None
 
 
-def attention_for(requested: str, device: hardware.Device, precision: str, isolate: bool = False) -> str:
+def attention_for(requested: str, supports_flash: bool, precision: str, isolate: bool = False) -> str:
     """The attention kernel that ``--attn`` stands for. Raises UserError where it cannot run."""
-    usable = find_spec("flash_attn") is not None and device.supports_flash and precision != "32-true"
+    usable = find_spec("flash_attn") is not None and supports_flash and precision != "32-true"
     if requested == "flash_attention_2" and not usable:
         raise UserError(
             "--attn flash_attention_2: needs flash-attn (pip install flash-attn --no-build-isolation), a GPU of "

@@ -77,10 +77,10 @@ def peak_flops(device: Device, precision: str, tf32: bool = False) -> Peak:
         if re.search(pattern, device.name):
             single = max(single, half / 2) if tf32 else single
             return Peak((single if precision == "32-true" else half) * 1e12, source)
-    return Peak(_measured(device, precision, tf32), "measured: large matrix products on this machine")
+    return Peak(_measured(device.kind, precision, tf32), "measured: large matrix products on this machine")
 
 
 @functools.cache
-def _measured(device: Device, precision: str, tf32: bool) -> float:
+def _measured(device: str, precision: str, tf32: bool) -> float:
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
     return matmul_tflops(device, dtype, seconds=0.05, tf32=tf32) * 1e12

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from granite_scu.config.settings import ControlConfig, LoraConfig
+from granite_scu.config.settings import LoraConfig
 from granite_scu.control.diagnostics.ceiling import Matrix
 from granite_scu.errors import UserError
 from granite_scu.model import adapter_files, saved_adapter
@@ -118,7 +118,7 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     return replace(config, rank=has.r, alpha=float(has.lora_alpha), targets=listed)
 
 
-def check_control(control: ControlConfig) -> None:
+def check_control(controller: str, actuator: str) -> None:
     """Refuse what acts on the whole update, where only the way from the adapter is to be held back.
 
     Raises:
@@ -130,7 +130,7 @@ def check_control(control: ControlConfig) -> None:
         "projection": "it scales A and B down, which leads to no adapter at all, not to where training starts",
         "cascade": "it asks what the whole adapter is worth at another size, and S measures only what is added to it",
     }
-    for flag, value in (("--actuator", control.actuator), ("--controller", control.controller)):
+    for flag, value in (("--actuator", actuator), ("--controller", controller)):
         if value in reasons:
             raise UserError(f"{flag} {value}: cannot go together with --adapter: {reasons[value]}")
 

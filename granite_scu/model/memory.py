@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from granite_scu.config.settings import BaseConfig, DataConfig, LoraConfig
+from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import adapters, loading, loss
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.mamba import HYBRID
@@ -97,18 +97,21 @@ _known: dict[tuple[str, str], Footprint] = {}
 """Predictions of this process: a plan, its advice and the search for a batch ask for the same ones."""
 
 
-def of_default_model(base: BaseConfig, lora: LoraConfig, data: DataConfig, precision: str, kind: str) -> int:
+def of_default_model(
+    base: BaseConfig, lora: LoraConfig, batch_size: int, block_size: int, precision: str, kind: str
+) -> int:
     """Bytes that training the default model takes, which is known without a download.
 
     Args:
         base: how the model is held.
         lora: the adapters.
-        data: micro-batches and blocks of it count.
+        batch_size: blocks in a micro-batch.
+        block_size: tokens in a block.
         precision: Lightning's; one it has no name for is taken for bf16.
         kind: ``cpu`` or ``cuda``.
     """
     dtype = loading.WEIGHT_DTYPES.get(precision, torch.bfloat16)
-    setting = Setting(base, lora, dtype, data.batch_size, data.block_size, kind)
+    setting = Setting(base, lora, dtype, batch_size, block_size, kind)
     return predict(loading.default_config(), setting).total
 
 

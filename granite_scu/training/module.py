@@ -365,11 +365,11 @@ class GraniteModule(L.LightningModule):
         return self.latest_batch
 
     def configure_optimizers(self) -> dict:
-        config = self.optimizer_config
+        config, steps = self.optimizer_config, self.total_steps
         optimizer = torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad], lr=config.learning_rate, **self._adam_settings()
         )
-        scheduler = LambdaLR(optimizer, lambda step: schedule(step, config, self.total_steps))
+        scheduler = LambdaLR(optimizer, lambda step: schedule(step, config.schedule, config.warmup_steps, steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _adam_settings(self) -> dict[str, Any]:
@@ -446,8 +446,8 @@ class GraniteModule(L.LightningModule):
         """Put this run's rate and AdamW's settings into the checkpoint: its own would be restored in their place."""
         (group,) = checkpoint["optimizer_states"][0]["param_groups"]
         (scheduler,) = checkpoint["lr_schedulers"]
-        peak = self.optimizer_config.learning_rate
-        rate = peak * schedule(scheduler["last_epoch"], self.optimizer_config, self.total_steps)
+        config, peak = self.optimizer_config, self.optimizer_config.learning_rate
+        rate = peak * schedule(scheduler["last_epoch"], config.schedule, config.warmup_steps, self.total_steps)
         group |= self._adam_settings() | {"initial_lr": peak, "lr": rate}
         scheduler |= {"base_lrs": [peak], "_last_lr": [rate]}
 

@@ -42,7 +42,7 @@ def describe(run: PreparedRun) -> dict:
     dtype = WEIGHT_DTYPES[machine.precision]
     with errors_in_one_line():
         batch = next(iter(run.data.train_dataloader()))
-    rate = hardware.matmul_tflops(machine.device, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
+    rate = hardware.matmul_tflops(machine.device.kind, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
     probe = probe_steps(length.steps) if run.seeks_setpoint else 0
     seconds = (length.steps + probe) * length.tokens_per_step / machine.world_size * size.flops_per_token / rate
     return {

@@ -82,17 +82,17 @@ class PreparedRun:
         return None if self.growth is None else ceiling(self.growth, rates[-1])
 
 
-def length_of(request: Request, data: TextDataModule, processes: int) -> RunLength:
-    """Steps and tokens of a run over prepared data."""
+def length_of(request: Request, n_blocks: int, n_tokens: int, processes: int) -> RunLength:
+    """Steps and tokens of a run over so many training blocks with so many supervised tokens."""
     trainer = request.trainer
     blocks = request.blocks_per_step * processes
     limits = [trainer["max_steps"]] if trainer["max_steps"] > 0 else []
     if request.data.num_epochs is not None:
         # Rounded up, so that the passes asked for are complete.
-        limits.append(math.ceil(request.data.num_epochs * (data.train.n_blocks / blocks)))
+        limits.append(math.ceil(request.data.num_epochs * (n_blocks / blocks)))
     steps, tokens_per_step = min(limits, default=DEFAULT_STEPS), blocks * request.data.block_size
     # Nobody has counted a stream; what is read of it counts once.
-    counted = steps * tokens_per_step if request.data.stream else data.n_tokens
+    counted = steps * tokens_per_step if request.data.stream else n_tokens
     return RunLength(steps, tokens_per_step, n_tokens=request.prior.n_tokens or counted)
 
 

@@ -103,7 +103,7 @@ def prepare(
     data = data or build_data(request)
     data.prepare(tokenizer)
     data.check_processes(machine.world_size)
-    length = length_of(request, data, machine.world_size)
+    length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
 
     # What the model has to compute, and how far its adapters can move.
     size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
@@ -200,7 +200,7 @@ def _open_start(request: Request, resume: Resume | None) -> initial_adapter.Init
     path, base = request.lora.adapter, request.base.name
     if path is None:
         return None
-    initial_adapter.check_control(request.control)
+    initial_adapter.check_control(request.control.controller, request.control.actuator)
     if resume and not Path(path).expanduser().is_dir():  # the checkpoint has all that is needed of it
         return initial_adapter.from_checkpoint(resume.path, path, base, resume.state["frozen"])
     return initial_adapter.open_start(path, base)

@@ -21,7 +21,7 @@ from granite_scu.export import present
 from granite_scu.hardware import machine
 written = present.report
 present.report = lambda folder: (written(folder), time.sleep(12))  # as of a long run
-machine.processes_for = lambda multi_gpu, device: (2, 1)  # as if the CPU were two GPUs
+machine.processes_for = lambda multi_gpu, kind, gpus: (2, 1)  # as if the CPU were two GPUs
 _ChildProcessObserver.__init__.__defaults__ = (0.02,)  # Lightning looks for lost processes every five seconds
 sys.exit(script_flags.main(Path({str(CONFIG)!r})))
 """

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import IterableDataset
 
-from granite_scu.config.settings import IGNORED, ControlConfig, LoraConfig
+from granite_scu.config.settings import IGNORED, LoraConfig
 from granite_scu.control.diagnostics.ceiling import growth, growth_from
 from granite_scu.errors import UserError
 from granite_scu.model import adapters, initial_adapter, saved_adapter
@@ -265,15 +265,15 @@ def test_dropout_is_the_runs_own(from_adapter, adapter):
 @pytest.mark.parametrize(
     ("settings", "flag"),
     [
-        ({"actuator": "decoupled", "lambda_init": 1.0}, "--actuator decoupled"),
-        ({"controller": "projection"}, "--controller projection"),
-        ({"controller": "cascade"}, "--controller cascade"),
+        ({"controller": "pi", "actuator": "decoupled"}, "--actuator decoupled"),
+        ({"controller": "projection", "actuator": "loss"}, "--controller projection"),
+        ({"controller": "cascade", "actuator": "loss"}, "--controller cascade"),
     ],
 )
 def test_what_acts_on_the_whole_update_is_refused_with_a_reason(settings, flag):
     with pytest.raises(UserError, match=f"{flag}: cannot go together with --adapter: it "):
-        initial_adapter.check_control(ControlConfig(**settings))
-    initial_adapter.check_control(ControlConfig(controller="cpr"))
+        initial_adapter.check_control(**settings)
+    initial_adapter.check_control("cpr", "loss")
 
 
 def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):

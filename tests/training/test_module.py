@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset
 
-from granite_scu.config.settings import IGNORED, OptimizerConfig
+from granite_scu.config.settings import IGNORED
 from granite_scu.errors import RunFailed
 from granite_scu.training.module import GraniteModule, schedule
 
@@ -706,8 +706,7 @@ def test_what_is_given_to_a_resumed_run_beats_the_checkpoints_optimizer(make_mod
 
 
 def rates(kind: str, warmup: int = 4, total: int = 12) -> list[float]:
-    config = OptimizerConfig(schedule=kind, warmup_steps=warmup)
-    return [schedule(step, config, total) for step in range(total + 1)]
+    return [schedule(step, kind, warmup, total) for step in range(total + 1)]
 
 
 @pytest.mark.parametrize(
@@ -725,8 +724,7 @@ def test_the_rate_warms_up_from_above_zero_and_then_takes_its_course(kind, after
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 def test_the_rate_ends_at_zero_and_stays_there(kind):
-    config = OptimizerConfig(schedule=kind, warmup_steps=4)
-    assert [schedule(step, config, 12) for step in (12, 13, 100)] == pytest.approx([0, 0, 0], abs=1e-12)
+    assert [schedule(step, kind, 4, 12) for step in (12, 13, 100)] == pytest.approx([0, 0, 0], abs=1e-12)
 
 
 def test_a_run_shorter_than_its_warm_up_has_a_rate():

@@ -79,7 +79,7 @@ class FinalScore(L.Callback):
             with module.at_start():
                 start["start_test_bpt"] = self._score_test(trainer, module, "adapter as it was").bits_per_token
         if trainer.is_global_zero:
-            self.summary = self._summarise(trainer, base, adapter) | start
+            self.summary = self._summarise(trainer, base.bits_per_token, adapter) | start
             self.folder.write_json("scu_metrics.json", self.summary)
 
     def _score_test(self, trainer: L.Trainer, module: GraniteModule, what: str) -> Score:
@@ -88,7 +88,7 @@ class FinalScore(L.Callback):
         batches = track(loader, f"scoring the {what}", console=self.console, disable=hidden, transient=True)
         return module.score(batches)
 
-    def _summarise(self, trainer: L.Trainer, base: Score, adapter: Score) -> dict:
+    def _summarise(self, trainer: L.Trainer, base_bpt: float, adapter: Score) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
         final_val, tokens = self.best.latest, last.get("tokens", 0)
@@ -97,7 +97,7 @@ class FinalScore(L.Callback):
         return {
             "steps": trainer.global_step,
             "tokens": tokens,
-            "base_test_bpt": base.bits_per_token,
+            "base_test_bpt": base_bpt,
             "final_test_bpt": adapter.bits_per_token,
             "test_tokens": adapter.tokens,
             "final_val_bpt": final_val,

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control import Measurement, build
 from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.experiments.comparison.evidence import Evidence
@@ -34,10 +33,9 @@ def controller(record):
 
 def travels(record):
     """The summed learning rates up to each tick."""
-    names = ("learning_rate", "warmup_steps", "schedule")
-    optimizer = OptimizerConfig(**{name: record["settings"][f"optimizer.{name}"] for name in names})
-    steps = record["steps"]
-    rates = [optimizer.learning_rate * schedule(step, optimizer, steps) for step in range(steps)]
+    asked, steps = record["settings"], record["steps"]
+    peak, course, warmup = (asked[f"optimizer.{name}"] for name in ("learning_rate", "schedule", "warmup_steps"))
+    rates = [peak * schedule(step, course, warmup, steps) for step in range(steps)]
     return [math.fsum(rates[:step]) for step in record["ticks"]["step"]]
 
 
