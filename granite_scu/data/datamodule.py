@@ -111,7 +111,7 @@ class TextDataModule(LightningDataModule):
     def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> dict[str, Blocks]:
         """The blocks of each split, by its name."""
         config, corpus, parts = self.config, division.corpus, division.parts
-        layout = self._layout(division)
+        layout = self._layout(division.corpus.n_conversations)
         laid_out = partial(self._blocks_of, corpus, layout, padding_of(tokenizer))
         if parts is None:
             if config.weights:
@@ -128,17 +128,17 @@ class TextDataModule(LightningDataModule):
         self._check(blocks, at_least=1 if layout is best_fit else config.block_size + 1)
         return blocks | {"train": thinned(blocks["train"], config.train_tokens)}
 
-    def _layout(self, division: Division) -> Layout:
+    def _layout(self, n_conversations: int) -> Layout:
         packing = self.config.packing
-        wants_best_fit = packing == "best-fit" or (packing == "auto" and division.corpus.n_conversations)
+        wants_best_fit = packing == "best-fit" or (packing == "auto" and n_conversations)
         return best_fit if wants_best_fit else in_a_row
 
     def _blocks_of(
         self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
-        config = self.config
-        blocks, counts = blocks_of(corpus.stream, documents, layout, padding, config, corpus.name)
-        for count, words in left_out(counts, layout, config):
+        config, cut = self.config, (self.config.block_size, self.config.on_long)
+        blocks, counts = blocks_of(corpus.stream, documents, layout, padding, *cut, corpus.name)
+        for count, words in left_out(counts, layout, *cut):
             _log.warning("%s: %d %s", split, count, words)
         if config.on_long == "drop" and counts["long"] and not len(blocks):
             raise UserError(

@@ -173,12 +173,13 @@ class StreamedBlocks(IterableDataset):
     def _in_order(self, number: int, of: int) -> Iterator[Block]:
         counts: Counter[str] = Counter()
         groups = groups_of(self._pieces(number, of), SHARED, whole=True)
+        cut = self.config.block_size, self.config.on_long
         for part in parts_of(groups, self.tokenizer, at_once=1):  # each loader process has a core
             stream, names = joined([part]), [piece.name for piece in part.documents]
             every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer)
-            blocks, kinds = blocks_of(stream, every, self.layout, padding, self.config, names.__getitem__)
+            blocks, kinds = blocks_of(stream, every, self.layout, padding, *cut, names.__getitem__)
             empty = (len(part.empty), "documents are empty and left out")
-            for n, words in (empty, *left_out(kinds, self.layout, self.config)):
+            for n, words in (empty, *left_out(kinds, self.layout, *cut)):
                 before, counts[words] = counts[words], counts[words] + n
                 if n and (not before or len(str(before + n)) > len(str(before))):  # the first, and each digit more
                     _log.warning("share %d of %d of the stream: so far %d %s", number + 1, of, before + n, words)
@@ -230,7 +231,7 @@ class StreamedDataModule(TextDataModule):
         config, self._tokenizer = self.config, tokenizer
         full_names(config.sources)
         corpus = in_memory(encoded(beginning(config), Renderer(tokenizer, config.loss_on), config.split_seed))
-        check_documents(config, corpus)
+        check_documents(config.text_column, config.named, corpus)
         division = divide(corpus, published(config) is not None, streamed=True)
         if division.parts is None:
             raise UserError(
@@ -259,7 +260,7 @@ class StreamedDataModule(TextDataModule):
 
     def _streamed(self, start: int) -> DataLoader:
         rank, world_size = self._rank_and_world_size()
-        parts, layout = self.division.parts, self._layout(self.division)
+        parts, layout = self.division.parts, self._layout(self.division.corpus.n_conversations)
         assert parts is not None
         held_out = self.division.corpus.digests[np.concatenate([parts["validation"], parts["test"]])]
         names = frozenset(f"{digest:016x}" for digest in held_out.tolist())

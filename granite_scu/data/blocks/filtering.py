@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.packing import Blocks, Layout, best_fit
 from granite_scu.data.tokens.encoding import Stream
 from granite_scu.errors import UserError
@@ -20,7 +19,8 @@ def blocks_of(
     documents: NDArray[np.int64],
     layout: Layout,
     padding: int,
-    config: DataConfig,
+    block_size: int,
+    on_long: str,
     name_of: Callable[[int], str],
 ) -> tuple[Blocks, Counter[str]]:
     """The blocks of some documents, and counts of those that could not be taken as they are.
@@ -30,7 +30,8 @@ def blocks_of(
         documents: numbers of those that are meant; one may come several times.
         layout: makes the blocks.
         padding: token id that fills up blocks.
-        config: how the text is cut.
+        block_size: predictions that a block has room for.
+        on_long: what becomes of longer documents, as ``filter_documents``.
         name_of: where a document came from.
 
     Returns:
@@ -40,18 +41,18 @@ def blocks_of(
     Raises:
         UserError: as ``filter_documents``.
     """
-    bounds, counts = filter_documents(stream, documents, config.block_size, config.on_long, name_of)
-    blocks = layout(stream, bounds, config.block_size, padding)
+    bounds, counts = filter_documents(stream, documents, block_size, on_long, name_of)
+    blocks = layout(stream, bounds, block_size, padding)
     if layout is best_fit:
         counts["unused"] = int((bounds[:, 1] - bounds[:, 0] - 1).sum()) - blocks.n_inputs
     return blocks, counts
 
 
-def left_out(counts: Counter[str], layout: Layout, config: DataConfig) -> list[tuple[int, str]]:
+def left_out(counts: Counter[str], layout: Layout, block_size: int, on_long: str) -> list[tuple[int, str]]:
     """How many documents or tokens could not be taken as they are, and in words which."""
     # Where documents are cut in a row in any case, a long one is no news.
-    n_long = counts["long"] if layout is best_fit or config.on_long != "split" else 0
-    long = f"documents are longer than --block-size {config.block_size} and {BECOMES.get(config.on_long)} (--on-long)"
+    n_long = counts["long"] if layout is best_fit or on_long != "split" else 0
+    long = f"documents are longer than --block-size {block_size} and {BECOMES.get(on_long)} (--on-long)"
     unused = "tokens in pieces of long documents are left out, for nothing is learned there"
     reasons = (
         (counts["unsupervised"], "documents have no token to learn and are left out"),
@@ -87,7 +88,7 @@ def filter_documents(
         UserError: a long document under "error".
     """
     bounds = stream.bounds_of(documents)
-    learned = _learned(stream, bounds)
+    learned = _learned(stream.targets, bounds)
     n_unsupervised = len(np.unique(documents[~learned]))
     bounds, documents = bounds[learned], documents[learned]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
@@ -105,7 +106,7 @@ def filter_documents(
     if on_long == "truncate":
         dropped = int(excess[is_long].sum())
         bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
-        learned = _learned(stream, bounds)  # of a long prompt nothing else may be left
+        learned = _learned(stream.targets, bounds)  # of a long prompt nothing else may be left
         n_unsupervised += len(np.unique(documents[~learned]))
         dropped += int((bounds[~learned, 1] - bounds[~learned, 0]).sum())
         bounds = bounds[learned]
@@ -115,9 +116,9 @@ def filter_documents(
     return bounds, Counter(long=n_long, unsupervised=n_unsupervised, dropped=dropped)
 
 
-def _learned(stream: Stream, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _learned(targets: NDArray[np.bool_], bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
     """(documents,) whether any token between the bounds is supervised."""
-    return np.fromiter((stream.targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
+    return np.fromiter((targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
 
 
 def repeated(

@@ -263,7 +263,7 @@ def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
     A document that is longer than a block is cut, and its end packed like another document. What has no supervised
     token is left out, as is the end of text as an input, which predicts nothing.
     """
-    pieces = _pieces(stream, bounds, block_size)
+    pieces = _pieces(stream.targets, bounds, block_size)
     bins = _best_fit_decreasing(pieces[:, 1] - pieces[:, 0], block_size)
     # Blocks in the order of the text, so that the first are like the others; and so the pieces of each.
     numbers = np.arange(len(bins), dtype=bins.dtype)
@@ -276,13 +276,12 @@ def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
     return Blocks(stream, block_size, padding, cuts, range(cuts.n_blocks))
 
 
-def _pieces(stream: Stream, bounds: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+def _pieces(targets: NDArray[np.bool_], bounds: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
     """(pieces, 2) what predicts something supervised, in stretches of a document as long as fit into a block."""
     counts = -(-(bounds[:, 1] - 1 - bounds[:, 0]) // block_size)
     within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
     starts = np.repeat(bounds[:, 0], counts) + within * block_size
     stops = np.minimum(starts + block_size, np.repeat(bounds[:, 1] - 1, counts))
-    targets = stream.targets
     learned = (targets[start + 1 : stop + 1].any() for start, stop in zip(starts, stops, strict=True))
     return np.stack([starts, stops], 1)[np.fromiter(learned, bool, len(starts))]
 

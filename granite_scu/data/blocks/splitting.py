@@ -98,17 +98,17 @@ def _as_published(corpus: Prepared, streamed: bool) -> Division:
     without the training documents that either has; of a stream, those are passed over as they come."""
     train, validation, test = (np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS)))
     held_out = np.concatenate([validation, test])
-    validation = _not_in(corpus, "validation", validation, test, "test has")
+    validation = _not_in(corpus.digests, "validation", validation, test, "test has")
     if not streamed:
-        train = _not_in(corpus, "train", train, held_out, "validation or test have")
+        train = _not_in(corpus.digests, "train", train, held_out, "validation or test have")
     return Division(corpus, "published", dict(zip(SPLITS, (train, validation, test), strict=True)), streamed)
 
 
 def _not_in(
-    corpus: Prepared, name: str, documents: NDArray[np.int64], others: NDArray[np.int64], who: str
+    digests: NDArray[np.uint64], name: str, documents: NDArray[np.int64], others: NDArray[np.int64], who: str
 ) -> NDArray[np.int64]:
     """The documents of a split whose text none of the others has."""
-    copied = np.isin(corpus.digests[documents], corpus.digests[others])
+    copied = np.isin(digests[documents], digests[others])
     if copied.any() and copied.all():
         raise UserError(
             f"--data-dir: every document of the {name} split is one that {who} too; give it others, or the training "

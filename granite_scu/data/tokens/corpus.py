@@ -54,7 +54,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     def make(done: int) -> Iterator[Part]:
         if done:
             _log.info("going on with the tokenisation of %s, which was interrupted", config.named)
-        elif changed := _changed(last, config, contents):
+        elif changed := _changed(last, config.named, config.sources, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
         yield from with_bar(parts, size if show_progress else 0)
@@ -67,16 +67,15 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             temporary.write_text(json.dumps(contents), encoding="utf-8")
     if not found.n_documents:
         raise no_text(config.sources)
-    check_documents(config, found)
+    check_documents(config.text_column, config.named, found)
     return found
 
 
-def check_documents(config: DataConfig, corpus: Prepared) -> None:
+def check_documents(column: str, text: str, corpus: Prepared) -> None:
     """Say how many documents are empty, and refuse a ``--text-column`` that no record has a text in."""
-    column = config.text_column
     if column not in (DataConfig.text_column, samples.MESSAGES) and corpus.n_conversations == corpus.n_documents:
         raise UserError(
-            f"--text-column {column}: no record of {config.named} has a text in it, all are conversations; leave it "
+            f"--text-column {column}: no record of {text} has a text in it, all are conversations; leave it "
             "out, or mend its name"
         )
     if corpus.n_empty:
@@ -134,14 +133,14 @@ def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _changed(last: Path, config: DataConfig, contents: list[str]) -> list[str]:
+def _changed(last: Path, text: str, sources: list[str], contents: list[str]) -> list[str]:
     """The sources that had other contents when the same was last asked for."""
     before = _remembered(last)
     if before is None or before == contents:
         return []
-    if not len(before) == len(contents) == len(config.sources):  # splits of one source
-        return [config.named]
-    return [name for name, old, new in zip(config.sources, before, contents, strict=True) if old != new]
+    if not len(before) == len(contents) == len(sources):  # splits of one source
+        return [text]
+    return [name for name, old, new in zip(sources, before, contents, strict=True) if old != new]
 
 
 def _remembered(last: Path) -> list[str] | None:

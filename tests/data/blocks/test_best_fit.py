@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from granite_scu.config.settings import IGNORED, DataConfig
+from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.filtering import blocks_of, filter_documents, repeated
 from granite_scu.data.blocks.packing import Blocks, best_fit, in_a_row
 from granite_scu.data.datamodule import collate
@@ -166,7 +166,7 @@ def test_what_is_learned_behind_the_window_is_missed_by_name():
     stream.targets[5:29] = False
     bounds, counts = filtered(stream, "truncate")
     assert bounds.tolist() == [[0, 5]] and counts == {"long": 1, "unsupervised": 1, "dropped": 30}
-    blocks, found = blocks_of(stream, np.arange(2), best_fit, PAD, DataConfig(block_size=10), str)
+    blocks, found = blocks_of(stream, np.arange(2), best_fit, PAD, 10, "split", str)
     assert blocks.n_inputs == 4 + 9 and found["unused"] == 20
 
 
