@@ -111,7 +111,7 @@ class Equilibrium:
         ticks = ticks[-self.window :]
         # In this order: a lambda or an S without a logarithm has been sorted out before logarithms are taken.
         fault = self._open_loop(ticks) or self._out_of_band(ticks) or self._unmoved(ticks) or self._not_answering(ticks)
-        fault = fault or self._without_effect(ticks[-1])
+        fault = fault or self._without_effect(ticks[-1].effect)
         if fault:
             return Decision(False, fault)
         return self._still_learning(ticks)
@@ -162,10 +162,10 @@ class Equilibrium:
             return "lambda answers to S with the wrong sign"
         return None
 
-    def _without_effect(self, newest: Tick) -> str | None:
-        if newest.effect <= -self.least_effect:
+    def _without_effect(self, effect: float) -> str | None:
+        if effect <= -self.least_effect:
             return None
-        return f"that lambda moves the adapter has not shown yet: t = {newest.effect:.1f}, above -{self.least_effect:g}"
+        return f"that lambda moves the adapter has not shown yet: t = {effect:.1f}, above -{self.least_effect:g}"
 
     def _still_learning(self, ticks: Sequence[Tick]) -> Decision:
         steps, bpt = [tick.step for tick in ticks], [tick.data_bpt for tick in ticks]

@@ -168,7 +168,7 @@ class Reachability:
     def _most(self, recent: tuple[Sight, ...]) -> float:
         """The largest S that the run can end with, by the evidence there is."""
         last = recent[-1]
-        most = self._ceiling(last)
+        most = self._ceiling(last.moved_at_end, last.data_bpt)
         if self.growth is not None and all(s.s < self.setpoint / 2 for s in recent):
             left = math.sqrt(self.growth) * (last.moved_at_end - last.moved)
             param_bpt = (math.sqrt(last.param_bpt) + left) ** 2
@@ -188,10 +188,10 @@ class Reachability:
             return None
         last = recent[-1]
         grown = _grown(last, min(_exponent(recent)[0], 2.0))
-        return max(last.s, min(grown, self._ceiling(last))) if grown >= last.s else grown
+        return max(last.s, min(grown, self._ceiling(last.moved_at_end, last.data_bpt))) if grown >= last.s else grown
 
-    def _ceiling(self, last: Sight) -> float:
-        return 1.0 if self.growth is None else ceiling(self.growth, last.moved_at_end, last.data_bpt)
+    def _ceiling(self, moved_at_end: float, data_bpt: float) -> float:
+        return 1.0 if self.growth is None else ceiling(self.growth, moved_at_end, data_bpt)
 
     def advice(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> str | None:
         """What is seen and what to change, in a line; None while the setpoint is in reach."""

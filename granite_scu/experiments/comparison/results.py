@@ -7,11 +7,12 @@ import numpy as np
 
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.statistics import Estimate
+from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.foresight import foresight
 from granite_scu.experiments.comparison.overview import overview
 from granite_scu.experiments.comparison.pairs import pairs
 from granite_scu.experiments.comparison.plan import Plan
-from granite_scu.experiments.comparison.protocol import CASCADE, PI, Arm, Task
+from granite_scu.experiments.comparison.protocol import CASCADE, PI, Arm, Protocol, Task
 from granite_scu.experiments.comparison.rows import (
     STOPPED_SWEEP,
     SWEEP,
@@ -41,6 +42,7 @@ def report(plan: Plan) -> dict[str, Any]:
     plan.evidence.require_one_text()
     setpoint, provisional = _setpoint(plan)
     tasks = [found for task in plan.tasks if (found := _task(plan, task, setpoint))]
+    judged = [task.name for task in plan.protocol.tasks if task.name != plan.protocol.selection_task]
     return {
         "protocol": plan.protocol.name,
         "selection_task": plan.protocol.selection_task,
@@ -49,8 +51,8 @@ def report(plan: Plan) -> dict[str, Any]:
         "draws": statistics.DRAWS,
         "level": statistics.LEVEL,
         "tasks": tasks,
-        "claims": {name: _overall(plan, name, tasks) for name in _claimants(plan)},
-        "cost": _cost(plan),
+        "claims": {name: _overall(name, judged, tasks) for name in _claimants(plan)},
+        "cost": _cost(plan.protocol),
         "overview": overview(tasks),
         "pairs": pairs(plan),
         "transfer": transfer(plan),
@@ -60,7 +62,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "runs": len(plan.evidence.records),
         "runs_of_the_protocol": len({spec.key for spec in plan.specs() if spec} & set(plan.evidence.records)),
         "machines": sorted({record["machine"]["cpu"] for record in plan.evidence if "machine" in record}),
-        "versions": _versions(plan),
+        "versions": _versions(plan.evidence),
         "revisions": len({record.get("git_revision") for record in plan.evidence}),
     }
 
@@ -70,10 +72,10 @@ def _claimants(plan: Plan) -> dict[str, Arm]:
     return CLAIMANTS if plan.protocol.selection_task else {}
 
 
-def _versions(plan: Plan) -> dict[str, list[str]]:
+def _versions(evidence: Evidence) -> dict[str, list[str]]:
     """Of each library the versions that runs were done with; those that a record does not name are left out."""
     found: dict[str, set[str]] = {}
-    for record in plan.evidence:
+    for record in evidence:
         for name, version in record.get("versions", {}).items():
             found.setdefault(name, set()).add(version)
     return {name: sorted(versions) for name, versions in found.items()}
@@ -230,11 +232,9 @@ def _statement(task: str, arm: str, excess: Estimate | None, found: Outcome, bes
     )
 
 
-def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:
-    """The claim over all tasks of the protocol but the one on which S* was chosen: it holds when every one shows it."""
-    protocol = plan.protocol
+def _overall(claimant: str, names: list[str], tasks: list[dict]) -> dict[str, Any]:
+    """The claim over these tasks, all but the one on which S* was chosen: it holds when every one shows it."""
     claims = {task["name"]: claim for task in tasks if (claim := task["claims"].get(claimant))}
-    names = [task.name for task in protocol.tasks if task.name != protocol.selection_task]
     outcomes = [claims[name]["outcome"] if name in claims else "not run" for name in names]
     verdict = "refuted" if "refuted" in outcomes else "shown" if set(outcomes) == {"shown"} else "open"
     found: dict[str, Any] = {}
@@ -246,7 +246,7 @@ def _overall(plan: Plan, claimant: str, tasks: list[dict]) -> dict[str, Any]:
     return {"margin": MARGIN, "outcome": verdict, "tasks": counts, **found}
 
 
-def _cost(plan: Plan) -> dict[str, Any]:
+def _cost(protocol: Protocol) -> dict[str, Any]:
     """Runs that a user of a new task pays for PI and for the sweep; they are equally long, so these are tokens too.
 
     The share follows from the design and is no finding. Two ways to count: the search for lambda alone, with the
@@ -254,7 +254,6 @@ def _cost(plan: Plan) -> dict[str, Any]:
     take, and for the sweep once more on lambda = 0. The runs at the rates taken are places of the sweep; PI's run comes
     on top.
     """
-    protocol = plan.protocol
     sweep, rates = len({arm.label for arm in protocol.arms if arm.name in SWEEP}), len(protocol.rates)
     return {
         "sweep_runs": sweep,

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from granite_scu.config.request import Request
 from granite_scu.control.laws.base import AdapterBenefit
+from granite_scu.data.blocks.packing import Blocks
 from granite_scu.errors import Diverged
 from granite_scu.evaluation.score import DocumentScores, score, score_documents
 from granite_scu.experiments.comparison.data import ComparedData
@@ -54,7 +55,7 @@ def carry_out(spec: Spec, evidence: Path, scratch: Path | None = None) -> dict:
         data = ComparedData(request.data, request.seed, spec.task, request.base.name)
         run = prepare(request, Console(quiet=True), data=data)
         try:
-            result = score_base(run, data) if spec.task.steps == 0 else _train(run, spec)
+            result = score_base(run, data) if spec.task.steps == 0 else _train(run, spec.law)
         except Diverged as error:
             result = {"failed": str(error)}
         found = _controller_as_run(run.folder.path).get("auto")
@@ -111,13 +112,13 @@ def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
     return str(folder / HISTORY)
 
 
-def _train(run: PreparedRun, spec: Spec) -> dict:
+def _train(run: PreparedRun, asked: dict[str, Any]) -> dict:
     """Train and score."""
     summary = train(run, final_score=ScoreByDocument)
     law, ticks = _controller_as_run(run.folder.path), summary.pop("ticks")
     return {
         **summary,
-        "law": {**spec.law, "lambda_init": law["initial_strength"], "target_s": law["target_s"]},
+        "law": {**asked, "lambda_init": law["initial_strength"], "target_s": law["target_s"]},
         "ticks": ticks,
     }
 
@@ -135,7 +136,7 @@ def score_base(run: PreparedRun, data: ComparedData) -> dict:
     autocast = partial(loading.autocast, torch.device("cpu"), run.machine.precision)  # the Trainer's, outside of it
     training = score(module, data.whole_training_text(), model=module, context=autocast())
     validation = score(module, data.val_dataloader(), model=module, context=autocast())
-    test = by_document(module, data, autocast())
+    test = by_document(module, data.test, data.config.batch_size, autocast())
     return {
         "training": {"final": _rounded(training.bits_per_token), "tokens": training.tokens},
         "validation": {"final": _rounded(validation.bits_per_token), "tokens": validation.tokens},
@@ -154,11 +155,11 @@ class ScoreByDocument(FinalScore):
         if not math.isfinite(best.latest):
             raise Diverged(f"the adapter scores {best.latest} on the validation text")
         context = trainer.precision_plugin.forward_context
-        final = by_document(module, data, context())
+        final = by_document(module, data.test, data.config.batch_size, context())
         at_best = final
         if best.step != trainer.global_step:
             set_peft_model_state_dict(module.model, load_file(best.folder / WEIGHTS))
-            at_best = by_document(module, data, context())
+            at_best = by_document(module, data.test, data.config.batch_size, context())
         ticks = self.folder.finish_history()
         self.summary = {
             "failed": None,
@@ -181,11 +182,10 @@ def _course(ticks: list[dict]) -> dict[str, list]:
     return {name: [_short(tick[name]) for tick in ticks] for name in names}
 
 
-def by_document(module: GraniteModule, data: ComparedData, context: AbstractContextManager) -> DocumentScores:
-    """The module's score on each test document."""
+def by_document(module: GraniteModule, test: Blocks, size: int, context: AbstractContextManager) -> DocumentScores:
+    """The module's score on each document of a test text, ``size`` blocks at a time."""
     model = module.language_model
-    size = data.config.batch_size
-    return score_documents(partial(token_nats, model), data.test, size, model=module, context=context)
+    return score_documents(partial(token_nats, model), test, size, model=module, context=context)
 
 
 def _nats(scores: DocumentScores) -> list[float]:

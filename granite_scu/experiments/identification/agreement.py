@@ -113,7 +113,7 @@ def compare(
     # last third counts as what follows: an oscillation must show somewhere.
     split = min(len(seen) if settling is None else max(2 * settling, 1), 2 * len(seen) // 3)
     generator = np.random.default_rng(seed)
-    noisy = (answer(_noise(fit, REST + len(seen), generator)) for _ in range(SIMULATIONS))
+    noisy = (answer(_noise(fit.noise, fit.correlation, REST + len(seen), generator)) for _ in range(SIMULATIONS))
     found = [difference(each, expected, split) for each in noisy]
     sizes = {name: float(np.max([abs(figures[name]) for figures in found])) for name in MODEL_ERROR}
     return Agreement(difference(seen, expected, split), sizes, split), expected
@@ -151,9 +151,9 @@ def _response(law: control.PI, model: Fopdt, level: float, factor: float, ticks:
     return np.asarray((np.log(smoothed) - before) / math.log(factor))
 
 
-def _noise(fit: Fit, ticks: int, generator: np.random.Generator) -> Array:
-    """(ticks,) of noise with the spread and the correlation of the fit's residuals, in ln S."""
-    white = generator.normal(0.0, fit.noise, ticks)
-    fresh, start = math.sqrt(1 - fit.correlation**2) * white[1:], white[:1]
-    later = lfilter([1.0], [1.0, -fit.correlation], fresh, zi=fit.correlation * start)[0]
+def _noise(spread: float, correlation: float, ticks: int, generator: np.random.Generator) -> Array:
+    """(ticks,) of noise in ln S with the spread and the correlation of a fit's residuals."""
+    white = generator.normal(0.0, spread, ticks)
+    fresh, start = math.sqrt(1 - correlation**2) * white[1:], white[:1]
+    later = lfilter([1.0], [1.0, -correlation], fresh, zi=correlation * start)[0]
     return np.concatenate([start, later])

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from granite_scu import control
 from granite_scu.config.request import Request
-from granite_scu.config.settings import IdentifyConfig
+from granite_scu.config.settings import ControlConfig, IdentifyConfig
 from granite_scu.errors import FAILED, RunFailed, UserError
 from granite_scu.experiments.identification import agreement
 from granite_scu.experiments.identification.excitation import Excitation
@@ -46,7 +46,7 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
         UserError: the request cannot be met.
         RunFailed: a run ended before its experiment was over.
     """
-    law = _law(request, config)
+    law = _law(request.control, request.run.resume, config.amplitude, config.step)
     folder = RunFolder(request.run.output_dir)
     excitation = Excitation(law, config.settle, config.amplitude, config.dwell, request.seed)
     test = _experiment(request, "excitation", config.ticks, excitation, console)
@@ -62,12 +62,12 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
         fit = fit_fopdt(_column(history, "lambda"), _column(history, "s"), start=config.settle)
     except ValueError as error:
         raise RunFailed(f"the step test cannot be evaluated: {error}") from error
-    result |= _found(history, fit) | {"cautions": _cautions(history, fit, law, config.settle)}
+    result |= _found(history, fit) | {"cautions": _cautions(history, fit.caution, law.setpoint, config.settle)}
     if fit.objection is None:
         # No filter in the loop: the law takes ParamBPT as it is and smooths DataBPT alone, which lambda hardly moves.
         seen = _in_logit(fit.model, law.setpoint)
         gains = simc(effective(seen), config.tau_c)
-        result |= _proposal(seen, gains, config)
+        result |= _proposal(seen, gains, config.step)
         if config.verify:
             # Lambda is named, so that its feed-forward does not move with S*: the prediction is of the gains alone.
             proposed = replace(law, kp=gains.kp, ki=gains.ki, lambda_init=law.initial_strength)
@@ -75,7 +75,7 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
             stepped = SetpointStep(proposed, config.settle, config.step)
             # A seed of its own, so that it does not meet the noise that the model was fitted to.
             measured = _train(_experiment(request, "verification", ticks, stepped, console, shift=1), ticks)
-            result |= _judged(config, proposed, fit, history, measured)
+            result |= _judged(config.settle, config.step, proposed, fit, history, measured)
     result["verdict"] = _verdict(result)
     folder.write_json(RESULT, result)
     from viz.identification_plot import plot_identification, read_identification
@@ -96,25 +96,24 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
 # The experiment
 
 
-def _law(request: Request, config: IdentifyConfig) -> control.PI:
+def _law(asked: ControlConfig, resume: str | None, amplitude: float, factor: float) -> control.PI:
     """The law that finds the operating point."""
-    asked = request.control
     if asked.controller not in control.CONTROLLERS:
         build_controller(asked)  # says which there are
     if asked.controller != "pi":
         raise UserError(f"--control.controller {asked.controller}: identify finds gains of pi; leave it out")
     if asked.target_s == "auto":
         raise UserError("--control.target_s: identify works at one operating point; give a ratio, for example 0.02")
-    if not asked.target_s * config.step < 1:
-        raise UserError(f"--step_test.step {config.step}: takes S* {asked.target_s} beyond 1; choose a smaller one")
+    if not asked.target_s * factor < 1:
+        raise UserError(f"--step_test.step {factor}: takes S* {asked.target_s} beyond 1; choose a smaller one")
     low, high = asked.lambda_min, asked.lambda_max
-    if not math.log(high / low) >= 2 * config.amplitude:
+    if not math.log(high / low) >= 2 * amplitude:
         raise UserError(
             f"--control.lambda_min {low:g}, --control.lambda_max {high:g}: leave no room for steps of "
-            f"--step_test.amplitude {config.amplitude:g} up and down, a factor of {math.exp(2 * config.amplitude):.3g}"
+            f"--step_test.amplitude {amplitude:g} up and down, a factor of {math.exp(2 * amplitude):.3g}"
         )
-    if request.run.resume:
-        raise UserError(f"--run.resume {request.run.resume}: a step test cannot go on; leave it out")
+    if resume:
+        raise UserError(f"--run.resume {resume}: a step test cannot go on; leave it out")
     return build_controller(asked)
 
 
@@ -169,10 +168,10 @@ def _column(history: list[dict], name: str) -> np.ndarray:
     return np.array([math.log(v) if v is not None and 0 < v < math.inf else math.nan for v in values])
 
 
-def _cautions(history: list[dict], fit: Fit, law: control.PI, settle: int) -> list[str]:
+def _cautions(history: list[dict], of_fit: str | None, setpoint: float, settle: int) -> list[str]:
     """What makes the model worth less at S* than its standard errors say."""
-    off = float(np.nanmean(_column(history, "s_ema")[settle // 2 : settle])) - math.log(law.setpoint)
-    found = [fit.caution] if fit.caution else []
+    off = float(np.nanmean(_column(history, "s_ema")[settle // 2 : settle])) - math.log(setpoint)
+    found = [of_fit] if of_fit else []
     if abs(off) > OFF_SETPOINT:
         found.append(
             f"S was {math.exp(off):.2g} times S* when lambda was stepped, and the model is of the S where it was "
@@ -203,8 +202,8 @@ def _in_logit(model: Fopdt, setpoint: float) -> Fopdt:
     return replace(model, gain=model.gain / (1 - setpoint))
 
 
-def _proposal(model: Fopdt, gains: Gains, config: IdentifyConfig) -> dict[str, Any]:
-    step = step_response(model, gains.kp, gains.ki, band=_band(config))
+def _proposal(model: Fopdt, gains: Gains, factor: float) -> dict[str, Any]:
+    step = step_response(model, gains.kp, gains.ki, band=_band(factor))
     return {
         "gains": {"kp": gains.kp, "ki": gains.ki, "tau_i": gains.tau_i, "tau_c": gains.tau_c},
         "margins": asdict(margins(model, gains.kp, gains.ki)),
@@ -212,9 +211,9 @@ def _proposal(model: Fopdt, gains: Gains, config: IdentifyConfig) -> dict[str, A
     }
 
 
-def _band(config: IdentifyConfig) -> float:
+def _band(factor: float) -> float:
     """Ten per cent of S, as a share of the step in ln S."""
-    return 0.1 / abs(math.log(config.step))
+    return 0.1 / abs(math.log(factor))
 
 
 def _as_json(step: Step) -> dict[str, Any]:
@@ -222,24 +221,24 @@ def _as_json(step: Step) -> dict[str, Any]:
 
 
 def _judged(
-    config: IdentifyConfig, law: control.PI, fit: Fit, history: list[dict], measured: list[dict]
+    settle: int, factor: float, law: control.PI, fit: Fit, history: list[dict], measured: list[dict]
 ) -> dict[str, Any]:
-    """The step of S* as it was measured, held against the prediction, as JSON has it.
+    """The step of S* by ``factor`` after ``settle`` ticks, as it was measured and as it was predicted, for JSON.
 
     Args:
         history: of the step test.
         measured: of the verification.
     """
-    level = float(np.mean(_column(history, "lambda")[config.settle :]))
-    shares = (_column(measured, "s_ema") - math.log(law.setpoint)) / math.log(config.step)
-    seen, before = shares[config.settle :], shares[config.settle // 2 : config.settle]
-    found, expected = agreement.compare(seen, law, fit, level, config.step, _band(config))
+    level, band = float(np.mean(_column(history, "lambda")[settle:])), _band(factor)
+    shares = (_column(measured, "s_ema") - math.log(law.setpoint)) / math.log(factor)
+    seen, before = shares[settle:], shares[settle // 2 : settle]
+    found, expected = agreement.compare(seen, law, fit, level, factor, band)
     verification = {
         **_course(measured),
         "log_s_smoothed": _column(measured, "s_ema").tolist(),
-        "at": config.settle,
-        "measured": _as_json(describe_step(seen, _band(config))),
-        "predicted": _as_json(describe_step(expected, _band(config))),
+        "at": settle,
+        "measured": _as_json(describe_step(seen, band)),
+        "predicted": _as_json(describe_step(expected, band)),
         "agreement": found.as_json(),
         "before": float(np.sqrt(np.nanmean(before**2))),
     }
@@ -248,7 +247,7 @@ def _judged(
 
 def _follow(config: IdentifyConfig, law: control.PI, model: Fopdt) -> int:
     """Ticks after the step of S*: three times what the linear loop takes to settle, as far as the experiment goes."""
-    linear = step_response(_in_logit(model, law.setpoint), law.kp, law.ki, ticks=200, band=_band(config))
+    linear = step_response(_in_logit(model, law.setpoint), law.kp, law.ki, ticks=200, band=_band(config.step))
     return min(config.ticks - config.settle, max(FOLLOW, 3 * (linear.settling or FOLLOW)))
 
 
