@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     adapter.scales(base.name)  # proves that it fits
     tokenizer = loading.load_tokenizer(base.name)
     inputs = tokenized(tokenizer, prompt, options.chat)
-    check_length(inputs, sampling, loading.load_model_config(base.name), base.name)
+    check_length(inputs, options.max_new_tokens, loading.load_model_config(base.name), base.name)
     device = loading.device_named(options.device)
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout

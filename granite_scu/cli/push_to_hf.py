@@ -47,7 +47,7 @@ def _run(arguments: Sequence[str], token: list[str]) -> int:
     )
     _print_plan(options, publication, console)
     if options.dry_run:
-        _print_head(publication, console)
+        _print_head(publication.card, console)
         return 0
     if not (options.yes or options.private or sys.stdin.isatty()):
         raise UserError("--yes: needed to publish for everybody where nobody can be asked; or make it --private")
@@ -136,7 +136,7 @@ def _print_plan(options: argparse.Namespace, publication: selection.Publication,
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _print_head(publication: selection.Publication, console: Console) -> None:
-    head, _, rest = publication.card.partition(HEAD_ENDS)
+def _print_head(card: str, console: Console) -> None:
+    head, _, rest = card.partition(HEAD_ENDS)
     text = f"\nREADME.md\n\n{head}[{rest.count(chr(10)) + 1} more lines]"
     console.print(text, highlight=False, markup=False, soft_wrap=True)

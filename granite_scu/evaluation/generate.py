@@ -63,12 +63,12 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> di
     return dict(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True, return_tensors="pt"))
 
 
-def check_length(inputs: dict[str, torch.Tensor], sampling: Sampling, config: Any, name: str) -> None:
+def check_length(inputs: dict[str, torch.Tensor], new_tokens: int, config: Any, name: str) -> None:
     """Refuse more tokens than the model has positions for. Raises UserError."""
     length, most = inputs["input_ids"].shape[1], getattr(config, "max_position_embeddings", None)
-    if most and length + sampling.max_new_tokens > most:
+    if most and length + new_tokens > most:
         raise UserError(
-            f"--max-new-tokens {sampling.max_new_tokens}: with a prompt of {length:,} tokens more than the "
+            f"--max-new-tokens {new_tokens}: with a prompt of {length:,} tokens more than the "
             f"{most:,} that {name} can read; shorten either"
         )
 

@@ -58,7 +58,7 @@ class Merger:
         self.scales = adapter.scales(base.name)
         self.source = loading.download(base.name)
         self.shards = shards_of(self.source, base.name)
-        self.quantised = _quantised_layers(base) if base.quantize_4bit else set()
+        self.quantised = _quantised_layers(base.name) if base.quantize_4bit else set()
         self.weight_names = {self._weight_of(layer): layer for layer in self.scales.keys() | self.quantised}
         if getattr(loading.load_model_config(base.name), "quantization_config", None):
             raise UserError(f"{base.name}: its weights are quantised already, and merging would round the adapter away")
@@ -197,10 +197,10 @@ def shards_of(folder: Path, name: str) -> dict[str, list[str]]:
         return {SINGLE: list(file.keys())}
 
 
-def _quantised_layers(base: BaseConfig) -> set[str]:
+def _quantised_layers(base: str) -> set[str]:
     """The layers that a QLoRA run holds in 4 bits."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(loading.load_model_config(base.name))
+        model = AutoModelForCausalLM.from_config(loading.load_model_config(base))
     return set(linear_layers(model))
 
 

@@ -41,7 +41,7 @@ def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch
     Raises:
         RunFailed: the merged model differs by more than rounding does.
     """
-    batches, text = _held_out(adapter, base)
+    batches, text = _held_out(adapter.training.get("data", {}), base.name)
     dtype = _stored_dtype(merged)
     model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
     alone, with_adapter = score_each(model, batches, switches)
@@ -67,10 +67,9 @@ def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch
     }
 
 
-def _held_out(adapter: SavedAdapter, base: BaseConfig) -> tuple[list[Batch], str]:
+def _held_out(recorded: dict[str, Any], base: str) -> tuple[list[Batch], str]:
     """Blocks of the run's validation text; of the embedded documentation where that cannot be had."""
-    tokenizer = loading.load_tokenizer(base.name)
-    recorded = adapter.training.get("data", {})
+    tokenizer = loading.load_tokenizer(base)
     ours: dict[str, Any] = {"batch_size": 1, "eval_batch_size": 1, "num_workers": 0}
     # The library's own Mamba-2 forward cannot keep documents apart without compiled kernels; both sides see the same.
     ours |= {"isolate_documents": False, "block_size": min(recorded.get("block_size", LENGTH), LENGTH)}

@@ -17,22 +17,22 @@ def presented(folder: RunFolder) -> Iterator[None]:
 
     A run that was refused has not touched its folder, and nothing is written there.
     """
-    main, before = rank_zero_only.rank == 0, _written(folder)
+    main, before = rank_zero_only.rank == 0, _written(folder.path)
     try:
         yield
     except BaseException:
         # Should the report fail too, the first failure counts.
         with contextlib.suppress(OSError, ValueError, UserError):
-            if main and _written(folder) != before and folder.read_history():
+            if main and _written(folder.path) != before and folder.read_history():
                 report(folder.path)
         raise
     if main:
         present(folder.path)
 
 
-def _written(folder: RunFolder) -> int | None:
+def _written(folder: Path) -> int | None:
     """When a run wrote the first of its files, in nanoseconds; None where none did."""
-    mark = folder.path / TRAINING_CONFIG
+    mark = folder / TRAINING_CONFIG
     return mark.stat().st_mtime_ns if mark.is_file() else None
 
 

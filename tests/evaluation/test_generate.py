@@ -126,7 +126,7 @@ def test_more_tokens_than_the_model_has_positions_are_refused(tokenizer):
     config = loading.load_model_config(TINY_MODEL)
     inputs = generation.tokenized(tokenizer, PROMPT, chat=False)
     with pytest.raises(UserError, match="more than the 131,072 that tiny-granite-h can read"):
-        generation.check_length(inputs, Sampling(131_070), config, TINY_MODEL)
+        generation.check_length(inputs, 131_070, config, TINY_MODEL)
 
 
 def test_in_a_terminal_the_texts_stand_beside_one_another():

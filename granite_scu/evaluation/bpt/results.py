@@ -13,14 +13,14 @@ from granite_scu.model.description_length import bits
 SCHEMA = 1
 
 
-def units(corpus: ScoringCorpus) -> str:
+def units(documents: int) -> str:
     """What the bootstrap draws: documents, or where those are too few for it the windows in them."""
-    return "documents" if len(corpus.documents) >= LEAST_UNITS else "windows"
+    return "documents" if documents >= LEAST_UNITS else "windows"
 
 
 def difference(corpus: ScoringCorpus, arm: str, reference: str) -> Estimate:
     """Bits per token that one model costs more than another, with its interval."""
-    if units(corpus) == "documents":
+    if units(len(corpus.documents)) == "documents":
         both = corpus.document_nats(arm), corpus.document_nats(reference)
         return statistics.difference_over_documents(*both, corpus.document_tokens)
     some = corpus.window_tokens > 0  # in a window of a conversation perhaps only the user speaks
@@ -46,7 +46,7 @@ def _counts(corpus: ScoringCorpus) -> dict[str, Any]:
         "tokens": corpus.n_tokens,
         "bytes": int(corpus.n_bytes.sum()),
         "excluded_documents": corpus.excluded,
-        "units": units(corpus),
+        "units": units(len(corpus.documents)),
     }
 
 

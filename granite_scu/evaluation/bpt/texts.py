@@ -93,14 +93,14 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
     others = [other for other in others if documents_of(other) != record]
     if record["shared"]:
         if [document.digest for document in documents] != record["shared"]:
-            raise _changed(run, config)
+            raise _changed(run, config.named)
         if _seen_by(others) & set(record["shared"]):
             raise UserError(f"{run}: another run named here was trained on what it held out; give --data-dir")
         return Texts(name, documents, tail_of=config)
     wanted = set(record["test"])
     found = [document for document in documents if document.digest in wanted]
     if not found:
-        raise _changed(run, config)
+        raise _changed(run, config.named)
     missing = len(wanted - {document.digest for document in found})
     if missing:
         _log.warning("%d of the %d held-out documents are no longer in %s", missing, len(wanted), config.named)
@@ -137,5 +137,5 @@ def _seen_by(runs: Sequence[Path]) -> set[str]:
     return seen
 
 
-def _changed(run: Path, config: DataConfig) -> UserError:
-    return UserError(f"{run}: its text {config.named} has changed since, and what it held out is gone; give --data-dir")
+def _changed(run: Path, text: str) -> UserError:
+    return UserError(f"{run}: its text {text} has changed since, and what it held out is gone; give --data-dir")
