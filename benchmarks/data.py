@@ -33,8 +33,8 @@ from rich.table import Table
 
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, DataConfig, LoraConfig, OptimizerConfig, PriorConfig
-from granite_scu.errors import UserError
 
 MEGABYTE = 1_000_000
 SIZES = (10, 100, 1000)

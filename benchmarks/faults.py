@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import killing
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.storage import checkpoint
 from granite_scu.storage.run_folder import RunFolder
 

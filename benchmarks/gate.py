@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from granite_scu.cli import guard
-from granite_scu.errors import RunFailed
+from granite_scu.config.errors import RunFailed
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 
 GIB = 2**30

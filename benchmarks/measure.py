@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.gate import Outcome
 from granite_scu import hardware
 from granite_scu.cli.argument_parser import Parser
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from benchmarks import measure, training
 from benchmarks.gate import GIB, Gate, race
 from benchmarks.training import Case
 from granite_scu.cli import guard
-from granite_scu.errors import RunFailed
+from granite_scu.config.errors import RunFailed
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 
 STEPS = 2

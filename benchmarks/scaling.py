@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import measure
 from granite_scu.cli import guard
-from granite_scu.errors import RunFailed, UserError
+from granite_scu.config.errors import RunFailed, UserError
 
 SCRIPT = ROOT / "scripts" / "train_granite_cuda.py"
 STEPS = 60

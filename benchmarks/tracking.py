@@ -54,8 +54,8 @@ from benchmarks.tracking_runs import course, run_all
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import WIDE, make_console
+from granite_scu.config.errors import UserError
 from granite_scu.control import TRACKING
-from granite_scu.errors import UserError
 from granite_scu.experiments.comparison.protocol import PRECISION
 from granite_scu.experiments.run_store import RunStore, working_folder
 from granite_scu.storage.run_folder import require_writable

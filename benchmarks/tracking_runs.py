@@ -15,8 +15,8 @@ from benchmarks.tracking_grid import TrackingCell
 from benchmarks.tracking_report import describe_origin, line, origins
 from benchmarks.tracking_training import request_of, train
 from granite_scu.cli import guard
+from granite_scu.config.errors import Diverged, UserError
 from granite_scu.config.settings import ControlConfig
-from granite_scu.errors import Diverged, UserError
 from granite_scu.experiments.run_store import FinishedRun, RunStore, write_record
 from granite_scu.experiments.workers import workers
 from granite_scu.hardware import detect

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.tracking_grid import CORPORA, EVERY, TOKENS, TrackingCell, moved
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 

@@ -35,8 +35,8 @@ from benchmarks.gate import Outcome, race
 from benchmarks.measure import ratio, shown
 from granite_scu import hardware
 from granite_scu.cli import guard
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import PRECISIONS
-from granite_scu.errors import UserError
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)
 

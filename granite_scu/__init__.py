@@ -38,7 +38,7 @@ __all__ = ["PreparedRun", "Request", "UserError", "__version__", "prepare", "tra
 _PUBLIC = {
     "PreparedRun": "granite_scu.training.prepared_run",
     "Request": "granite_scu.config.request",
-    "UserError": "granite_scu.errors",
+    "UserError": "granite_scu.config.errors",
     "prepare": "granite_scu.training.recipe",
     "train": "granite_scu.training.recipe",
 }

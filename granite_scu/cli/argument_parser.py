@@ -3,7 +3,7 @@
 import argparse
 from typing import Any, NoReturn
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import WIDE, make_console, quiet
 from granite_scu.config import settings
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.experiments.run_store import RunStore, working_folder
 from granite_scu.storage.run_folder import require_writable
 

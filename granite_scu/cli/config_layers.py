@@ -13,7 +13,7 @@ import yaml
 
 from granite_scu import hardware
 from granite_scu.config import flags
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
 
 FLAG = "--hardware"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.cli.script_flags import hyphenated
+from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
-from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from granite_scu import hardware
 from granite_scu.cli.console import make_console, quiet
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.evaluation.generate import (
     LEAST_WIDTH,
     Sampling,

@@ -12,8 +12,8 @@ from rich.text import Text
 from granite_scu.cli import script_flags
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.config import flags
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, DataConfig
-from granite_scu.errors import UserError
 
 SHARES = (0, 10, 50, 90, 99, 100)
 """Percentiles of the documents' lengths that are shown."""

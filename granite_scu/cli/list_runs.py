@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from granite_scu.cli.console import WIDE, make_console
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import TRAINING_CONFIG
 from granite_scu.storage.run_list import SORTS, Summary, ordered, read_runs
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.export.publish import hub, selection
 from granite_scu.export.publish.leaks import redact
 

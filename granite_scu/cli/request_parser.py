@@ -14,9 +14,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from granite_scu.cli import command_table, config_layers
 from granite_scu.config import flags
 from granite_scu.config import settings as config
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request, add_settings, check_values
 from granite_scu.control import CONTROLLERS
-from granite_scu.errors import UserError
 
 COMMANDS = ("fit", "validate", "test", "identify")
 

@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from granite_scu.cli.console import make_console
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, TINY_MODEL, BaseConfig
 from granite_scu.data.sources.read import is_path, readable_files
-from granite_scu.errors import UserError
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
 from granite_scu.hardware.torch_build import dotted, install_command
 from granite_scu.model import initial_adapter, loading
@@ -109,7 +109,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
     meant = "holds the base in 4 bits" if four_bits else "for --4bit-quantization only"
     install_4bit = "pip install bitsandbytes, or leave out --4bit-quantization" if four_bits else ""
     checks = [
-        # name, what is found, whether it serves, whether the run needs it, what that means, and what mends it
+        # name, what is found, whether it serves, whether the run needs it, what that means, and what fixes it
         Check("Python", platform.python_version(), python >= (3, 10) if python <= (3, 13) else None, True,
               "checked with 3.10 to 3.13", "install Python 3.13"),
         Check("PyTorch", built, tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9), True,

@@ -14,9 +14,9 @@ from typing import Any
 
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.errors import UserError
 from granite_scu.config.flags import NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, Flag
 from granite_scu.config.settings import RunConfig
-from granite_scu.errors import UserError
 
 
 def build_parser() -> Parser:

@@ -8,8 +8,8 @@ from rich.console import Console
 from granite_scu.cli import config_layers, guard, requirements
 from granite_scu.cli.console import make_console, print_facts, print_summary, quiet
 from granite_scu.cli.request_parser import parse
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.errors import UserError
 from granite_scu.evaluation.split_score import score_split
 from granite_scu.experiments.identification import step_test
 from granite_scu.export.present import presented

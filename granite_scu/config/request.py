@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import jsonargparse
 
 from granite_scu.config import flags
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import (
     SEED,
     TRAINER_DEFAULTS,
@@ -21,7 +22,6 @@ from granite_scu.config.settings import (
     PriorConfig,
     RunConfig,
 )
-from granite_scu.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from granite_scu.config.errors import UserError
 from granite_scu.control import FROM_LAMBDA_INIT
-from granite_scu.errors import UserError
 
 TINY_MODEL = "tiny-granite-h"
 """The name of the embedded model."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
@@ -30,7 +31,6 @@ from granite_scu.data.sources.read import published
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
-from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.filtering import blocks_of, left_out
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, padding_of
@@ -34,7 +35,6 @@ from granite_scu.data.tokens.cache import Prepared, in_memory
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.corpus import check_documents, full_names
 from granite_scu.data.tokens.encoding import Piece, encoded, groups_of, joined, parts_of, pieces_of
-from granite_scu.errors import UserError
 
 BEGINNING = 4_000_000
 """Characters read before training, of which a tenth each is held out for validation and for test."""

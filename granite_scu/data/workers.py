@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 
 
 class SteadyLoader(DataLoader):

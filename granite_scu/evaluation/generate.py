@@ -12,8 +12,8 @@ from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import SEED
-from granite_scu.errors import UserError
 
 LEAST_WIDTH = 80
 """Columns of a terminal from which on two texts are readable beside one another."""

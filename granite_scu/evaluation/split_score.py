@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
-from granite_scu.errors import UserError
 from granite_scu.evaluation.score import score_each
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.adapters import load_adapted

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import finite, replacing
 
 LOCK = ".lock"

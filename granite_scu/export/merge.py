@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
-from granite_scu.errors import RunFailed, UserError
 from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
 from granite_scu.model import adapter_files, loading, saved_adapter

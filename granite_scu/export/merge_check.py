@@ -10,9 +10,9 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig, DataConfig, from_record
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.errors import RunFailed, UserError
 from granite_scu.evaluation.score import score_each
 from granite_scu.model import loading
 from granite_scu.model.adapters import load_adapted

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.export.publish import model_card
 from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder
 

@@ -9,9 +9,9 @@ import psutil
 import torch
 
 from granite_scu import hardware
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import BaseConfig, RunConfig
-from granite_scu.errors import UserError
 from granite_scu.hardware import presets
 
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 import torch
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import PRECISIONS
-from granite_scu.errors import UserError
 from granite_scu.hardware.detection import Device
 from granite_scu.hardware.nvml import why_no_cuda
 from granite_scu.hardware.torch_build import dotted

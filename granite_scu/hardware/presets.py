@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.hardware.detection import Device
 
 AUTO = "auto"

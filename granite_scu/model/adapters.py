@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, LoraConfig
-from granite_scu.errors import UserError
 from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.loading import load_model
 

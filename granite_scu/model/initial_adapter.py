@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import LoraConfig
 from granite_scu.control.diagnostics.ceiling import Matrix
-from granite_scu.errors import UserError
 from granite_scu.model import adapter_files, saved_adapter
 
 SHA256 = "--adapter (SHA-256)"

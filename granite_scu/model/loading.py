@@ -19,8 +19,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, is_local
-from granite_scu.errors import UserError
 from granite_scu.model.mamba2 import kernels, mamba
 
 log = logging.getLogger(__name__)

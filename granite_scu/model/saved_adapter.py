@@ -13,8 +13,8 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, from_record, is_local
-from granite_scu.errors import UserError
 from granite_scu.model import loading
 from granite_scu.model.adapter_files import factor_names, require_files, run_of
 from granite_scu.model.adapters import ADAPTER, linear_layers

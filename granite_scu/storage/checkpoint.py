@@ -21,7 +21,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from safetensors import SafetensorError
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.storage import manifest
 from granite_scu.storage.run_folder import RunFolder, replacing
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 
 HISTORY = "scu_history.json"
 HISTORY_LINES = "scu_history.jsonl"

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
     HISTORY,

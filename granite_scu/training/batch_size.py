@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import yaml
 
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
-from granite_scu.errors import RunFailed, UserError
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from granite_scu import control
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import ControlConfig, RunConfig
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
-from granite_scu.errors import UserError
 from granite_scu.storage.recording import read_recording
 
 LEAST_VALIDATIONS = 10

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 import psutil
 import torch
 
+from granite_scu.config.errors import RunFailed
 from granite_scu.config.request import Request
-from granite_scu.errors import RunFailed
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory

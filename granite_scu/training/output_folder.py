@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.errors import UserError
 from granite_scu.storage import checkpoint
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder

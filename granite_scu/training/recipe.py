@@ -11,13 +11,13 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from rich.console import Console
 
 from granite_scu import control, hardware
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.control.diagnostics import ceiling
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.control.diagnostics.reachability import Reachability
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
-from granite_scu.errors import UserError
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
 from granite_scu.model import flops, initial_adapter, loading

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.config import flags
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.control import CONTROLLERS
-from granite_scu.errors import UserError
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage import checkpoint, manifest
 from granite_scu.storage.run_folder import RunFolder, step_of

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Timer
 
 from granite_scu import control
+from granite_scu.config.errors import Diverged, UserError
 from granite_scu.config.settings import ControlConfig
 from granite_scu.control.diagnostics.setpoint import (
     LEAST_STEPS,
@@ -21,7 +22,6 @@ from granite_scu.control.diagnostics.setpoint import (
     propose_setpoint,
     turn,
 )
-from granite_scu.errors import Diverged, UserError
 from granite_scu.training.callbacks.progress import ProgressLine
 from granite_scu.training.callbacks.shannon_control import ControlTick, ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch

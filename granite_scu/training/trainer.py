@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from granite_scu.config.errors import RunFailed, Stopped, UserError
 from granite_scu.config.settings import TRAINER_DEFAULTS
 from granite_scu.data.workers import errors_in_one_line
-from granite_scu.errors import RunFailed, Stopped, UserError
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.sharding import ShardedBase
 

@@ -10,7 +10,7 @@ from tracked import CELL, QUICK, asked, guarded, history, keep_quick_runs, resul
 from benchmarks import tracking, tracking_figures, tracking_runs
 from benchmarks.tracking_figures import meets_goals, summarise
 from benchmarks.tracking_grid import EVERY, STEPS, TrackingCell
-from granite_scu.errors import Diverged, RunFailed, UserError
+from granite_scu.config.errors import Diverged, RunFailed, UserError
 from granite_scu.experiments import workers
 from granite_scu.experiments.run_store import FinishedRun, RunStore
 

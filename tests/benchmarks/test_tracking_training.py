@@ -4,8 +4,8 @@ import pytest
 from tracked import CELL, asked
 
 from benchmarks import tracking, tracking_grid, tracking_training
+from granite_scu.config.errors import UserError
 from granite_scu.control import build
-from granite_scu.errors import UserError
 
 
 @pytest.mark.parametrize("setting", ["lambda_min=1e-4", "lambda-min=1e-4"])

@@ -13,7 +13,7 @@ from devices import A100, CPU, RTX_4090, T4
 from granite_scu import hardware
 from granite_scu.cli import config_layers, script_flags
 from granite_scu.cli import request_parser as cli
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
 from granite_scu.training import preflight
 from granite_scu.training.prepared_run import PreparedRun

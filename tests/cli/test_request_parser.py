@@ -11,9 +11,9 @@ from rich.console import Console
 from granite_scu.cli import guard, script_flags, train
 from granite_scu.cli import request_parser as cli
 from granite_scu.cli.console import better_in_words, print_summary
+from granite_scu.config.errors import WRONG_REQUEST, RunFailed, UserError
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.control.diagnostics.reachability import Reachability, Sight
-from granite_scu.errors import WRONG_REQUEST, RunFailed, UserError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

@@ -8,8 +8,8 @@ import pytest
 from granite_scu.cli import script_flags
 from granite_scu.cli.script_flags import translate
 from granite_scu.config import flags
+from granite_scu.config.errors import UserError
 from granite_scu.control import CPR, KL, PI, Linear
-from granite_scu.errors import UserError
 
 TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 

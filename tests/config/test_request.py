@@ -1,8 +1,8 @@
 import pytest
 
 from granite_scu.cli.request_parser import parse
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.errors import UserError
 
 SETTINGS = {
     "base.name": "tiny-granite-h",

@@ -11,9 +11,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data.datamodule import TextDataModule
-from granite_scu.errors import UserError
 
 WORDS = "the quick brown fox jumps over the lazy dog\n"
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data import streaming
 from granite_scu.data.blocks.packing import in_a_row
@@ -19,7 +20,6 @@ from granite_scu.data.sources.read import load
 from granite_scu.data.streaming import StreamedBlocks, StreamedDataModule, beginning, shuffled
 from granite_scu.data.tokens import encoding
 from granite_scu.data.tokens.encoding import encode
-from granite_scu.errors import UserError
 
 TEXTS = [f"{number}: " + "the quick brown fox " * (1 + number % 4) for number in range(40)]
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from granite_scu.cli.generate import read_prompt
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
-from granite_scu.errors import UserError
 from granite_scu.evaluation import generate as generation
 from granite_scu.evaluation.generate import Sampling
 from granite_scu.model import adapters, loading

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.experiments import run_store
 from granite_scu.experiments.run_store import RunStore, working_folder, write_record
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from granite_scu.cli.console import make_console
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig
-from granite_scu.errors import RunFailed, UserError
 from granite_scu.export import merge as merging
 from granite_scu.model import adapters, loading, saved_adapter
 

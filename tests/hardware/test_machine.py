@@ -7,8 +7,8 @@ import torch
 from devices import A100, CPU, T4
 
 from granite_scu import hardware
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TRAINER_DEFAULTS, BaseConfig, RunConfig
-from granite_scu.errors import UserError
 from granite_scu.hardware import machine
 from granite_scu.hardware.tuning import taking_tf32
 

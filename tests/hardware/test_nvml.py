@@ -5,7 +5,7 @@ import pytest
 import torch
 from devices import A100, CPU
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.hardware import nvml, resolve_accelerator
 
 

@@ -3,7 +3,7 @@
 import pytest
 from devices import A100, AMX, B200, CPU, P100, RTX_4090, T4, V100
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.hardware import resolve_accelerator, resolve_precision
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import devices
 import pytest
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.hardware import detect_gpu_info, get_recommended_config, presets, print_hardware_info
 
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import LoraConfig
-from granite_scu.errors import UserError
 from granite_scu.model.adapters import attach, leave_casting_to_autocast, linear_layers, low_rank_updates, untrained
 from granite_scu.model.description_length import squared_norms
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import IterableDataset
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, LoraConfig
 from granite_scu.control.diagnostics.ceiling import growth, growth_from
-from granite_scu.errors import UserError
 from granite_scu.model import adapters, initial_adapter, saved_adapter
 from granite_scu.model.description_length import LN2
 from granite_scu.model.loading import WEIGHT_DTYPES

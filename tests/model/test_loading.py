@@ -7,8 +7,8 @@ import torch
 from huggingface_hub import constants
 from torch.nn import functional as F
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
-from granite_scu.errors import UserError
 from granite_scu.model import adapters, loading
 from granite_scu.model.loss import summed_nats
 from granite_scu.model.mamba2 import mamba

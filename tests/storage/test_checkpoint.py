@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
-from granite_scu.errors import UserError
 from granite_scu.model import loading
 from granite_scu.storage import manifest
 from granite_scu.storage.checkpoint import STATE, AdapterCheckpointIO, find, load_state, prune, save_adapter

@@ -8,7 +8,7 @@ import torch
 from devices import CPU, RTX_3060, T4
 
 from granite_scu.cli import request_parser as cli
-from granite_scu.errors import RunFailed, UserError
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.hardware import GIB
 from granite_scu.hardware import machine as machines
 from granite_scu.training import batch_size, memory_budget

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset
 
+from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import IGNORED
-from granite_scu.errors import RunFailed
 from granite_scu.training.module import GraniteModule, schedule
 
 RATE = 0.05

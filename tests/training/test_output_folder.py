@@ -2,8 +2,8 @@
 
 import pytest
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.errors import UserError
 from granite_scu.training.output_folder import open_run_folder
 from granite_scu.training.recipe import prepare
 

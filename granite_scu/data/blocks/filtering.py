@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.blocks.packing import Blocks, Layout, best_fit
 from granite_scu.data.tokens.encoding import Stream
-from granite_scu.errors import UserError
 
 BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}
 """What becomes of documents that are longer than a block, in words."""
@@ -49,7 +49,7 @@ def blocks_of(
 
 
 def left_out(counts: Counter[str], layout: Layout, block_size: int, on_long: str) -> list[tuple[int, str]]:
-    """How many documents or tokens could not be taken as they are, and in words which."""
+    """How many documents or tokens were left out or cut, and which."""
     # Where documents are cut in a row in any case, a long one is no news.
     n_long = counts["long"] if layout is best_fit or on_long != "split" else 0
     long = f"documents are longer than --block-size {block_size} and {BECOMES.get(on_long)} (--on-long)"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.tokens.cache import Prepared
-from granite_scu.errors import UserError
 
 MIN_DOCUMENTS = 10
 """Different texts below which a corpus is not divided by document."""

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Document
-from granite_scu.errors import UserError
 
 _LEFT_OUT = {"test", "tests", "idle_test", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
 _CODEC_TABLE = '""" Python Character Mapping Codec'  # generated tables of numbers, 1.3 MB of them: no language

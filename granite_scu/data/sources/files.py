@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NoReturn
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 
 PACKED = (".gz", ".zst")
 """Suffixes of compressed files, behind the suffix of what is in them."""

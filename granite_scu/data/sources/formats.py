@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.sources import files
-from granite_scu.errors import UserError
 
 Record: TypeAlias = dict[str, Any]
 

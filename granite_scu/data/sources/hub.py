@@ -7,11 +7,11 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX
 from granite_scu.data.sources import samples
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import SPLITS, Document
-from granite_scu.errors import UserError
 
 _log = logging.getLogger(__name__)
 

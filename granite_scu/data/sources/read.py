@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, DataConfig
 from granite_scu.data.sources import files, formats, hub, samples
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import Document, TextFile
-from granite_scu.errors import UserError
 
 _SUPPORTED = f"{', '.join(formats.SUFFIXES[:-1])} or {formats.SUFFIXES[-1]}"
 _REMEDY = (

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import ASSISTANT, ROLES, Conversation, Document, is_silent
 from granite_scu.data.sources.formats import Record
-from granite_scu.errors import UserError
 
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
 SAID = ("role", "content", "reasoning_content", "thinking", "name", "tool_calls", "tool_call_id")

@@ -21,8 +21,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.tokens.encoding import Part, Piece, Stream, joined
-from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import replacing
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import ASSISTANT, Conversation, is_silent
-from granite_scu.errors import UserError
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""

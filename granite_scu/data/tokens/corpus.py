@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files, formats, samples
 from granite_scu.data.sources.documents import Document, TextFile
@@ -18,7 +19,6 @@ from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import Part, backend_of, encoded, with_bar
-from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import replacing
 
 _log = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.errors import UserError
 
 CHUNK = 50_000
 """Characters from which a long text is cut, so that every core has some of it: the library takes one for each text."""

@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.settings import BaseConfig, RunConfig
-from granite_scu.errors import UserError
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base

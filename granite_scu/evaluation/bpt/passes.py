@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import IGNORED
-from granite_scu.errors import RunFailed
 from granite_scu.evaluation.bpt.windows import ScoringCorpus
 from granite_scu.evaluation.score import each_batch
 from granite_scu.model.adapters import Switch

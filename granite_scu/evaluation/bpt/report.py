@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import replacing, require_writable
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import is_local
-from granite_scu.errors import UserError
 from granite_scu.model import adapter_files, saved_adapter
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, DOCUMENTS, read_json
 

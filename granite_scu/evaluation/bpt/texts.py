@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig, from_record
 from granite_scu.data.blocks.packing import in_a_row, padding_of
 from granite_scu.data.datamodule import tail_held_out
@@ -15,7 +16,6 @@ from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.sources.read import in_memory, load, sources_of
 from granite_scu.data.streaming import beginning
 from granite_scu.data.tokens.encoding import encode
-from granite_scu.errors import UserError
 from granite_scu.evaluation.bpt.subjects import documents_of
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, as_corpus
 from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json

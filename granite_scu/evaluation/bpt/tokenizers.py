@@ -5,8 +5,8 @@ from itertools import chain, islice
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Document
-from granite_scu.errors import UserError
 from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.model import loading
 

@@ -15,7 +15,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from granite_scu.errors import RunFailed, UserError
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.experiments.comparison.evidence import Spec
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import STEPS

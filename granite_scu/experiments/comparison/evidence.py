@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from granite_scu.config.errors import UserError
 from granite_scu.control import CONTROLLERS
 from granite_scu.control.diagnostics.setpoint import FRACTION, LEAST, MOST
-from granite_scu.errors import UserError
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from granite_scu.experiments.comparison.record import BASE, fault, outcome
 from granite_scu.experiments.run_store import RunStore

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import RunFolder
 
 BEGIN, END = "<!-- results: written by scripts/compare_controllers.py --write-docs -->", "<!-- end of results -->"

@@ -15,10 +15,10 @@ from peft import set_peft_model_state_dict
 from rich.console import Console
 from safetensors.torch import load_file
 
+from granite_scu.config.errors import Diverged
 from granite_scu.config.request import Request
 from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.data.blocks.packing import Blocks
-from granite_scu.errors import Diverged
 from granite_scu.evaluation.score import DocumentScores, score, score_documents
 from granite_scu.experiments.comparison.data import ComparedData
 from granite_scu.experiments.comparison.evidence import Evidence, Spec

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from granite_scu import control
+from granite_scu.config.errors import FAILED, RunFailed, UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import ControlConfig, IdentifyConfig
-from granite_scu.errors import FAILED, RunFailed, UserError
 from granite_scu.experiments.identification import agreement
 from granite_scu.experiments.identification.excitation import Excitation
 from granite_scu.experiments.identification.fopdt import Fopdt
@@ -223,7 +223,7 @@ def _as_json(step: Step) -> dict[str, Any]:
 def _judged(
     settle: int, factor: float, law: control.PI, fit: Fit, history: list[dict], measured: list[dict]
 ) -> dict[str, Any]:
-    """The step of S* by ``factor`` after ``settle`` ticks, as it was measured and as it was predicted, for JSON.
+    """The step of S* by ``factor`` after ``settle`` ticks, measured and predicted, for JSON.
 
     Args:
         history: of the step test.

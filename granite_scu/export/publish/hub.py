@@ -13,8 +13,8 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabl
 from huggingface_hub.utils import disable_progress_bars
 from rich.console import Console
 
+from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import TINY_MODEL
-from granite_scu.errors import RunFailed, UserError
 from granite_scu.export.publish.leaks import redact
 
 AGAIN = "run the same command again: what the hub has is not uploaded twice"

@@ -9,8 +9,8 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, is_local, is_path
-from granite_scu.errors import UserError
 from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
     EVALUATION,

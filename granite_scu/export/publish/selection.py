@@ -6,8 +6,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, is_local
-from granite_scu.errors import UserError
 from granite_scu.export.publish import leaks, model_card
 from granite_scu.model.adapter_files import check_adapter
 from granite_scu.storage.run_folder import (

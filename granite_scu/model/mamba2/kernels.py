@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.model.description_length import exact_products
 from granite_scu.model.mamba2.conv import runs_of
 from granite_scu.model.mamba2.mamba import TORCH, Kernels, activated_conv

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.model.mamba2.conv import causal_conv_silu
 from granite_scu.model.mamba2.norm import gated_norm, groups_of, is_gated_norm
 from granite_scu.model.mamba2.ssd import ssd_scan

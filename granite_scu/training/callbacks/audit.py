@@ -3,7 +3,7 @@
 import lightning as L
 import torch
 
-from granite_scu.errors import RunFailed
+from granite_scu.config.errors import RunFailed
 from granite_scu.model.adapters import untrained
 from granite_scu.training.module import GraniteModule
 

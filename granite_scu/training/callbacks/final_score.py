@@ -77,7 +77,7 @@ class FinalScore(L.Callback):
         start = {}
         if module.start:
             with module.at_start():
-                start["start_test_bpt"] = self._score_test(trainer, module, "adapter as it was").bits_per_token
+                start["start_test_bpt"] = self._score_test(trainer, module, "adapter at the start").bits_per_token
         if trainer.is_global_zero:
             self.summary = self._summarise(trainer, base.bits_per_token, adapter) | start
             self.folder.write_json("scu_metrics.json", self.summary)

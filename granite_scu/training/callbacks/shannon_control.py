@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 import lightning as L
 
+from granite_scu.config.errors import Diverged
 from granite_scu.control import Controller, Measurement
 from granite_scu.control.laws.base import AdapterBenefit, Output, restored
-from granite_scu.errors import Diverged
 from granite_scu.model.description_length import information_ratio
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor

@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from granite_scu.errors import INTERRUPTED, TERMINATED, Stopped
+from granite_scu.config.errors import INTERRUPTED, TERMINATED, Stopped
 from granite_scu.training.trainer import LOST_AFTER
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.filtering import blocks_of, filter_documents, repeated
 from granite_scu.data.blocks.packing import Blocks, best_fit, in_a_row
 from granite_scu.data.datamodule import collate
 from granite_scu.data.tokens.encoding import Stream
-from granite_scu.errors import UserError
 
 PAD = 1
 

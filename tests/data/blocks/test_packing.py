@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import Blocks, in_a_row, padding_of
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.tokens import encoding
 from granite_scu.data.tokens.encoding import bytes_by_offset, encode
-from granite_scu.errors import UserError
 
 EOS, PAD = 256, 257
 # Any character but lone surrogates, which no UTF-8 file can hold; long enough to be cut, short enough to be many.

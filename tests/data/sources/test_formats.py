@@ -14,11 +14,11 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files, formats
 from granite_scu.data.sources.read import load, source
 from granite_scu.data.tokens.corpus import prepare
-from granite_scu.errors import UserError
 
 TEXTS = [
     'Line one,\nline "two"; end',

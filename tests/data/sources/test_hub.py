@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.splitting import divide
 from granite_scu.data.sources import hub
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.sources.read import in_memory, load, published, sources_of
 from granite_scu.data.tokens.corpus import prepare
-from granite_scu.errors import UserError
 
 
 @pytest.fixture(autouse=True)

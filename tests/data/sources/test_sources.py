@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.sources.read import load
-from granite_scu.errors import UserError
 
 
 def refused(path: Path | str, column: str = "text") -> str:

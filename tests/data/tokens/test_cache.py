@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.read import load
 from granite_scu.data.tokens import cache, corpus, encoding
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.tokens.encoding import encode
-from granite_scu.errors import UserError
 
 TEXT = "Une première ligne.\nThe second\n\n  is indented;\nthe last 😀\nline (end)\nAgain\n"
 ARRAYS = ("tokens", "ends", "widths", "targets")

@@ -5,11 +5,11 @@ from datetime import datetime
 
 import pytest
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.sources.read import load, source
 from granite_scu.data.tokens.encoding import encode
-from granite_scu.errors import UserError
 
 END, PAD, START, ROLE = 256, 257, 258, 259
 TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]

@@ -100,7 +100,7 @@ def test_progress_is_told_of_every_token(model, corpus):
 
 
 def test_too_little_memory_says_what_to_change(model, corpus, monkeypatch):
-    from granite_scu.errors import RunFailed
+    from granite_scu.config.errors import RunFailed
 
     def exhausted(*args):
         raise torch.OutOfMemoryError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.experiments.comparison import engine
 from granite_scu.experiments.comparison.engine import Shard
 from granite_scu.experiments.comparison.evidence import Evidence, Spec

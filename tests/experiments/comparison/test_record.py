@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.experiments.comparison.evidence import Evidence, Spec
 from granite_scu.experiments.comparison.protocol import PI, Task
 from granite_scu.experiments.comparison.record import fault

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.evaluation.statistics import Estimate
 from granite_scu.experiments.comparison import report, results
 from granite_scu.experiments.comparison.evidence import Evidence

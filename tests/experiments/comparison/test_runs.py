@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from granite_scu.errors import Diverged, RunFailed, UserError
+from granite_scu.config.errors import Diverged, RunFailed, UserError
 from granite_scu.experiments.comparison import runs
 from granite_scu.experiments.comparison.evidence import Spec
 from granite_scu.experiments.comparison.protocol import NONE, Task

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors import numpy as safetensors
 
-from granite_scu.errors import UserError
+from granite_scu.config.errors import UserError
 from granite_scu.export.publish import selection
 
 REPO = "ada/adapter"

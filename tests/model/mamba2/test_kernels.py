@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
-from granite_scu.errors import UserError
 from granite_scu.model import adapters, loading
 from granite_scu.model.loss import hidden_states
 from granite_scu.model.mamba2 import kernels, mamba

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from transformers import FalconH1Config, FalconH1ForCausalLM
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as modeling
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
-from granite_scu.errors import UserError
 from granite_scu.model import loading
 from granite_scu.model.mamba2 import mamba
 

@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 import torch
 
-from granite_scu.errors import RunFailed
+from granite_scu.config.errors import RunFailed
 from granite_scu.training.callbacks.audit import AdapterAudit
 
 BYPASSED = "model.layers.0.mamba.out_proj"

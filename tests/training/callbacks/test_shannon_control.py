@@ -6,8 +6,8 @@ import lightning as L
 import pytest
 
 from granite_scu import control
+from granite_scu.config.errors import Diverged
 from granite_scu.control import Measurement
-from granite_scu.errors import Diverged
 from granite_scu.training.callbacks.shannon_control import SKIPPED_IN_A_ROW, ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 
