@@ -189,7 +189,7 @@ def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], fo
         "block-size": case.length, "batch-size": case.batch, "gradient-accumulation-steps": 1,
         "max-steps": steps, "eval-steps": steps, "save-steps": steps,
         "warmup-steps": 0, "learning-rate": LEARNING_RATE, "seed": SEED, "precision": case.precision,
-        "target-s": 0.02,  # given, so that no probe trains first: what is measured is the run
+        "target-s": 0.02,
     }  # fmt: skip
     arguments, _ = translate([*(f"--{name}={value}" for name, value in given.items()), *flags], Path())
     return cli.parse(arguments).request

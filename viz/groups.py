@@ -12,8 +12,8 @@ from viz.run_folder import Run
 
 _COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "trainer")
 """What of a run's settings may set it apart; where it ran, and where it was written to, may not."""
-_NOT_COMPARED = ("control.auto.", "data.num_workers", "data.prefetch_factor", "data.cache_dir")
-"""Of those: what a probe measured, and what changes no number."""
+_NOT_COMPARED = ("data.num_workers", "data.prefetch_factor", "data.cache_dir")
+"""Of those: what changes no number."""
 _SHORT = {"optimizer.learning_rate": "lr", "trainer.max_steps": "steps", "data.train_tokens": "tokens"}
 _LONGEST = 40
 """Characters of a label beyond which runs that differ in much are told apart by their folders' names."""

@@ -15,7 +15,6 @@ import docstring_parser
 
 from granite_scu.config import settings as config
 from granite_scu.control import CONTROLLERS
-from granite_scu.control.diagnostics.setpoint import FRACTION
 from granite_scu.control.laws.pi import MARGINAL_SAVING
 
 PRECISIONS = {"auto": "null", **config.PRECISIONS}
@@ -150,8 +149,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
               f"{config.DEFAULT_STEPS}, off when --num-epochs is given alone"),
         _flag("--num-epochs", "data.num_epochs"),
-        _flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS; covers the probe of "
-              "--target-s auto too"),
+        _flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS"),
     ),
     "step": (
         _flag("--batch-size", "data.batch_size"),
@@ -195,8 +193,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     ),
     "control": (
         _flag("--controller", "control.controller", help=f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
-        _flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto: a probe "
-              f"without lambda comes first, a tenth of the run; S* is {FRACTION} of what S would come to alone"),
+        _flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto: pi's "
+              "setpoint is moved at every tick by the slope of the held-out loss"),
         _flag("--kp", "control.kp"),
         _flag("--ki", "control.ki"),
         _flag("--control-every", "control.every"),

@@ -256,8 +256,9 @@ class ControlConfig:
 
     Attributes:
         controller: name of the law, one of ``CONTROLLERS``.
-        target_s: the setpoint S*, a ratio in (0, 1), or auto for one that a short probe finds. No ratio serves all data
-            and models (docs/evidence.md), so none is the default. A law that heeds no setpoint passes it over.
+        target_s: the setpoint S*, a ratio in (0, 1), or auto: pi's setpoint is moved at every tick by the slope of the
+            held-out loss. No ratio serves all data and models (docs/evidence.md), so none is the default. A law without
+            a setpoint ignores it.
         every: optimizer steps between ticks.
         kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S and p in ln S;
             of original in S, and of kl in KL/KL* - 1, both per tick.
@@ -318,6 +319,8 @@ class ControlConfig:
         starts_for_loss = law in FROM_LAMBDA_INIT and self.lambda_init is None
         for flag, value, only, applies, remedy in (
             ("--measure", self.measure, "delta", law == "cascade", "cascade works with delta alone"),
+            ("--measure", self.measure, "delta", law == "pi" and self.target_s == "auto",
+             "--target-s auto works with delta alone; give the setpoint as a ratio"),
             ("--actuator", self.actuator, "loss", law == "cascade", "cascade works with loss alone"),
             ("--actuator", self.actuator, "loss", law == "cpr",
              "cpr works with loss alone: its lambda grows in steps that are made for that"),

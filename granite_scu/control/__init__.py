@@ -6,8 +6,9 @@ A new one is a class in a file of its own and a line in ``CONTROLLERS``.
 import difflib
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, cast
 
+from granite_scu.control.laws.auto import START, AutoSetpoint
 from granite_scu.control.laws.base import Controller, Measurement, Output
 from granite_scu.control.laws.cascade import Cascade
 from granite_scu.control.laws.cpr import CPR
@@ -28,6 +29,7 @@ __all__ = [
     "PI",
     "STEERING",
     "TRACKING",
+    "AutoSetpoint",
     "Cascade",
     "Controller",
     "Cosine",
@@ -60,6 +62,9 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "cascade": Cascade,
 }
 
+AUTO = "auto"
+"""In place of a setpoint: the run finds it."""
+
 STEERING = ("pi", "p", "i", "original")
 """The controllers that move lambda so that S holds a setpoint."""
 TRACKING = (*STEERING, "projection")
@@ -73,7 +78,7 @@ def build(name: str, **settings: Any) -> Controller[Any]:
     """The controller of that name, with those of the settings that are its fields.
 
     One set of settings serves every controller, so the others are passed over; None stands for a field's own default.
-    ``target_s`` means ``setpoint``.
+    ``target_s`` means ``setpoint``; where it is auto, pi's setpoint is moved by ``AutoSetpoint``.
 
     >>> build("fixed", target_s=0.02, kp=1.0, lambda_init=0.1)
     Fixed(setpoint=0.02, ema_alpha=0.5, lambda_init=0.1)
@@ -86,6 +91,10 @@ def build(name: str, **settings: Any) -> Controller[Any]:
         close = difflib.get_close_matches(name, CONTROLLERS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"no controller is called {name!r}; there are {', '.join(CONTROLLERS)}{hint}")
+    if settings.get("target_s") == AUTO:
+        if name != "pi":
+            raise ValueError(f"give target_s as a ratio: {AUTO} moves the setpoint of pi alone")
+        return AutoSetpoint(cast(PI, build(name, **settings | {"target_s": START})))
     if "target_s" in settings:
         settings["setpoint"] = settings.pop("target_s")
     constructor: Callable[..., Controller[Any]] = CONTROLLERS[name]

@@ -238,6 +238,18 @@ class TextDataModule(LightningDataModule):
         blocks, batches = self._training_order(start)
         return [self._collate([blocks[index] for index in batch]) for batch in islice(batches, count)]
 
+    @property
+    def n_held_out(self) -> int:
+        """Micro-batches, on all ranks together, that the validation blocks fill."""
+        return len(self.validation) // (self.config.batch_size * self._rank_and_world_size()[1])
+
+    def held_out(self, number: int) -> dict[str, Tensor]:
+        """The rank's part of one of the ``n_held_out`` micro-batches. The seed shuffles the validation blocks, once."""
+        rank, world_size = self._rank_and_world_size()
+        first = (number * world_size + rank) * self.config.batch_size
+        order = np.random.default_rng(self.seed).permutation(len(self.validation))
+        return self._collate([self.validation[index] for index in order[first:][: self.config.batch_size].tolist()])
+
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""
         return self._loader(_WithEmpty(self.validation), batch_sampler=self._in_order(self.validation))

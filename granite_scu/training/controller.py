@@ -8,6 +8,7 @@ from granite_scu import control
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import ControlConfig, RunConfig
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
+from granite_scu.data.datamodule import TextDataModule
 from granite_scu.storage.recording import read_recording
 
 LEAST_VALIDATIONS = 10
@@ -66,6 +67,11 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         name = config.controller
         reason = "moves its own setpoint, so S never" if name == "cascade" else "closes no loop, so nothing"
         raise UserError(f"--stop-at-equilibrium: --controller {name} {reason} settles; use --early-stopping")
+    if config.target_s == control.AUTO:
+        raise UserError(
+            "--stop-at-equilibrium: --target-s auto moves the setpoint, so S never settles; use --early-stopping, or "
+            "give the setpoint as a ratio"
+        )
     if isinstance(config.target_s, float) and (1 + Equilibrium.band) * config.target_s >= 1:
         reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"
         raise UserError(f"--stop-at-equilibrium: --target-s {config.target_s:g}: {reason}; take at most 0.9")
@@ -77,6 +83,31 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         whose = f", {config.controller}'s own" if config.deadband is None else ""
         reason = "S that is held lies inside, where the law does not answer to it, and no run would stop"
         raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
+
+
+def check_slopes(every: int, steps: int, data: TextDataModule) -> None:
+    """Refuse ``--target-s auto`` where it could not act.
+
+    Args:
+        every: optimizer steps between ticks.
+        steps: optimizer steps of the run.
+        data: prepared.
+
+    Raises:
+        UserError: the run is shorter than a tick, or there is less validation text than a micro-batch.
+    """
+    if steps <= every:
+        shorter = f"set --control-every to less than {steps}" if steps > 1 else "train for longer"
+        raise UserError(
+            f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
+            f"{shorter}, or give the setpoint as a ratio"
+        )
+    if len(data.validation) < data.config.batch_size:
+        raise UserError(
+            f"--target-s auto: looks at a micro-batch of validation text at a time, --batch-size "
+            f"{data.config.batch_size} blocks, and {data.config.named} has {len(data.validation)} such blocks for it; "
+            "give more text or a smaller --batch-size, or give the setpoint as a ratio"
+        )
 
 
 def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: int) -> None:

@@ -20,7 +20,17 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
-from granite_scu.model.description_length import LN2, LowRankUpdate, Measure, bits, decay, layer_npt, penalty_gradient
+from granite_scu.model.description_length import (
+    LN2,
+    LowRankUpdate,
+    Measure,
+    along_scale,
+    bits,
+    decay,
+    layer_npt,
+    penalty_gradient,
+    scaled_factors,
+)
 from granite_scu.model.initial_adapter import SHA256, InitialAdapter
 from granite_scu.training.learning_rate import schedule
 
@@ -45,6 +55,8 @@ class Window:
         grad_norm: of the last step, data and penalty together, before clipping.
         data_grad_norm: of the cross-entropy alone.
         penalty_grad_norm: of reg_strength * ParamNPT alone.
+        slope: dV/dx at x = 1 on the text of the applied steps, with V(x) what the adapter scaled by x saves, bits per
+            token; None unless the module measures slopes.
     """
 
     nats: float
@@ -57,6 +69,7 @@ class Window:
     grad_norm: float
     data_grad_norm: float
     penalty_grad_norm: float
+    slope: float | None = None
 
     @property
     def param_bpt(self) -> float:
@@ -79,6 +92,7 @@ class GraniteModule(L.LightningModule):
         measure: what ParamBPT counts, the update or its factors.
         actuator: whether lambda acts through the gradient or, decoupled, on the update after a step.
         start: the adapter that training starts from; None draws a new one.
+        measures_slopes: keep the slope of the training loss along the adapter's scale, for ``Window.slope``.
     """
 
     def __init__(
@@ -94,24 +108,27 @@ class GraniteModule(L.LightningModule):
         measure: Measure = "delta",
         actuator: Literal["loss", "decoupled"] = "loss",
         start: InitialAdapter | None = None,
+        measures_slopes: bool = False,
     ) -> None:
         super().__init__()
         self.base, self.lora, self.optimizer_config = base, lora, optimizer
         self.prior_sigma, self.n_tokens, self.total_steps = prior.sigma, prior.n_tokens, total_steps
         self.dtype_of_base, self.loading_device = dtype, loading_device
         self.position, self.measure, self.actuator, self.start = position or {}, measure, actuator, start
+        self.measures_slopes = measures_slopes
         self.updates: dict[str, LowRankUpdate] = {}
         self.reg_strength = 0.0
         self.layer_strengths: tuple[float, ...] | None = None
         self.param_bound: float | None = None
         self.latest_batch: dict[str, Tensor] | None = None
+        self.latest_nats: Tensor | None = None
         self.micro_batches = 0
         self.val_bpt = math.nan
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
         self.model: torch.nn.Module | None = None
         self.origins = torch.nn.ParameterList()
         self.register_buffer("_finite", torch.ones((), dtype=torch.bool), persistent=False)
-        sizes = {"_micro": 2, "_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_validated": 2}
+        sizes = {"_micro": 2, "_since_read": 5, "_skipped_in_a_row": 1, "_norms": 3, "_validated": 2, "_slope": 1}
         for name, size in sizes.items():
             self.register_buffer(name, torch.zeros(size, dtype=torch.float64), persistent=False)
 
@@ -212,7 +229,7 @@ class GraniteModule(L.LightningModule):
         nats = self(**batch)
         self._micro += torch.stack([nats.detach().double(), _supervised(batch)])
         self.micro_batches += 1
-        self.latest_batch = batch
+        self.latest_batch, self.latest_nats = batch, nats.detach()
         return nats / LOSS_UNIT
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -231,6 +248,7 @@ class GraniteModule(L.LightningModule):
         nats, tokens = self.reduced(self._micro)
         gradients = [factor.grad for factor in self.factors]
         torch._foreach_mul_(gradients, (self._backward_scale() / tokens.clamp(min=1)).float())
+        slope = self._slope_of_data() if self.measures_slopes else None
         data_norm = torch.nn.utils.get_total_norm(gradients)
         penalty_norm = torch.zeros_like(data_norm)
         if self.actuator == "loss" and any(self._strengths()):
@@ -244,7 +262,14 @@ class GraniteModule(L.LightningModule):
         self._finite.copy_(finite)
         self._skip_unless(finite, optimizer)
         self._norms.copy_(torch.stack([norm, data_norm, penalty_norm]))
+        if slope is not None:
+            self._slope += torch.where(finite, slope * tokens, 0.0)
         self._count(nats, tokens, finite, optimizer.param_groups[0]["lr"])
+
+    def _slope_of_data(self) -> Tensor:
+        """dL/dx of the loss that ``.grad`` is the gradient of, x the scale of the update."""
+        updates = list(self.updates.values())
+        return along_scale([factor.grad for factor in scaled_factors(updates)], updates)
 
     def _strengths(self) -> list[float]:
         """Lambda of each adapted matrix."""
@@ -319,7 +344,9 @@ class GraniteModule(L.LightningModule):
     def read_window(self) -> Window:
         """Read and reset what was counted since the last reading. Synchronises with the device."""
         nats, tokens, applied, skipped, travel = self._since_read.tolist()
+        slope = self._slope.item() if self.measures_slopes else None
         self._since_read.zero_()
+        self._slope.zero_()
         norm, data_norm, penalty_norm = self._norms.tolist()
         return Window(
             nats=nats,
@@ -332,6 +359,7 @@ class GraniteModule(L.LightningModule):
             grad_norm=norm,
             data_grad_norm=data_norm,
             penalty_grad_norm=penalty_norm,
+            slope=None if slope is None else bits(-slope / tokens) if tokens else math.nan,
         )
 
     def layer_bpt(self) -> tuple[float, ...]:
@@ -349,7 +377,7 @@ class GraniteModule(L.LightningModule):
         that: two forward passes more, no second model. NaN where no token is supervised. Synchronises with the device.
         """
         began = self.at_start if self.start else self.model.disable_adapter
-        batch = self._newest_batch()
+        batch, _ = self.newest_batch()
         ids, labels, documents = batch["input_ids"], batch["labels"], batch.get("documents")
         context = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), context, evaluation_mode(self.model):
@@ -357,12 +385,17 @@ class GraniteModule(L.LightningModule):
         nats, tokens = self.reduced(torch.stack([nats.double(), _supervised(batch)])).tolist()
         return bits(nats / tokens) if tokens else math.nan
 
-    def _newest_batch(self) -> dict[str, Tensor]:
-        """The newest micro-batch; read anew where a run goes on from its last step, for none has passed by here."""
-        if self.latest_batch is None:
+    def newest_batch(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The newest micro-batch, and its summed loss in nats as training saw it.
+
+        Read and scored anew where a run continues from its last step, for none has passed by here.
+        """
+        if self.latest_batch is None or self.latest_nats is None:
             [batch] = self.trainer.datamodule.upcoming(self.micro_batches - 1, 1)
             self.latest_batch = self.trainer.strategy.batch_to_device(batch)
-        return self.latest_batch
+            with torch.no_grad(), self.trainer.precision_plugin.forward_context(), evaluation_mode(self.model):
+                self.latest_nats = self(**self.latest_batch)
+        return self.latest_batch, self.latest_nats
 
     def configure_optimizers(self) -> dict:
         config, steps = self.optimizer_config, self.total_steps
@@ -413,6 +446,7 @@ class GraniteModule(L.LightningModule):
         checkpoint["frozen"] = self._frozen_settings()
         checkpoint["counters"] = self._since_read.tolist()
         checkpoint["norms"] = self._norms.tolist()
+        checkpoint["slope"] = self._slope.tolist()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         expected = {name: p.shape for name, p in self.state_dict().items() if _is_adapter(name)}
@@ -427,6 +461,8 @@ class GraniteModule(L.LightningModule):
         self._set_own_settings(checkpoint)
         self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
         self._norms.copy_(torch.tensor(checkpoint["norms"], dtype=torch.float64))
+        if "slope" in checkpoint:  # in those written before there was one it is not
+            self._slope.copy_(torch.tensor(checkpoint["slope"], dtype=torch.float64))
 
     def require_same_settings(self, checkpoint: dict) -> None:
         """Refuse a checkpoint that measured or read by other settings; needs no model.

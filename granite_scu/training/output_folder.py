@@ -107,7 +107,6 @@ def scu_config(run: PreparedRun) -> dict:
         "actuator": config.actuator,
         "prior_sigma": run.request.prior.sigma,
         "n_tokens": run.length.n_tokens,
-        **({"auto": run.found} if run.found else {}),
     }
 
 
@@ -115,10 +114,8 @@ def training_config(run: PreparedRun) -> dict:
     """Settings, plan, data, machine and versions: ``training_config.json``."""
     request = run.request
     groups = ("base", "lora", "optimizer", "prior", "data", "control", "run")
-    resolved = asdict(request.control) | {"target_s": run.controller.setpoint, "auto": run.found}
     return {
         **{name: asdict(getattr(request, name)) for name in groups},
-        **({"control": resolved} if run.found else {}),
         **({"start": run.start.record()} if run.start else {}),
         "trainer": {k: v for k, v in request.trainer.items() if isinstance(v, str | int | float | None)},
         "seed": request.seed,

@@ -9,7 +9,7 @@ from granite_scu import hardware
 from granite_scu.config.request import Request
 from granite_scu.config.settings import IGNORED
 from granite_scu.control import PI, Controller
-from granite_scu.control.diagnostics.setpoint import probe_steps
+from granite_scu.control.laws.auto import START
 from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
@@ -43,8 +43,7 @@ def describe(run: PreparedRun) -> dict:
     with errors_in_one_line():
         batch = next(iter(run.data.train_dataloader()))
     rate = hardware.matmul_tflops(machine.device.kind, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
-    probe = probe_steps(length.steps) if run.seeks_setpoint else 0
-    seconds = (length.steps + probe) * length.tokens_per_step / machine.world_size * size.flops_per_token / rate
+    seconds = length.steps * length.tokens_per_step / machine.world_size * size.flops_per_token / rate
     return {
         "model": request.base.name,
         "parameters": f"{size.frozen:,} frozen, {size.trained:,} trained in {len(size.adapted)} adapters",
@@ -58,7 +57,7 @@ def describe(run: PreparedRun) -> dict:
         "tokens": length.steps * length.tokens_per_step,
         "n_tokens": length.n_tokens,
         "controller": request.control.controller,
-        "target_s": f"auto: a probe of {probe} steps comes first" if probe else run.controller.setpoint,
+        "target_s": "auto: moved at every tick" if run.controller.needs_slopes else run.controller.setpoint,
         "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
         **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),
         **_memory(request, machine),
@@ -86,10 +85,10 @@ def _memory(request: Request, machine: Machine) -> dict:
 def out_of_reach(run: PreparedRun) -> list[str]:
     """Why the run's setpoint cannot be expected to be held and what to change, a line each; none where it can be.
 
-    Of ``identify`` too, whose laws act around one that holds a setpoint. A setpoint that is still sought is not judged.
+    Of ``identify`` too, whose laws act around one that holds a setpoint. A setpoint that moves is not judged.
     """
     setpoint = run.controller.setpoint
-    if setpoint is None or run.seeks_setpoint:
+    if setpoint is None:
         return []
     warnings = beyond_the_ceiling(setpoint, run.s_ceiling), beyond_the_bounds(run.controller)
     return [warning for warning in warnings if warning]
@@ -140,12 +139,18 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
         )
     if run.start and (mismatch := run.start.mismatch(request.base.quantize_4bit)):
         log.warning(mismatch)
-    if run.found:
-        log.info("--target-s auto: S* = %.3g: %s", run.controller.setpoint, run.found["reason"])
+    if run.controller.needs_slopes:
+        log.info("--target-s auto: %s", slopes_in_words(run))
     replay, weight = request.control.replay, request.prior.sigma**2 * run.length.n_tokens
     for warning in (replay and other_weight(replay, weight), *out_of_reach(run)):
         if warning:
             log.warning(warning)
+
+
+def slopes_in_words(run: PreparedRun) -> str:
+    """What the setpoint is moved by in this run, in one line."""
+    ticks, documents = run.length.steps // run.request.control.every, run.data.validation.n_documents
+    return f"S* starts at {START:.0%}; {documents} held-out documents move it, at each of {ticks} ticks"
 
 
 def other_weight(path: str, here: float) -> str | None:

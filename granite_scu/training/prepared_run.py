@@ -54,9 +54,6 @@ class PreparedRun:
         size: parameters, adapted layers and operations of the model.
         growth: G of ``control.diagnostics.ceiling``; None where the measure does not start at zero.
         controller: sets lambda.
-        seeks_setpoint: whether a probe is still to find the setpoint.
-        found: what is known of the setpoint that ``--target-s auto`` found; None otherwise.
-        probe_seconds: that the search for the setpoint took; they count against ``--max-time``.
     """
 
     request: Request
@@ -71,9 +68,6 @@ class PreparedRun:
     size: Size
     growth: float | None
     controller: control.Controller
-    seeks_setpoint: bool
-    found: dict[str, Any] | None = None
-    probe_seconds: float = 0.0
 
     @property
     def s_ceiling(self) -> float | None:
@@ -122,4 +116,5 @@ def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
         measure=request.control.measure,
         actuator=request.control.actuator,
         start=run.start,
+        measures_slopes=run.controller.needs_slopes,
     )

@@ -24,7 +24,7 @@ from granite_scu.model import flops, initial_adapter, loading
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage import checkpoint
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training import batch_size, memory_budget, setpoint_probe
+from granite_scu.training import batch_size, memory_budget
 from granite_scu.training.callbacks.audit import AdapterAudit
 from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.checkpoints import Checkpoints
@@ -39,12 +39,13 @@ from granite_scu.training.callbacks.signals import GracefulStop
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
-from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length
+from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, check_slopes
 from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
 from granite_scu.training.resume import Resume, check_resumable, course_of, open_checkpoint
+from granite_scu.training.slopes import SlopeSensor
 from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
 
 log = logging.getLogger(__name__)
@@ -70,9 +71,8 @@ def prepare(
     """
     # What no machine and no text can change.
     check_trainer(request.trainer)
-    provisional = setpoint_probe.provisional(request.control)
     if controller is None:
-        build_controller(provisional)
+        build_controller(request.control)
     if request.run.stop_at_equilibrium:
         check_equilibrium_stop(request.control)
 
@@ -115,10 +115,9 @@ def prepare(
 
     # The law of lambda.
     check_length(request.control, request.run, request.data.stream, length.steps)
-    seeks_setpoint = controller is None and setpoint_probe.needed(request.control)
-    if seeks_setpoint:
-        setpoint_probe.check_length(length.steps)
-    controller = controller or build_controller(provisional, length.steps)
+    controller = controller or build_controller(request.control, length.steps)
+    if controller.needs_slopes:
+        check_slopes(request.control.every, length.steps, data)
     return PreparedRun(
         request=request,
         console=console or Console(),
@@ -132,7 +131,6 @@ def prepare(
         size=size,
         growth=growth if request.control.measure == "delta" else None,  # factors are not zero at the start
         controller=controller,
-        seeks_setpoint=seeks_setpoint,
     )
 
 
@@ -145,14 +143,11 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
     """
     L.seed_everything(run.request.seed, workers=True, verbose=False)
     with claimed(run.folder, run.request, run.resume):
-        # What is found by trying: the batch size, then the setpoint.
+        # What is found by trying.
         run.machine.claim(run.request.run.memory_fraction)
         if run.request.run.auto_batch_size:
             run = batch_size.prove(run)
         with memory_budget.explained(run.request, run.machine):
-            if run.seeks_setpoint:
-                run = setpoint_probe.settle(run)
-
             # The model and its adapters.
             module = build_module(run)
             course = course_of(run.request, run.machine, run.length.steps, run.controller.setpoint)
@@ -230,12 +225,13 @@ def _assemble(
     listeners = [listener for listener in (reachability, equilibrium, utilisation, line) if listener]
     # What measures, steers and keeps.
     stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / "best")
-    scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners)
+    slopes = SlopeSensor() if run.controller.needs_slopes else None
+    scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners, slopes)
     savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
     checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, course)
     # What ends it. The time is the last of the reasons: it may also run out after another one, in the last validation.
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
-    limit = TimeLimit(max_time, run.probe_seconds) if max_time else None
+    limit = TimeLimit(max_time) if max_time else None
     stoppers = [stopper for stopper in (equilibrium, patience, limit) if stopper]
     final = final_score(
         run.folder, run.tokenizer, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers

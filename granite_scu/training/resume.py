@@ -9,7 +9,7 @@ from typing import Any
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.control import CONTROLLERS
+from granite_scu.control import AUTO, CONTROLLERS, PI, AutoSetpoint
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage import checkpoint, manifest
 from granite_scu.storage.run_folder import RunFolder, step_of
@@ -63,11 +63,6 @@ class Resume:
         """The state of ``ShannonControl``."""
         return self.state["callbacks"]["ShannonControl"]
 
-    @property
-    def setpoint(self) -> float | None:
-        """That the run held when it was saved."""
-        return self.control.get("setpoint")
-
 
 def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
     """What ``--resume-from-checkpoint`` names; None where it is not given, or ``auto`` finds nothing.
@@ -120,8 +115,12 @@ def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], o
             folder that it lies in.
     """
     where, own = f"--resume-from-checkpoint {resume.path}:", resume.control["name"]
+    if {own, law} == {PI.__name__, AutoSetpoint.__name__}:
+        flag = AUTO if own == AutoSetpoint.__name__ else f"{resume.control['setpoint']:g}"
+        how = "was found during the run" if flag == AUTO else f"is {flag}"
+        raise UserError(f"{where} its setpoint {how}; resume with --target-s {flag}")
     if own != law:
-        flag = next((name for name, known in CONTROLLERS.items() if known.__name__ == own), own)
+        flag = next((name for name, known in CONTROLLERS.items() if known.__name__ == own), "pi")
         raise UserError(f"{where} its controller is {flag}; resume with --controller {flag}")
     finished = resume.in_place and RunFolder(resume.path.parent).finished
     if resume.step > steps or (resume.step == steps and finished):

@@ -62,13 +62,10 @@ class TimeLimit(Timer):
 
     Args:
         max_time: as ``--max-time``; None does not limit.
-        spent: seconds of it that are gone before the first step. A resumed run takes what the checkpoint says instead,
-            in which they are.
     """
 
-    def __init__(self, max_time: Any, spent: float = 0.0) -> None:
+    def __init__(self, max_time: Any) -> None:
         super().__init__(max_time)
-        self.load_state_dict({"time_elapsed": {"train": spent}})
 
     @property
     def stop_reason(self) -> str | None:

@@ -177,25 +177,23 @@ def test_a_configuration_says_what_it_is_and_chooses_its_controller(name):
 @pytest.mark.parametrize("name", [name for name in CONTROLLERS if name != "replay"])
 def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
     from granite_scu.cli import request_parser as cli
-    from granite_scu.training import setpoint_probe as probe
     from granite_scu.training.controller import build_controller
 
     def built(*arguments: str):
-        return build_controller(probe.provisional(cli.parse(["fit", *arguments]).request.control))
+        return build_controller(cli.parse(["fit", *arguments]).request.control)
 
     configured = built(f"--config={CONFIGS / name}.yaml")
     # The setpoint and the bounds of the original law are published with it; elsewhere they are the user's.
-    assert configured == (CONTROLLERS[name]() if name == "original" else built(f"--control.controller={name}"))
+    given = ("--control.target_s=0.1",) if name in ("p", "i", "projection") else ()
+    assert configured == (CONTROLLERS[name]() if name == "original" else built(f"--control.controller={name}", *given))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_a_configuration_runs(train, name, recorded):
     path = ("--replay", recorded) if name == "replay" else ()
-    # Long enough, where S* is found by a probe, for one.
-    long = ("--max-steps", 12) if name in ("pi", "p", "i") else ()
-    folder = train("--config", CONFIGS / f"{name}.yaml", *path, *SHORT, *MORE.get(name, ()), *long)
-    assert len(history(folder)) == (24 if name == "cascade" else 12 if long else 4)
+    folder = train("--config", CONFIGS / f"{name}.yaml", *path, *SHORT, *MORE.get(name, ()))
+    assert len(history(folder)) == (24 if name == "cascade" else 4)
 
 
 # What is refused

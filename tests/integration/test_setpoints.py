@@ -1,20 +1,26 @@
-"""What a run says and does about its setpoint: beyond reach, found by a probe, held long enough to stop."""
+"""What a run says and does about its setpoint: beyond reach, found during the run, held long enough to stop."""
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from safetensors.torch import load_file
 
 from granite_scu import control
 from granite_scu.cli import request_parser as cli
-from granite_scu.training.recipe import prepare
+from granite_scu.training.recipe import prepare, train
 
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
 SMALL += ("--warmup-steps", 2, "--control-every", 2, "--eval-batch-size", 16)
-PROBED = (*SMALL, "--max-steps", 16, "--save-steps", 8, "--lora-dropout", 0.1)
+SEEKING = (*SMALL, "--target-s", "auto", "--max-steps", 60, "--save-steps", 33, "--lora-dropout", 0.1)
+TINY = ("fit", "--config", str(Path(__file__).parents[2] / "configs" / "tiny.yaml"), "--data.block_size=64")
+TINY += ("--data.batch_size=1", "--control.every=2")
 
 
 def read(folder: Path, name: str) -> dict:
@@ -74,112 +80,129 @@ def test_a_bound_far_from_the_lambda_that_is_expected_is_said_before_the_run(lau
     assert "--lambda-max 0.1: S* = 0.004 is expected to take" in " ".join(out.split())
 
 
-# Found by a probe
+# Found inside the run
 
 
 @pytest.fixture(scope="module")
 def auto(launch, corpus, tmp_path_factory):
-    """A run whose setpoint a probe finds; what the console showed, and the run folder."""
+    """A run that finds its setpoint; what the console showed, and the run folder."""
     folder = tmp_path_factory.mktemp("auto") / "run"
-    flags = (*PROBED, "--target-s", "auto", "--max-time", "00:01:00:00", "--data-dir", corpus)
-    code, out, err = launch(*flags, "--output-dir", folder)
+    code, out, err = launch(*SEEKING, "--data-dir", corpus, "--output-dir", folder)
     assert (code, err) == (0, ""), out
     return " ".join(out.split()), folder
 
 
-def test_auto_says_what_it_costs_and_why_it_chose(auto):
-    printed = auto[0]
-    assert "a probe of 16 steps without lambda comes first, 100 % on top of the run's 16" in printed
-    assert "S_free about" in printed
-    assert "so that" in printed
+def test_auto_says_what_it_moves_the_setpoint_by(auto):
+    assert "--target-s auto: S* starts at 20%; " in auto[0]
+    assert "held-out documents move it, at each of 30 ticks" in auto[0]
 
 
-def test_auto_stores_what_it_found_and_what_was_asked(auto):
-    folder = auto[1]
-    scu, training = read(folder, "scu_config.json"), read(folder, "training_config.json")
-    target = scu["target_s"]
-    assert 0.005 <= target <= 0.9
-    assert scu["setpoint"] == training["control"]["target_s"] == target
-    assert f"S* = {target:.2%}" in scu["auto"]["reason"]
-    assert scu["auto"]["probe_steps"] == 16
-    assert 0 < scu["auto"]["s_free"]["low"] <= scu["auto"]["s_free"]["s"] <= scu["auto"]["s_free"]["high"] < 1
-    assert yaml.safe_load((folder / "config.yaml").read_text())["control"]["target_s"] == "auto"
-
-
-def test_the_probe_counts_against_the_time_limit(auto):
-    spent = read(auto[1], "scu_config.json")["auto"]["probe_time_s"]
-    state = torch.load(auto[1] / "checkpoint-8" / "state.ckpt", weights_only=True)
-    assert 0 < spent < state["callbacks"]["TimeLimit"]["time_elapsed"]["train"] < 3600
-
-
-def test_a_probe_that_leaves_the_run_no_time_is_refused(launch, corpus, tmp_path):
-    flags = ("--target-s", "auto", "--max-steps", 5000, "--max-time", "00:00:00:01")
-    code, _, err = launch(*SMALL, *flags, "--data-dir", corpus, "--output-dir", tmp_path / "run")
-    assert code == 2
-    assert "--max-time 00:00:00:01: is used up by the probe of --target-s auto (500 steps)" in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_probe_leaves_no_trace_in_the_history(auto):
+def test_auto_moves_the_setpoint_and_records_what_it_saw(auto):
     records = read(auto[1], "scu_history.json")
-    assert [record["step"] for record in records] == list(range(2, 17, 2))
-    assert {record["s_target"] for record in records} == {read(auto[1], "scu_config.json")["target_s"]}
-    assert all(record["lambda"] > 0 for record in records)
+    setpoints = [record["s_target"] for record in records]
+    assert setpoints[:2] == pytest.approx([0.2, 0.2])
+    assert len(set(setpoints)) > 5
+    figures = ("savings_held_out", "savings_held_out_slope", "savings_training", "savings_training_slope")
+    assert all(math.isfinite(record[figure]) for record in records for figure in figures)
+    assert records[-1]["best_scale"] > 0 and records[-1]["best_scale_error"] > 0
+    assert read(auto[1], "scu_config.json")["target_s"] is None
+    assert yaml.safe_load((auto[1] / "config.yaml").read_text())["control"]["target_s"] == "auto"
 
 
-def test_the_run_is_that_of_the_setpoint_given_as_a_number(auto, train):
-    """Dropout draws from torch's generator at every step, so a probe that moved it would show."""
-    folder = train(*PROBED, "--target-s", read(auto[1], "scu_config.json")["target_s"])
-    one, other = ((f / "adapter_model.safetensors").read_bytes() for f in (auto[1], folder))
-    assert one == other
+def test_a_fixed_setpoint_measures_no_slopes(unreachable):
+    assert "best_scale" not in read(unreachable[1], "scu_history.json")[0]
 
 
-def test_a_resumed_auto_run_takes_its_setpoint_along_and_does_not_probe(auto, launch, tmp_path):
+def test_auto_continues_from_a_checkpoint_as_if_it_had_not_stopped(auto, launch, tmp_path):
+    """Checkpoint 33 lies between two ticks."""
     folder = auto[1]
     flags = ("--config", folder / "config.yaml", "--output-dir", tmp_path / "resumed")
-    code, out, err = launch(*flags, "--resume-from-checkpoint", folder / "checkpoint-8")
-    assert (code, err) == (0, "")
-    assert "a probe of" not in out
-    assert "going on from checkpoint-8 at step 8" in out
-    assert read(tmp_path / "resumed", "scu_config.json")["auto"] == read(folder, "scu_config.json")["auto"]
+    code, out, err = launch(*flags, "--resume-from-checkpoint", folder / "checkpoint-33")
+    assert (code, err) == (0, ""), out
     weights = [load_file(f / "adapter_model.safetensors") for f in (folder, tmp_path / "resumed")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    names = ("s_target", "lambda", "savings_held_out", "savings_training_slope", "best_scale")
+    whole, rest = (
+        [[record[name] for name in names] for record in read(f, "scu_history.json")]
+        for f in (folder, tmp_path / "resumed")
+    )
+    assert whole == rest
+
+
+def test_reading_the_slopes_leaves_a_run_as_it_is(corpus, tmp_path):
+    """A law that asks for them and acts as a constant, against that constant: the same bytes, dropout and all."""
+
+    @dataclass(frozen=True)
+    class Listening(control.Fixed):
+        needs_slopes: ClassVar[bool] = True
+
+    weights = []
+    for law in (control.Fixed, Listening):
+        folder = tmp_path / law.__name__
+        keys = (
+            "--control.controller=fixed",
+            "--lora.dropout=0.1",
+            "--trainer.max_steps=6",
+            f"--run.output_dir={folder}",
+        )
+        request = cli.parse([*TINY, *keys, f"--data.path={corpus}"]).request
+        train(prepare(request, Console(quiet=True), controller=law(lambda_init=0.1)))
+        weights.append((folder / "adapter_model.safetensors").read_bytes())
+    assert "savings_held_out" in read(tmp_path / "Listening", "scu_history.json")[0]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("controller", ["none", "fixed", "cascade", "kl"])
-def test_a_law_without_a_setpoint_needs_no_probe(launch, corpus, controller):
+def test_a_law_without_a_setpoint_ignores_auto(launch, corpus, controller):
     argv = ("--data-dir", corpus, "--max-steps", 1000, "--target-s", "auto", "--controller", controller)
     code, out, _ = launch(*SMALL, *argv, "--eval-steps", 50, "--dry-run", "--json")
     assert (code, json.loads(out)["target_s"]) == (0, None)
 
 
-def test_a_run_too_short_for_a_probe_is_refused_at_once(launch, corpus):
-    for more in ((), ("--dry-run",)):
-        code, _, err = launch(*SMALL, "--data-dir", corpus, "--target-s", "auto", "--max-steps", 9, *more)
-        assert code == 2
-        assert "--target-s auto: a probe takes 10 steps at least, and the run has 9" in err
-
-
-def test_no_probe_is_needed_where_a_controller_is_given_as_an_object(corpus):
-    keys = (
-        "--config",
-        Path(__file__).parents[2] / "configs" / "tiny.yaml",
-        "--control.target_s",
-        "auto",
-        "--data.path",
-        corpus,
-    )
-    request = cli.parse(["fit", *map(str, keys), "--data.block_size=64", "--data.batch_size=1"]).request
-    assert prepare(request).seeks_setpoint
-    assert not prepare(request, controller=control.build("pi", target_s=0.1)).seeks_setpoint
-
-
-def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
+def test_the_setpoint_is_found_where_none_is_given(launch, corpus):
     argv = ("--model", "tiny-granite-h", "--accelerator", "cpu", "--data-dir", corpus, "--block-size", 64)
     code, out, err = launch(*argv, "--batch-size", 1, "--max-steps", 1000, "--dry-run", "--json")
     assert code == 0, err
-    assert json.loads(out)["target_s"] == "auto: a probe of 100 steps comes first"
+    assert json.loads(out)["target_s"] == "auto: moved at every tick"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ("--max-steps", 2),
+            "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has 2; ",
+        ),
+        (
+            ("--batch-size", 64),
+            "--target-s auto: looks at a micro-batch of validation text at a time, --batch-size 64 ",
+        ),
+        (("--controller", "p"), "--controller p: give target_s as a ratio: auto moves the setpoint of pi alone"),
+    ],
+)
+def test_where_auto_could_not_act_it_is_refused(launch, corpus, tmp_path, argv, words):
+    for more in ((), ("--dry-run",)):
+        flags = (*SMALL, "--target-s", "auto", "--data-dir", corpus, "--output-dir", tmp_path / "run")
+        code, _, err = launch(*flags, *argv, *more)
+        assert code == 2
+        assert words in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "words"),
+    [
+        ("auto", 0.1, "its setpoint was found during the run; resume with --target-s auto"),
+        (0.1, "auto", "its setpoint is 0.1; resume with --target-s 0.1"),
+    ],
+)
+def test_a_checkpoint_of_the_other_kind_of_setpoint_is_refused(launch, corpus, tmp_path, saved, now, words):
+    flags = (*SMALL, "--max-steps", 4, "--save-steps", 2, "--data-dir", corpus)
+    assert launch(*flags, "--target-s", saved, "--output-dir", tmp_path / "run")[0] == 0
+    resumed = ("--resume-from-checkpoint", tmp_path / "run" / "checkpoint-2", "--output-dir", tmp_path / "new")
+    code, _, err = launch(*flags, "--target-s", now, *resumed)
+    assert code == 2
+    assert words in err and err.count("\n") == 1
 
 
 # What is refused
@@ -202,8 +225,9 @@ def test_a_probe_comes_first_where_no_setpoint_is_given(launch, corpus):
         ),
         (
             ["--measure", "factors", "--target-s", "auto", "--kp", "1", "--ki", "0.1"],
-            "--measure factors: is not 0 before",
+            "--measure factors: --target-s auto works with delta alone",
         ),
+        (["--stop-at-equilibrium", "--target-s", "auto"], "--stop-at-equilibrium: --target-s auto moves the setpoint"),
         (["--stop-at-equilibrium", "--target-s", "0.95"], "--target-s 0.95: its band of 10% reaches to 1"),
         (["--stop-at-equilibrium", "7"], "--stop-at-equilibrium 7: must be at least 8 ticks"),
         (

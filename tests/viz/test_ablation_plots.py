@@ -82,11 +82,10 @@ def test_runs_that_differ_in_much_go_by_their_folders_names(make, recwarn):
     assert not [str(each.message) for each in recwarn if "layout" in str(each.message)]
 
 
-def test_what_a_probe_measured_and_the_loader_set_nothing_apart_and_of_a_path_its_name_does(make):
-    probed = [make(control={"auto": {"probe_time_s": seconds, "s_free": {"s": seconds}}}) for seconds in (1.0, 2.0)]
-    found = group([*probed, make(data={"num_workers": 4}), make(data={"path": ["/home/ada/letters", "notes.txt"]})])
+def test_the_loader_sets_nothing_apart_and_of_a_path_its_name_does(make):
+    found = group([make(), make(data={"num_workers": 4}), make(data={"path": ["/home/ada/letters", "notes.txt"]})])
     assert [each.label for each in found] == [
-        "pi, S* = 0.02, path stdlib-docs (3 runs)",
+        "pi, S* = 0.02, path stdlib-docs (2 runs)",
         "pi, S* = 0.02, path letters+notes.txt",
     ]
 

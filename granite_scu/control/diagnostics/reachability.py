@@ -7,12 +7,14 @@ from typing import Any, Literal
 
 from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.control.diagnostics.fit import line
-from granite_scu.control.diagnostics.setpoint import MOST
 from granite_scu.control.laws.base import clip, require, require_setpoint
 
 POWERLESS = 0.05
 """Norm of the penalty's gradient over that of the data's, below which lambda is not what holds S down. Where PI holds S
 at 0.5 to 10 % it is 0.15 to 0.4."""
+
+MOST = 0.9
+"""The largest setpoint that is advised: above, lambda does little."""
 
 STILL = 0.02
 """Exponent of the growth that counts as none, however exactly it is known: over the rest of a run of which a tenth is

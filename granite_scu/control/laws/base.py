@@ -22,6 +22,23 @@ class AdapterBenefit(NamedTuple):
     training_scaled: float
 
 
+class Slopes(NamedTuple):
+    """What an adapter saves over the base model, and how that changes with the adapter's size; bits per token.
+
+    Scale the adapter's update by x, and let V(x) be what it saves then, so that V(0) = 0.
+
+    Attributes:
+        held_out: V(1) on held-out text.
+        held_out_slope: dV/dx at x = 1 on held-out text; negative where it would have the adapter smaller.
+        training, training_slope: the same of the training text.
+    """
+
+    held_out: float
+    held_out_slope: float
+    training: float
+    training_slope: float
+
+
 @dataclass(frozen=True)
 class Measurement:
     """What a tick has seen, reduced over ranks.
@@ -32,6 +49,8 @@ class Measurement:
         param_bpt: description length of the adapter's update, in bits per token.
         layers: the same of each adapted matrix, in the order of the layers; they add up to ``param_bpt``.
         saved: at the first tick after a validation; None at others, and for controllers that do not ask for it.
+        slopes: of this tick's text; None unless the controller ``needs_slopes``. Not finite where they could not be
+            measured.
         kl: KL(adapted model || model as training began), in bits per token; None unless the controller ``needs_kl``.
         step: optimizer steps done.
         progress: the share of the run's optimizer steps that is done, 0 to 1.
@@ -49,6 +68,7 @@ class Measurement:
     progress: float = 0.0
     travel: float = 0.0
     saved: AdapterBenefit | None = None
+    slopes: Slopes | None = None
 
     @property
     def log_s(self) -> float | None:
@@ -74,6 +94,9 @@ class Output:
         param_bound: the most bits per token that the adapter may take; it is scaled down onto that after every
             optimizer step. None binds nothing.
         setpoint: S* of this tick, where it is not the controller's own throughout; None: it is.
+        best_scale: the factor that held-out text would have the adapter scaled by, as far as it is known.
+        best_scale_error: its standard error.
+        best_scale_training: the factor that the training text would have it scaled by.
     """
 
     reg_strength: float
@@ -87,6 +110,9 @@ class Output:
     layers: tuple[float, ...] | None = None
     param_bound: float | None = None
     setpoint: float | None = None
+    best_scale: float | None = None
+    best_scale_error: float | None = None
+    best_scale_training: float | None = None
 
 
 class Controller(Protocol[StateT]):
@@ -101,6 +127,10 @@ class Controller(Protocol[StateT]):
     needs_kl: ClassVar[bool]
     """Whether a measurement must hold the KL from the model as training began: two forward passes of a
     micro-batch a tick."""
+
+    needs_slopes: ClassVar[bool]
+    """Whether a measurement must have ``Slopes``: a forward and a backward pass of a held-out micro-batch a tick, and a
+    forward pass each over it and over a training micro-batch."""
 
     @property
     def setpoint(self) -> float | None:

@@ -91,6 +91,7 @@ class Cascade:
     """
 
     needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = False
     setpoint: ClassVar[float | None] = None
 
     start: float = 0.2

@@ -58,6 +58,7 @@ class CPR:
     """
 
     needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = False
     setpoint: ClassVar[None] = None
 
     cpr_bound: float | None = None

@@ -34,6 +34,7 @@ class Feedback(ABC):
     """
 
     needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = False
 
     setpoint: float
     ema_alpha: float = 0.5

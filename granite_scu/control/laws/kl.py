@@ -36,6 +36,7 @@ class KL:
     """
 
     needs_kl: ClassVar[bool] = True
+    needs_slopes: ClassVar[bool] = False
     setpoint: ClassVar[None] = None
 
     target_kl: float = 0.1

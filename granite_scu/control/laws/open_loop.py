@@ -21,6 +21,7 @@ class OpenLoop(ABC):
     """
 
     needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = False
 
     setpoint: float | None = None
     ema_alpha: float = 0.5

@@ -56,6 +56,7 @@ class Original:
     """
 
     needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = False
 
     setpoint: float = 0.01
     kp: float = 0.8

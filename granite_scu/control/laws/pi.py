@@ -116,6 +116,7 @@ class PI:
     """
 
     needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = False
 
     setpoint: float
     kp: float | None = None

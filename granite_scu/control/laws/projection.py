@@ -39,6 +39,7 @@ class Projection:
     """
 
     needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = False
 
     setpoint: float
     ema_alpha: float = 0.5

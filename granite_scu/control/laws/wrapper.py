@@ -28,6 +28,7 @@ class Wrapper:
     """
 
     needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = False
 
     law: PI
 

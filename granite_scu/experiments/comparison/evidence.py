@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from granite_scu.config.errors import UserError
-from granite_scu.control import CONTROLLERS
-from granite_scu.control.diagnostics.setpoint import FRACTION, LEAST, MOST
+from granite_scu.control import AUTO, CONTROLLERS, AutoSetpoint
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, PRECISION, TRAINING, VALIDATION_TOKENS, Task
 from granite_scu.experiments.comparison.record import BASE, fault, outcome
 from granite_scu.experiments.run_store import RunStore
@@ -30,11 +29,8 @@ The runs of ``benchmarks/tracking.py`` heed it as those of the comparison do.
 A change that none of the stored runs would show, here or there, needs no other revision. Such were: PI's first tick
 below S* teaches the integral nothing; a Kp given without Ki brings its own, of a lag of a tick at least; CPR binds a
 matrix once it costs a hundredth of the mean (in its runs of before, which are docs-small at 4e-3, the least has 2.7 %
-of it at the tick where it is bound); the least that S_free may be no longer bounds ``--target-s auto``.
+of it at the tick where it is bound).
 """
-
-SETPOINT_RULE = {"share_of_s_free": FRACTION, "least": LEAST, "most": MOST}
-"""How ``--target-s auto`` chooses. With another rule it is another run."""
 
 INNER = {"cascade": ("pi",)}
 """Laws that act through another."""
@@ -87,8 +83,8 @@ class Spec:
         acting = (*INNER.get(self.controller, ()), self.controller)
         known = [field for law in acting for field in fields(CONTROLLERS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
-        rule = SETPOINT_RULE if self.settings.get("control.target_s") == "auto" else {}
-        return {name: self.settings.get(f"control.{name}", default) for name, default in own.items()} | rule
+        given = {name: self.settings.get(f"control.{name}", default) for name, default in own.items()}
+        return given | (asdict(AutoSetpoint()) if self.settings.get("control.target_s") == AUTO else {})
 
     @property
     def file(self) -> Path:

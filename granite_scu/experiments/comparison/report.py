@@ -74,7 +74,7 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 def markdown(results: dict[str, Any]) -> str:
     """The same tables in Markdown, and what is told of all tasks at once."""
-    over_all_tasks = (_overview, _pairs, _transfer, _constants, _priors, _foresight, _origin)
+    over_all_tasks = (_overview, _pairs, _transfer, _constants, _priors, _origin)
     sections = [*map(_task, results["tasks"]), *(section(results) for section in over_all_tasks)]
     sections.append(Section("The claim", text=[f"- {line}" for line in claim_lines(results)]))
     return "\n\n".join(filter(None, (section.markdown() for section in sections))) + "\n"
@@ -162,23 +162,6 @@ def _priors(results: dict[str, Any]) -> Section:
     rows = [[name, f"{value:g}", *(cells[k] for k in factors)] for (name, value), cells in by_value.items()]
     headings = ("quantity", "held at", *(f"{factor:g} sigma" for factor in factors))
     return Section("What another prior would make of one value: mean excess, and the worst", headings, rows)
-
-
-def _foresight(results: dict[str, Any]) -> Section:
-    """How well a probe would have foreseen S_free."""
-    found, title = results["foresight"], "What a probe foresees of S_free"
-    if not found["runs"]:
-        return Section(title)
-    inside = sum(row["inside"] for row in found["tasks"])
-    shares = ", ".join(f"{_inside(each, found['runs'])} ({each['share']:.0%})" for each in found["shares"])
-    lines = [f"The first steps of every run without λ, continued: {inside} of {found['runs']} ended in the interval."]
-    lines += [f"Were the probe a share of the run: {shares}.", ""]
-    rows = []
-    for row in found["tasks"]:
-        foreseen = f"{row['foreseen']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
-        rows.append([row["task"], str(row["runs"]), str(row["inside"]), foreseen, f"{row['came']:.4f}"])
-    headings = ("task", "runs", "in the interval", "farthest in odds: foreseen", "came to")
-    return Section(title, headings, rows, lines)
 
 
 def _inside(share: dict[str, Any], runs: int) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 from granite_scu.evaluation import statistics
 from granite_scu.evaluation.statistics import Estimate
 from granite_scu.experiments.comparison.evidence import Evidence
-from granite_scu.experiments.comparison.foresight import foresight
 from granite_scu.experiments.comparison.overview import overview
 from granite_scu.experiments.comparison.pairs import pairs
 from granite_scu.experiments.comparison.plan import Plan
@@ -58,7 +57,6 @@ def report(plan: Plan) -> dict[str, Any]:
         "transfer": transfer(plan),
         "constants": constants(plan),
         "priors": priors(plan),
-        "foresight": foresight(plan),
         "runs": len(plan.evidence.records),
         "runs_of_the_protocol": len({spec.key for spec in plan.specs() if spec} & set(plan.evidence.records)),
         "machines": sorted({record["machine"]["cpu"] for record in plan.evidence if "machine" in record}),

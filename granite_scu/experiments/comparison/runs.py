@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from granite_scu.config.errors import Diverged
 from granite_scu.config.request import Request
-from granite_scu.control.laws.base import AdapterBenefit
+from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.data.blocks.packing import Blocks
 from granite_scu.evaluation.score import DocumentScores, score, score_documents
 from granite_scu.experiments.comparison.data import ComparedData
@@ -58,7 +58,6 @@ def carry_out(spec: Spec, evidence: Path, scratch: Path | None = None) -> dict:
             result = score_base(run, data) if spec.task.steps == 0 else _train(run, spec.law)
         except Diverged as error:
             result = {"failed": str(error)}
-        found = _controller_as_run(run.folder.path).get("auto")
     record = {
         "key": spec.key,
         "task": spec.task.name,
@@ -68,7 +67,6 @@ def carry_out(spec: Spec, evidence: Path, scratch: Path | None = None) -> dict:
         "settings": {**TRAINING, **spec.settings, "trainer.precision": spec.precision},
         "corpora": [corpus for corpus in (spec.task.corpus, spec.task.then) if corpus],
         **result,
-        **({"auto": found} if found else {}),
         "text": data.text_digest,
         "wall_time_s": round(time.perf_counter() - started, 1),
         "cpu_time_s": round(time.process_time() - started_cpu, 1),
@@ -179,6 +177,8 @@ def _course(ticks: list[dict]) -> dict[str, list]:
     names = ["step", "s", "lambda", "data_bpt"]
     if any(tick["saved_held_out"] is not None for tick in ticks):  # what a setpoint was moved by, and to where
         names += ["s_target", *(f"saved_{field}" for field in AdapterBenefit._fields)]
+    if "best_scale" in ticks[0]:
+        names += ["s_target", "best_scale", "best_scale_error", *(f"savings_{field}" for field in Slopes._fields)]
     return {name: [_short(tick[name]) for tick in ticks] for name in names}
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from granite_scu.control.diagnostics.setpoint import FRACTION
 from granite_scu.experiments.comparison.plan import Cell, Plan
 from granite_scu.experiments.comparison.protocol import NONE_AT_RATE
 from granite_scu.experiments.comparison.rows import mean_of_known, scores_of
@@ -98,7 +97,7 @@ CONSTANTS: dict[str, tuple[float, ...]] = {
 PRIORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Factors on sigma."""
 
-CARRIED = (("S / S at λ = 0", FRACTION), ("λ", 0.03), ("S", 0.45))
+CARRIED = (("S / S at λ = 0", 0.7), ("λ", 0.03), ("S", 0.45))
 """What is carried to another sigma: the default's share, the one lambda that is best here, the S* chosen here."""
 
 

@@ -8,11 +8,12 @@ import lightning as L
 
 from granite_scu.config.errors import Diverged
 from granite_scu.control import Controller, Measurement
-from granite_scu.control.laws.base import AdapterBenefit, Output, restored
+from granite_scu.control.laws.base import AdapterBenefit, Output, Slopes, restored
 from granite_scu.model.description_length import information_ratio
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.module import GraniteModule, Window
+from granite_scu.training.slopes import SlopeSensor
 
 SKIPPED_IN_A_ROW = 50
 """Optimizer steps without one finite among them after which the run stops."""
@@ -57,6 +58,7 @@ class ShannonControl(L.Callback):
         record: takes each tick's record on rank 0.
         monitor: adds throughput, MFU and the device's state to the records.
         listeners: are told of each tick, in this order, when its record is written.
+        slopes: reads them for the law; the module must measure them. None: the law does not ask for them.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class ShannonControl(L.Callback):
         record: Callable[[dict], None] = lambda r: None,
         monitor: Monitor | None = None,
         listeners: Sequence[Listener] = (),
+        slopes: SlopeSensor | None = None,
     ) -> None:
         self.controller, self.every, self.stopwatch, self.record = controller, every, stopwatch, record
-        self.monitor, self.listeners = monitor, listeners
+        self.monitor, self.listeners, self.slopes = monitor, listeners, slopes
         self.state = controller.init()
         self.action = Action(controller.initial_strength)
         self.latest: dict = {}
@@ -141,6 +144,7 @@ class ShannonControl(L.Callback):
             progress=min(1.0, self._step / module.total_steps),
             travel=self.travel,
             saved=self.saved,
+            slopes=self.slopes and self.slopes.read(trainer.datamodule, module, self.ticks, window),
         )
 
     def _stop_if_failing(self) -> None:
@@ -170,6 +174,7 @@ class ShannonControl(L.Callback):
             "in_deadband": output.in_deadband,
             "kl_bpt": measured.kl,
             **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in AdapterBenefit._fields},
+            **({} if measured.slopes is None else _slopes_as_record(measured.slopes, output)),
             "lr": self._learning_rate,
             "grad_norm": window.grad_norm,
             "data_grad_norm": window.data_grad_norm,
@@ -190,6 +195,7 @@ class ShannonControl(L.Callback):
             "latest": self.latest,
             "ticks": self.ticks,
             "saved": self.saved and tuple(self.saved),
+            "slopes": self.slopes and self.slopes.state_dict(),
             "learning_rate": self._learning_rate,
         }
 
@@ -201,6 +207,18 @@ class ShannonControl(L.Callback):
         self.travel, self.latest, self.ticks = state["travel"], state["latest"], state["ticks"]
         self.saved = state["saved"] and AdapterBenefit(*state["saved"])
         self._learning_rate = state["learning_rate"]
+        if self.slopes and state.get("slopes"):
+            self.slopes.load_state_dict(state["slopes"])
+
+
+def _slopes_as_record(slopes: Slopes, output: Output) -> dict[str, float | None]:
+    """What a tick read of the two texts, and what is made of it."""
+    return {
+        **{f"savings_{name}": value for name, value in slopes._asdict().items()},
+        "best_scale": output.best_scale,
+        "best_scale_error": output.best_scale_error,
+        "best_scale_training": output.best_scale_training,
+    }
 
 
 def penalty_share(record: dict) -> float:

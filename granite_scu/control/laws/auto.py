@@ -1,0 +1,204 @@
+"""``--target-s auto``: PI holds S at a setpoint, and the slope of the held-out loss moves that at every tick."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import ClassVar, NamedTuple
+
+from granite_scu.control.laws.base import Measurement, Output, Slopes, check, clip, require
+from granite_scu.control.laws.pi import PI, PIState
+
+START = 0.2
+"""S* before anything is known. S starts at 0, and takes some ticks to get there."""
+
+WINDOW = 8
+"""Ticks whose readings are averaged. The held-out micro-batches take turns, a power of two up to this, so
+that every window has each equally often: what differs between them does not look like a change."""
+
+FROM_START = PI(setpoint=START)
+
+LEAST_READINGS = 3
+"""Readings before which their scatter says nothing."""
+
+LEAST_ODDS, MOST_ODDS = 1e-6, 1e6
+"""Bounds of S*/(1 - S*). They keep S* off 0 and 1, and decide nothing else."""
+
+
+def best_scale(saved: float, slope: float) -> float:
+    """The factor that a text would have an adapter scaled by; infinite where it wants ever more, 0 where it wants none.
+
+    By the parabola V(x) = a x - c x^2 with V(0) = 0 and the V(1) and V'(1) that were measured: a = 2 V - V' and
+    c = V - V', and it is highest at a / 2c.
+
+    Args:
+        saved: V(1), bits per token that the adapter saves on the text.
+        slope: V'(1).
+    """
+    rise, bend = 2 * saved - slope, saved - slope
+    if rise <= 0:
+        return 0.0
+    return rise / (2 * bend) if bend > 0 else math.inf
+
+
+class Average(NamedTuple):
+    """A mean over a window and its standard error."""
+
+    mean: float
+    error: float
+
+    @property
+    def certainty(self) -> float:
+        """The mean over its error: |z| of 2 is hardly chance, and below 1 it may well be."""
+        if self.error:
+            return self.mean / self.error
+        return math.copysign(math.inf, self.mean) if self.mean else 0.0
+
+
+def level(values: Sequence[float]) -> Average:
+    """The mean of the newest window, of values whose micro-batches take turns.
+
+    Its error is that of the changes since the same micro-batch's value a window before, where there are enough of
+    them: how one micro-batch differs from another is no noise.
+    """
+    newest, changes = values[-WINDOW:], _changes(values)
+    if len(changes) >= LEAST_READINGS:
+        return Average(fmean(newest), stdev(changes) / math.sqrt(2 * len(newest)))
+    return Average(fmean(newest), stdev(newest) / math.sqrt(len(newest)) if len(newest) > 1 else math.inf)
+
+
+def rise(values: Sequence[float]) -> Average:
+    """By how much the values have risen within a window, each against its own micro-batch's value then."""
+    changes = _changes(values)
+    if len(changes) < LEAST_READINGS:
+        return Average(0.0, math.inf)
+    return Average(fmean(changes), stdev(changes) / math.sqrt(len(changes)))
+
+
+def _changes(values: Sequence[float]) -> list[float]:
+    """The newest values, as far as there is one a window before, minus that."""
+    first = max(WINDOW, len(values) - WINDOW)
+    return [values[i] - values[i - WINDOW] for i in range(first, len(values))]
+
+
+@dataclass(frozen=True)
+class AutoSetpointState:
+    """What one tick leaves to the next.
+
+    Attributes:
+        law: state of the inner loop.
+        odds: S*/(1 - S*) in force.
+        readings: the slopes of the last two windows, oldest first.
+    """
+
+    law: PIState
+    odds: float
+    readings: tuple[tuple[float, ...], ...] = ()
+
+    def column(self, name: str) -> list[float]:
+        """One of the figures of all readings."""
+        place = Slopes._fields.index(name)
+        return [reading[place] for reading in self.readings]
+
+
+@dataclass(frozen=True)
+class AutoSetpoint:
+    """Lets the adapter grow while held-out text gains from it, and shrinks it when held-out text would have it smaller.
+
+    A constant lambda has to be found by a sweep, because nothing in the training loss says when an adapter memorises.
+    Held-out text says it: the derivative of its loss along the adapter's own scale is one backward pass away. Each tick
+    reads it on one micro-batch. What counts is its sign, and how certain that is.
+
+    The inner loop is ``PI``. The outer one moves the odds o = S*/(1 - S*), which start at those of ``law.setpoint``.
+    Let V be what the adapter saves on held-out text and V' its slope along the adapter's scale. With z the larger of V'
+    over its standard error, and the rise of V within a window over its own less ``doubt``:
+
+        o <- o exp(rate clip(z / sure, -1, 1))        and o stays where |z| <= doubt
+
+    So S* falls only where held-out text would have the adapter smaller and no longer gains from training either.
+
+    S may be unable to follow. So o is not raised above ``ahead`` times the odds of S; and it falls from no higher than
+    those, as a setpoint above S does nothing. Nor does it fall further than ``ahead`` below them. No constant here has
+    the unit of a loss or of S: what they say is how many ticks a decision takes, and how sure it must be.
+
+    A tick whose slopes are not finite is held as a whole. Why this rule: docs/design.md.
+
+    Attributes:
+        law: the inner loop; its setpoint is S* at the start.
+        rate: the largest change of ln o in a tick.
+        sure: z from which S* moves at the full rate.
+        doubt: |z| up to which it does not move.
+        ahead: the factor that S* may be ahead of S by, in odds.
+    """
+
+    needs_kl: ClassVar[bool] = False
+    needs_slopes: ClassVar[bool] = True
+    setpoint: ClassVar[float | None] = None
+
+    law: PI = FROM_START
+    rate: float = 0.2
+    sure: float = 2.0
+    doubt: float = 1.0
+    ahead: float = math.e
+
+    def __post_init__(self) -> None:
+        check(self, "rate", "sure")
+        require(0 <= self.doubt < math.inf, f"doubt {self.doubt}: must be finite and not negative")
+        require(1 < self.ahead < math.inf, f"ahead {self.ahead}: must be a factor above 1")
+
+    @property
+    def initial_strength(self) -> float:
+        return self.law.initial_strength
+
+    def init(self) -> AutoSetpointState:
+        return AutoSetpointState(self.law.init(), self.law.setpoint / (1 - self.law.setpoint))
+
+    def update(self, state: AutoSetpointState, measurement: Measurement) -> tuple[AutoSetpointState, Output]:
+        slopes = measurement.slopes
+        if slopes is not None:
+            if not all(map(math.isfinite, slopes)):
+                return state, replace(self._tell(state, state.law.output), held=True)
+            state = replace(state, readings=(*state.readings, tuple(slopes))[-2 * WINDOW :])
+            state = replace(state, odds=self._moved(state))
+        law, output = self._inner(state.odds).update(state.law, measurement)
+        state = replace(state, law=law)
+        return state, self._tell(state, output)
+
+    def certainty(self, state: AutoSetpointState) -> float:
+        """How sure it is that the adapter may grow; negative: that it should shrink."""
+        gains = rise(state.column("held_out")).certainty - self.doubt
+        return max(level(state.column("held_out_slope")).certainty, gains)
+
+    def _moved(self, state: AutoSetpointState) -> float:
+        """The setpoint's odds after a reading."""
+        if state.law.position is None or len(state.readings) < LEAST_READINGS:
+            return state.odds
+        z = self.certainty(state)
+        if abs(z) <= self.doubt:
+            return state.odds
+        factor, odds_of_s = math.exp(self.rate * clip(z / self.sure, -1.0, 1.0)), math.exp(state.law.position)
+        if z < 0:
+            odds = max(min(state.odds, odds_of_s) * factor, min(state.odds, odds_of_s / self.ahead))
+        else:
+            odds = min(state.odds * factor, max(state.odds, odds_of_s * self.ahead))
+        return clip(odds, LEAST_ODDS, MOST_ODDS)
+
+    def _tell(self, state: AutoSetpointState, output: Output) -> Output:
+        """The inner loop's output, with S* and what it follows from."""
+        output = replace(output, setpoint=self._inner(state.odds).setpoint)
+        if len(state.readings) < LEAST_READINGS:
+            return output
+        saved, slope = level(state.column("held_out")).mean, level(state.column("held_out_slope"))
+        training = best_scale(level(state.column("training")).mean, level(state.column("training_slope")).mean)
+        found, bend = best_scale(saved, slope.mean), saved - slope.mean
+        # To first order in the error of the slope; V itself is far better known.
+        error = abs(saved) / (2 * bend * bend) * slope.error if bend > 0 else math.inf
+        return replace(
+            output,
+            best_scale=found if math.isfinite(found) else None,
+            best_scale_error=error if math.isfinite(error) else None,
+            best_scale_training=training if math.isfinite(training) else None,
+        )
+
+    def _inner(self, odds: float) -> PI:
+        return replace(self.law, setpoint=odds / (1 + odds))

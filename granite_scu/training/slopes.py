@@ -1,0 +1,104 @@
+"""What the adapter saves on held-out and on training text at a tick, and how that changes with the adapter's size.
+
+Scale the adapter's update by x, and let V(x) be the bits per token that it saves over the model as training began. The
+slope V'(1) takes no second scale: it is minus the sum of <gradient, parameter> over the factors that x scales.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from granite_scu.config.settings import IGNORED
+from granite_scu.control.laws.auto import WINDOW
+from granite_scu.control.laws.base import Slopes
+from granite_scu.data.datamodule import TextDataModule
+from granite_scu.model.description_length import along_scale, bits, scaled_factors
+from granite_scu.training.module import LOSS_UNIT, GraniteModule, Window, evaluation_mode
+
+Batch = dict[str, Tensor]
+
+
+class SlopeSensor:
+    """Reads the slopes at a tick, on one held-out micro-batch and on the steps since the last tick.
+
+    It leaves the run as it is: it touches no ``.grad``, draws no random number and takes no training batch. Each rank
+    has a held-out micro-batch of its own; what comes out is summed over ranks, and the same on each to the bit.
+    """
+
+    def __init__(self) -> None:
+        self._base: dict[int, float] = {}  # of each held-out micro-batch, which never changes
+
+    def read(self, data: TextDataModule, module: GraniteModule, tick: int, window: Window) -> Slopes:
+        """The slopes at a tick.
+
+        Args:
+            data: of the run.
+            module: the model as it is now.
+            tick: its number. The held-out micro-batches take turns: as many as the validation text fills, a power of
+                two and at most ``WINDOW``, so that each window of the law has all of them equally often.
+            window: the steps since the last tick.
+        """
+        number = tick % (1 << (min(data.n_held_out, WINDOW).bit_length() - 1))
+        batch = module.trainer.strategy.batch_to_device(data.held_out(number))
+        loss, slope = _loss_and_slope(module, batch)
+        if number not in self._base:
+            self._base[number] = _loss_at_start(module, batch)
+        latest, nats = module.newest_batch()
+        return Slopes(
+            held_out=self._base[number] - loss,
+            held_out_slope=-slope,
+            training=_loss_at_start(module, latest) - _per_token(module, nats, latest),
+            training_slope=math.nan if window.slope is None else window.slope,
+        )
+
+    def state_dict(self) -> dict[int, float]:
+        return dict(self._base)
+
+    def load_state_dict(self, state: dict[int, float]) -> None:
+        self._base = dict(state)
+
+
+def _loss_and_slope(module: GraniteModule, batch: Batch) -> tuple[float, float]:
+    """The loss of a batch over all ranks and its derivative by the scale of the update, at 1; bits per token.
+
+    In training mode, as gradient checkpointing and the training kernels work in no other, but without dropout.
+    """
+    updates = list(module.updates.values())
+    scaler = getattr(module.trainer.precision_plugin, "scaler", None)
+    unit = LOSS_UNIT / (scaler.get_scale() if scaler else 1.0)  # fp16's gradients would vanish without its scale
+    with without_dropout(module.model), torch.enable_grad(), module.trainer.precision_plugin.forward_context():
+        nats = module(**batch)
+        gradients = torch.autograd.grad(nats / unit, scaled_factors(updates))
+    slope = along_scale(gradients, updates) * unit
+    return _per_token(module, nats.detach(), batch), _per_token(module, slope, batch)
+
+
+def _loss_at_start(module: GraniteModule, batch: Batch) -> float:
+    """The loss of a batch over all ranks without what training has added; bits per token."""
+    as_it_began = module.at_start if module.start else module.model.disable_adapter
+    context = module.trainer.precision_plugin.forward_context()
+    with as_it_began(), torch.no_grad(), context, evaluation_mode(module.model):
+        return _per_token(module, module(**batch), batch)
+
+
+def _per_token(module: GraniteModule, nats: Tensor, batch: Batch) -> float:
+    """A sum over a batch, over all ranks, by supervised token and in bits; NaN where there is no such token."""
+    tokens = (batch["labels"] != IGNORED).sum().double()
+    total, count = module.reduced(torch.stack([nats.double(), tokens])).tolist()
+    return bits(total / count) if count else math.nan
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """The model's dropout layers off, for as long as the context lasts."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.training]
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.train()

@@ -1,0 +1,185 @@
+"""The slopes against finite differences of the loss, and what reading them must not change."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+
+from granite_scu.control.laws.base import Slopes
+from granite_scu.model.initial_adapter import open_start
+from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.storage.checkpoint import save_adapter
+from granite_scu.training.slopes import SlopeSensor, without_dropout
+
+LN2 = 0.6931471805599453
+
+
+@dataclass
+class HeldOut:
+    """Held-out micro-batches, as a data module gives them."""
+
+    batches: list[dict]
+
+    @property
+    def n_held_out(self) -> int:
+        return len(self.batches)
+
+    def held_out(self, number: int) -> dict:
+        return self.batches[number]
+
+
+class Reader(L.Callback):
+    """Reads the slopes after every step, and beside them what they should be."""
+
+    def __init__(self, held_out: list[dict]) -> None:
+        self.sensor, self.data = SlopeSensor(), HeldOut(held_out)
+        self.read: list[Slopes] = []
+        self.held_out: list[float] = []
+        self.held_out_slopes: list[float] = []
+        self.training: list[float] = []
+        self.modes: list[bool] = []
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        # Where the training slope is measured: at the factors before the step.
+        self.training.append(derivative(lambda x: saved(module, [module.latest_batch], x)))
+
+    def on_train_batch_end(self, trainer, module, *_):
+        tick = len(self.read)
+        batches = [self.data.held_out(tick % self.data.n_held_out)]
+        self.held_out.append(saved(module, batches, 1.0))
+        self.held_out_slopes.append(derivative(lambda x: saved(module, batches, x)))
+        self.read.append(self.sensor.read(self.data, module, tick, module.read_window()))
+        self.modes.append(module.model.training)
+
+
+@torch.no_grad()
+def saved(module, batches: list[dict], scale: float) -> float:
+    """V(scale) in bits per supervised token, from the definition: base model, and the adapter with its B scaled."""
+    with without_dropout(module.model), module.trainer.precision_plugin.forward_context():
+        kept = [p.detach().clone() for p in module.factors]
+        starts = list(module.origins) or [p if i % 2 == 0 else torch.zeros_like(p) for i, p in enumerate(kept)]
+        losses = []
+        for x in (0.0, scale):
+            for factor, value, start in zip(module.factors, kept, starts, strict=True):
+                factor.copy_(start + x * (value - start))
+            losses.append(sum(module(**batch).double() for batch in batches).item())
+        for factor, value in zip(module.factors, kept, strict=True):
+            factor.copy_(value)
+    tokens = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+    return (losses[0] - losses[1]) / tokens / LN2
+
+
+def derivative(f: Callable[[float], float], h: float = 0.03) -> float:
+    """f'(1) by a central difference of fourth order. The model's norms compute in fp32, whatever the rest does: a much
+    smaller h would show that."""
+    return (8 * (f(1 + h) - f(1 - h)) - (f(1 + 2 * h) - f(1 - 2 * h))) / (12 * h)
+
+
+@torch.no_grad()
+def give_size(module, std: float) -> None:
+    """Give every B some value, as training does."""
+    generator = torch.Generator().manual_seed(1)
+    for update in module.updates.values():
+        update.b.normal_(std=std, generator=generator)
+
+
+FAST = {"learning_rate": 5e-2}
+
+
+@pytest.mark.parametrize("more", [{}, {"base": {"gradient_checkpointing": True}}, {"lora": {"dropout": 0.3}}])
+def test_in_float64_they_are_the_derivatives(make_module, fit, make_batches, more):
+    module = make_module(optimizer=FAST, measures_slopes=True, **more)
+    reader = Reader(make_batches(2, seed=1))
+    fit(module, make_batches(4), callbacks=[reader], precision="64-true")
+    close = {"rel": 1e-4, "abs": 1e-5}
+    assert [slopes.held_out for slopes in reader.read] == pytest.approx(reader.held_out, **close)
+    assert [slopes.held_out_slope for slopes in reader.read] == pytest.approx(reader.held_out_slopes, **close)
+    if "lora" not in more:  # the steps were taken with dropout
+        assert [slopes.training_slope for slopes in reader.read] == pytest.approx(reader.training, **close)
+    assert abs(reader.read[-1].held_out_slope) > 0.01
+    assert reader.read[0].training_slope == 0 != reader.read[1].training_slope  # B was zero
+    assert all(reader.modes)
+
+
+def test_reading_them_changes_nothing_of_a_run(make_module, fit, make_batches):
+    dropping = {"optimizer": FAST, "lora": {"dropout": 0.3}}
+    plain, read = make_module(**dropping), make_module(measures_slopes=True, **dropping)
+    torch.manual_seed(5)
+    fit(plain, make_batches(4))
+    state = torch.get_rng_state()
+    torch.manual_seed(5)
+    fit(read, make_batches(4), callbacks=[Reader(make_batches(2, seed=1))])
+    assert all(torch.equal(a, b) for a, b in zip(plain.factors, read.factors, strict=True))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_from_an_adapter_they_are_along_the_way_from_it(make_module, fit, make_batches, tmp_path):
+    first = make_module(optimizer=FAST)
+    fit(first, make_batches(3, seed=2))
+    save_adapter(first.model, tmp_path / "adapter", first.base.name)
+    start = open_start(str(tmp_path / "adapter"), first.base.name)
+    reader = Reader(make_batches(2, seed=1))
+    module = make_module(optimizer=FAST, measures_slopes=True, start=start)
+    fit(module, make_batches(4), callbacks=[reader], precision="64-true")
+    close = {"rel": 1e-4, "abs": 1e-5}
+    assert [slopes.held_out for slopes in reader.read] == pytest.approx(reader.held_out, **close)
+    assert [slopes.held_out_slope for slopes in reader.read] == pytest.approx(reader.held_out_slopes, **close)
+    assert [slopes.training_slope for slopes in reader.read] == pytest.approx(reader.training, **close)
+    assert abs(reader.read[-1].held_out_slope) > 0.01
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_in_half_precision_they_are_those_of_fp32_but_for_rounding(make_module, fit, make_batches, precision):
+    """Under fp16 with the GradScaler that a GPU has; PyTorch has one for the CPU too, which Lightning does not take."""
+    (batch,), read = make_batches(1, seed=1), []
+
+    class End(L.Callback):
+        def on_train_end(self, trainer, module):
+            read.append(SlopeSensor().read(HeldOut([batch]), module, 0, module.read_window()))
+
+    module, exact = make_module(measures_slopes=True, dtype=WEIGHT_DTYPES[precision]), make_module()
+    give_size(module, 1.0)
+    plugin = MixedPrecision(precision, "cpu", torch.amp.GradScaler("cpu") if precision == "16-mixed" else None)
+    fit(module, make_batches(2), callbacks=[End()], plugins=[plugin])
+    with torch.no_grad():
+        for factor, value in zip(exact.factors, module.factors, strict=True):
+            factor.copy_(value)
+    b = [update.b for update in exact.updates.values()]
+    gradients = torch.autograd.grad(exact(**batch), b)
+    nats = sum((gradient * factor).sum() for gradient, factor in zip(gradients, b, strict=True))
+    expected = -float(nats.detach()) / int((batch["labels"] != -100).sum()) / LN2
+    assert abs(expected) > 0.03
+    assert read[0].held_out_slope == pytest.approx(expected, rel=0.1)
+
+
+def test_the_training_slope_is_that_of_all_micro_batches_since_the_last_reading(make_module, fit, make_batches):
+    """Two windows of two micro-batches of unequal length, and a learning rate of almost nothing."""
+    module = make_module(optimizer={"learning_rate": 1e-12}, measures_slopes=True)
+    give_size(module, 0.1)
+    batches, windows = make_batches(4), []
+
+    class End(L.Callback):
+        def on_train_end(self, trainer, module):
+            expected = derivative(lambda x: saved(module, batches, x))
+            windows.append((module.read_window().slope, expected, module.read_window().slope))
+
+    fit(module, batches, callbacks=[End()], accumulate_grad_batches=2, precision="64-true")
+    ((found, expected, after),) = windows
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert after != after  # nothing has been trained on since
+
+
+def test_a_held_out_micro_batch_without_a_supervised_token_has_no_figures(make_module, fit, make_batches):
+    (silent,) = make_batches(1, seed=1)
+    silent["labels"] = torch.full_like(silent["labels"], -100)
+    read = []
+
+    class End(L.Callback):
+        def on_train_end(self, trainer, module):
+            read.append(SlopeSensor().read(HeldOut([silent]), module, 0, module.read_window()))
+
+    fit(make_module(measures_slopes=True), make_batches(1), callbacks=[End()])
+    assert [value != value for value in read[0]] == [True, True, False, False]
