@@ -39,7 +39,7 @@ class Case:
         precision: fp32 or bf16.
         batch: sequences in a step.
         length: tokens in a sequence.
-        block: optimizer steps between two gates.
+        block: micro-batches between two gates.
         name: of the model for both libraries: embedded, or a folder.
     """
 

@@ -17,7 +17,7 @@ def test_scu_and_plain_lora_start_from_the_same_loss():
     )  # fmt: skip
     assert found["max_rel_err"] < 1e-6
     assert found["overhead"] == pytest.approx(found["ours_s"] / found["theirs_s"] - 1)
-    assert found["goal_met"] == (found["overhead"] <= 0.01)
+    assert found["goal_met"] == (found["overhead"] <= 0.05 and found["memory_ratio"] <= 1.02)
 
 
 def test_overhead_is_of_the_medians_and_of_the_pairs():
