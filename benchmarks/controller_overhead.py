@@ -9,8 +9,8 @@ micro-batches, the penalty's gradient in every step, history and log. Theirs is 
 measures and steers S, at lambda = 0. The sides take turns of ten steps, one tick among them, each in a process of its
 own; ``ours_s`` and ``theirs_s`` are medians over the turns of the mean time of a step, and ``overhead`` is
 ours_s / theirs_s - 1. ``overhead_paired`` is the median over pairs of neighbouring turns, which a drift of the machine
-moves less. The goals are at most 5 % of the time and at most 2 % of the memory. With ``--target-s 0.02`` ours holds that
-setpoint, which takes no look at held-out text.
+moves less. The goals are at most 5 % of the time and at most 2 % of the memory. With ``--target-s 0.02`` ours holds
+that setpoint, which takes no look at held-out text.
 
 ``max_rel_err`` is of the first step's loss: later ones differ, because lambda acts.
 """

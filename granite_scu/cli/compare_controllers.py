@@ -38,6 +38,8 @@ def build_parser() -> Parser:
     which.add_argument("--quick", action="store_true", help="a small comparison: about ten minutes on two cores")
     which.add_argument("--varied", action="store_true", help="the default, cascade, early stopping and five lambdas "
                        "at another rank, learning rate and sigma: two hours on two cores")  # fmt: skip
+    which.add_argument("--fresh", action="store_true", help="text and models that formed no law: "
+                       "seven hours on two cores; fetch the texts first: scripts/fetch_texts.py")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms (and the runs that they hang on)")
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
@@ -54,8 +56,8 @@ def build_parser() -> Parser:
     instead.add_argument("--report-only", action="store_true", help="train nothing, report on what is finished")
     parser.add_argument("--evidence", type=working_folder, metavar="FILE", help="the finished runs, a line each; while "
                         "the command runs, new ones are files in the folder of that name without .jsonl (default: "
-                        "evidence/comparison/runs.jsonl, with --varied evidence/varied/runs.jsonl; with --quick, "
-                        "--steps or fp32, runs/compare/runs.jsonl)")  # fmt: skip
+                        "evidence/comparison/runs.jsonl, with --varied evidence/varied/runs.jsonl and so on; with "
+                        "--quick, --steps or fp32, runs/compare/runs.jsonl)")  # fmt: skip
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
                         help="for table and plot (default: evidence/comparison, with --varied "
                         "evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
@@ -83,14 +85,16 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     from granite_scu.experiments.comparison import engine, report
     from granite_scu.experiments.comparison.plan import Plan
-    from granite_scu.experiments.comparison.protocol import FULL, PRECISION, QUICK, VARIED
+    from granite_scu.experiments.comparison.protocol import FRESH, FULL, PRECISION, QUICK, VARIED
 
-    protocol = QUICK if options.quick else VARIED if options.varied else FULL
+    apart_from_full = {"quick": QUICK, "varied": VARIED, "fresh": FRESH}
+    protocol = next((of for flag, of in apart_from_full.items() if getattr(options, flag)), FULL)
     _check(options, protocol, root)
     if options.steps:
         protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
     console = make_console(width=WIDE)
-    published, apart = root / "evidence" / ("varied" if options.varied else "comparison"), root / "runs" / "compare"
+    folder = protocol.name if protocol.name in (VARIED.name, FRESH.name) else "comparison"
+    published, apart = root / "evidence" / folder, root / "runs" / "compare"
     evidence = _evidence(options, published, apart, console)
     plan = Plan(protocol, evidence, options.tasks, options.arms, options.seeds)
     jobs = options.jobs or engine.cores()
@@ -161,8 +165,8 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
         raise UserError("--report-only: trains nothing; leave out --max-runs")
     if options.report_only and options.evidence and not RunStore("--evidence", options.evidence).exists():
         raise UserError(f"--evidence {options.evidence}: there is no such folder; name that of the finished runs")
-    if options.write_docs and (options.varied or _is_part(options)):
-        part = "--quick, --varied, --tasks, --arms, --seeds and --steps"
+    if options.write_docs and (options.varied or options.fresh or _is_part(options)):
+        part = "--quick, --varied, --fresh, --tasks, --arms, --seeds and --steps"
         raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
     published = (root / "evidence" / "comparison" / "runs").resolve()
     if options.write_docs and options.evidence and options.evidence.resolve() != published:

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterable
 from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.packing import Blocks, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches, indices
 from granite_scu.data.blocks.splitting import Division, assign
 from granite_scu.data.datamodule import TextDataModule, thinned
+from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.read import load
 from granite_scu.data.tokens.cache import in_memory
 from granite_scu.data.tokens.chat import Renderer
@@ -20,18 +23,36 @@ from granite_scu.experiments.comparison.protocol import VALIDATION_TOKENS, Task
 from granite_scu.model.loading import load_tokenizer
 
 
+TEXTS = Path("~/.cache/granite-scu/texts")
+"""Where ``scripts/fetch_texts.py`` leaves the corpora that are not embedded."""
+
+
+def place_of(corpus: str) -> str:
+    """Where a corpus is read from: its own name where it is embedded, else the file that was fetched.
+
+    Raises:
+        UserError: it has not been fetched.
+    """
+    if corpus in EMBEDDED:
+        return corpus
+    path = TEXTS.expanduser() / f"{corpus}.jsonl"
+    if not path.is_file():
+        raise UserError(f"{path}: is not there; fetch it with python scripts/fetch_texts.py --only {corpus}")
+    return str(path)
+
+
 @lru_cache
 def read(name: str, model: str, block_size: int) -> tuple[Division, dict[str, Blocks]]:
-    """An embedded corpus, divided and packed as for any run. Tokenising takes longer than many steps: once a process.
+    """A corpus, divided and packed as for any run. Tokenising takes longer than many steps: once a process.
 
     Of the two held-out parts, equal in characters, the one with more documents is the test text: documents are what the
     bootstrap draws.
 
     Raises:
-        UserError: there is no such corpus here.
+        UserError: it is not here.
     """
     tokenizer = load_tokenizer(model)
-    corpus = in_memory(encoded([load(name, "text")], Renderer(tokenizer)))
+    corpus = in_memory(encoded([load(place_of(name), "text")], Renderer(tokenizer)))
     parts = assign(corpus.places, corpus.characters)
     assert parts is not None, f"{name} cannot be divided by document"
     if len(parts["validation"]) > len(parts["test"]):

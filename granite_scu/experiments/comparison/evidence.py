@@ -32,6 +32,9 @@ matrix once it costs a hundredth of the mean (in its runs of before, which are d
 of it at the tick where it is bound).
 """
 
+AUTO_RULE = 1
+"""Counts up when ``--target-s auto`` comes to move the setpoint otherwise under the same settings."""
+
 INNER = {"cascade": ("pi",)}
 """Laws that act through another."""
 
@@ -84,7 +87,8 @@ class Spec:
         known = [field for law in acting for field in fields(CONTROLLERS[law])]
         own = {field.name: field.default for field in known if field.default is not MISSING}
         given = {name: self.settings.get(f"control.{name}", default) for name, default in own.items()}
-        return given | (asdict(AutoSetpoint()) if self.settings.get("control.target_s") == AUTO else {})
+        rule = {"rule": AUTO_RULE, **asdict(AutoSetpoint())}
+        return given | (rule if self.settings.get("control.target_s") == AUTO else {})
 
     @property
     def file(self) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from granite_scu.control import CONTROLLERS
 from granite_scu.experiments.comparison.evidence import Evidence, Spec
-from granite_scu.experiments.comparison.protocol import CASCADE, PI, Arm, Protocol, Task
+from granite_scu.experiments.comparison.protocol import AUTO, CASCADE, PI, Arm, Protocol, Task
 from granite_scu.experiments.comparison.record import BASE
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class Plan:
     def _source(self, cell: Cell) -> Cell:
         """The run that a cell takes lambda from."""
         law, _, what = cell.arm.derive.partition("-")
-        arm = {"pi": PI, "cascade": CASCADE}[law]
+        arm = {"pi": PI, "cascade": CASCADE, "auto": AUTO}[law]
         return Cell(cell.task, arm, cell.seed if what == "mean" else self._other_seed(cell.seed))
 
     def _other_seed(self, seed: int) -> int:

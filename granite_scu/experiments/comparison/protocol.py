@@ -7,7 +7,9 @@ runs (a tuned learning rate, lambda's average under PI), so it is worked out by 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Derivation = Literal["", "pi-start", "pi-mean", "pi-replay", "cascade-mean", "cascade-replay"]
+Derivation = Literal[
+    "", "pi-start", "pi-mean", "pi-replay", "cascade-mean", "cascade-replay", "auto-mean", "auto-replay"
+]
 Adapter = Literal["final", "best"]
 
 
@@ -17,7 +19,7 @@ class Task:
 
     Attributes:
         name: names the folder of its runs.
-        corpus: an embedded corpus.
+        corpus: an embedded corpus, or one that ``scripts/fetch_texts.py`` fetches.
         train_tokens: of it; None takes the whole training split.
         steps: optimizer steps of 1024 tokens; None is one pass over the training text.
         then: the corpus that replaces it half-way, the same amount of it. Validation and test are on that one: a shift
@@ -31,7 +33,7 @@ class Task:
     train_tokens: int | None
     steps: int | None
     then: str | None = None
-    settings: dict[str, float] = field(default_factory=dict, hash=False)
+    settings: dict[str, float | str] = field(default_factory=dict, hash=False)
 
     @property
     def scored_on(self) -> str:
@@ -49,8 +51,8 @@ class Arm:
         settings: dotted configuration keys and their values.
         family: arms of a family train with one learning rate, tuned on its representative (``Protocol.tuned``).
         adapter: the one that counts: at the end of the run, or the best validated.
-        derive: what its settings take from PI or the cascade: the lambda that it starts from, lambda's time average in
-            the same task and seed, or lambda(t) of another seed.
+        derive: what its settings take from PI, the cascade or the default: the lambda that it starts from, lambda's time
+            average in the same task and seed, or lambda(t) of another seed.
         at_chosen: takes the setpoint that was chosen on the selection task.
     """
 
@@ -149,7 +151,12 @@ def _constants(values: tuple[float, ...]) -> tuple[tuple[Arm, ...], tuple[Arm, .
     """One lambda from the first step to the last, and the same runs judged by their best validated adapter: the rival
     that uses validation text as much as it can."""
     fixed = _each("fixed", "λ={:g}", "fixed", "control.lambda_init", values)
-    return fixed, tuple(replace(arm, name="fixed-stopped", adapter="best") for arm in fixed)
+    return fixed, _stopped(*fixed)
+
+
+def _stopped(*arms: Arm) -> tuple[Arm, ...]:
+    """The same runs, judged by their best validated adapter."""
+    return tuple(replace(arm, name=f"{arm.name}-stopped", adapter="best") for arm in arms)
 
 
 def _at_chosen(controller: str, **more: Any) -> Arm:
@@ -196,7 +203,7 @@ ISOLATING = (
 )
 """What tells feedback from what it brings about."""
 AUTO = Arm("pi-auto", "", {"control.controller": "pi", "control.target_s": "auto"}, FAMILY)
-"""The product's default: a probe finds the setpoint."""
+"""The product's default: the setpoint is found during the run."""
 CASCADE = Arm("cascade", "", {"control.controller": "cascade", "run.eval_steps": 10}, FAMILY)
 OTHER_LAWS = (
     _at_chosen("p", derive="pi-start"),
@@ -240,7 +247,7 @@ FULL = Protocol(
     unseen=("source-small", "docs-medium", "package-medium", "source-once"),
 )
 
-VARIATIONS: dict[str, dict[str, float]] = {
+VARIATIONS: dict[str, dict[str, float | str]] = {
     "rank 2": {"lora.rank": 2, "lora.alpha": 4.0},
     "rank 64": {"lora.rank": 64, "lora.alpha": 128.0},
     "rate 1e-3": {"optimizer.learning_rate": 1e-3},
@@ -273,6 +280,46 @@ VARIED = Protocol(
 """Whether what needs no sweep, the default, the cascade, early stopping or one lambda, does as well where other things
 are otherwise. The two texts are those that are worth the most regularising, at the rate that the full protocol tuned
 for both."""
+
+TEXT_HYBRID, TEXT_DENSE = "evidence/bases/tiny-prose-hybrid", "evidence/bases/tiny-prose-dense"
+"""Bases that ``scripts/pretrain_tiny.py`` made, of prose that is not about Python: another hybrid, and one without
+recurrent layers."""
+
+
+def _fresh(name: str, corpus: str, tokens: int, base: str = "tiny-granite-h") -> Task:
+    """A task of the fresh protocol. Validations are as frequent as the cascade wants them, for all arms."""
+    steps = None if tokens == LARGE else STEPS
+    return Task(name, corpus, tokens, steps, settings={"base.name": base, "run.eval_steps": 10})
+
+
+PI_AT_45 = Arm("pi-at-45", "", {"control.controller": "pi", "control.target_s": 0.45}, FAMILY)
+COSINES = tuple(arm for arm in SCHEDULES if arm.name == "cosine")
+AUTO_MEAN = Arm("fixed-at-auto-mean", "", {"control.controller": "fixed"}, FAMILY, derive="auto-mean")
+AUTO_REPLAY = Arm("replay-of-auto", "", {"control.controller": "replay"}, FAMILY, derive="auto-replay")
+_FRESH_ARMS = (PI_AT_45, CASCADE, AUTO, AUTO_MEAN, AUTO_REPLAY, *COSINES)
+
+FRESH = Protocol(
+    name="fresh",
+    tasks=(
+        _fresh("speeches-small", "speeches", SMALL, TEXT_DENSE),
+        _fresh("go-once", "go-tools", LARGE, TEXT_DENSE),
+        _fresh("faq-medium", "anarchist-faq", MEDIUM, TEXT_HYBRID),
+        _fresh("javascript-small", "eslint", SMALL, TEXT_HYBRID),
+        _fresh("dialogues-small", "wesnoth-dialogues", SMALL),
+        _fresh("jargon-medium", "jargon-file", MEDIUM),
+    ),
+    arms=(NONE, STOPPED, *FIXED, *FIXED_STOPPED, *_FRESH_ARMS, *_stopped(*_FRESH_ARMS)),
+    seeds=(0, 1, 2, 3, 4),
+    rates=(1e-3, 2e-3, 4e-3),
+    tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
+    headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi-auto", "pi-auto-stopped", "cascade"),
+    swept_pi=(),
+    first_seeds=2,
+    selection_task=None,
+    unseen=("speeches-small", "go-once", "faq-medium", "javascript-small", "dialogues-small", "jargon-medium"),
+)
+"""Tasks and models that had no part in forming a law. What counts as success was written down before the first run:
+docs/research/protocol.md."""
 
 QUICK_TASK = Task("docs-quick", "stdlib-docs", SMALL, 104)  # the cascade takes ten validations before the last step
 QUICK = Protocol(

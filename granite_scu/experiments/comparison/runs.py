@@ -20,7 +20,7 @@ from granite_scu.config.request import Request
 from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.data.blocks.packing import Blocks
 from granite_scu.evaluation.score import DocumentScores, score, score_documents
-from granite_scu.experiments.comparison.data import ComparedData
+from granite_scu.experiments.comparison.data import ComparedData, place_of
 from granite_scu.experiments.comparison.evidence import Evidence, Spec
 from granite_scu.experiments.comparison.protocol import EVAL_STEPS, TRAINING, VALIDATION_TOKENS
 from granite_scu.experiments.run_store import write_record
@@ -33,6 +33,10 @@ from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
 from granite_scu.training.recipe import prepare, train
+
+
+ROOT = Path(__file__).parents[3]
+"""Of the checkout, in which the other bases lie."""
 
 
 def carry_out(spec: Spec, evidence: Path, scratch: Path | None = None) -> dict:
@@ -85,12 +89,14 @@ def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[
         **settings,
         "seed_everything": spec.seed,
         "trainer.precision": spec.precision,
-        "data.path": task.scored_on,
+        "data.path": place_of(task.scored_on),
         "data.isolate_documents": False,  # the protocol's: its evidence is from before documents were kept apart
         "run.output_dir": folder,
         "run.save_steps": 1_000_000,  # never: a run is minutes long
         "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
     }
+    if (base := ROOT / str(given["base.name"])).is_dir():
+        given["base.name"] = str(base)
     if task.train_tokens:
         given["data.train_tokens"] = task.train_tokens
     if task.steps is None:

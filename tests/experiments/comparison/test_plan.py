@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from granite_scu.config.request import Request
-from granite_scu.control import CONTROLLERS
+from granite_scu.control import CONTROLLERS, AutoSetpoint
+from granite_scu.experiments.comparison import data as data_module
 from granite_scu.experiments.comparison import evidence as evidence_module
 from granite_scu.experiments.comparison.evidence import Evidence, Spec, precision_of
 from granite_scu.experiments.comparison.plan import Cell, Plan, mean_strength
 from granite_scu.experiments.comparison.protocol import (
     FIXED,
+    FRESH,
     FULL,
     NONE,
     PI,
@@ -25,7 +27,6 @@ from granite_scu.experiments.comparison.protocol import (
 from granite_scu.experiments.comparison.runs import dotted_settings
 from granite_scu.experiments.run_store import write_record
 from granite_scu.training.controller import build_controller, check_length
-from granite_scu.training.setpoint_probe import provisional
 
 ROOT = Path(__file__).parents[3]
 
@@ -225,13 +226,16 @@ def test_a_setpoint_found_by_another_rule_is_another_run(protocol, monkeypatch):
         return Spec(protocol.tasks[0], "pi", "", 0, settings).key
 
     auto, given = key("auto"), key(0.3)
-    monkeypatch.setitem(evidence_module.SETPOINT_RULE, "share_of_s_free", 0.123)
+    monkeypatch.setattr(evidence_module, "AutoSetpoint", lambda: AutoSetpoint(rate=0.123))
     assert key("auto") != auto and key(0.3) == given
 
 
-@pytest.mark.parametrize("of", [QUICK, VARIED, FULL], ids=lambda protocol: protocol.name)
-def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, finish, tmp_path):
+@pytest.mark.parametrize("of", [QUICK, VARIED, FRESH, FULL], ids=lambda protocol: protocol.name)
+def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, finish, tmp_path, monkeypatch):
     """Every arm on every task, as far as a run checks it before it reads the text; what is replayed is left out."""
+    monkeypatch.setattr(data_module, "TEXTS", tmp_path)
+    for task in FRESH.tasks:
+        (tmp_path / f"{task.corpus}.jsonl").touch()
     plan, checked = Plan(of, evidence, seeds=1), set()
     while ready := [spec for spec in plan.specs() if spec and evidence.get(spec) is None]:
         for spec in ready:
@@ -239,7 +243,7 @@ def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, fi
             kind = (spec.arm, spec.setting, spec.task.steps)
             if spec.task.steps and "control.replay" not in spec.settings and kind not in checked:
                 request = Request.from_dotted(dotted_settings(spec, spec.settings, tmp_path))
-                build_controller(provisional(request.control))
+                build_controller(request.control)
                 check_length(request.control, request.run, request.data.stream, spec.task.steps)
                 checked.add(kind)
     assert {arm for arm, *_ in checked} >= {"none", "fixed", "cascade"}

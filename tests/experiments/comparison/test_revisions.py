@@ -27,7 +27,12 @@ BESIDE = {
     "kl": ("granite_scu/model/kl_divergence.py", "granite_scu/training/module.py:kl_from_start"),
     "cascade": ("granite_scu/training/callbacks/held_out_savings.py",),
     "projection": ("granite_scu/training/module.py:_shrink", "granite_scu/training/module.py:_scale_factors"),
-    "--target-s auto": ("granite_scu/control/diagnostics/setpoint.py", "granite_scu/training/setpoint_probe.py"),
+    "--target-s auto": (
+        "granite_scu/control/laws/auto.py",
+        "granite_scu/training/slopes.py",
+        "granite_scu/training/module.py:_slope_of_data",
+        "granite_scu/data/datamodule.py:held_out",
+    ),
 }
 """What is measured for one law alone, how it acts, and the rule that gives it a setpoint. A colon comes before a
 function's name."""
@@ -45,8 +50,7 @@ LOOP = (
 
 CHANGED = """{part} is not as it was when its digest was recorded. It makes the runs of {laws}.
 Would a stored run of these come out otherwise? Then count their revisions up, LAW_REVISIONS in
-granite_scu/experiments/comparison/evidence.py (for --target-s auto add to SETPOINT_RULE, for all laws count
-VERSION up).
+granite_scu/experiments/comparison/evidence.py (for --target-s auto AUTO_RULE, for all laws VERSION).
 That sets aside the stored runs of benchmarks/tracking.py as well.
 When that is settled: python tests/experiments/comparison/test_revisions.py"""
 
