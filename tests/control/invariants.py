@@ -9,6 +9,7 @@ from granite_scu.control import (
     CPR,
     KL,
     PI,
+    AutoSetpoint,
     Cascade,
     Controller,
     Cosine,
@@ -23,7 +24,7 @@ from granite_scu.control import (
     Proportional,
     Replay,
 )
-from granite_scu.control.laws.base import AdapterBenefit
+from granite_scu.control.laws.base import AdapterBenefit, Slopes
 
 UNUSABLE = [math.nan, math.inf, -math.inf]
 ERRORS = [0.0, 3.0, math.inf, math.nan, 0.0]
@@ -48,6 +49,7 @@ MEASUREMENTS = st.lists(
         progress=st.floats(0, 1),
         travel=st.floats(0, 1),
         saved=st.one_of(st.none(), st.builds(AdapterBenefit, *[SAVINGS] * 4)),
+        slopes=st.one_of(st.none(), st.builds(Slopes, *[SAVINGS] * 4)),
     ),
     max_size=30,
 )
@@ -95,5 +97,6 @@ LAWS: dict[str, st.SearchStrategy[Controller[Any]]] = {
     ),
     "projection": st.builds(Projection, setpoint=st.floats(1e-4, 0.99), ema_alpha=ALPHAS),
     "replay": st.builds(Replay, steps=st.just((0, 20)), strengths=st.tuples(STRENGTHS, STRENGTHS)),
+    "auto": st.builds(AutoSetpoint, st.builds(PI, setpoint=st.floats(1e-4, 0.9), **BOUNDS), rate=st.floats(0.01, 3)),
     "cascade": st.builds(Cascade, gain=st.floats(0.1, 10), limit=st.floats(0.1, 3), ema_alpha=ALPHAS, **BOUNDS),
 }

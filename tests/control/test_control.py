@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from granite_scu.control import CONTROLLERS, PI, Fixed, NoControl, build
+from granite_scu.control import CONTROLLERS, PI, AutoSetpoint, Fixed, NoControl, build
 
 
 def test_a_controller_is_built_by_name_from_the_settings_it_has():
@@ -38,6 +38,20 @@ def test_a_setting_that_is_none_leaves_the_controllers_own_default():
 def test_a_setting_without_a_default_that_is_not_given_is_asked_for(name, settings):
     with pytest.raises(ValueError, match=f"give target_s; {name} has none by default"):
         build(name, **settings)
+
+
+def test_auto_is_pi_with_a_setpoint_that_moves():
+    assert build("pi", target_s="auto", kp=2.0) == AutoSetpoint(PI(setpoint=0.2, kp=2.0))
+    with pytest.raises(ValueError, match="auto moves the setpoint of pi alone"):
+        build("p", target_s="auto")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("rate", 0.0), ("sure", math.inf), ("doubt", -1.0), ("ahead", 1.0), ("ahead", math.nan)]
+)
+def test_settings_of_auto_out_of_range_are_refused(setting, value):
+    with pytest.raises(ValueError, match=setting):
+        AutoSetpoint(**{setting: value})
 
 
 OUT_OF_RANGE = {

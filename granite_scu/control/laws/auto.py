@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import ClassVar, NamedTuple
 
-from granite_scu.control.laws.base import Measurement, Output, Slopes, check, clip, require
+from granite_scu.control.laws.base import Measurement, Output, check, clip, require
 from granite_scu.control.laws.pi import PI, PIState
 
 START = 0.2
@@ -20,6 +20,9 @@ FROM_START = PI(setpoint=START)
 
 LEAST_READINGS = 3
 """Readings before which their scatter says nothing."""
+
+SURE = 1000.0
+"""The largest certainty: finite, so that two that contradict each other have a sum."""
 
 LEAST_ODDS, MOST_ODDS = 1e-6, 1e6
 """Bounds of S*/(1 - S*). They keep S* off 0 and 1, and decide nothing else."""
@@ -50,9 +53,9 @@ class Average(NamedTuple):
     @property
     def certainty(self) -> float:
         """The mean over its error: |z| of 2 is hardly chance, and below 1 it may well be."""
-        if self.error:
-            return self.mean / self.error
-        return math.copysign(math.inf, self.mean) if self.mean else 0.0
+        if not self.mean:
+            return 0.0
+        return clip(self.mean / self.error, -SURE, SURE) if self.error else math.copysign(SURE, self.mean)
 
 
 def level(values: Sequence[float]) -> Average:
@@ -67,9 +70,15 @@ def level(values: Sequence[float]) -> Average:
     return Average(fmean(newest), stdev(newest) / math.sqrt(len(newest)) if len(newest) > 1 else math.inf)
 
 
-def rise(values: Sequence[float]) -> Average:
-    """By how much the values have risen within a window, each against its own micro-batch's value then."""
-    changes = _changes(values)
+def rise(values: Sequence[float], slope: float, sizes: Sequence[float]) -> Average:
+    """By how much V has risen within a window but for what the adapter's size did to it.
+
+    Args:
+        values: readings of V, each compared with its own micro-batch's a window before.
+        slope: dV / d ln size.
+        sizes: ln of the adapter's size at each reading.
+    """
+    changes = [gain - slope * grown for gain, grown in zip(_changes(values), _changes(sizes), strict=True)]
     if len(changes) < LEAST_READINGS:
         return Average(0.0, math.inf)
     return Average(fmean(changes), stdev(changes) / math.sqrt(len(changes)))
@@ -81,6 +90,16 @@ def _changes(values: Sequence[float]) -> list[float]:
     return [values[i] - values[i - WINDOW] for i in range(first, len(values))]
 
 
+class Reading(NamedTuple):
+    """The slopes of a tick, with ln of the adapter's size at it: half of ln ParamBPT, which goes with the square."""
+
+    held_out: float
+    held_out_slope: float
+    training: float
+    training_slope: float
+    size: float
+
+
 @dataclass(frozen=True)
 class AutoSetpointState:
     """What one tick leaves to the next.
@@ -88,7 +107,7 @@ class AutoSetpointState:
     Attributes:
         law: state of the inner loop.
         odds: S*/(1 - S*) in force.
-        readings: the slopes of the last two windows, oldest first.
+        readings: of the last two windows, oldest first, each as ``Reading``.
     """
 
     law: PIState
@@ -96,37 +115,36 @@ class AutoSetpointState:
     readings: tuple[tuple[float, ...], ...] = ()
 
     def column(self, name: str) -> list[float]:
-        """One of the figures of all readings."""
-        place = Slopes._fields.index(name)
-        return [reading[place] for reading in self.readings]
+        """One figure of all readings."""
+        return [reading[Reading._fields.index(name)] for reading in self.readings]
 
 
 @dataclass(frozen=True)
 class AutoSetpoint:
-    """Lets the adapter grow while held-out text gains from it, and shrinks it when held-out text would have it smaller.
+    """Lets the adapter grow while held-out text gains from it, and keeps it at the size that held-out text wants else.
 
     A constant lambda has to be found by a sweep, because nothing in the training loss says when an adapter memorises.
-    Held-out text says it: the derivative of its loss along the adapter's own scale is one backward pass away. Each tick
-    reads it on one micro-batch. What counts is its sign, and how certain that is.
+    Held-out text says it. Scale the adapter's update by x, and let V(x) be what it saves on held-out text: the slope
+    V'(1) is one backward pass away. Each tick reads V and V' on one micro-batch, and averages over the last ``WINDOW``.
 
     The inner loop is ``PI``. The outer one moves the odds o = S*/(1 - S*), which start at those of ``law.setpoint``.
-    Let V be what the adapter saves on held-out text and V' its slope along the adapter's scale. With z the larger of V'
-    over its standard error, and the rise of V within a window over its own less ``doubt``:
+    Two averages are weighed, each by its certainty, the mean over its standard error: V', which says whether the
+    adapter should be larger; and the rise of V within a window at equal size, which says whether training still teaches
+    something that held-out text gains from. Their sum is z.
 
-        o <- o exp(rate clip(z / sure, -1, 1))        and o stays where |z| <= doubt
+        z >  doubt:    o <- o exp(rate min(1, z / sure)), not raised above ``ahead`` times the odds of S
+        z < -doubt:    o <- min(o, odds of S times x*^2), x* <= 1 the best scale on held-out text
 
-    So S* falls only where held-out text would have the adapter smaller and no longer gains from training either.
-
-    S may be unable to follow. So o is not raised above ``ahead`` times the odds of S; and it falls from no higher than
-    those, as a setpoint above S does nothing. Nor does it fall further than ``ahead`` below them. No constant here has
-    the unit of a loss or of S: what they say is how many ticks a decision takes, and how sure it must be.
+    ParamBPT goes with the square of the size, and so do the odds of S. Where |z| is within ``doubt`` S* stays. Nothing
+    winds up: S* runs ahead of S by no more than ``ahead``, and falls from where S is. No constant here has the unit of
+    a loss or of S: they say how many ticks a decision takes, and how sure it must be.
 
     A tick whose slopes are not finite is held as a whole. Why this rule: docs/design.md.
 
     Attributes:
         law: the inner loop; its setpoint is S* at the start.
-        rate: the largest change of ln o in a tick.
-        sure: z from which S* moves at the full rate.
+        rate: the largest rise of ln o in a tick, and half the largest fall below the odds of S.
+        sure: z from which S* rises at the full rate.
         doubt: |z| up to which it does not move.
         ahead: the factor that S* may be ahead of S by, in odds.
     """
@@ -158,29 +176,29 @@ class AutoSetpoint:
         if slopes is not None:
             if not all(map(math.isfinite, slopes)):
                 return state, replace(self._tell(state, state.law.output), held=True)
-            state = replace(state, readings=(*state.readings, tuple(slopes))[-2 * WINDOW :])
-            state = replace(state, odds=self._moved(state))
+            if 0 < measurement.param_bpt < math.inf:  # there is an adapter to scale
+                reading = Reading(*slopes, size=math.log(measurement.param_bpt) / 2)
+                state = replace(state, readings=(*state.readings, tuple(reading))[-2 * WINDOW :])
+                state = replace(state, odds=self._moved(state))
         law, output = self._inner(state.odds).update(state.law, measurement)
         state = replace(state, law=law)
         return state, self._tell(state, output)
-
-    def certainty(self, state: AutoSetpointState) -> float:
-        """How sure it is that the adapter may grow; negative: that it should shrink."""
-        gains = rise(state.column("held_out")).certainty - self.doubt
-        return max(level(state.column("held_out_slope")).certainty, gains)
 
     def _moved(self, state: AutoSetpointState) -> float:
         """The setpoint's odds after a reading."""
         if state.law.position is None or len(state.readings) < LEAST_READINGS:
             return state.odds
-        z = self.certainty(state)
-        if abs(z) <= self.doubt:
-            return state.odds
-        factor, odds_of_s = math.exp(self.rate * clip(z / self.sure, -1.0, 1.0)), math.exp(state.law.position)
-        if z < 0:
-            odds = max(min(state.odds, odds_of_s) * factor, min(state.odds, odds_of_s / self.ahead))
+        saved, odds_of_s = state.column("held_out"), math.exp(state.law.position)
+        slope = level(state.column("held_out_slope"))
+        z = slope.certainty + rise(saved, slope.mean, state.column("size")).certainty
+        if z > self.doubt:
+            raised = state.odds * math.exp(self.rate * min(1.0, z / self.sure))
+            odds = min(raised, max(state.odds, odds_of_s * self.ahead))
+        elif z < -self.doubt:
+            wanted = clip(best_scale(level(saved).mean, slope.mean), math.exp(-self.rate), 1.0)
+            odds = min(state.odds, odds_of_s * wanted**2)
         else:
-            odds = min(state.odds * factor, max(state.odds, odds_of_s * self.ahead))
+            odds = state.odds
         return clip(odds, LEAST_ODDS, MOST_ODDS)
 
     def _tell(self, state: AutoSetpointState, output: Output) -> Output:
@@ -189,10 +207,10 @@ class AutoSetpoint:
         if len(state.readings) < LEAST_READINGS:
             return output
         saved, slope = level(state.column("held_out")).mean, level(state.column("held_out_slope"))
-        training = best_scale(level(state.column("training")).mean, level(state.column("training_slope")).mean)
         found, bend = best_scale(saved, slope.mean), saved - slope.mean
         # To first order in the error of the slope; V itself is far better known.
-        error = abs(saved) / (2 * bend * bend) * slope.error if bend > 0 else math.inf
+        error = abs(saved) / bend / bend / 2 * slope.error if bend > 0 else math.inf
+        training = best_scale(level(state.column("training")).mean, level(state.column("training_slope")).mean)
         return replace(
             output,
             best_scale=found if math.isfinite(found) else None,

@@ -22,7 +22,6 @@ from granite_scu.data.tokens.encoding import encoded
 from granite_scu.experiments.comparison.protocol import VALIDATION_TOKENS, Task
 from granite_scu.model.loading import load_tokenizer
 
-
 TEXTS = Path("~/.cache/granite-scu/texts")
 """Where ``scripts/fetch_texts.py`` leaves the corpora that are not embedded."""
 

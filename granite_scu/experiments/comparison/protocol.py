@@ -51,8 +51,8 @@ class Arm:
         settings: dotted configuration keys and their values.
         family: arms of a family train with one learning rate, tuned on its representative (``Protocol.tuned``).
         adapter: the one that counts: at the end of the run, or the best validated.
-        derive: what its settings take from PI, the cascade or the default: the lambda that it starts from, lambda's time
-            average in the same task and seed, or lambda(t) of another seed.
+        derive: what its settings take from PI, the cascade or the default: the lambda that it starts from, lambda's
+            time average in the same task and seed, or lambda(t) of another seed.
         at_chosen: takes the setpoint that was chosen on the selection task.
     """
 

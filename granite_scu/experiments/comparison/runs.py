@@ -34,7 +34,6 @@ from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
 from granite_scu.training.recipe import prepare, train
 
-
 ROOT = Path(__file__).parents[3]
 """Of the checkout, in which the other bases lie."""
 
