@@ -1,4 +1,4 @@
-"""How a run was steered: S against its setpoint, and the lambda that the controller chose.
+"""How a run was steered: S against its setpoint, the lambda that the controller chose, and what moved the setpoint.
 
     python -m viz.control_plot RUN [--out DIR]
 
@@ -14,24 +14,28 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from viz import style
+from viz.adapter_size import limits
 from viz.run_folder import BAND, Run, read_measured_run
 
 
 def plot_control(run: Run) -> Figure:
-    """Two panels over the optimizer steps: S, raw and smoothed, with the setpoint's band; and lambda."""
-    figure = Figure(figsize=(8, 6.4), layout="constrained")
+    """Panels over the optimizer steps: S, raw and smoothed, with its setpoint; lambda; and, where the run asked for it,
+    what size the texts would have the adapter."""
+    draws = [draw_s, draw_lambda, *([draw_size] if run.asks_for_size else [])]
+    figure = Figure(figsize=(8, 6.4 if len(draws) == 2 else 9.0), layout="constrained")
     FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    draw_s(above, run)
-    draw_lambda(below, run)
-    for axes in (above, below):
+    panels = figure.subplots(len(draws), 1, sharex=True, height_ratios=(3, 2, 2)[: len(draws)])
+    for axes, draw in zip(panels, draws, strict=True):
+        draw(axes, run)
         style.tidy(axes)
+        axes.tick_params(axis="x", length=0)
+    below = panels[-1]
+    below.tick_params(axis="x", length=3.5)
     below.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     below.set_xlim(0, 1.01 * run.column("step").max())
-    above.tick_params(axis="x", length=0)
     below.set_xlabel("optimizer steps", fontsize=style.LABEL, color=style.INK)
     figure.align_ylabels()
     figure.suptitle(run.title, x=0.99, ha="right", fontsize=style.LEGEND, color=style.INK)
@@ -56,18 +60,21 @@ def draw_s(axes: Axes, run: Run) -> None:
     axes.plot(steps, smoothed, color=style.BLUE, linewidth=2.4, marker=marker, label="S smoothed")
     if np.isfinite(target).any():
         last = target[np.isfinite(target)][-1]
-        label = f"S* = {last:g} ± {BAND:.0%}".replace("%", " %")
-        draw_band(axes, steps, target, style.GREEN, label)
+        label = f"S* (moves, {last:.3g} last)" if run.setpoint_moves else f"S* = {last:g} ± {BAND:.0%}"
+        draw_setpoint(axes, steps, target, style.GREEN, label.replace("%", " %"), band=not run.setpoint_moves)
     style.share_scale(axes, np.concatenate([raw, smoothed, target]))
     axes.set_ylabel("S (ratio of bits)", fontsize=style.LABEL, color=style.INK)
     style.legend_above(axes)
 
 
-def draw_band(axes: Axes, steps: np.ndarray, target: np.ndarray, colour: Any, label: str = "_S*") -> None:
-    """The setpoint at each tick, and the band around it."""
+def draw_setpoint(
+    axes: Axes, steps: np.ndarray, target: np.ndarray, colour: Any, label: str = "_S*", band: bool = True
+) -> None:
+    """The setpoint at each tick, and the band around one that S was to hold."""
     # A record's setpoint held since the record before it, the first one's since the start of the run.
     since, held = np.concatenate([[0], steps]), np.concatenate([target[:1], target])
-    axes.fill_between(since, (1 - BAND) * held, (1 + BAND) * held, step="pre", color=colour, alpha=0.2, linewidth=0)
+    if band:
+        axes.fill_between(since, (1 - BAND) * held, (1 + BAND) * held, step="pre", color=colour, alpha=0.2, linewidth=0)
     axes.plot(since, held, color=colour, linewidth=1.8, dashes=(5, 3), drawstyle="steps-pre", label=label)
 
 
@@ -93,6 +100,34 @@ def draw_lambda(axes: Axes, run: Run) -> None:
     _mark(axes, steps[held], strength[held], "held", "o", "white")
     if saturated.any() or held.any():
         style.legend_above(axes)
+
+
+def draw_size(axes: Axes, run: Run) -> None:
+    """What size held-out and training text would have the adapter, as a change from the size that it has."""
+    steps = run.column("step")
+    held_out, training = (run.column(name) - 1 for name in ("best_scale", "best_scale_training"))
+    error = np.nan_to_num(run.column("best_scale_error"))
+    marker = "o" if len(steps) == 1 else None
+    axes.fill_between(steps, held_out - error, held_out + error, color=style.BLUE, alpha=0.2, linewidth=0)
+    axes.plot(steps, held_out, color=style.BLUE, linewidth=2.2, marker=marker, label="held-out text (± standard error)")
+    axes.plot(steps, training, color=style.ORANGE, linewidth=1.8, marker=marker, label="training text")
+    set_size_scale(axes, limits(run.history))
+    style.legend_above(axes)
+
+
+def set_size_scale(axes: Axes, drawn: tuple[float, float]) -> None:
+    """The axis of a change of size, in words, with a line at the right size."""
+    axes.axhline(0, color=style.GREEN, linewidth=1.6, dashes=(5, 3), zorder=1)
+    axes.set_ylim(*drawn)
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _in_words(value)))
+    axes.set_ylabel("adapter size wanted", fontsize=style.LABEL, color=style.INK)
+
+
+def _in_words(change: float) -> str:
+    if abs(change) < 1e-9:
+        return "right size"
+    return f"{100 * abs(change):.3g} % {'larger' if change > 0 else 'smaller'}"
 
 
 def _mark(axes: Axes, steps: np.ndarray, values: np.ndarray, label: str, marker: str, colour: str) -> None:

@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from viz import style
-from viz.control_plot import draw_band, draw_lambda, draw_s
+from viz.adapter_size import limits
+from viz.control_plot import draw_lambda, draw_s, draw_setpoint, draw_size, set_size_scale
 from viz.groups import Course, Group
 from viz.run_folder import BAND, Run
 
@@ -29,12 +30,14 @@ def plot_s(groups: Sequence[Group]) -> Figure:
     if run:
         draw_s(axes, run)
     else:
-        targets = {tuple(target) for group in groups for target in _targets(group)}
+        setpoints = {group.label: group.course(_setpoint)[:2] for group in groups if _uses_setpoint(group)}
+        alike = len({tuple(map(tuple, course)) for course in setpoints.values()}) == 1
         for group in groups:
             _draw(axes, group, _smoothed_s)
-            for steps, target in _targets(group)[:1]:
+            if group.label in setpoints:
                 # One setpoint for all is a matter of its own; else it takes the colour of what heeds it.
-                draw_band(axes, np.array(steps), np.array(target), style.GREEN if len(targets) == 1 else group.colour)
+                colour = style.GREEN if alike else group.colour
+                draw_setpoint(axes, *setpoints[group.label], colour, band=not _setpoint_moves(group))
         values = np.concatenate([_smoothed_s(run)[1] for group in groups for run in group.runs])
         style.share_scale(axes, values)
         axes.set_ylabel("S, smoothed (ratio of bits)", fontsize=style.LABEL, color=style.INK)
@@ -95,7 +98,8 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
     _log_scale(left, [run.column("lambda") for group in steered for run in group.runs], "x")
     style.share_scale(left, np.concatenate([_smoothed_s(run)[1] for group in groups for run in group.runs]))
     style.share_scale(right, np.concatenate([run.column("param_bpt") for group in groups for run in group.runs]), "x")
-    for target in sorted({target[-1] for group in groups for _, target in _targets(group)}):
+    held = [group for group in groups if _uses_setpoint(group) and not _setpoint_moves(group)]
+    for target in sorted({group.course(_setpoint)[1][-1] for group in held}):
         left.axhspan((1 - BAND) * target, (1 + BAND) * target, color=style.GREEN, alpha=0.15, linewidth=0)
         left.axhline(target, color=style.GREEN, linewidth=1.4, dashes=(5, 3))
         _draw_ratio(right, target)
@@ -114,10 +118,27 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
         Line2D([], [], marker="o", linestyle="none", color=style.INK, markerfacecolor=face, label=word)
         for word, face in (("first tick", "white"), ("last tick", style.INK))
     ]
-    if any(_targets(group) for group in groups):
+    if held:
         handles.append(Line2D([], [], color=style.GREEN, dashes=(5, 3), label="S*"))
     _legend(figure, groups, handles)
     return figure
+
+
+def plot_adapter_size(groups: Sequence[Group]) -> Figure:
+    """What size held-out text would have the adapter; of one run the training text too."""
+    figure, axes = _figure(groups)
+    run = _only(groups)
+    if run:
+        draw_size(axes, run)
+        return _finished(figure, axes, groups)
+    asked = [group for group in groups if any(run.asks_for_size for run in group.runs)]
+    for group in asked:
+        _draw(axes, group, _held_out_size)
+    runs = [run for group in asked for run in group.runs if run.asks_for_size]
+    low, high = zip(*(limits(run.history, training=False) for run in runs), strict=True)
+    set_size_scale(axes, (min(low), max(high)))
+    line = Line2D([], [], color=style.GREEN, dashes=(5, 3), label="the right size for held-out text")
+    return _finished(figure, axes, groups, [line], drawn=asked, missing="not measured")
 
 
 def plot_validation(groups: Sequence[Group]) -> Figure:
@@ -185,8 +206,9 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
         results = [run.metrics.get("final_test_bpt") for run in group.runs]
         _dots(scored, row, group, results, missing="no summary")
         _dots(s, row, group, [_smoothed_s(run)[1][-1] for run in group.runs], missing="none")
-        for _, target in _targets(group)[:1]:
-            s.plot([target[-1]] * 2, [row - 0.32, row + 0.32], color=style.GREEN, linewidth=2.5)
+        if _uses_setpoint(group):
+            target = group.course(_setpoint)[1][-1]
+            s.plot([target] * 2, [row - 0.32, row + 0.32], color=style.GREEN, linewidth=2.5)
         ends = [run.column("lambda")[-1] for run in group.runs]
         _dots(strength, row, group, [end for end in ends if end > 0], missing="λ = 0" if 0.0 in ends else "none")
     style.share_scale(s, np.array([_smoothed_s(run)[1][-1] for group in groups for run in group.runs]), "x")
@@ -198,7 +220,7 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
         axes.set_xlabel(where, fontsize=style.LEGEND, color=style.INK)
     _draw_base(scored, groups)
     scored.xaxis.set_major_locator(MaxNLocator(3))
-    if any(_targets(group) for group in groups):
+    if any(map(_uses_setpoint, groups)):
         bar = Line2D([], [], color=style.GREEN, marker="|", markersize=14, markeredgewidth=2.5, linestyle="none")
         figure.legend([bar], ["S*"], loc="outside upper right", frameon=False, fontsize=style.LEGEND)
     return figure
@@ -215,6 +237,13 @@ FIGURES: dict[str, Callable[[Sequence[Group]], Figure]] = {
     "summary": plot_summary,
 }
 """By the name of their files."""
+
+
+def draw_figures(groups: Sequence[Group]) -> dict[str, Figure]:
+    """All ``FIGURES``, and the size that held-out text would have the adapter where any of the runs asked for it."""
+    asked = any(run.asks_for_size for group in groups for run in group.runs)
+    more = {"adapter_size": plot_adapter_size} if asked else {}
+    return {name: plot(groups) for name, plot in (FIGURES | more).items()}
 
 
 # What is drawn.
@@ -248,15 +277,21 @@ def _step_seconds(run: Run) -> Course:
     return steps, np.where(np.isfinite(seconds), seconds, np.nan)
 
 
-def _targets(group: Group) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """(steps, setpoint at them) of each run that has one, where it has one."""
-    found = []
-    for run in group.runs:
-        steps, target = run.column("step"), run.column("s_target")
-        there = np.isfinite(target)
-        if there.any():
-            found.append((tuple(steps[there]), tuple(target[there])))
-    return found
+def _setpoint(run: Run) -> Course:
+    return run.column("step"), run.column("s_target")
+
+
+def _uses_setpoint(group: Group) -> bool:
+    return any(run.uses_setpoint for run in group.runs)
+
+
+def _setpoint_moves(group: Group) -> bool:
+    return any(run.setpoint_moves for run in group.runs)
+
+
+def _held_out_size(run: Run) -> Course:
+    """The change of size that held-out text would have, where the run asked for it."""
+    return run.column("step"), run.column("best_scale") - 1
 
 
 def _positive(values: np.ndarray) -> np.ndarray:

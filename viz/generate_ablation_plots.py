@@ -17,7 +17,7 @@ from rich.progress import track
 
 from viz import style
 from viz.comparison_plot import plot_comparison, plot_operating_points, read_comparison
-from viz.figures import FIGURES
+from viz.figures import draw_figures
 from viz.files import make_folder, report_outcome
 from viz.groups import group
 from viz.run_folder import read_measured_run
@@ -40,8 +40,7 @@ def draw(sources: Sequence[Path]) -> dict[str, Figure]:
         if source.resolve() in seen:
             raise ValueError(f"{source}: is named twice (also as {seen[source.resolve()]})")
         seen[source.resolve()] = source
-    groups = group([read_measured_run(source) for source in sources])
-    return {name: plot(groups) for name, plot in FIGURES.items()}
+    return draw_figures(group([read_measured_run(source) for source in sources]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -142,6 +142,8 @@ def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
     parts = [controller]
     if isinstance(target, int | float):
         parts.append(f"S* = {target:g}")
+    elif run.asks_for_size:
+        parts.append("S* auto")
     if strength is not None:
         parts.append(f"λ = {strength:g}")
     apart = [f"{_SHORT.get(name, name.split('.')[-1])} {_word(settings.get(name))}" for name in varied]

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from string import Template
 from typing import Any
 
+from viz.adapter_size import describe
 from viz.files import make_folder, replacing, report_outcome
 from viz.report_data import chart_data
 from viz.run_folder import BAND, Run, read_measured_run
@@ -169,8 +170,9 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     target, smoothed = latest.get("s_target"), _first(latest.get("s_ema"), latest.get("s"))
     validated = min((each for each in run.validations if _is_number(each[1])), key=lambda each: each[1], default=None)
     when = "at the end" if run.finished else "so far"
+    aim = "S* has moved to" if run.setpoint_moves else "S* ="
     figures = [
-        (f"S {when}", _percent(smoothed), f"S* = {_percent(target)}" if _is_number(target) else "no setpoint"),
+        (f"S {when}", _percent(smoothed), f"{aim} {_percent(target)}" if _is_number(target) else "no setpoint"),
         (f"λ {when}", _quantity(latest.get("lambda")), "regularisation strength"),
         ("DataBPT", _quantity(latest.get("data_bpt")), "bits per token, training text"),
         ("ParamBPT", _quantity(latest.get("param_bpt")), "bits per token, the adapter"),
@@ -189,9 +191,10 @@ def _figure(what: str, value: str, remark: str) -> str:
 
 
 def _control(run: Run) -> str:
-    """How S was held, in words, where there was a setpoint to hold; and why the run ended."""
+    """What size the texts would have the adapter; how S was held, where it was to be; and why the run ended."""
     control, stopped = (_object(run.metrics, name) for name in ("control", "stopped"))
-    parts = []
+    size = describe(run.history[-1])
+    parts = [f"{'At the end' if run.finished else 'At the last tick'} {size}."] if size else []
     if _is_number(control.get("iae")):
         settled = control.get("settling_time")
         parts.append("S never settled." if settled is None else f"S settled at step {settled:,}.")
@@ -234,6 +237,8 @@ def _warnings(run: Run) -> str:
 def _charts(run: Run, data: Mapping[str, Any]) -> str:
     figures = "\n".join(_chart(chart, data) for chart in data["charts"])
     note = "S = ParamBPT / (DataBPT + ParamBPT): the share of all bits that describes the adapter."
+    if run.asks_for_size:
+        note += " Adapter size wanted: the size at which the text would cost the fewest bits, as its slope tells."
     drawn = len(data["steps"])
     if drawn < data["ticks"]:
         note += f" Of {data['ticks']:,} ticks {drawn:,} are drawn, the extremes of each stretch among them."

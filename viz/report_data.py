@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from viz.adapter_size import limits
 from viz.run_folder import BAND, Run
 
 MOST_TICKS = 4000
@@ -12,6 +13,11 @@ MOST_TICKS = 4000
 
 COLUMNS = ("s", "s_ema", "s_target", "lambda", "data_bpt", "param_bpt", "tokens_per_s", "lr", "grad_norm")
 _DECISIVE = ("s", "s_ema", "lambda", "data_bpt")
+_SIZES = {
+    "size_held_out": ("best_scale", 1.0), "size_error": ("best_scale_error", 0.0),
+    "size_training": ("best_scale_training", 1.0),
+}  # fmt: skip
+"""Columns of a run that asked what size the texts would have the adapter: field, and what is taken off."""
 _DIGITS = 6
 
 
@@ -25,6 +31,8 @@ def chart_data(run: Run) -> dict[str, Any]:
     """
     kept = thinned(run)
     columns = {name: run.column(name)[kept] for name in COLUMNS}
+    if run.asks_for_size:
+        columns |= {name: run.column(field)[kept] - less for name, (field, less) in _SIZES.items()}
     return {
         "steps": run.column("step")[kept].astype(int).tolist(),
         "tokens": [int(value) if math.isfinite(value) else None for value in run.column("tokens")[kept]],
@@ -55,19 +63,21 @@ def thinned(run: Run) -> np.ndarray:
 
 def _charts(run: Run) -> list[dict[str, Any]]:
     """Each: a title, the format of its numbers, the scale, and its series by column, form and colour."""
-    target = run.uses_setpoint
+    target, moves = run.uses_setpoint, run.setpoint_moves
+    title = "S" if not target else "S and its setpoint S*, which moves" if moves else "S against its setpoint S*"
     s = [
         _series("S at each tick", "s", "line", "sky"),
         _series("S smoothed", "s_ema", "line", "blue"),
-        *([_series("S*", "s_target", "since", "green", band=True)] if target else []),
+        *([_series("S*", "s_target", "since", "green", band=not moves)] if target else []),
     ]
     return [
-        _chart("s", "S against its setpoint S*" if target else "S", "share of bits", "percent", "auto", s),
+        _chart("s", title, "share of bits", "percent", "auto", s),
         _chart(
             "lambda", "Regularisation strength λ", "no unit", "number", "log",
             [_series("λ", "lambda", "until", "vermilion", marks=True)],
             "λ = 0 throughout: nothing was steered." if _all_zero(run) else "λ was not recorded.",
         ),
+        *([_size_chart(run)] if run.asks_for_size else []),
         _chart(
             "data_bpt", "DataBPT, the loss", "bits per token", "number", "linear",
             [_series("training text", "data_bpt", "line", "sky"), _series("validation", "", "points", "ink")],
@@ -81,6 +91,15 @@ def _charts(run: Run) -> list[dict[str, Any]]:
             [_series("tokens/s", "tokens_per_s", "line", "orange")],
         ),
     ]  # fmt: skip
+
+
+def _size_chart(run: Run) -> dict[str, Any]:
+    """What size the texts would have the adapter, around the size that it has."""
+    held_out = _series("held-out text", "size_held_out", "line", "blue", error="size_error")
+    training = _series("training text", "size_training", "line", "orange")
+    chart = _chart("size", "Adapter size wanted", "against the size it has", "change", "linear",
+                   [held_out, training])  # fmt: skip
+    return chart | {"range": list(map(_number, limits(run.history))), "reference": 0}
 
 
 def _all_zero(run: Run) -> bool:
@@ -97,8 +116,13 @@ def _chart(
     }  # fmt: skip
 
 
-def _series(label: str, column: str, form: str, colour: str, band: bool = False, marks: bool = False) -> dict[str, Any]:
-    return {"label": label, "column": column, "form": form, "colour": colour, "band": band, "marks": marks}
+def _series(
+    label: str, column: str, form: str, colour: str, band: bool = False, marks: bool = False, error: str = ""
+) -> dict[str, Any]:
+    """``error`` is the column of the standard errors."""
+    return {
+        "label": label, "column": column, "form": form, "colour": colour, "band": band, "marks": marks, "error": error
+    }  # fmt: skip
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from viz.adapter_size import FIELDS
+
 FINISHED = "scu_history.json"
 UNFINISHED = "scu_history.jsonl"
 EVALUATION = "eval_bpt.json"
@@ -68,6 +70,16 @@ class Run:
     def uses_setpoint(self) -> bool:
         """Whether there is a setpoint that S was to hold or to follow."""
         return bool(np.isfinite(self.column("s_target")).any())
+
+    @property
+    def setpoint_moves(self) -> bool:
+        """Whether the law moves its setpoint by itself: a setpoint that S follows, and is not judged by."""
+        return self.uses_setpoint and self.config.get("target_s", "") is None
+
+    @property
+    def asks_for_size(self) -> bool:
+        """Whether the run asked at its ticks what size the texts would have the adapter."""
+        return FIELDS[0] in self.history[-1]
 
     @property
     def measured(self) -> bool:

@@ -10,6 +10,8 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
+from viz import adapter_size
+
 PIPE_WIDTH = 120
 """Columns where the output is no terminal, which has no width of its own."""
 
@@ -61,6 +63,7 @@ def print_facts(title: str, facts: dict[str, Any], console: Console) -> None:
 def print_summary(summary: dict, folder: Any, console: Console) -> None:
     """The short table at the end of a run."""
     start, held, target = summary.get("start_test_bpt"), summary["control"]["held_ticks"], summary["s_target"]
+    size = adapter_size.describe(summary)
     gain = summary["base_test_bpt"] - summary["final_test_bpt"]
     best = f"{summary['best_val_bpt']:.4f} at step {summary['best_val_step']}"
     share = f", mfu {summary['mfu']:.1%} of {summary['peak_tflops']:.3g} TFLOP/s" if summary.get("mfu") else ""
@@ -71,9 +74,10 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
         "validation, final": f"{summary['final_val_bpt']:.4f} bits/token (best {best})",
         "better adapter": better_in_words(summary),
         "S": "not measured" if summary["s_ema"] is None else f"{summary['s_ema']:.3%}",
-        "S*": None if target is None else f"{target:.3%}",
+        "S*": None if target is None else f"{target:.3%}{', where held-out text moved it' if size else ''}",
         "S* can be reached": None if target is None else _reachability(summary),
         "lambda": f"{summary['lambda']:.4g}",
+        "size of the adapter": size,
         "held ticks": f"{held}, without a usable measurement" if held else None,
         "training": f"{summary['steps']} steps, {summary['tokens']:,} tokens, {summary['train_time_s']:.0f} s, "
         f"{summary['tokens_per_s']:,.0f} tokens/s{share}",

@@ -50,7 +50,8 @@ def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> 
         written = each["time"][:16].replace("T", " ")
         table.add_row(
             *map(Text, (name, written, _state(each), str(each["controller"]))),
-            *(_share(each["s_target"]), _share(each["s"]), _number(each["strength"], ".3g")),
+            _share(each["s_target"]) + (", moves" if each["setpoint_moves"] else ""),
+            *(_share(each["s"]), _number(each["strength"], ".3g")),
             "-" if each["saved_bpt"] is None else f"{each['base_bpt']:.4f} -> {each['adapter_bpt']:.4f}",
             *(_number(each["saved_bpt"], "+.4f"), _number(each["tokens_per_s"], ",.0f")),
         )

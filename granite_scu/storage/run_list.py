@@ -70,7 +70,8 @@ def summarise(path: Path) -> Summary:
         stopped: why it ended.
         model: the base model.
         controller: name of the law.
-        s_target: setpoint S*.
+        s_target: setpoint S*; of one that the law moves, where it is.
+        setpoint_moves: whether the law moves it.
         s, strength: S, smoothed, and lambda at the newest tick.
         base_bpt, adapter_bpt, saved_bpt: bits per token on the held-out documents, of the base model and with the final
             adapter, and their difference.
@@ -97,6 +98,7 @@ def summarise(path: Path) -> Summary:
         "model": training["base"]["name"],
         "controller": control["controller"],
         "s_target": last.get("s_target", control.get("target_s")),
+        "setpoint_moves": control.get("target_s", "") is None and last.get("s_target") is not None,
         "s": last.get("s_ema"),
         "strength": last.get("lambda"),
         "base_bpt": base,

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from granite_scu import control
 from granite_scu.cli import request_parser as cli
 from granite_scu.training.recipe import prepare, train
+from viz.adapter_size import FIELDS, describe
 
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
 SMALL += ("--warmup-steps", 2, "--control-every", 2, "--eval-batch-size", 16)
@@ -109,8 +110,16 @@ def test_auto_moves_the_setpoint_and_records_what_it_saw(auto):
     assert yaml.safe_load((auto[1] / "config.yaml").read_text())["control"]["target_s"] == "auto"
 
 
+def test_auto_says_what_size_held_out_text_would_have_the_adapter(auto):
+    last, metrics = read(auto[1], "scu_history.json")[-1], read(auto[1], "scu_metrics.json")
+    assert all(metrics[name] == last[name] for name in FIELDS)
+    assert f"At the end {describe(last)}." in (auto[1] / "report.html").read_text(encoding="utf-8")
+    assert "size of the adapter" in auto[0] and "where held-out text moved it" in auto[0]
+
+
 def test_a_fixed_setpoint_measures_no_slopes(unreachable):
     assert "best_scale" not in read(unreachable[1], "scu_history.json")[0]
+    assert "best_scale" not in read(unreachable[1], "scu_metrics.json")
 
 
 def test_auto_continues_from_a_checkpoint_as_if_it_had_not_stopped(auto, launch, tmp_path):

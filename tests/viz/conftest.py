@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from folders import METRICS, rising, settings, write_run
+from folders import METRICS, rising, seeking, settings, write_run
 
 
 @pytest.fixture
@@ -12,6 +12,15 @@ def finished(tmp_path) -> Path:
     folder = tmp_path / "finished"
     config = {"controller": "pi", "target_s": 0.02}
     return write_run(folder, rising(), config, settings(), [(100, 6.1), (200, 5.95), (300, 5.92)], METRICS)
+
+
+@pytest.fixture
+def moved(tmp_path) -> Path:
+    """The folder of a finished run under PI whose setpoint held-out text moved."""
+    config = {"controller": "pi", "target_s": None}
+    asked = settings(control={"target_s": "auto"})
+    metrics = METRICS | {"control": {"iae": None, "in_band": None}}
+    return write_run(tmp_path / "moved", seeking(), config, asked, [(100, 6.1)], metrics)
 
 
 @pytest.fixture

@@ -45,6 +45,26 @@ def rising(ticks: int = 40) -> list[dict]:
     ]
 
 
+def seeking(ticks: int = 40) -> list[dict]:
+    """S follows a setpoint that moves from 20 to 60 %; held-out text comes to want the adapter smaller."""
+    return [
+        record(
+            10 * k,
+            s=0.6 * k / ticks,
+            s_ema=0.55 * k / ticks,
+            s_target=0.2 + 0.4 * k / ticks,
+            savings_held_out=0.5,
+            savings_held_out_slope=0.1,
+            savings_training=0.6,
+            savings_training_slope=0.3,
+            best_scale=None if k < 3 else 1.2 - 0.28 * k / ticks,
+            best_scale_error=None if k < 3 else 0.3 / k,
+            best_scale_training=None if k < 3 else 1.6,
+        )
+        for k in range(1, ticks + 1)
+    ]
+
+
 def settings(**changes) -> dict:
     """What ``training_config.json`` has."""
     groups = {

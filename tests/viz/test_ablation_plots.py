@@ -131,6 +131,11 @@ def test_a_run_that_stopped_early_takes_part_as_far_as_it_got(make):
     np.testing.assert_allclose(median, base + np.where(np.arange(40) < 10, 0.5, 0.0))
 
 
+def test_a_setpoint_that_moves_is_called_auto(make, moved):
+    found = group([make(), read_run(moved)])
+    assert [each.label for each in found] == ["pi, S* auto", "pi, S* = 0.02"]
+
+
 # Figures of one run.
 
 
@@ -228,6 +233,30 @@ def test_seeds_have_a_band_from_least_to_greatest(make):
     (axes,) = figures.plot_validation(group([make(seed=1), make(seed=2, shift=0.5)])).axes
     extent = axes.collections[0].get_datalim(axes.transData)
     assert (extent.y0, extent.y1) == pytest.approx((5.9, 6.6))
+
+
+def test_a_setpoint_that_moves_has_no_band_and_no_place_in_the_phase_plane(make, moved):
+    runs = [read_run(moved), replace(read_run(moved), settings=settings(seed=1))]
+    (axes,) = figures.plot_s(group([*runs, make()])).axes
+    band = axes.collections[-1]  # the other one is of the seeds
+    extent = band.get_datalim(axes.transData)
+    assert (extent.y0, extent.y1) == pytest.approx((0.018, 0.022)), "the band is of the setpoint that is held"
+    assert any(np.isclose(line.get_ydata()[-1], 0.6) for line in axes.get_lines()), "the one that moves is a line"
+    left, _ = figures.plot_phase(group(runs)).axes
+    assert not left.patches and legend(left.figure) == ["pi, S* auto (2 runs)", "first tick", "last tick"]
+    _, s, _ = figures.plot_summary(group(runs)).axes
+    assert any(line.get_xdata()[0] == pytest.approx(0.6) for line in s.get_lines()), "where it is at the end"
+
+
+def test_the_size_that_held_out_text_would_have_is_drawn_where_a_run_asked(make, moved):
+    assert "adapter_size" not in figures.draw_figures(group([make()]))
+    assert list(figures.draw_figures(group([read_run(moved)])))[-1] == "adapter_size"
+    groups = group([make(), read_run(moved)])
+    figure = figures.plot_adapter_size(groups)
+    (axes,) = figure.axes
+    assert lines(axes)["pi, S* auto"].get_ydata()[-1] == pytest.approx(-0.08)
+    assert legend(figure) == ["pi, S* auto", "pi, S* = 0.02: not measured", "the right size for held-out text"]
+    assert axes.get_ylim()[1] < 0.4, "the training text is not drawn"
 
 
 def test_what_cannot_be_drawn_is_named(make):

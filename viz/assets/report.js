@@ -4,8 +4,9 @@
 const data = JSON.parse(document.getElementById("run-data").textContent);
 const steps = data.steps;
 const last = steps.length - 1;
-const MARGIN = {left: 66, right: 14, top: 10, bottom: 26};
-const HEIGHT = {s: 280, lambda: 190, data_bpt: 230};
+const words = data.charts.some(chart => chart.numbers === "change"); // beside an axis, and so on all that line up
+const MARGIN = {left: words ? 96 : 66, right: 14, top: 10, bottom: 26};
+const HEIGHT = {s: 280, lambda: 190, size: 210, data_bpt: 230};
 const LEAST = 60; // pixels between two labelled ticks of an axis
 
 // Numbers.
@@ -21,6 +22,8 @@ function plain(value) {
 const FORMATS = {
   number: plain,
   percent: value => `${plain(100 * value)} %`,
+  change: value => Math.abs(value) < 5e-5 ? "right size"
+    : `${plain(Number((100 * Math.abs(value)).toPrecision(3)))} % ${value > 0 ? "larger" : "smaller"}`,
 };
 
 function near(sorted, value) { // index of the nearest entry
@@ -124,7 +127,8 @@ function valueAt(series, index) { // [value, step where it was measured]
 function worded(chart, series) {
   const [value, step] = valueAt(series, view.cursor);
   if (value === null) return "–";
-  const words = FORMATS[chart.numbers](value);
+  const error = series.error ? data.columns[series.error][view.cursor] : null;
+  const words = FORMATS[chart.numbers](value) + (error === null ? "" : ` ± ${FORMATS.percent(Number(error.toPrecision(2)))}`);
   return series.form === "points" && step !== steps[view.cursor] ? `${words} (step ${plain(step)})` : words;
 }
 
@@ -162,6 +166,7 @@ class Chart {
       entry.append(`${series.label} `);
       const value = html("b", "", "", entry);
       if (series.band) html("span", "faint", ` (±${100 * data.band} % shaded)`, entry);
+      if (series.error) html("span", "faint", " (standard error shaded)", entry);
       return [series, value];
     });
     if (this.series.some(series => series.marks)) {
@@ -175,25 +180,30 @@ class Chart {
     return entries;
   }
 
-  points(series) { // [step, value or null]
+  points(series) { // [step, value or null, how far the shading reaches]
     if (series.form === "points") return data.validations;
+    const reach = (value, index) => series.band ? value * data.band : data.columns[series.error]?.[index] ?? 0;
     return data.columns[series.column].some(value => value !== null)
-      ? data.columns[series.column].map((value, index) => [steps[index], value]) : [];
+      ? data.columns[series.column].map((value, index) => [steps[index], value, reach(value, index)]) : [];
   }
 
   limits() { // of the values in sight, and whether the scale is logarithmic
     const [from, to] = view.shown, values = [];
+    if (this.range && from === view.full[0] && to === view.full[1]) {
+      return {low: this.range[0], high: this.range[1], log: false};
+    }
     for (const series of this.series) {
       const points = this.points(series);
-      points.forEach(([step, value], index) => {
+      points.forEach(([step, value, reach], index) => {
         // A line is also in sight between two points of which one is.
         const reaches = series.form !== "points"
           && ((points[index + 1]?.[0] ?? step) >= from && (points[index - 1]?.[0] ?? step) <= to);
         if (value === null || !(reaches || (step >= from && step <= to))) return;
         values.push(value);
-        if (series.band) values.push(value * (1 - data.band), value * (1 + data.band));
+        if (reach) values.push(value - reach, value + reach);
       });
     }
+    if (values.length && this.reference !== undefined) values.push(this.reference);
     const shown = values.filter(value => this.scale !== "log" || value > 0);
     if (!shown.length) return null;
     const positive = shown.filter(value => value > 0).sort((a, b) => a - b);
@@ -261,6 +271,9 @@ class Chart {
       element("line", {x1: left, x2: right, y1: this.y(value), y2: this.y(value), class: "grid"}, this.svg);
       this.label(left - 8, this.y(value) + 4.5, FORMATS[this.numbers](value), "end");
     }
+    if (this.reference === undefined) return;
+    const y = this.y(this.reference);
+    element("line", {x1: left, x2: right, y1: y, y2: y, class: "line since green"}, this.svg);
   }
 
   label(x, y, text, anchor, name = "") {
@@ -275,16 +288,16 @@ class Chart {
       return;
     }
     const runs = []; // stretches without a gap
-    points.forEach(([step, value], index) => {
-      if (!drawable(value)) return;
+    points.forEach((point, index) => {
+      if (!drawable(point[1])) return;
       const before = index > 0 && drawable(points[index - 1][1]);
-      if (before) runs[runs.length - 1].push([step, value]); else runs.push([[step, value]]);
+      if (before) runs[runs.length - 1].push(point); else runs.push([point]);
     });
     // A record's setpoint held since the record before it, the first one's since the start of the run.
-    if (series.form === "since" && runs.length && runs[0][0][0] === points[0][0]) runs[0].unshift([0, runs[0][0][1]]);
+    if (series.form === "since" && runs.length && runs[0][0][0] === points[0][0]) runs[0].unshift([0, ...runs[0][0].slice(1)]);
     for (const run of runs) {
-      if (series.band) this.drawBand(series, run);
-      if (run.length === 1) this.dot(this.dots, series.colour, ...run[0], 3);
+      if (series.band || series.error) this.drawBand(series, run);
+      if (run.length === 1) this.dot(this.dots, series.colour, ...run[0].slice(0, 2), 3);
       else element("path", {d: this.trace(run, series.form), class: `line ${series.form} ${series.colour}`}, this.lines);
     }
     if (series.marks) for (const name of ["saturated", "held"]) {
@@ -304,11 +317,12 @@ class Chart {
   }
 
   drawBand(series, run) {
-    const edge = factor => run.map(([step, value]) => [step, value * factor]);
-    const upper = this.trace(edge(1 + data.band), series.form);
-    const [first, ...rest] = edge(1 - data.band).reverse();
-    let path = `${upper}L${this.x(first[0]).toFixed(1)},${this.y(first[1]).toFixed(1)}`;
-    for (const [step, value] of rest) path += `H${this.x(step).toFixed(1)}V${this.y(value).toFixed(1)}`;
+    const edge = sign => run.map(([step, value, reach]) => [step, value + sign * reach]);
+    const upper = this.trace(edge(1), series.form);
+    const [first, ...rest] = edge(-1).reverse();
+    const at = ([step, value]) => [this.x(step).toFixed(1), this.y(value).toFixed(1)];
+    let path = `${upper}L${at(first)}`;
+    for (const [x, y] of rest.map(at)) path += series.form === "since" ? `H${x}V${y}` : `L${x},${y}`;
     element("path", {d: `${path}Z`, class: `band ${series.colour}`}, this.lines);
   }
 

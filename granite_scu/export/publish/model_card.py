@@ -23,7 +23,7 @@ from granite_scu.storage.run_folder import (
 
 NOT_MEASURED = "not measured"
 _FACTS = (
-    *("data", "controller", "target_s", "summary", "hyperparameters", "versions"),
+    *("data", "controller", "target_s", "setpoint_moves", "summary", "hyperparameters", "versions"),
     *("evaluation", "license", "repo_id", "revision"),
 )
 """What a card may tell besides the base model."""
@@ -50,6 +50,7 @@ def gather(folder: Path) -> dict[str, Any]:
             "data": training["data_summary"]["path"],
             "controller": control["controller"],
             "target_s": summary["s_target"],
+            "setpoint_moves": control.get("target_s", "") is None and summary["s_target"] is not None,
             "summary": summary,
             "hyperparameters": {
                 **({"starts from": f"{start['adapter']} (SHA-256 {start['sha256']})"} if start else {}),
@@ -75,9 +76,10 @@ def model_card(facts: Mapping[str, Any]) -> str:
 
     Args:
         facts: ``base_model`` (hub id, local folder or the embedded model's name), ``data`` (the corpus, in words
-            or by its path), ``controller``, ``target_s`` (null without a setpoint), ``summary`` (``scu_metrics.json``:
-            bits per token ``base_test_bpt``, ``final_test_bpt``, ``final_val_bpt``, ``best_val_bpt`` and
-            the count ``test_tokens``; ``s_ema``, ``lambda``, ``steps``, ``tokens``, ``wall_time_s``),
+            or by its path), ``controller``, ``target_s`` (null without a setpoint; the last one where the law moves it:
+            ``setpoint_moves``), ``summary`` (``scu_metrics.json``: bits per token ``base_test_bpt``,
+            ``final_test_bpt``, ``final_val_bpt``, ``best_val_bpt`` and the count ``test_tokens``; ``s_ema``,
+            ``lambda``, ``steps``, ``tokens``, ``wall_time_s``; ``best_scale`` of a run that asked for it),
             ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),
             ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub.
     """

@@ -117,6 +117,13 @@ def test_a_run_without_a_setpoint_claims_none():
     assert "S*" not in text and "its setpoint" not in text
 
 
+def test_of_a_setpoint_that_moves_it_has_the_last():
+    text = card(target_s=0.9643514, setpoint_moves=True, summary=facts()["summary"] | {"best_scale": None})
+    assert "controller `pi`, which moves its setpoint S*, to 0.964 at the end." in text
+    assert "| setpoint S* at the end | 0.964 |" in text
+    assert "![S against its setpoint, lambda, and the adapter size that held-out and training text would have, " in text
+
+
 @pytest.mark.parametrize("base", ["{folder}/private/granite-local", "/home/me/models/granite-local", "~/granite-local"])
 def test_a_local_base_is_named_without_its_place(tmp_path, base):
     (tmp_path / "private" / "granite-local").mkdir(parents=True)
