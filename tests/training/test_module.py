@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import IGNORED
 from granite_scu.training.module import GraniteModule, schedule
+from granite_scu.training.slopes import SlopeSensor
 
 RATE = 0.05
 
@@ -457,7 +458,7 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monkeypatch, backend):
-    """Whatever lambda does, and though validation has no gradients and a last batch that is smaller."""
+    """Whatever lambda does, though validation has no gradients and a last batch that is smaller, and for the slopes."""
     compile_with = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, mode: compile_with(function, backend=backend))
 
@@ -465,15 +466,20 @@ def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monke
         def on_train_batch_start(self, trainer, module, batch, index):
             module.reg_strength = 0.1 * index
 
+        def on_train_batch_end(self, trainer, module, *_):
+            slopes[-1] += SlopeSensor().read(held_out, module, 0, module.read_window())
+
     class Validated(UnderSGD):
         def val_dataloader(self):
             return DataLoader([*make_batches(2), *make_batches(1, rows=1)], batch_size=None)
 
     counters = torch._dynamo.utils.counters
-    gradients = []
+    held_out = SimpleNamespace(n_held_out=1, held_out=lambda number: make_batches(1, seed=1)[0])
+    gradients, slopes = [], []
     for compiled in (False, True):
         counters.clear()
-        module = make_module(Validated, base={"compile": compiled})
+        slopes.append([])
+        module = make_module(Validated, base={"compile": compiled}, measures_slopes=True)
         trained_factors(module)
         trainer = fit(module, make_batches(5), callbacks=[Steer()], val_check_interval=2)
         gradients.append([step.gradient for step in trainer.optimizers[0].seen])
@@ -481,6 +487,7 @@ def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monke
         assert not counters["graph_break"]
     for one, other in zip(*gradients, strict=True):
         assert error(one, other) < 1e-4
+    assert slopes[0] == pytest.approx(slopes[1], rel=1e-3, abs=1e-5)
 
 
 def test_everything_is_in_training_mode_while_training(make_module, fit, make_batches):

@@ -89,6 +89,21 @@ def give_size(module, std: float) -> None:
 FAST = {"learning_rate": 5e-2}
 
 
+def with_documents(batches: list[dict]) -> list[dict]:
+    """Two documents in each block, as packing puts them there."""
+    return [batch | {"documents": (torch.arange(12) >= 5).long().expand(2, 12)} for batch in batches]
+
+
+def test_of_packed_documents_they_are_the_derivatives(make_module, fit, make_batches):
+    """Loss on part of the tokens, and documents that do not see one another."""
+    module, reader = make_module(optimizer=FAST, measures_slopes=True), Reader(with_documents(make_batches(2, seed=1)))
+    fit(module, with_documents(make_batches(3)), callbacks=[reader], precision="64-true")
+    close = {"rel": 1e-4, "abs": 1e-5}
+    assert [slopes.held_out_slope for slopes in reader.read] == pytest.approx(reader.held_out_slopes, **close)
+    assert [slopes.training_slope for slopes in reader.read] == pytest.approx(reader.training, **close)
+    assert abs(reader.read[-1].held_out_slope) > 0.005
+
+
 @pytest.mark.parametrize("more", [{}, {"base": {"gradient_checkpointing": True}}, {"lora": {"dropout": 0.3}}])
 def test_in_float64_they_are_the_derivatives(make_module, fit, make_batches, more):
     module = make_module(optimizer=FAST, measures_slopes=True, **more)
