@@ -86,7 +86,7 @@ def download(package: Package, folder: Path) -> Path:
         UserError: no such client, the registry does not have it, or it is another one than expected.
     """
     commands = {
-        "npm": ["npm", "pack", "--silent", f"{package.name}@{package.version}"],
+        "npm": ["npm", "pack", "--loglevel=error", f"{package.name}@{package.version}"],
         "debian": ["apt-get", "download", f"{package.name}={package.version}"],
     }
     command = commands[package.registry]
@@ -97,9 +97,10 @@ def download(package: Package, folder: Path) -> Path:
         raise UserError(f"{command[0]} is not on PATH, and {package.name} comes through it: install it") from None
     new = sorted(set(folder.iterdir()) - before)
     if done.returncode or len(new) != 1:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        also = "; run apt-get update first, or the version is gone" if package.registry == "debian" else ""
-        raise UserError(f"{' '.join(command)} brought no archive, it said: {said}{also}")
+        lines = done.stderr.strip().splitlines() or ["nothing"]
+        said = next((line for line in lines if package.name in line), lines[-1])
+        remedy = "the version is gone" if package.registry == "npm" else "run apt-get update, or the version is gone"
+        raise UserError(f"{' '.join(command)} brought no archive, it said {said!r}; {remedy}")
     check(new[0], package)
     return new[0]
 
