@@ -1,21 +1,29 @@
 #!/usr/bin/env python3
-"""Make the embedded model: a small Granite hybrid, pretrained on the standard library's source.
+"""Make a small Granite from nothing: the embedded model, or another base.
 
     python scripts/pretrain_tiny.py --output-dir granite_scu/model/assets/tiny-granite-h
+    python scripts/pretrain_tiny.py --architecture dense --text FILE... --output-dir evidence/bases/tiny-prose-dense
 
-Trains a byte-level BPE tokenizer and a GraniteMoeHybridForCausalLM with Granite-4.0-H's block
-structure (Mamba-2 and attention, no experts, tied embeddings, no positional encoding, all four
-multipliers different from one) on ``granite_scu.data.sources.corpora.pretraining_source``; a fifth of the
-packages is held out and only scored. The defaults take about 45 minutes on two CPU cores.
+Trains a byte-level BPE tokenizer and a model of one of three architectures, each with tied embeddings and all four of
+Granite's multipliers different from one:
+
+    hybrid       Granite-4.0-H's block structure (Mamba-2 and attention, no experts, no positional encoding)
+    wide-hybrid  the same structure, a third wider, with fewer layers, wider heads and a smaller MLP
+    dense        Granite's: attention with rotary positions in each layer
+
+on the standard library's source (``granite_scu.data.sources.corpora.pretraining_source``; a fifth of the packages is
+held out and only scored), or on the documents of ``--text`` (a tenth of them held out). The defaults make the embedded
+model in about 45 minutes on two CPU cores.
 """
 
 import argparse
 import copy
+import hashlib
 import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -25,13 +33,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteMoeHybridConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from granite_scu.data.sources.corpora import held_out_source, pretraining_source
 from granite_scu.data.sources.documents import Document
+from granite_scu.data.sources.read import load
 from granite_scu.model.mamba2 import mamba
 
 VOCABULARY = 4096
+HELD_OUT_ONE_IN = 10  # documents of --text
 SPECIAL_TOKENS = (
     "<|end_of_text|>",
     "<|pad|>",
@@ -91,21 +108,23 @@ def train_tokenizer(documents: list[Document]) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> GraniteMoeHybridForCausalLM:
-    """A fresh model; A and dt start as in Mamba-2 (rates 1 to 16, steps 0.001 to 0.1), spread over heads."""
-    config = GraniteMoeHybridConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        num_hidden_layers=6,
-        layer_types=["mamba", "mamba", "attention", "mamba", "attention", "mamba"],
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        shared_intermediate_size=384,
+def hybrid_config(**sizes) -> GraniteMoeHybridConfig:
+    """Granite-4.0-H's blocks, small; ``sizes`` over those of the embedded model."""
+    embedded = {
+        "hidden_size": 192,
+        "num_hidden_layers": 6,
+        "layer_types": ["mamba", "mamba", "attention", "mamba", "attention", "mamba"],
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "shared_intermediate_size": 384,
+        "mamba_n_heads": 12,
+        "mamba_d_head": 32,
+        "mamba_d_state": 64,
+    }
+    return GraniteMoeHybridConfig(
+        **(embedded | sizes),
         num_local_experts=0,
         num_experts_per_tok=0,
-        mamba_n_heads=12,
-        mamba_d_head=32,
-        mamba_d_state=64,
         mamba_n_groups=1,
         mamba_expand=2,
         mamba_chunk_size=256,
@@ -115,14 +134,59 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> GraniteMoeHybridForCausal
         logits_scaling=2.0,
         residual_multiplier=0.4,
         attention_multiplier=0.125,
-        initializer_range=0.05,
-        tie_word_embeddings=True,
-        max_position_embeddings=131072,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    model = GraniteMoeHybridForCausalLM(config)
+
+
+def wide_hybrid_config() -> GraniteMoeHybridConfig:
+    """Of another width, depth and head size than the embedded model, and under 8 MB in bf16."""
+    return hybrid_config(
+        hidden_size=256,
+        num_hidden_layers=4,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        mamba_n_heads=8,
+        mamba_d_head=64,
+    )
+
+
+def dense_config() -> GraniteConfig:
+    """Granite without Mamba: grouped-query attention with rotary positions and an MLP in each layer."""
+    return GraniteConfig(
+        hidden_size=224,
+        num_hidden_layers=5,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        intermediate_size=640,
+        embedding_multiplier=6.0,
+        logits_scaling=2.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.125,
+    )
+
+
+ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
+    "hybrid": hybrid_config,
+    "wide-hybrid": wide_hybrid_config,
+    "dense": dense_config,
+}
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, architecture: str = "hybrid") -> PreTrainedModel:
+    """A fresh model; A and dt start as in Mamba-2 (rates 1 to 16, steps 0.001 to 0.1), spread over heads."""
+    config = ARCHITECTURES[architecture]()
+    config.update(
+        {
+            "vocab_size": VOCABULARY,
+            "initializer_range": 0.05,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 131072,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for layer in (module for module in model.modules() if mamba.is_mamba2(module)):
         heads = layer.num_heads
         step = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)))
@@ -131,6 +195,20 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> GraniteMoeHybridForCausal
             layer.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # the inverse of softplus
     mamba.install(model)
     return model
+
+
+def texts(paths: list[Path]) -> tuple[list[Document], list[Document]]:
+    """What to train on and what to hold out: of the files' documents a tenth, by a hash of the text; or the library's.
+
+    Raises:
+        UserError: a file is not there, or cannot be read.
+    """
+    if not paths:
+        return pretraining_source(), held_out_source()
+    documents = [document for path in paths for document in load(str(path), "text")]
+    held_out = [document for document in documents if int(document.digest, 16) % HELD_OUT_ONE_IN == 0]
+    kept = [document for document in documents if int(document.digest, 16) % HELD_OUT_ONE_IN]
+    return kept, held_out
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: list[Document]) -> list[np.ndarray]:
@@ -157,7 +235,7 @@ def score_saved(folder: Path, documents: list[np.ndarray], n_bytes: int, length:
 
     Every token but the first is predicted once.
     """
-    model = GraniteMoeHybridForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     mamba.install(model)
     stream = torch.from_numpy(np.concatenate(documents)).long()
     nats = 0.0
@@ -196,6 +274,9 @@ def schedule(step: int, steps: int) -> float:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default="hybrid")
+    parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE",
+                        help="of scripts/fetch_texts.py, to pretrain on; default: the standard library")  # fmt: skip
     parser.add_argument("--steps", type=int, default=3400, help="optimizer steps")
     parser.add_argument("--go-on", action="store_true", help="from the model in --output-dir and the step its "
                         "pretraining.json names; the optimizers' moments and the data's order start anew")  # fmt: skip
@@ -211,14 +292,14 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     torch.manual_seed(args.seed)
-    corpus, held_out = pretraining_source(), held_out_source()
+    corpus, held_out = texts(args.text)
     held_out_bytes = sum(len(document.text.encode()) for document in held_out)
     tokenizer = train_tokenizer(corpus)
-    model, first = build_model(tokenizer), 0
+    model, first = build_model(tokenizer, args.architecture), 0
     if args.go_on:
         record = json.loads((args.output_dir / "pretraining.json").read_text())
         first = record["steps"]
-        saved = GraniteMoeHybridForCausalLM.from_pretrained(args.output_dir, dtype=torch.float32)
+        saved = AutoModelForCausalLM.from_pretrained(args.output_dir, dtype=torch.float32)
         model.load_state_dict(saved.state_dict())
     train, test = encode(tokenizer, corpus), encode(tokenizer, held_out)
     n_train = sum(map(len, train))
@@ -264,6 +345,8 @@ def write_record(
 ) -> None:
     """How the saved model came about, and what it scores."""
     record = {
+        "architecture": args.architecture,
+        "text": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in args.text} or "standard library",
         "held_out_bits_per_byte": round(score, 4),
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": step,
