@@ -19,7 +19,7 @@ from granite_scu.data.sources.read import load
 from granite_scu.data.tokens.cache import in_memory
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import encoded
-from granite_scu.experiments.comparison.protocol import VALIDATION_TOKENS, Task
+from granite_scu.experiments.comparison.protocol import TEST_TOKENS, VALIDATION_TOKENS, Task
 from granite_scu.model.loading import load_tokenizer
 
 TEXTS = Path("~/.cache/granite-scu/texts")
@@ -93,7 +93,7 @@ class ComparedData(TextDataModule):
             _, first = read(self.task.corpus, self.model, config.block_size)
             self.before_shift = thinned(first["train"], config.train_tokens)
         _, blocks = read(self.task.scored_on, self.model, config.block_size)
-        sizes = {"train": config.train_tokens, "validation": VALIDATION_TOKENS}
+        sizes = {"train": config.train_tokens, "validation": VALIDATION_TOKENS, "test": TEST_TOKENS}
         return blocks | {name: thinned(blocks[name], tokens) for name, tokens in sizes.items()}
 
     @property

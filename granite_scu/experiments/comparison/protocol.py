@@ -132,6 +132,8 @@ one thread. Runs in another one are other runs, and are compared among themselve
 EVAL_STEPS = 25
 VALIDATION_TOKENS = 8_192
 """A validation's size: of a larger split, blocks spread evenly over it."""
+TEST_TOKENS = 65_536
+"""The same of the test text. No embedded corpus has as much."""
 
 FAMILY = "regularised"
 """The family of every arm that has one lambda: what differs between them is lambda and nothing else."""
