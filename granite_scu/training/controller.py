@@ -85,16 +85,17 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
 
 
-def check_slopes(every: int, steps: int, data: TextDataModule) -> None:
+def check_slopes(every: int, steps: int, data: TextDataModule, processes: int) -> None:
     """Refuse ``--target-s auto`` where it could not act.
 
     Args:
         every: optimizer steps between ticks.
         steps: optimizer steps of the run.
         data: prepared.
+        processes: of the run.
 
     Raises:
-        UserError: the run is shorter than a tick, or there is less validation text than a micro-batch.
+        UserError: the run is shorter than a tick, or there is less validation text than a micro-batch for each process.
     """
     if steps <= every:
         shorter = f"set --control-every to less than {steps}" if steps > 1 else "train for longer"
@@ -102,11 +103,13 @@ def check_slopes(every: int, steps: int, data: TextDataModule) -> None:
             f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
             f"{shorter}, or give the setpoint as a ratio"
         )
-    if len(data.validation) < data.config.batch_size:
+    blocks, wanted = len(data.validation), data.config.batch_size * processes
+    if blocks < wanted:
+        each = f" for each of {processes} processes" if processes > 1 else ""
         raise UserError(
-            f"--target-s auto: looks at a micro-batch of validation text at a time, --batch-size "
-            f"{data.config.batch_size} blocks, and {data.config.named} has {len(data.validation)} such blocks for it; "
-            "give more text or a smaller --batch-size, or give the setpoint as a ratio"
+            f"--target-s auto: looks at a micro-batch of validation text{each} at a time, {wanted} blocks "
+            f"(--batch-size), and {data.config.named} has {blocks} for it; give more text or a smaller --batch-size, or "
+            "give the setpoint as a ratio"
         )
 
 
