@@ -108,7 +108,7 @@ def check_slopes(every: int, steps: int, data: TextDataModule, processes: int) -
         each = f" for each of {processes} processes" if processes > 1 else ""
         raise UserError(
             f"--target-s auto: looks at a micro-batch of validation text{each} at a time, {wanted} blocks "
-            f"(--batch-size), and {data.config.named} has {blocks} for it; give more text or a smaller --batch-size, or "
+            f"(--batch-size), and {data.config.named} has {blocks} for it; give more text, a smaller --batch-size, or "
             "give the setpoint as a ratio"
         )
 
