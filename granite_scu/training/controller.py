@@ -33,7 +33,9 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
             "replay, or leave --replay out"
         )
     try:
-        return control.build(config.controller, **settings)
+        law = control.build(config.controller, **settings)
+        short = isinstance(law, control.AutoSetpoint) and total_steps is not None
+        return law.in_a_run_of(total_steps // config.every) if short else law
     except ValueError as error:
         raise UserError(f"--controller {config.controller}: {error}") from error
 

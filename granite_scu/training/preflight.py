@@ -9,7 +9,7 @@ from granite_scu import hardware
 from granite_scu.config.request import Request
 from granite_scu.config.settings import IGNORED
 from granite_scu.control import PI, Controller
-from granite_scu.control.laws.auto import START
+from granite_scu.control.laws.auto import FREE, SHORT, START
 from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
@@ -27,6 +27,9 @@ FEED_FORWARD_ERROR = 3.0
 
 SAME_WEIGHT = 1.1
 """Factor within which two runs' sigma^2 N count as one. The training text of another seed differs by less."""
+
+FEW = 5
+"""Held-out documents below which S* follows their peculiarities."""
 
 UTILISATION = 0.3
 """Share of the measured matrix-product rate that a training step is assumed to reach."""
@@ -150,7 +153,13 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
 def slopes_in_words(run: PreparedRun) -> str:
     """What the setpoint is moved by in this run, in one line."""
     ticks, documents = run.length.steps // run.request.control.every, run.data.validation.n_documents
-    return f"S* starts at {START:.0%}; {documents} held-out documents move it, at each of {ticks} ticks"
+    if ticks < SHORT:
+        return (
+            f"S* starts at {FREE:.0%}, where lambda does little: {ticks} ticks are too few to find it. Set "
+            f"a smaller --control-every or train for longer; it takes {SHORT}"
+        )
+    few = "; on so few, what they say may not hold for other text" if documents < FEW else ""
+    return f"S* starts at {START:.0%}; {documents} held-out documents move it, at each of {ticks} ticks{few}"
 
 
 def other_weight(path: str, here: float) -> str | None:

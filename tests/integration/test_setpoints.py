@@ -98,6 +98,14 @@ def test_auto_says_what_it_moves_the_setpoint_by(auto):
     assert "held-out documents move it, at each of 30 ticks" in auto[0]
 
 
+def test_auto_says_that_a_run_is_too_short_to_find_a_setpoint(launch, corpus, tmp_path):
+    flags = (*SMALL, "--target-s", "auto", "--max-steps", 6, "--data-dir", corpus, "--output-dir", tmp_path / "run")
+    code, out, _ = launch(*flags)
+    assert code == 0
+    assert "S* starts at 90%, where lambda does little: 3 ticks are too few to find it" in " ".join(out.split())
+    assert read(tmp_path / "run", "scu_history.json")[0]["s_target"] == pytest.approx(0.9)
+
+
 def test_auto_moves_the_setpoint_and_records_what_it_saw(auto):
     records = read(auto[1], "scu_history.json")
     setpoints = [record["s_target"] for record in records]

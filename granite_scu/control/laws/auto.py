@@ -16,6 +16,9 @@ WINDOW = 8
 """Ticks whose readings are averaged. The held-out micro-batches take turns, a power of two up to this, so
 that every window has each equally often: what differs between them does not look like a change."""
 
+SHORT, FREE = 3 * WINDOW, 0.9
+"""Ticks below which a run is too short to find S*, and the S* that it starts from instead: lambda does little there."""
+
 FROM_START = PI(setpoint=START)
 
 LEAST_READINGS = 3
@@ -167,6 +170,11 @@ class AutoSetpoint:
     @property
     def initial_strength(self) -> float:
         return self.law.initial_strength
+
+    def in_a_run_of(self, ticks: int) -> "AutoSetpoint":
+        """This law, or in a run of fewer than ``SHORT`` ticks one that starts from ``FREE``: what was held back in its
+        first ticks would be missing at its end."""
+        return replace(self, law=replace(self.law, setpoint=FREE)) if ticks < SHORT else self
 
     def init(self) -> AutoSetpointState:
         return AutoSetpointState(self.law.init(), self.law.setpoint / (1 - self.law.setpoint))

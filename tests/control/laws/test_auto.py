@@ -44,6 +44,12 @@ def test_it_starts_as_pi_at_its_first_setpoint():
         assert output.reg_strength == pytest.approx(expected.reg_strength)
 
 
+def test_a_run_that_is_too_short_to_find_a_setpoint_starts_free():
+    law = AutoSetpoint(PI(setpoint=0.2, kp=2.0))
+    assert law.in_a_run_of(23) == AutoSetpoint(PI(setpoint=0.9, kp=2.0))
+    assert law.in_a_run_of(24) == law
+
+
 @given(st.floats(0.01, 10), st.floats(0.01, 10))
 def test_the_best_scale_is_that_of_the_parabola(slope, bend):
     assert best_scale(slope - bend, slope - 2 * bend) == pytest.approx(slope / (2 * bend), rel=1e-4)
