@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[quant,dev]'
 	@touch $@
 
-demo: setup  ## fine-tune the embedded Granite on the CPU while S is held at S*
+demo: setup  ## fine-tune the embedded Granite on the CPU while S* is found and S follows it
 	$(BIN)/python scripts/train_granite_cuda.py --test-run --config configs/demo.yaml --output-dir $(DEMO) --overwrite
 
 # Two processes of one thread each: two of two would wait for one another on two cores. Whole files, so that what a
