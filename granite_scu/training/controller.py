@@ -8,7 +8,6 @@ from granite_scu import control
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import ControlConfig, RunConfig
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
-from granite_scu.data.datamodule import TextDataModule
 from granite_scu.storage.recording import read_recording
 
 LEAST_VALIDATIONS = 10
@@ -87,31 +86,21 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
 
 
-def check_slopes(every: int, steps: int, data: TextDataModule, processes: int) -> None:
+def check_slopes(every: int, steps: int) -> None:
     """Refuse ``--target-s auto`` where it could not act.
 
     Args:
         every: optimizer steps between ticks.
         steps: optimizer steps of the run.
-        data: prepared.
-        processes: of the run.
 
     Raises:
-        UserError: the run is shorter than a tick, or there is less validation text than a micro-batch for each process.
+        UserError: the run is no longer than a tick.
     """
     if steps <= every:
         shorter = f"set --control-every to less than {steps}" if steps > 1 else "train for longer"
         raise UserError(
             f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
             f"{shorter}, or give the setpoint as a ratio"
-        )
-    blocks, wanted = len(data.validation), data.config.batch_size * processes
-    if blocks < wanted:
-        each = f" for each of {processes} processes" if processes > 1 else ""
-        raise UserError(
-            f"--target-s auto: looks at a micro-batch of validation text{each} at a time, {wanted} blocks "
-            f"(--batch-size), and {data.config.named} has {blocks} for it; give more text, a smaller --batch-size, or "
-            "give the setpoint as a ratio"
         )
 
 

@@ -117,7 +117,7 @@ def prepare(
     check_length(request.control, request.run, request.data.stream, length.steps)
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
-        check_slopes(request.control.every, length.steps, data, machine.world_size)
+        check_slopes(request.control.every, length.steps)
     return PreparedRun(
         request=request,
         console=console or Console(),

@@ -190,10 +190,6 @@ def test_the_setpoint_is_found_where_none_is_given(launch, corpus):
             ("--max-steps", 2),
             "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has 2; ",
         ),
-        (
-            ("--batch-size", 64),
-            "--target-s auto: looks at a micro-batch of validation text at a time, 64 blocks (--batch-size)",
-        ),
         (("--controller", "p"), "--controller p: give target_s as a ratio: auto moves the setpoint of pi alone"),
     ],
 )
