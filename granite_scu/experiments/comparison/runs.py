@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from peft import set_peft_model_state_dict
 from rich.console import Console
@@ -140,10 +141,15 @@ def score_base(run: PreparedRun, data: ComparedData) -> dict:
     training = score(module, data.whole_training_text(), model=module, context=autocast())
     validation = score(module, data.val_dataloader(), model=module, context=autocast())
     test = by_document(module, data.test, data.config.batch_size, autocast())
+    scored = np.flatnonzero(test.tokens)  # of a long test text blocks are left out, and whole documents with them
     return {
         "training": {"final": _rounded(training.bits_per_token), "tokens": training.tokens},
         "validation": {"final": _rounded(validation.bits_per_token), "tokens": validation.tokens},
-        "test": {"documents": data.test_documents, "tokens": test.tokens.tolist(), "final": _nats(test)},
+        "test": {
+            "documents": [data.test_documents[number] for number in scored.tolist()],
+            "tokens": _tokens(test),
+            "final": _nats(test),
+        },
     }
 
 
@@ -172,7 +178,7 @@ class ScoreByDocument(FinalScore):
             "skipped_steps": ticks[-1]["skipped"],
             "train_time_s": round(self.stopwatch.seconds, 1),
             "validation": {"final": _rounded(best.latest), "best": _rounded(best.val_bpt), "best_step": best.step},
-            "test": {"tokens": final.tokens.tolist(), "final": _nats(final), "best": _nats(at_best)},
+            "test": {"tokens": _tokens(final), "final": _nats(final), "best": _nats(at_best)},
             "ticks": _course(ticks),
         }
 
@@ -193,8 +199,14 @@ def by_document(module: GraniteModule, test: Blocks, size: int, context: Abstrac
     return score_documents(partial(token_nats, model), test, size, model=module, context=context)
 
 
+def _tokens(scores: DocumentScores) -> list[int]:
+    """Of each document that was scored."""
+    return [int(count) for count in scores.tokens if count]
+
+
 def _nats(scores: DocumentScores) -> list[float]:
-    return [round(value, 4) for value in scores.nats.tolist()]
+    """Of each document that was scored."""
+    return [round(float(nats), 4) for nats, count in zip(scores.nats, scores.tokens, strict=True) if count]
 
 
 def _rounded(value: float | None) -> float | None:
