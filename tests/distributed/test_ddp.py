@@ -40,7 +40,6 @@ def start(corpus, tmp_path_factory):
     """Makes a run with more flags, alone or in two processes; returns its folder and what it printed."""
     where = tmp_path_factory.mktemp("runs")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    environment |= {"PYTHONPATH": str(Path(__file__).parent)}
 
     def run(name: str, launcher: tuple[str, ...], *argv) -> tuple[Path, subprocess.CompletedProcess]:
         flags = (*FLAGS, "--data-dir", corpus, "--output-dir", where / name, *argv)
@@ -161,13 +160,19 @@ def test_two_processes_go_on_from_an_adapter_as_one_does(runs, start, controller
     assert scores[0]["final_test_bpt"] == pytest.approx(scores[1]["final_test_bpt"], rel=1e-5)
 
 
-def test_the_processes_move_the_setpoint_together(start, tmp_path):
+def test_the_processes_move_the_setpoint_together(corpus, tmp_path, monkeypatch):
     """To the bit. And nearly as one process does: its held-out micro-batches have the blocks of both of theirs."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     callback = {"class_path": "ranks.WriteSetpoints", "init_args": {"folder": str(tmp_path)}}
     (tmp_path / "ranks.yaml").write_text(json.dumps({"trainer": {"callbacks": [callback]}}), encoding="utf-8")
-    seek = ("--target-s", "auto", "--max-steps", 24, "--control-every", 1)
-    one, _ = start("auto1", (), "--batch-size", 4, *seek)
-    two, _ = start("auto2", TORCHRUN, *HALF, *seek, "--config", tmp_path / "ranks.yaml")
+    one, two = tmp_path / "one", tmp_path / "two"
+    seek = (*FLAGS, "--data-dir", corpus, "--target-s", "auto", "--max-steps", 24, "--control-every", 1)
+    logs = [tmp_path / name for name in ("one.log", "first.log", "second.log")]
+    caches = [("--cache-dir", tmp_path / f"{name}-cache", "--output-dir", tmp_path / name) for name in ("one", "two")]
+    children = [killing.fork([*seek, "--batch-size", 4, *caches[0]], logs[0])]
+    children += killing.fork_two([*seek, *HALF, *caches[1], "--config", tmp_path / "ranks.yaml"], logs[1:])
+    codes = [killing.wait(child) for child in children]
+    assert codes == [0, 0, 0], [log.read_text() for log in logs]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     assert len({setpoint for setpoint, _ in first}) > 5
