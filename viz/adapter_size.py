@@ -1,4 +1,4 @@
-"""What size held-out and training text would have an adapter: in words, and how much of its course to draw."""
+"""What size held-out and training text would have an adapter: as a sentence, and how much of its course to draw."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -116,7 +116,7 @@ def draw_size(axes: Axes, run: Run) -> None:
 
 
 def set_size_scale(axes: Axes, drawn: tuple[float, float]) -> None:
-    """The axis of a change of size, in words, with a line at the right size."""
+    """The axis of a change of size, told as such, with a line at the right size."""
     axes.axhline(0, color=style.GREEN, linewidth=1.6, dashes=(5, 3), zorder=1)
     axes.set_ylim(*drawn)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))

@@ -39,7 +39,7 @@ def build_parser() -> Parser:
     which.add_argument("--varied", action="store_true", help="the default, cascade, early stopping and five lambdas "
                        "at another rank, learning rate and sigma: two hours on two cores")  # fmt: skip
     which.add_argument("--fresh", action="store_true", help="text and models that formed no law: "
-                       "seven hours on two cores; fetch the texts first: scripts/fetch_texts.py")  # fmt: skip
+                       "ten hours on two cores; fetch the texts first: scripts/fetch_texts.py")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms (and the runs that they hang on)")
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")

@@ -143,14 +143,14 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
     if run.start and (mismatch := run.start.mismatch(request.base.quantize_4bit)):
         log.warning(mismatch)
     if run.controller.needs_slopes:
-        log.info("--target-s auto: %s", slopes_in_words(run))
+        log.info("--target-s auto: %s", moved_by(run))
     replay, weight = request.control.replay, request.prior.sigma**2 * run.length.n_tokens
     for warning in (replay and other_weight(replay, weight), *out_of_reach(run)):
         if warning:
             log.warning(warning)
 
 
-def slopes_in_words(run: PreparedRun) -> str:
+def moved_by(run: PreparedRun) -> str:
     """What the setpoint is moved by in this run, in one line."""
     ticks, documents = run.length.steps // run.request.control.every, run.data.validation.n_documents
     if ticks < SHORT:

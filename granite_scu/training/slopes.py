@@ -7,6 +7,7 @@ slope V'(1) takes no second scale: it is minus the sum of <gradient, parameter> 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,23 +26,36 @@ class SlopeSensor:
     """Reads the slopes at a tick, on one held-out micro-batch and on the steps since the last tick.
 
     It leaves the run as it is: it touches no ``.grad``, draws no random number and takes no training batch. Each rank
-    has a held-out micro-batch of its own; what comes out is summed over ranks, and the same on each to the bit.
+    has a held-out micro-batch of its own; the sums over ranks are the same on each to the bit.
+
+    The held-out micro-batches take turns: as many as the validation text fills, a power of two and at most ``WINDOW``,
+    so that each window of the law has all of them equally often. A reading that is not finite, which the law leaves
+    out, leaves the turn where it is; otherwise the law would compare one micro-batch with another.
     """
 
     def __init__(self) -> None:
+        self._turn = 0
         self._base: dict[int, float] = {}  # of each held-out micro-batch, which never changes
 
-    def read(self, data: TextDataModule, module: GraniteModule, tick: int, window: Window) -> Slopes:
+    def read(self, data: TextDataModule, module: GraniteModule, window: Window) -> Slopes:
         """The slopes at a tick.
 
         Args:
             data: of the run.
             module: the model as it is now.
-            tick: its number. The held-out micro-batches take turns: as many as the validation text fills, a power of
-                two and at most ``WINDOW``, so that each window of the law has all of them equally often.
             window: the steps since the last tick.
         """
-        number = tick % (1 << (min(data.n_held_out, WINDOW).bit_length() - 1))
+        slopes = self._read(data, module, window)
+        supervised = not math.isnan(self._base[self._number(data)])  # without a label it would never be finite
+        self._turn += all(map(math.isfinite, slopes)) or not supervised
+        return slopes
+
+    def _number(self, data: TextDataModule) -> int:
+        """Of the held-out micro-batch whose turn it is."""
+        return self._turn % (1 << (min(data.n_held_out, WINDOW).bit_length() - 1))
+
+    def _read(self, data: TextDataModule, module: GraniteModule, window: Window) -> Slopes:
+        number = self._number(data)
         batch = module.trainer.strategy.batch_to_device(data.held_out(number))
         loss, slope = _loss_and_slope(module, batch)
         if number not in self._base:
@@ -54,11 +68,11 @@ class SlopeSensor:
             training_slope=math.nan if window.slope is None else window.slope,
         )
 
-    def state_dict(self) -> dict[int, float]:
-        return dict(self._base)
+    def state_dict(self) -> dict[str, Any]:
+        return {"turn": self._turn, "base": dict(self._base)}
 
-    def load_state_dict(self, state: dict[int, float]) -> None:
-        self._base = dict(state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._turn, self._base = state["turn"], dict(state["base"])
 
 
 def _loss_and_slope(module: GraniteModule, batch: Batch) -> tuple[float, float]:

@@ -467,7 +467,7 @@ def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monke
             module.reg_strength = 0.1 * index
 
         def on_train_batch_end(self, trainer, module, *_):
-            slopes[-1] += SlopeSensor().read(held_out, module, 0, module.read_window())
+            slopes[-1] += SlopeSensor().read(held_out, module, module.read_window())
 
     class Validated(UnderSGD):
         def val_dataloader(self):

@@ -1,7 +1,8 @@
 """The slopes against finite differences of the loss, and what reading them must not change."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import lightning as L
 import pytest
@@ -51,7 +52,7 @@ class Reader(L.Callback):
         batches = [self.data.held_out(tick % self.data.n_held_out)]
         self.held_out.append(saved(module, batches, 1.0))
         self.held_out_slopes.append(derivative(lambda x: saved(module, batches, x)))
-        self.read.append(self.sensor.read(self.data, module, tick, module.read_window()))
+        self.read.append(self.sensor.read(self.data, module, module.read_window()))
         self.modes.append(module.model.training)
 
 
@@ -153,7 +154,7 @@ def test_in_half_precision_they_are_those_of_fp32_but_for_rounding(make_module, 
 
     class End(L.Callback):
         def on_train_end(self, trainer, module):
-            read.append(SlopeSensor().read(HeldOut([batch]), module, 0, module.read_window()))
+            read.append(SlopeSensor().read(HeldOut([batch]), module, module.read_window()))
 
     module, exact = make_module(measures_slopes=True, dtype=WEIGHT_DTYPES[precision]), make_module()
     give_size(module, 1.0)
@@ -194,7 +195,24 @@ def test_a_held_out_micro_batch_without_a_supervised_token_has_no_figures(make_m
 
     class End(L.Callback):
         def on_train_end(self, trainer, module):
-            read.append(SlopeSensor().read(HeldOut([silent]), module, 0, module.read_window()))
+            read.append(SlopeSensor().read(HeldOut([silent]), module, module.read_window()))
 
     fit(make_module(measures_slopes=True), make_batches(1), callbacks=[End()])
     assert [value != value for value in read[0]] == [True, True, False, False]
+
+
+def test_a_reading_that_is_not_finite_is_read_again_and_one_without_a_label_is_not(make_module, fit, make_batches):
+    good, silent = make_batches(2, seed=1)
+    silent["labels"] = torch.full_like(silent["labels"], -100)
+    read = []
+
+    class End(L.Callback):
+        def on_train_end(self, trainer, module):
+            sensor, window = SlopeSensor(), module.read_window()
+            broken = replace(window, slope=math.nan)
+            for given in (broken, window, window, window):
+                read.append(sensor.read(HeldOut([good, silent]), module, given).held_out)
+            assert sensor.state_dict()["turn"] == 3
+
+    fit(make_module(measures_slopes=True), make_batches(1), callbacks=[End()])
+    assert read[0] == read[1] == read[3] and math.isnan(read[2])

@@ -46,7 +46,7 @@ def rising(ticks: int = 40) -> list[dict]:
 
 
 def seeking(ticks: int = 40) -> list[dict]:
-    """S follows a setpoint that moves from 20 to 60 %; held-out text comes to want the adapter smaller."""
+    """S follows a setpoint that moves from 20 to 60 %; later held-out text wants the adapter smaller."""
     return [
         record(
             10 * k,

@@ -33,7 +33,7 @@ of it at the tick where it is bound).
 """
 
 AUTO_RULE = 1
-"""Counts up when ``--target-s auto`` comes to move the setpoint otherwise under the same settings."""
+"""Counts up when ``--target-s auto`` moves the setpoint otherwise under the same settings."""
 
 INNER = {"cascade": ("pi",)}
 """Laws that act through another."""

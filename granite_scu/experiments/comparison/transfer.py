@@ -98,7 +98,8 @@ PRIORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Factors on sigma."""
 
 CARRIED = (("S / S at λ = 0", 0.7), ("λ", 0.03), ("S", 0.45))
-"""What is carried to another sigma: the default's share, the one lambda that is best here, the S* chosen here."""
+"""What is carried to another sigma: the share that a probe took until November 2026, the one
+lambda that is best here, the S* chosen here."""
 
 
 def constants(plan: Plan) -> list[dict[str, Any]]:
@@ -113,7 +114,7 @@ def priors(plan: Plan) -> list[dict[str, Any]]:
     No run is needed for it. Lambda acts as lambda / (sigma^2 N), so a run is one with k^2 times its lambda where sigma
     is k times as large, and there it ends at the same weights, at 1 / k^2 of its ParamBPT: the sweep is a sweep there
     too, of other lambdas. The same holds of an N that is k^2 times as large on the same text. Between lambda = 0 and
-    the smallest of the sweep the lookup is a straight line; the default's cap by the turn of validation is left out.
+    the smallest of the sweep the lookup is a straight line.
     """
     curves = _curves(plan)
     return [

@@ -144,7 +144,7 @@ class ShannonControl(L.Callback):
             progress=min(1.0, self._step / module.total_steps),
             travel=self.travel,
             saved=self.saved,
-            slopes=self.slopes and self.slopes.read(trainer.datamodule, module, self.ticks, window),
+            slopes=self.slopes and self.slopes.read(trainer.datamodule, module, window),
         )
 
     def _stop_if_failing(self) -> None:
