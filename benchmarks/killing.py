@@ -178,11 +178,11 @@ def outcome(folder: Path) -> dict[str, object]:
     """Everything that a finished run leaves and that does not hang on a clock."""
     history = json.loads((folder / "scu_history.json").read_text())
     metrics = json.loads((folder / "scu_metrics.json").read_text())
-    files = ("adapter_model.safetensors", "best/adapter_model.safetensors", "best/validation.json")
+    weights = [folder / "adapter_model.safetensors", *folder.glob("final/adapter_model.safetensors")]
     return {
         "history": [unclocked(record) for record in history],
         "metrics": unclocked(metrics),
-        **{name: (folder / name).read_bytes() for name in files},
+        "weights": [path.read_bytes() for path in weights],
     }
 
 

@@ -203,7 +203,7 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
     scored, s, strength = figure.subplots(1, 3, sharey=True, width_ratios=(5, 3, 3))
     # The lone word of a panel stands where its data would; an axis of its own would mean nothing.
     for row, group in enumerate(groups):
-        results = [run.metrics.get("final_test_bpt") for run in group.runs]
+        results = [run.metrics.get("adapter_test_bpt") for run in group.runs]
         _dots(scored, row, group, results, missing="no summary")
         _dots(s, row, group, [_smoothed_s(run)[1][-1] for run in group.runs], missing="none")
         if _uses_setpoint(group):
@@ -401,7 +401,7 @@ def _draw_ratio(axes: Axes, target: float) -> None:
 def _draw_base(axes: Axes, groups: Sequence[Group]) -> None:
     """The base model on the same documents: a line, or words where it would squeeze the rest."""
     bases = {run.metrics.get("base_test_bpt") for group in groups for run in group.runs} - {None}
-    results = [run.metrics.get("final_test_bpt") for group in groups for run in group.runs]
+    results = [run.metrics.get("adapter_test_bpt") for group in groups for run in group.runs]
     results = [result for result in results if result is not None]
     if len(bases) != 1 or not results:
         return

@@ -111,7 +111,7 @@ def _described(run: Run) -> str:
 
 
 def _lede(run: Run) -> str:
-    base, adapter = (run.metrics.get(name) for name in ("base_test_bpt", "final_test_bpt"))
+    base, adapter = (run.metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
     if _is_number(base) and _is_number(adapter):
         change = adapter / base - 1
         words = "from {} to {}".format(*(f"<strong>{value:.3f}</strong>" for value in (base, adapter)))
@@ -119,7 +119,7 @@ def _lede(run: Run) -> str:
         scored = f", {_quantity(tokens)} tokens" if tokens else ""
         text = (
             f"The adapter takes held-out documents {words} bits per token ({_signed(change)}{scored}).{_began(run)} "
-            f"{_interval(run)}{_better(run)}"
+            f"{_interval(run)}{_chosen(run)}"
         )
     elif run.finished:
         text = "Base model and adapter were not scored on held-out documents."
@@ -151,17 +151,17 @@ def _interval(run: Run) -> str:
     return f"Scored by <code>scripts/eval_bpt.py</code>: {escape(verdict)}.{few}"
 
 
-def _better(run: Run) -> str:
-    """Which of the two adapters that a run leaves to take."""
-    better, step = _object(run.metrics, "better"), run.metrics.get("best_val_step")
-    if better.get("adapter") == "final":
-        return " No earlier adapter validated better."
-    if better.get("adapter") == "best" and _is_number(better.get("by_bpt")) and _is_number(step):
-        return (
-            f" The adapter of step {step:,}, in <code>best/</code>, validated better than the final one, "
-            f"by {better['by_bpt']:.4f} bits per token."
-        )
-    return ""
+def _chosen(run: Run) -> str:
+    """Which step's adapter the run left."""
+    step, value, last, end = (run.metrics.get(f) for f in ("best_val_step", "best_val_bpt", "final_val_bpt", "steps"))
+    if not all(map(_is_number, (step, value, last, end))):
+        return ""
+    if step == end:
+        return " It is that of the last step, which validated best."
+    return (
+        f" It is that of step {step:,}, which validated best ({value:.3f} bits per token). "
+        f"The adapter of the last step ({last:.3f}) is in <code>final/</code>."
+    )
 
 
 def _figures(run: Run) -> list[tuple[str, str, str]]:

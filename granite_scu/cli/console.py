@@ -10,6 +10,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
+from granite_scu.storage.run_folder import LAST_ADAPTER
 from viz import adapter_size
 
 PIPE_WIDTH = 120
@@ -64,15 +65,14 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
     """The short table at the end of a run."""
     start, held, target = summary.get("start_test_bpt"), summary["control"]["held_ticks"], summary["s_target"]
     size = adapter_size.describe(summary)
-    gain = summary["base_test_bpt"] - summary["final_test_bpt"]
-    best = f"{summary['best_val_bpt']:.4f} at step {summary['best_val_step']}"
+    gain = summary["base_test_bpt"] - summary["adapter_test_bpt"]
     share = f", mfu {summary['mfu']:.1%} of {summary['peak_tflops']:.3g} TFLOP/s" if summary.get("mfu") else ""
     facts = {
         "held-out documents, base": f"{summary['base_test_bpt']:.4f} bits/token",
         "held-out documents, adapter at the start": None if start is None else f"{start:.4f} bits/token",
-        "held-out documents, adapter": f"{summary['final_test_bpt']:.4f} bits/token ({gain:+.4f} saved)",
-        "validation, final": f"{summary['final_val_bpt']:.4f} bits/token (best {best})",
-        "better adapter": better_in_words(summary),
+        "held-out documents, adapter": f"{summary['adapter_test_bpt']:.4f} bits/token ({gain:+.4f} saved)",
+        "validation": f"{summary['best_val_bpt']:.4f} bits/token",
+        "adapter": which_adapter(summary),
         "S": "not measured" if summary["s_ema"] is None else f"{summary['s_ema']:.3%}",
         "S*": None if target is None else f"{target:.3%}{', where held-out text moved it' if size else ''}",
         "S* can be reached": None if target is None else _reachability(summary),
@@ -87,11 +87,12 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
     print_facts("done", {name: fact for name, fact in facts.items() if fact is not None}, console)
 
 
-def better_in_words(summary: dict) -> str:
-    """Which adapter of a run validated better, and by how much."""
-    if summary["better"]["adapter"] == "final":
-        return "the final one, at the top of the folder; none validated better"
-    return f"best/, by {summary['better']['by_bpt']:.4f} bits/token on validation"
+def which_adapter(summary: dict) -> str:
+    """Which step's adapter a run left, and what became of the last one."""
+    kept = f"of step {summary['best_val_step']:,}, which validated best"
+    if summary["best_val_step"] == summary["steps"]:
+        return kept
+    return f"{kept}; that of the last step has {summary['final_val_bpt']:.4f} bits/token and is in {LAST_ADAPTER}/"
 
 
 def _reachability(summary: dict) -> str:

@@ -25,7 +25,7 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
-    parser.add_argument("run", metavar="RUN", help="run folder, its best/ or a checkpoint of it, or any LoRA adapter")
+    parser.add_argument("run", metavar="RUN", help="run folder, its final/ or a checkpoint of it, or any LoRA adapter")
     parser.add_argument("--prompt", metavar="TEXT", help="text to go on with (default: standard input)")
     parser.add_argument("--prompt-file", metavar="FILE", help="file that holds the text")
     parser.add_argument("--chat", action="store_true", help="put the text into the model's chat template")

@@ -11,7 +11,7 @@ from granite_scu.model import loading, saved_adapter
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
-    parser.add_argument("run", metavar="RUN", help="run folder, its best/ or a checkpoint of it, or any LoRA adapter")
+    parser.add_argument("run", metavar="RUN", help="run folder, its final/ or a checkpoint of it, or any LoRA adapter")
     parser.add_argument("--out", metavar="DIR", required=True, help="folder of the merged model")
     parser.add_argument("--model", metavar="NAME", help="base model (default: the one that the adapter names)")
     parser.add_argument("--overwrite", action="store_true", help="replace a merged model that is there")

@@ -9,7 +9,14 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from granite_scu.config.errors import UserError
-from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, RunFolder
+from granite_scu.storage.run_folder import (
+    ADAPTER_CONFIG,
+    BEST_ADAPTER,
+    LAST_ADAPTER,
+    TRAINING_CONFIG,
+    WEIGHTS,
+    RunFolder,
+)
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
@@ -27,10 +34,11 @@ def require_files(folder: Path, label: str) -> None:
         UserError: it holds none; says which ones a run kept that was cut off.
     """
     if not (folder / ADAPTER_CONFIG).is_file():
-        kept = [p.name for p in (folder / "best", *RunFolder(folder).checkpoints()) if (p / ADAPTER_CONFIG).is_file()]
+        parts = (folder / BEST_ADAPTER, *RunFolder(folder).checkpoints())
+        kept = [part.name for part in parts if (part / ADAPTER_CONFIG).is_file()]
         if (folder / TRAINING_CONFIG).is_file() and kept:
             raise UserError(
-                f"{label}: this run was cut off before it saved its final adapter; name one that it kept: "
+                f"{label}: this run was cut off before it saved its adapter; name one that it kept: "
                 + ", ".join(str(folder / name) for name in kept)
             )
         raise UserError(f"{label}: is not a run folder, and holds no adapter ({ADAPTER_CONFIG} is missing)")
@@ -41,18 +49,18 @@ def require_files(folder: Path, label: str) -> None:
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run folder that an adapter belongs to: its own, or the one above ``best/`` and checkpoints."""
+    """The run folder that an adapter belongs to: its own, or the one above ``final/``, ``best/`` and checkpoints."""
     places = (folder, *([folder.resolve().parent] if _is_part(folder) else []))
     return next((place for place in places if (place / TRAINING_CONFIG).is_file()), None)
 
 
 def short_name(folder: Path) -> str:
-    """The last part of a path, and of a run's ``best/`` or a checkpoint the run before it."""
+    """The last part of a path, and where it is a part of a run, the run before it."""
     return f"{folder.parent.name}/{folder.name}" if _is_part(folder) else folder.name
 
 
 def _is_part(folder: Path) -> bool:
-    return folder.name == "best" or folder.name.startswith("checkpoint-")
+    return folder.name in (BEST_ADAPTER, LAST_ADAPTER) or folder.name.startswith("checkpoint-")
 
 
 def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:

@@ -127,7 +127,7 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
     """The adapter in a folder, and the run that it is of where the folder, or the one above it, is a run folder.
 
     Args:
-        path: run folder, its ``best/``, a checkpoint of it, or a folder that PEFT has saved.
+        path: run folder, its ``final/``, a checkpoint of it, or a folder that PEFT has saved.
         label: what errors name it by; the path where that says enough.
 
     Raises:
@@ -135,7 +135,7 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
     """
     folder, label = Path(path).expanduser(), label or str(path)
     if not folder.is_dir():
-        raise UserError(f"{label}: no such folder; name a run folder, its best/ or one of its checkpoints")
+        raise UserError(f"{label}: no such folder; name a run folder, its final/ or one of its checkpoints")
     require_files(folder, label)
     config, run = _plain_lora(folder, label), run_of(folder)
     training = read_json(run / TRAINING_CONFIG) if run else {}

@@ -23,12 +23,11 @@ from safetensors import SafetensorError
 
 from granite_scu.config.errors import UserError
 from granite_scu.storage import manifest
-from granite_scu.storage.run_folder import RunFolder, replacing
+from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder, replacing
 
 log = logging.getLogger(__name__)
 
 STATE = "state.ckpt"
-BEST = "best"
 
 LAST, AUTO = "last", "auto"
 """What ``--resume-from-checkpoint`` takes beside a folder: the newest checkpoint; the same, or a fresh start."""
@@ -83,8 +82,8 @@ class AdapterCheckpointIO(CheckpointIO):
         with replacing(path) as folder:
             save_adapter(self.module.model, folder, self.module.base.name)
             (folder / STATE).write_bytes(state.getbuffer())
-            if (path.parent / BEST).is_dir():
-                shutil.copytree(path.parent / BEST, folder / BEST)
+            if (path.parent / BEST_ADAPTER).is_dir():
+                shutil.copytree(path.parent / BEST_ADAPTER, folder / BEST_ADAPTER)
             manifest.write(folder)
 
     def load_checkpoint(

@@ -24,7 +24,7 @@ Summary: TypeAlias = dict[str, Any]
 """One run, as ``summarise`` gives it."""
 
 NUMBERS = ("step", "steps", "s_target", "s", "strength", "base_bpt", "adapter_bpt", "saved_bpt", "best_val_bpt",
-           "tokens_per_s")  # fmt: skip
+           "best_val_step", "tokens_per_s")  # fmt: skip
 """Fields of a ``Summary`` that are numbers, where they are known."""
 
 SORTS = {
@@ -73,10 +73,9 @@ def summarise(path: Path) -> Summary:
         s_target: setpoint S*; of one that the law moves, where it is.
         setpoint_moves: whether the law moves it.
         s, strength: S, smoothed, and lambda at the newest tick.
-        base_bpt, adapter_bpt, saved_bpt: bits per token on the held-out documents, of the base model and with the final
+        base_bpt, adapter_bpt, saved_bpt: bits per token on the held-out documents, of the base model and with the
             adapter, and their difference.
-        best_val_bpt: best validation, in bits per token.
-        better: which adapter validated better, "final" or "best".
+        best_val_bpt, best_val_step: the adapter's validation, in bits per token, and its step: it validated best.
         tokens_per_s: training tokens a second.
 
     Raises:
@@ -86,7 +85,7 @@ def summarise(path: Path) -> Summary:
     metrics = read_json(path / METRICS) if (path / METRICS).is_file() else {}
     history = RunFolder(path).read_history()
     last = history[-1] if history else {}
-    base, adapter = metrics.get("base_test_bpt"), metrics.get("final_test_bpt")
+    base, adapter = metrics.get("base_test_bpt"), metrics.get("adapter_test_bpt")
     newest = max((path / sign).stat().st_mtime for sign in SIGNS if (path / sign).is_file())
     found = {
         "path": str(path),
@@ -105,7 +104,7 @@ def summarise(path: Path) -> Summary:
         "adapter_bpt": adapter,
         "saved_bpt": None if base is None or adapter is None else base - adapter,
         "best_val_bpt": metrics.get("best_val_bpt"),
-        "better": (metrics.get("better") or {}).get("adapter"),
+        "best_val_step": metrics.get("best_val_step"),
         "tokens_per_s": metrics.get("tokens_per_s", last.get("tokens_per_s")),
     }
     for name in NUMBERS:

@@ -6,7 +6,7 @@ which the update is projected. Sums are kept on the device and divided once, whe
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
+from granite_scu.model.adapter_files import factor_names
 from granite_scu.model.description_length import (
     LN2,
     LowRankUpdate,
@@ -180,6 +181,10 @@ class GraniteModule(L.LightningModule):
             yield
         finally:
             self._put(kept)
+
+    def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
+        """Give the factors the values of an adapter's file, by the names that it has them by."""
+        self._put([weights[name] for layer in self.updates for name in factor_names(layer)])
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:

@@ -23,7 +23,7 @@ from granite_scu.hardware import presets
 from granite_scu.model import flops, initial_adapter, loading
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage import checkpoint
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder
 from granite_scu.training import batch_size, memory_budget
 from granite_scu.training.callbacks.audit import AdapterAudit
 from granite_scu.training.callbacks.best_adapter import BestAdapter
@@ -170,7 +170,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
                 announce(run, module.language_model)
             if run.resume:
                 run.console.print(f"going on from {run.resume.path.name} at step {run.resume.step}", highlight=False)
-                best.resume(run.resume.path / checkpoint.BEST, write=is_main())
+                best.resume(run.resume.path / BEST_ADAPTER, write=is_main())
 
             # The training itself, and the score at its end.
             first_step = run.resume.step if run.resume else 0
@@ -224,7 +224,7 @@ def _assemble(
     equilibrium = EquilibriumStop(Equilibrium(setpoint, window), every) if window else None
     listeners = [listener for listener in (reachability, equilibrium, utilisation, line) if listener]
     # What measures, steers and keeps.
-    stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / "best")
+    stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / BEST_ADAPTER)
     slopes = SlopeSensor() if run.controller.needs_slopes else None
     scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners, slopes)
     savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None

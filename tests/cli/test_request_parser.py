@@ -10,7 +10,7 @@ from rich.console import Console
 
 from granite_scu.cli import guard, script_flags, train
 from granite_scu.cli import request_parser as cli
-from granite_scu.cli.console import better_in_words, print_summary
+from granite_scu.cli.console import print_summary, which_adapter
 from granite_scu.config.errors import WRONG_REQUEST, RunFailed, UserError
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.control.diagnostics.reachability import Reachability, Sight
@@ -245,11 +245,10 @@ def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
 
 
 def summary_of(**more) -> dict:
-    bits = ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt")
+    bits = ("base_test_bpt", "adapter_test_bpt", "final_val_bpt", "best_val_bpt")
     return {
         **dict.fromkeys((*bits, "s_ema", "s_target", "lambda", "train_time_s", "tokens_per_s"), 0.5),
         **dict.fromkeys(("best_val_step", "steps", "tokens"), 100),
-        "better": {"adapter": "final", "by_bpt": 0.0},
         "control": {"held_ticks": 0},
         "stopped": {"reason": "max_steps", "step": 100},
         "reachability": None,
@@ -306,15 +305,11 @@ def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, wo
 
 
 @pytest.mark.parametrize(
-    ("final", "best", "adapter", "words"),
+    ("step", "words"),
     [
-        (5.25, 5.25, "final", "the final one, at the top of the folder; none validated better"),
-        (5.25, 5.0, "best", "best/, by 0.2500 bits/token on validation"),
+        (100, "of step 100, which validated best"),
+        (80, "of step 80, which validated best; that of the last step has 5.2500 bits/token and is in final/"),
     ],
 )
-def test_the_summary_says_which_adapter_is_better_and_by_how_much(final, best, adapter, words):
-    from granite_scu.training.callbacks.final_score import better_of
-
-    better = better_of(final, best)
-    assert better == {"adapter": adapter, "by_bpt": final - best}
-    assert better_in_words({"better": better}) == words
+def test_the_summary_says_which_steps_adapter_was_left(step, words):
+    assert which_adapter({"best_val_step": step, "steps": 100, "final_val_bpt": 5.25}) == words

@@ -96,7 +96,7 @@ def test_the_scores_agree(read):
         two["tokens"],
         two["best_val_step"],
     )
-    for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt"):
+    for name in ("base_test_bpt", "adapter_test_bpt", "final_val_bpt", "best_val_bpt"):
         assert one[name] == pytest.approx(two[name], rel=1e-5), name
 
 
@@ -156,8 +156,8 @@ def test_two_processes_go_on_from_an_adapter_as_one_does(runs, start, controller
     scores = [json.loads((folder / "scu_metrics.json").read_text()) for folder in (one, two)]
     before = json.loads((runs["one"][0] / "scu_metrics.json").read_text())
     for found in scores:
-        assert found["start_test_bpt"] == pytest.approx(before["final_test_bpt"], rel=1e-5)
-    assert scores[0]["final_test_bpt"] == pytest.approx(scores[1]["final_test_bpt"], rel=1e-5)
+        assert found["start_test_bpt"] == pytest.approx(before["adapter_test_bpt"], rel=1e-5)
+    assert scores[0]["adapter_test_bpt"] == pytest.approx(scores[1]["adapter_test_bpt"], rel=1e-5)
 
 
 def test_the_processes_move_the_setpoint_together(corpus, tmp_path, monkeypatch):

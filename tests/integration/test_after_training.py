@@ -54,11 +54,11 @@ def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run
     inputs = tokenizer("A function is", return_tensors="pt")
     assert model.dtype == torch.bfloat16
     assert model.generate(**inputs, max_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
-    code, _, err = told("merge", run / "best", "--out", out)
+    code, _, err = told("merge", run / "checkpoint-6", "--out", out)
     assert (code, err.count("\n")) == (2, 1)
     assert "--overwrite" in err
-    assert told("merge", run / "best", "--out", out, "--overwrite", "--no-check")[0] == 0
-    assert json.loads((out / "granite_scu_merge.json").read_text())["adapter"] == "best"
+    assert told("merge", run / "checkpoint-6", "--out", out, "--overwrite", "--no-check")[0] == 0
+    assert json.loads((out / "granite_scu_merge.json").read_text())["adapter"] == "checkpoint-6"
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
@@ -73,16 +73,15 @@ def test_tried_it_goes_on_with_a_prompt_beside_its_base(run, told):
     assert (code, out, err) == (2, "", "error: --prompt: the text is empty\n")
 
 
-def test_found_again_it_shows_its_scores_and_its_better_adapter(run, told):
+def test_found_again_it_shows_its_scores_and_its_adapters_step(run, told):
     metrics = json.loads((run / "scu_metrics.json").read_text())
     code, out, _ = told("runs", run.parent, "--json")
     (found,) = json.loads(out)["runs"]
     assert code == 0
     assert (found["path"], found["finished"], found["step"]) == (str(run), True, 6)
-    assert found["adapter_bpt"] == metrics["final_test_bpt"]
-    assert found["better"] == metrics["better"]["adapter"]
-    assert metrics["better"]["by_bpt"] == metrics["final_val_bpt"] - metrics["best_val_bpt"]
-    assert f"{metrics['final_test_bpt']:.4f}" in told("runs", run)[1]
+    assert found["adapter_bpt"] == metrics["adapter_test_bpt"]
+    assert found["best_val_step"] == metrics["best_val_step"] > 0
+    assert f"{metrics['adapter_test_bpt']:.4f}" in told("runs", run)[1]
 
 
 def test_a_run_that_was_cut_off_names_what_it_kept(run, told, tmp_path):
@@ -139,7 +138,7 @@ def gone_on(run, launch, short, tmp_path_factory):
 def test_gone_on_from_it_starts_where_it_ended_and_measures_the_way_from_there(run, gone_on):
     folder, _ = gone_on
     before, after = (json.loads((path / "scu_metrics.json").read_text()) for path in (run, folder))
-    assert after["start_test_bpt"] == pytest.approx(before["final_test_bpt"], abs=5e-3)  # in fp32, not bf16
+    assert after["start_test_bpt"] == pytest.approx(before["adapter_test_bpt"], abs=5e-3)  # in fp32, not bf16
     assert after["base_test_bpt"] == pytest.approx(before["base_test_bpt"], abs=5e-3)
     assert "start_test_bpt" not in before
     first = json.loads((folder / "scu_history.json").read_text())[0]
@@ -186,5 +185,5 @@ def test_resumed_it_ends_bit_for_bit_the_same_though_the_adapter_is_gone(gone_on
     assert (code, out, err) == (
         2,
         "",
-        f"error: --adapter {adapter}: no such folder; name a run folder, its best/ or one of its checkpoints\n",
+        f"error: --adapter {adapter}: no such folder; name a run folder, its final/ or one of its checkpoints\n",
     )

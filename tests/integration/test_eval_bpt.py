@@ -16,7 +16,7 @@ EVAL = Path(__file__).parents[2] / "scripts" / "eval_bpt.py"
 
 @pytest.fixture(scope="module")
 def run(train, topics, tmp_path_factory) -> Path:
-    """A run divided by document, with a checkpoint and a best adapter."""
+    """A run divided by document, with checkpoints."""
     steps = ("--max-steps", "12", "--learning-rate", "5e-3", "--save-steps", "6", "--eval-steps", "6")
     folder = tmp_path_factory.mktemp("run") / "topics"
     train(*steps, "--batch-size", 4, "--data-dir", topics, "--output-dir", folder)
@@ -141,15 +141,16 @@ def test_it_is_the_bits_per_byte_of_lm_evaluation_harness(run, scored, tmp_path)
 
 
 def test_several_adapters_in_one_pass_are_what_each_is_alone(run, scored, topics):
-    best, checkpoint = run / "best", run / "checkpoint-6"
-    together = scored(run, best, checkpoint, "--batch-size", "5")
-    assert [model["name"] for model in together["models"]] == ["base", "topics", "topics/best", "topics/checkpoint-6"]
+    last, checkpoint = run / "checkpoint-12", run / "checkpoint-6"
+    together = scored(run, last, checkpoint, "--batch-size", "5")
+    names = ["base", "topics", "topics/checkpoint-12", "topics/checkpoint-6"]
+    assert [model["name"] for model in together["models"]] == names
     assert len(together["pairs"]) == 6
-    for model, folder in zip(together["models"][1:], (run, best, checkpoint), strict=True):
+    for model, folder in zip(together["models"][1:], (run, last, checkpoint), strict=True):
         alone = scored(folder, "--batch-size", "3")
         assert alone["models"][1]["bits_per_token"] == pytest.approx(model["bits_per_token"], rel=1e-6)
         assert alone["models"][0]["bits_per_token"] == pytest.approx(together["models"][0]["bits_per_token"], rel=1e-6)
-    assert together["models"][1]["bits_per_token"] != together["models"][3]["bits_per_token"]
+    assert together["models"][2]["bits_per_token"] != together["models"][3]["bits_per_token"]
 
 
 def test_documents_that_the_run_has_seen_are_left_out(run, scored, score, topics, tmp_path):
@@ -194,7 +195,7 @@ def test_a_whole_model_is_scored_beside_the_adapter_that_it_was_merged_from(run,
     assert (merged["name"], merged["adapter"], merged["base"]) == ("merged", None, str(tmp_path / "merged"))
     assert merged["bits_per_token"] == pytest.approx(adapter["bits_per_token"], abs=1e-3)
     assert "no difference shown" in found["pairs"][2]["verdict"] or abs(found["pairs"][2]["high"]) < 1e-4
-    qlora = shutil.copytree(run, tmp_path / "qlora", ignore=shutil.ignore_patterns("checkpoint-*", "best"))
+    qlora = shutil.copytree(run, tmp_path / "qlora", ignore=shutil.ignore_patterns("checkpoint-*"))
     training = json.loads((qlora / "training_config.json").read_text())
     training["base"]["quantize_4bit"] = True
     (qlora / "training_config.json").write_text(json.dumps(training))
@@ -271,7 +272,7 @@ def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
     file.write_text("text")
     assert "is a file" in refused(score, file)
     assert f"no such folder in {tmp_path}" in refused(score, run, tmp_path / "unknown")
-    assert "is named twice" in refused(score, run, run / "." / "best" / "..")
+    assert "is named twice" in refused(score, run, run / "." / "checkpoint-6" / "..")
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     shutil.copy(run / "training_config.json", unfinished)

@@ -39,7 +39,7 @@ def test_every_adapter_is_trained_and_helps(run):
     assert len(raised) == 28 and all(bool(tensor.any()) for tensor in raised.values())
     metrics = read_json(run / "scu_metrics.json")
     assert metrics["skipped_steps"] == 0
-    assert metrics["final_test_bpt"] < metrics["base_test_bpt"]
+    assert metrics["adapter_test_bpt"] < metrics["base_test_bpt"]
 
 
 def test_what_is_saved_is_the_adapter_alone_and_no_quantised_weight(run):
@@ -89,5 +89,5 @@ def test_two_processes_train_what_one_does(run, corpus, tmp_path):
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-3)
     metrics = [read_json(folder / "scu_metrics.json") for folder in (run, tmp_path / "two")]
     assert metrics[0]["tokens"] == metrics[1]["tokens"]
-    for name in ("base_test_bpt", "final_test_bpt"):
+    for name in ("base_test_bpt", "adapter_test_bpt"):
         assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-4)

@@ -112,7 +112,7 @@ def test_what_the_mamba_layers_run_in_is_said_and_the_course_is_logged_too(run):
 def test_the_console_shows_the_course_and_the_result(run):
     assert re.search(r"^step 12/22  loss \d\.\d+ bits/token  S \d\.\d+% \(S\* 2\.00%\)  lambda ", run.out, re.MULTILINE)
     assert re.search(r"^step 10  validation \d\.\d{4} bits/token *$", run.out, re.MULTILINE)
-    assert f"{read_json(run.folder / 'scu_metrics.json')['final_test_bpt']:.4f} bits/token" in run.out
+    assert f"{read_json(run.folder / 'scu_metrics.json')['adapter_test_bpt']:.4f} bits/token" in run.out
     assert str(run.folder) in run.out
 
 
@@ -124,11 +124,11 @@ def test_the_folder_is_complete(run):
         *("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "tokenizer_config.json"),
         *("scu_config.json", "scu_metrics.json", "scu_history.json", "training_config.json", "config.yaml"),
         *("logs/cuda_optimized_training.log", "logs/csv/metrics.csv", "control.png", "report.html", "README.md"),
-        *("best/adapter_model.safetensors", "best/adapter_config.json"),
         *(f"checkpoint-{step}/{name}" for step in (11, 22) for name in ("state.ckpt", "adapter_model.safetensors")),
     ]
     missing = [name for name in expected if not (run.folder / name).is_file()]
     assert not missing
+    assert not (run.folder / "best").exists()  # it was there while the run trained, and now lies at the top
     assert list(run.folder.glob("logs/tensorboard/events.out.tfevents.*"))
     leftovers = [path for path in run.folder.rglob("*") if path.name.endswith(".tmp") or path.suffix == ".jsonl"]
     assert not leftovers
@@ -138,7 +138,7 @@ def test_json_is_strict_and_the_numbers_are_finite(run):
     for path in run.folder.rglob("*.json"):
         read_json(path)
     metrics = read_json(run.folder / "scu_metrics.json")
-    for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt", "best_val_bpt", "train_bpt", "tokens_per_s"):
+    for name in ("base_test_bpt", "adapter_test_bpt", "final_val_bpt", "best_val_bpt", "train_bpt", "tokens_per_s"):
         assert 0 < metrics[name] < math.inf
     assert metrics["steps"] == STEPS
     assert metrics["skipped_steps"] == 0
@@ -159,7 +159,7 @@ def test_no_path_of_this_machine_is_left_but_the_output_folder(run):
             assert machine not in text, path
 
 
-@pytest.mark.parametrize("name", ["", "best", f"checkpoint-{SAVED}"])
+@pytest.mark.parametrize("name", ["", f"checkpoint-{SAVED}"])
 def test_adapters_name_their_base_as_the_user_did(run, name):
     config = read_json(run.folder / name / "adapter_config.json")
     assert config["base_model_name_or_path"] == "tiny-granite-h"
@@ -205,13 +205,13 @@ def test_the_picture_and_the_card(run):
     card = (run.folder / "README.md").read_text(encoding="utf-8")
     metrics = read_json(run.folder / "scu_metrics.json")
     (index,) = yaml.safe_load(card.split("---")[1])["model-index"]
-    assert index["results"][0]["metrics"][0]["value"] == metrics["final_test_bpt"]
+    assert index["results"][0]["metrics"][0]["value"] == metrics["adapter_test_bpt"]
     assert "LoRA adapter for `tiny-granite-h`" in card
-    for name in ("base_test_bpt", "final_test_bpt", "final_val_bpt"):
+    for name in ("base_test_bpt", "adapter_test_bpt", "best_val_bpt"):
         assert f"{metrics[name]:.4f} bits per token" in card
     assert "control.png" in card
     report = (run.folder / "report.html").read_text(encoding="utf-8")
-    assert f"<strong>{metrics['final_test_bpt']:.3f}</strong>" in report
+    assert f"<strong>{metrics['adapter_test_bpt']:.3f}</strong>" in report
     assert "| targets | every linear layer |" in card
 
 
@@ -252,8 +252,8 @@ def test_plain_peft_gives_the_reported_bits_per_token(run):
             tokens += int((batch["labels"] != -100).sum())
     metrics = read_json(run.folder / "scu_metrics.json")
     assert tokens == metrics["test_tokens"]
-    assert nats / tokens / math.log(2) == pytest.approx(metrics["final_test_bpt"], abs=1e-3)
-    assert metrics["final_test_bpt"] < metrics["base_test_bpt"] - 0.02  # and it has learned something
+    assert nats / tokens / math.log(2) == pytest.approx(metrics["adapter_test_bpt"], abs=1e-3)
+    assert metrics["adapter_test_bpt"] < metrics["base_test_bpt"] - 0.02  # and it has learned something
 
 
 def test_param_bpt_can_be_recomputed_from_the_files(run):
@@ -270,6 +270,22 @@ def test_param_bpt_can_be_recomputed_from_the_files(run):
     param_bpt = squares / (2 * scu["prior_sigma"] ** 2 * scu["n_tokens"] * math.log(2))
     assert param_bpt == pytest.approx(history(run.folder)[-1]["param_bpt"], rel=1e-3)
     assert scu["measure"] == "delta"
+
+
+def test_a_run_that_gets_worse_leaves_the_adapter_that_validated_best(launch, call, topics, tmp_path):
+    """The last one is beside it. What scores, merges or publishes the run takes the better of the two."""
+    worse = ("--learning-rate", 0.03, "--lr-scheduler", "constant", "--warmup-steps", 0, "--controller", "none")
+    steps = ("--max-steps", 24, "--eval-steps", 8, "--save-steps", 8, "--keep", 3, "--data-dir", topics)
+    code, out, err = launch(*FLAGS, *worse, *steps, "--output-dir", tmp_path / "worse")
+    assert (code, err) == (0, "")
+    folder, metrics = tmp_path / "worse", read_json(tmp_path / "worse" / "scu_metrics.json")
+    best = metrics["best_val_step"]
+    assert best < 24 and metrics["best_val_bpt"] < metrics["final_val_bpt"]
+    assert_same_adapter(folder, folder / f"checkpoint-{best}")
+    assert_same_adapter(folder / "final", folder / "checkpoint-24")
+    assert f"of step {best}, which validated best" in out
+    code, out, _ = call(train_command.main, "test", "--config", folder / "config.yaml")
+    assert (code, json.loads(out)["adapter_bpt"]) == (0, pytest.approx(metrics["adapter_test_bpt"], abs=1e-6))
 
 
 # The configuration feeds back
@@ -290,7 +306,7 @@ def test_the_commands_that_score_the_saved_adapter(run, capfd, split):
     assert printed.err.split("\n") == ["Mamba-2 layers run in PyTorch".ljust(PIPE_WIDTH), ""]
     found, metrics = json.loads(printed.out), read_json(run.folder / "scu_metrics.json")
     if split == "test":
-        assert found["adapter_bpt"] == pytest.approx(metrics["final_test_bpt"], abs=1e-6)
+        assert found["adapter_bpt"] == pytest.approx(metrics["adapter_test_bpt"], abs=1e-6)
         assert found["base_bpt"] == pytest.approx(metrics["base_test_bpt"], abs=1e-6)
         assert found["tokens"] == metrics["test_tokens"]
     else:
@@ -338,7 +354,7 @@ def test_a_resumed_run_ends_as_if_nothing_had_happened(run, crashed, launch):
     code, _, err = launch(*FLAGS, "--resume-from-checkpoint", crashed / f"checkpoint-{SAVED}")
     assert (code, err) == (0, "")
     assert_same_adapter(run.folder, crashed)
-    assert_same_adapter(run.folder / "best", crashed / "best")
+    assert not (crashed / "best").exists()
     assert [untimed(record) for record in history(crashed)] == [untimed(record) for record in history(run.folder)]
     resumed, whole = (read_json(folder / "scu_metrics.json") for folder in (crashed, run.folder))
     assert untimed(resumed) == untimed(whole)
@@ -380,7 +396,7 @@ def test_4_bits_on_the_cpu(script, corpus, tmp_path):
     assert read_json(folder / "training_config.json")["base"]["quantize_4bit"]
     metrics = read_json(folder / "scu_metrics.json")
     assert metrics["skipped_steps"] == 0
-    assert metrics["final_test_bpt"] < metrics["base_test_bpt"]
+    assert metrics["adapter_test_bpt"] < metrics["base_test_bpt"]
 
 
 def test_what_changes_speed_or_memory_leaves_the_result_alone(train, trained):
@@ -388,7 +404,7 @@ def test_what_changes_speed_or_memory_leaves_the_result_alone(train, trained):
     argv = ("--gradient-checkpointing", "--num-workers", 1, "--prefetch-factor", 3, "--attn", "eager")
     other = train(*argv, "--eval-batch-size", 2, "--max-time", "00:01:00:00")
     assert_same_adapter(plain, other, atol=ROUNDING)
-    scores = [read_json(folder / "scu_metrics.json")["final_test_bpt"] for folder in (plain, other)]
+    scores = [read_json(folder / "scu_metrics.json")["adapter_test_bpt"] for folder in (plain, other)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 

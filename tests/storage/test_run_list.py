@@ -30,11 +30,11 @@ def make_run(tmp_path):
                 "scu_metrics.json": {
                     "steps": 30,
                     "base_test_bpt": base,
-                    "final_test_bpt": adapter,
+                    "adapter_test_bpt": adapter,
                     "tokens_per_s": rate,
                     "stopped": {"reason": "max_steps"},
                     "best_val_bpt": 5.1,
-                    "better": {"adapter": "best", "by_bpt": 0.1},
+                    "best_val_step": 40,
                 },
             }
         else:
@@ -63,7 +63,7 @@ def test_each_run_says_what_its_files_do(make_run, tmp_path):
     assert finished.items() >= {
         "finished": True, "step": 30, "steps": 30, "stopped": "max_steps", "controller": "pi", "s_target": 0.05,
         "s": 0.03, "strength": 2 / 3, "base_bpt": 5.5, "adapter_bpt": 5.0, "saved_bpt": 0.5, "best_val_bpt": 5.1,
-        "better": "best", "tokens_per_s": 1000.0,
+        "best_val_step": 40, "tokens_per_s": 1000.0,
     }.items()  # fmt: skip
     cut_off = runs.summarise(make_run("cut-off", 2e9, finished=False, ticks=2))
     assert cut_off.items() >= {"finished": False, "step": 20, "s": 0.02, "base_bpt": None}.items()

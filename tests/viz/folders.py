@@ -111,7 +111,7 @@ METRICS = {
     "steps": 400,
     "tokens": 1638400,
     "base_test_bpt": 6.5,
-    "final_test_bpt": 5.85,
+    "adapter_test_bpt": 5.85,
     "test_tokens": 14088,
     "final_val_bpt": 5.9,
     "wall_time_s": 119.3,

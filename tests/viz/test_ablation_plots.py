@@ -42,7 +42,7 @@ def make(tmp_path):
             each["lambda"] = each["lambda"] if strength is None else strength
         control = {"controller": controller, "lambda_init": strength} | changes.pop("control", {})
         asked = settings(seed=seed, control=control, **changes)
-        metrics = METRICS | {"final_test_bpt": test}
+        metrics = METRICS | {"adapter_test_bpt": test}
         folder = tmp_path / f"run{next(counter)}"
         config = {"controller": controller, "target_s": target}
         return read_run(write_run(folder, history, config, asked, [(100, 6.1 + shift), (200, 5.9 + shift)], metrics))

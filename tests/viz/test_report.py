@@ -105,14 +105,17 @@ def test_of_a_run_from_an_adapter_it_says_what_that_scored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("better", "words"),
+    ("step", "words"),
     [
-        ({"adapter": "final", "by_bpt": 0.0}, "No earlier adapter validated better."),
-        ({"adapter": "best", "by_bpt": 0.0213}, "The adapter of step 300, in best/, validated better than the final"),
+        (400, "It is that of the last step, which validated best."),
+        (
+            300,
+            "It is that of step 300, which validated best (5.850 bits per token). The adapter of the last step (5.900)",
+        ),
     ],
 )
-def test_it_says_which_adapter_to_take(tmp_path, better, words):
-    metrics = METRICS | {"better": better, "best_val_step": 300}
+def test_it_says_which_steps_adapter_it_is(tmp_path, step, words):
+    metrics = METRICS | {"best_val_step": step, "best_val_bpt": 5.85}
     assert words in page(write_run(tmp_path / "run", rising(), {}, settings(), metrics=metrics)).text
 
 

@@ -88,7 +88,8 @@ class ComparedData(TextDataModule):
         """As the base class's."""
         config = self.config
         assert division.parts is not None
-        self.test_documents = [division.corpus.name(number) for number in division.parts["test"].tolist()]
+        names = map(division.corpus.name, division.parts["test"].tolist())
+        self.test_documents = [name.rpartition("/")[2] if Path(name).is_absolute() else name for name in names]
         if self.task.then:
             _, first = read(self.task.corpus, self.model, config.block_size)
             self.before_shift = thinned(first["train"], config.train_tokens)

@@ -13,8 +13,9 @@ from granite_scu.evaluation import statistics
 from granite_scu.evaluation.statistics import Estimate, Pair, Scores
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.rows import (
-    STOPPED_SWEEP,
-    SWEEP,
+    SWEEPS,
+    SWEPT,
+    SWEPT_STOPPED,
     Row,
     best_of_sweep,
     common_seeds,
@@ -22,9 +23,8 @@ from granite_scu.experiments.comparison.rows import (
     rows_of,
 )
 
-SWEPT, SWEPT_STOPPED, ONE = "swept λ", "swept λ, stopped early", "one "
-"""Rivals that are no arm: the best of a sweep on each task, and (before an arm's name) one setting for all tasks. All
-are chosen by validation, the one setting on these very tasks."""
+ONE = "one "
+"""Before an arm's name: a rival that is no arm, one setting for all tasks, chosen by validation on these very tasks."""
 
 RIVALS = (SWEPT, SWEPT_STOPPED, f"{ONE}fixed", f"{ONE}fixed-stopped", "none", "early-stopping")
 QUESTIONS = {
@@ -112,7 +112,7 @@ def _rows(plan: Plan, name: str) -> dict[str, Row]:
 
 def _arms(name: str) -> tuple[str, ...]:
     """Names of the protocol's arms that are meant."""
-    return {SWEPT: SWEEP, SWEPT_STOPPED: STOPPED_SWEEP}.get(name, (name.removeprefix(ONE),))
+    return SWEEPS.get(name, (name.removeprefix(ONE),))
 
 
 def _lost(plan: Plan, name: str, rows: dict[str, Row]) -> set[str]:

@@ -186,11 +186,17 @@ class Plan:
         seeds = self.protocol.seeds[: self.protocol.first_seeds]
         return [Cell(self.protocol.selection, arm, seed) for seed in seeds for arm in self.protocol.swept_pi]
 
+    @staticmethod
+    def source_of(arm: Arm) -> Arm | None:
+        """The law whose runs an arm takes lambda from; None where it needs none."""
+        law, _, what = arm.derive.partition("-")
+        return {"pi": PI, "cascade": CASCADE, "auto": AUTO}[law] if what in ("mean", "replay") else None
+
     def _source(self, cell: Cell) -> Cell:
         """The run that a cell takes lambda from."""
-        law, _, what = cell.arm.derive.partition("-")
-        arm = {"pi": PI, "cascade": CASCADE, "auto": AUTO}[law]
-        return Cell(cell.task, arm, cell.seed if what == "mean" else self._other_seed(cell.seed))
+        arm = self.source_of(cell.arm)
+        assert arm is not None, "this arm sets its own lambda"
+        return Cell(cell.task, arm, cell.seed if cell.arm.derive.endswith("-mean") else self._other_seed(cell.seed))
 
     def _other_seed(self, seed: int) -> int:
         """The next one among the first seeds, or among the later ones, so that a balanced part can be finished."""

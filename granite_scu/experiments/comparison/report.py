@@ -86,9 +86,11 @@ def _overview(results: dict[str, Any]) -> Section:
     rows = []
     for line in results["overview"]:
         values = [line["mean"], line["worst"], *(line["excess"].get(name) for name in names)]
-        rows.append([line["name"], *("" if value is None else f"{100 * value:+.2f}" for value in values)])
+        spent = [f"{line['cost'][of]:.1f}" if line["cost"] else "" for of in ("tokens", "seconds")]
+        rows.append([line["name"], *spent, *("" if value is None else f"{100 * value:+.2f}" for value in values)])
     title = "Test bits per token over those of the swept best λ, in per cent"
-    return Section(title, ("", "mean", "worst", *names), rows)
+    said = "Cost: training tokens and processor time of all runs that the arm takes, over those of one run without λ.\n"
+    return Section(title, ("", "tokens", "seconds", "mean", "worst", *names), rows, [said] if rows else [])
 
 
 def _pairs(results: dict[str, Any]) -> Section:

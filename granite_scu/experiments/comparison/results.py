@@ -15,6 +15,7 @@ from granite_scu.experiments.comparison.protocol import CASCADE, PI, Arm, Protoc
 from granite_scu.experiments.comparison.rows import (
     STOPPED_SWEEP,
     SWEEP,
+    SWEEPS,
     Row,
     best_of,
     best_of_each_arm,
@@ -52,7 +53,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "tasks": tasks,
         "claims": {name: _overall(name, judged, tasks) for name in _claimants(plan)},
         "cost": _cost(plan.protocol),
-        "overview": overview(tasks),
+        "overview": overview(plan, tasks),
         "pairs": pairs(plan),
         "transfer": transfer(plan),
         "constants": constants(plan),
@@ -96,7 +97,8 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     shown = [replace(row, name=f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in best_of_each_arm(every)]
     reference = _reference(shown)
     swept = best_of_sweep(plan, task, SWEEP)  # over the seeds that the whole sweep has
-    excess = {row.arm.name: _swept_excess(row, swept) for row in shown}
+    best = {row.arm.name: row for row in shown} | {n: best_of_sweep(plan, task, arms) for n, arms in SWEEPS.items()}
+    excess = {name: row and _swept_excess(row, swept) for name, row in best.items()}
     shown = [row for row in shown if row is reference or row.is_not(reference)]
     base = plan.evidence.get(plan.base(task))
     return {

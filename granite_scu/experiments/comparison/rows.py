@@ -17,6 +17,10 @@ SWEEP = ("none", "fixed")
 STOPPED_SWEEP = ("early-stopping", "fixed-stopped")
 """The same sweep with early stopping: validation chooses lambda and the step."""
 
+SWEPT, SWEPT_STOPPED = "swept λ", "swept λ, stopped early"
+SWEEPS = {SWEPT: SWEEP, SWEPT_STOPPED: STOPPED_SWEEP}
+"""Rivals that are no arm: the best of a sweep on each task, by validation."""
+
 
 @dataclass(frozen=True, eq=False)
 class Row:

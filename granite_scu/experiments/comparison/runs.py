@@ -12,9 +12,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from peft import set_peft_model_state_dict
 from rich.console import Console
-from safetensors.torch import load_file
 
 from granite_scu.config.errors import Diverged
 from granite_scu.config.request import Request
@@ -29,7 +27,7 @@ from granite_scu.hardware import detect
 from granite_scu.model import loading
 from granite_scu.model.loss import token_nats
 from granite_scu.storage.provenance import git_revision, origin
-from granite_scu.storage.run_folder import CONTROL_CONFIG, HISTORY, WEIGHTS, RunFolder
+from granite_scu.storage.run_folder import CONTROL_CONFIG, HISTORY, RunFolder
 from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun, build_module
@@ -167,7 +165,7 @@ class ScoreByDocument(FinalScore):
         final = by_document(module, data.test, data.config.batch_size, context())
         at_best = final
         if best.step != trainer.global_step:
-            set_peft_model_state_dict(module.model, load_file(best.folder / WEIGHTS))
+            best.restore(trainer, module)
             at_best = by_document(module, data.test, data.config.batch_size, context())
         ticks = self.folder.finish_history()
         self.summary = {

@@ -78,7 +78,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
         facts: ``base_model`` (hub id, local folder or the embedded model's name), ``data`` (the corpus, in words
             or by its path), ``controller``, ``target_s`` (null without a setpoint; the last one where the law moves it:
             ``setpoint_moves``), ``summary`` (``scu_metrics.json``: bits per token ``base_test_bpt``,
-            ``final_test_bpt``, ``final_val_bpt``, ``best_val_bpt`` and the count ``test_tokens``; ``s_ema``,
+            ``adapter_test_bpt``, ``best_val_bpt`` and the counts ``test_tokens`` and ``best_val_step``; ``s_ema``,
             ``lambda``, ``steps``, ``tokens``, ``wall_time_s``; ``best_scale`` of a run that asked for it),
             ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),
             ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub.
@@ -155,9 +155,9 @@ def _metadata(base: str, facts: Mapping[str, Any]) -> str:
 def _eval_results(facts: Mapping[str, Any]) -> list[EvalResult]:
     summary, data = facts["summary"] or {}, _text(facts["data"])
     found = []
-    if summary.get("final_test_bpt") is not None:
+    if summary.get("adapter_test_bpt") is not None:
         held_out = {"dataset_type": _slug(data), "dataset_name": f"{data}, held-out documents", "dataset_split": "test"}
-        found.append(_result(held_out, "bits_per_token", summary["final_test_bpt"], "bits per token"))
+        found.append(_result(held_out, "bits_per_token", summary["adapter_test_bpt"], "bits per token"))
     if evaluation := facts["evaluation"]:
         text = _text(evaluation["data"])
         where = {"dataset_type": _slug(text), "dataset_name": text, "dataset_config": "eval_bpt"}

@@ -202,17 +202,11 @@ def _check_content(folder: Path, name: str, content: bytes) -> None:
 
 def _notes(facts: Mapping[str, Any]) -> list[str]:
     summary = facts["summary"]
-    base, adapter = summary.get("base_test_bpt"), summary.get("final_test_bpt")
-    best, final = summary.get("best_val_bpt"), summary.get("final_val_bpt")
+    base, adapter = summary.get("base_test_bpt"), summary.get("adapter_test_bpt")
     notes = []
     if base is not None and adapter is not None and adapter >= base:
         notes.append(
             f"the adapter is no better than its base on held-out documents: {adapter:.4f}, {base:.4f} bits per token"
-        )
-    if best is not None and final is not None and best < final:
-        notes.append(
-            f"the adapter in best/ validated better, {best:.4f} against {final:.4f} bits per token; "
-            "the final one is published"
         )
     if facts["evaluation"] is None:
         notes.append("no interval: scripts/eval_bpt.py was not run on this folder")

@@ -1,13 +1,14 @@
-"""Keep the adapter that validated best beside the final one."""
+"""Keep the adapter that validated best until the run ends with it."""
 
 import json
 import shutil
 from pathlib import Path
 
 import lightning as L
+from safetensors.torch import load_file
 
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.storage.run_folder import finite, replacing
+from granite_scu.storage.run_folder import WEIGHTS, finite, replacing
 from granite_scu.training.module import GraniteModule
 
 RECORD = "validation.json"
@@ -21,7 +22,7 @@ class BestAdapter(L.Callback):
     folder as it was then, and not the record alone: one copy cannot disagree with the adapter that it is about.
 
     Args:
-        folder: ``best/`` of the run folder.
+        folder: ``best/`` of the run folder. It is there while the run trains.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,6 +60,11 @@ class BestAdapter(L.Callback):
             self.val_bpt, self.step = val_bpt, trainer.global_step
             if trainer.is_global_zero:
                 self._save(module)
+
+    def restore(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Give the model the adapter that validated best. Every rank calls this; rank 0 alone has the folder."""
+        weights = load_file(self.folder / WEIGHTS) if trainer.is_global_zero else {}
+        module.load_adapter(trainer.strategy.broadcast(weights))
 
     def _save(self, module: GraniteModule) -> None:
         record = finite({"val_bpt": self.val_bpt, "step": self.step})

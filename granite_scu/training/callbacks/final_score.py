@@ -1,5 +1,6 @@
-"""The end of a run: score base and adapter on held-out documents, save, summarise."""
+"""The end of a run: leave the best validated adapter, score it and the base on held-out documents, summarise."""
 
+import shutil
 import time
 from collections.abc import Sequence
 from itertools import islice
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.evaluation.score import Score
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder
 from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.stopwatch import Stopwatch
@@ -30,7 +31,9 @@ class Stopper(Protocol):
 
 
 class FinalScore(L.Callback):
-    """Writes the final adapter, the history as one list, and ``scu_metrics.json``.
+    """Writes the adapter that validated best, the history as one list, and ``scu_metrics.json``.
+
+    Where that adapter is not the one of the last step, the last one goes into ``final/``.
 
     Args:
         folder: the run folder.
@@ -64,13 +67,7 @@ class FinalScore(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self.stopwatch.stop()
-        if trainer.is_global_zero:
-            save_adapter(module.model, self.folder.path, module.base.name)
-            self.tokenizer.save_pretrained(self.folder.path)
-        data = trainer.datamodule
-        if self.best.latest_step != trainer.global_step:
-            some = islice(data.val_dataloader(), int(trainer.limit_val_batches))
-            self.best.consider(trainer, module, module.score(some).bits_per_token)
+        self._choose_adapter(trainer, module)
         adapter = self._score_test(trainer, module, "adapter")
         with module.model.disable_adapter():
             base = self._score_test(trainer, module, "base model")
@@ -81,6 +78,23 @@ class FinalScore(L.Callback):
         if trainer.is_global_zero:
             self.summary = self._summarise(trainer, base.bits_per_token, adapter) | start
             self.folder.write_json("scu_metrics.json", self.summary)
+            shutil.rmtree(self.best.folder)
+
+    def _choose_adapter(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Validate the last step's adapter, and save and keep in the model the one that validated best."""
+        data, writes, last = trainer.datamodule, trainer.is_global_zero, self.folder.path / LAST_ADAPTER
+        if self.best.latest_step != trainer.global_step:
+            some = islice(data.val_dataloader(), int(trainer.limit_val_batches))
+            self.best.consider(trainer, module, module.score(some).bits_per_token)
+        if writes:
+            shutil.rmtree(last, ignore_errors=True)  # of a run that ended here before
+        if self.best.step != trainer.global_step:
+            if writes:
+                save_adapter(module.model, last, module.base.name)
+            self.best.restore(trainer, module)
+        if writes:
+            save_adapter(module.model, self.folder.path, module.base.name)
+            self.tokenizer.save_pretrained(self.folder.path)
 
     def _score_test(self, trainer: L.Trainer, module: GraniteModule, what: str) -> Score:
         hidden = not (trainer.is_global_zero and self.console.is_terminal)
@@ -91,19 +105,18 @@ class FinalScore(L.Callback):
     def _summarise(self, trainer: L.Trainer, base_bpt: float, adapter: Score) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
-        final_val, tokens = self.best.latest, last.get("tokens", 0)
+        tokens = last.get("tokens", 0)
         # A setpoint that moved about by itself is none to be judged by.
         judged = history if self.setpoint is not None else [record | {"s_target": None} for record in history]
         return {
             "steps": trainer.global_step,
             "tokens": tokens,
             "base_test_bpt": base_bpt,
-            "final_test_bpt": adapter.bits_per_token,
+            "adapter_test_bpt": adapter.bits_per_token,
             "test_tokens": adapter.tokens,
-            "final_val_bpt": final_val,
+            "final_val_bpt": self.best.latest,
             "best_val_bpt": self.best.val_bpt,
             "best_val_step": self.best.step,
-            "better": better_of(final_val, self.best.val_bpt),
             "train_bpt": last.get("data_bpt"),
             "param_bpt": last.get("param_bpt"),
             "s": last.get("s"),
@@ -128,11 +141,3 @@ def stop_reason(trainer: L.Trainer, stoppers: Sequence[Stopper]) -> str:
     if trainer.global_step >= trainer.max_steps:
         return "max_steps"
     return next((reason for stopper in stoppers if (reason := stopper.stop_reason)), "other")
-
-
-def better_of(final: float, best: float) -> dict[str, str | float]:
-    """Which of the two adapters that a run leaves validated better, and by how many bits per token.
-
-    The final one where they are level: as a rule they are one and the same then.
-    """
-    return {"adapter": "best" if best < final else "final", "by_bpt": max(0.0, final - best)}

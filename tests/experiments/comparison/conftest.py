@@ -61,6 +61,7 @@ def finish_run(evidence: Evidence, spec: Spec, validation=6.0, nats=None, tokens
         "law": {"lambda_init": 0.5},
         "training": {"final": 6.0, "tokens": 1024},
         "ticks": {"step": [4, 8], "s": [0.1, 0.2], "lambda": [strength + spec.seed, 0.1], "data_bpt": [6.0, 5.0]},
+        "cpu_time_s": 60.0 if spec.settings["control.controller"] == "none" else 90.0,
         "wall_time_s": 100.0,
     }
     evidence.add(record, spec.file.name)

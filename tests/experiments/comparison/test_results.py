@@ -258,7 +258,17 @@ def test_the_overview_sets_every_arm_against_the_swept_best(found):
     assert lines["none"]["excess"] == pytest.approx({"first": 5 / 4.002 - 1, "second": 5 / 4.002 - 1}, abs=1e-4)
     assert lines["pi"]["mean"] == pytest.approx(4 / 4.002 - 1, abs=1e-4) == lines["pi"]["worst"]
     assert lines["fixed"]["worst"] == 0
-    assert "| none | +24.94 | +24.94 | +24.94 | +24.94 |" in report.markdown(found)
+    assert "| none | 1.0 | 1.0 | +24.94 | +24.94 | +24.94 | +24.94 |" in report.markdown(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "seconds"),
+    [("none", 1, 1.0), ("pi", 1, 1.5), ("fixed-at-mean", 2, 3.0), ("replay", 2, 3.0), ("swept λ", 2, 2.5)],
+)
+def test_an_arm_costs_its_runs_and_those_that_it_takes_lambda_from(found, name, runs, seconds):
+    """A run with lambda takes 90 seconds here, and one without 60; both have as many tokens."""
+    (line,) = [line for line in found["overview"] if line["name"] == name]
+    assert line["cost"] == {"runs": runs, "tokens": runs, "seconds": seconds}
 
 
 def test_a_sweep_that_lacks_a_setting_has_no_best(finished, evidence, finish):

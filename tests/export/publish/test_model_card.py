@@ -14,9 +14,9 @@ HUB_ID = "ibm-granite/granite-4.0-h-1b"
 def facts(**changes) -> dict:
     summary = {
         "base_test_bpt": 7.1234567,
-        "final_test_bpt": 6.5,
+        "adapter_test_bpt": 6.5,
         "best_val_bpt": 6.61,
-        "final_val_bpt": 6.62,
+        "best_val_step": 900,
         "test_tokens": 24576,
         "s_ema": 0.019876,
         "lambda": 12.34567,
@@ -76,8 +76,8 @@ def test_the_front_matter_is_what_the_hub_reads():
     [
         "| base model, held-out test documents | 7.1235 bits per token on 24,576 tokens |",
         "| with the adapter, same documents | 6.5000 bits per token on 24,576 tokens |",
-        "| at the end, on the validation sample | 6.6200 bits per token |",
-        "| best, on the validation sample | 6.6100 bits per token |",
+        "| with the adapter, on the validation sample | 6.6100 bits per token |",
+        "| the adapter's step, of 1,000: the best validated | 900 |",
         "| S at the end, smoothed | 0.01988 |",
         "| setpoint S* | 0.02 |",
         "| lambda at the end | 12.35 |",
@@ -102,7 +102,7 @@ def test_an_adapter_to_start_from_has_its_bits_beside_the_others():
 
 
 def test_what_was_not_measured_is_said():
-    text = card(summary={"steps": 7, "final_test_bpt": None}, data=None, versions={})
+    text = card(summary={"steps": 7, "adapter_test_bpt": None}, data=None, versions={})
     rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE))
     assert rows["optimizer steps"] == "7"
     unmeasured = ("base model, held-out test documents", "with the adapter, same documents", "lambda at the end")

@@ -32,7 +32,7 @@ def test_a_dry_run_asks_nobody(tool, hub, run):
     size = f"{(run / 'adapter_model.safetensors').stat().st_size:,}"
     assert re.search(rf"adapter_model.safetensors\W+{size}\W", done.stdout)
     kept = re.search(r"^stays here: (.*)$", done.stdout, re.MULTILINE)[1].split(", ")
-    assert {"best", "checkpoint-4", "config.yaml", "logs", "report.html", "training_config.json"} <= set(kept)
+    assert {"checkpoint-4", "config.yaml", "logs", "report.html", "training_config.json"} <= set(kept)
     assert "library_name: peft" in done.stdout and "| base model, held-out test documents |" in done.stdout
 
 

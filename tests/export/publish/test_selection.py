@@ -47,7 +47,7 @@ def test_only_listed_files_are_published_and_the_rest_is_named(run):
     (run / "notes.txt").write_text("mine", encoding="utf-8")
     found = selection.prepare(run, REPO)
     assert set(found.files) <= set(selection.PUBLISHED)
-    assert {"config.yaml", "training_config.json", "checkpoint-4", "logs", "best", "notes.txt"} <= set(found.left_out)
+    assert {"config.yaml", "training_config.json", "checkpoint-4", "logs", "notes.txt"} <= set(found.left_out)
     assert next(iter(found.files)) == "README.md"
 
 
@@ -135,7 +135,7 @@ def test_a_spoilt_folder_is_refused_and_no_secret_repeated(run, spoil, words):
 
 def test_what_is_no_run_folder(run, tmp_path):
     assert "no such folder" in refusal(tmp_path / "nowhere")
-    assert "not a run folder" in refusal(run / "best")
+    assert "not a run folder" in refusal(run / "checkpoint-4")
     assert "no such folder" in refusal(run / "README.md")
 
 
@@ -245,7 +245,7 @@ def test_the_card_is_what_huggingface_hub_reads(run):
     assert (data.library_name, data.license, data.pipeline_tag) == ("peft", "apache-2.0", "text-generation")
     assert data.model_name == REPO
     (result,) = data.eval_results
-    assert (result.metric_type, result.metric_value) == ("bits_per_token", metrics["final_test_bpt"])
+    assert (result.metric_type, result.metric_value) == ("bits_per_token", metrics["adapter_test_bpt"])
     assert result.dataset_split == "test"
     assert "letters.txt" in result.dataset_name and "/" not in result.dataset_name
 
@@ -335,8 +335,6 @@ def test_an_evaluation_of_something_else_is_refused(run, changes):
 
 def test_what_was_not_evaluated_and_what_is_no_better_is_noted(run):
     metrics = json.loads((run / "scu_metrics.json").read_text(encoding="utf-8"))
-    change(
-        run / "scu_metrics.json", final_test_bpt=metrics["base_test_bpt"] + 1, best_val_bpt=metrics["final_val_bpt"] - 1
-    )
+    change(run / "scu_metrics.json", adapter_test_bpt=metrics["base_test_bpt"] + 1)
     notes = " ".join(selection.prepare(run, REPO).notes)
-    assert "no better than its base" in notes and "best/ validated better" in notes and "no interval" in notes
+    assert "no better than its base" in notes and "no interval" in notes
