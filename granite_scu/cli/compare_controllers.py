@@ -40,6 +40,8 @@ def build_parser() -> Parser:
                        "at another rank, learning rate and sigma: two hours on two cores")  # fmt: skip
     which.add_argument("--fresh", action="store_true", help="text and models that formed no law: "
                        "ten hours on two cores; fetch the texts first: scripts/fetch_texts.py")  # fmt: skip
+    which.add_argument("--scarce", action="store_true", help="the default in short runs and with little held-out "
+                       "text: half an hour on two cores")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms (and the runs that they hang on)")
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
@@ -61,7 +63,8 @@ def build_parser() -> Parser:
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
                         help="for table and plot (default: evidence/comparison, with --varied "
                         "evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
-    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/evidence.md, too")
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into the page in docs, too: "
+                        "evidence.md, with --fresh research/fresh.md")  # fmt: skip
     parser.add_debug()
     return parser
 
@@ -85,15 +88,15 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     from granite_scu.experiments.comparison import engine, report
     from granite_scu.experiments.comparison.plan import Plan
-    from granite_scu.experiments.comparison.protocol import FRESH, FULL, PRECISION, QUICK, VARIED
+    from granite_scu.experiments.comparison.protocol import FRESH, FULL, PRECISION, QUICK, SCARCE, VARIED
 
-    apart_from_full = {"quick": QUICK, "varied": VARIED, "fresh": FRESH}
+    apart_from_full = {"quick": QUICK, "varied": VARIED, "fresh": FRESH, "scarce": SCARCE}
     protocol = next((of for flag, of in apart_from_full.items() if getattr(options, flag)), FULL)
     _check(options, protocol, root)
     if options.steps:
         protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
     console = make_console(width=WIDE)
-    folder = protocol.name if protocol.name in (VARIED.name, FRESH.name) else "comparison"
+    folder = protocol.name if protocol in (VARIED, FRESH, SCARCE) else "comparison"
     published, apart = root / "evidence" / folder, root / "runs" / "compare"
     evidence = _evidence(options, published, apart, console)
     plan = Plan(protocol, evidence, options.tasks, options.arms, options.seeds)
@@ -105,7 +108,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         raise UserError(f"--evidence {evidence.folder}: holds no finished run of what was asked for; see --list")
     is_published = (evidence.folder.resolve(), evidence.precision) == ((published / "runs").resolve(), PRECISION)
     output = options.output_dir or (published if is_published and not _is_part(options) else apart)
-    page = root / "docs" / "evidence.md" if options.write_docs else None
+    page = root / "docs" / protocol.page if options.write_docs else None
     require_writable("--output-dir", output)
     if page:
         report.around_the_tables(page)
@@ -165,12 +168,11 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
         raise UserError("--report-only: trains nothing; leave out --max-runs")
     if options.report_only and options.evidence and not RunStore("--evidence", options.evidence).exists():
         raise UserError(f"--evidence {options.evidence}: there is no such folder; name that of the finished runs")
-    if options.write_docs and (options.varied or options.fresh or _is_part(options)):
-        part = "--quick, --varied, --fresh, --tasks, --arms, --seeds and --steps"
-        raise UserError(f"--write-docs: the page is about the whole protocol; leave out {part}")
-    published = (root / "evidence" / "comparison" / "runs").resolve()
-    if options.write_docs and options.evidence and options.evidence.resolve() != published:
-        raise UserError("--write-docs: the page is about the runs in evidence/comparison; leave out --evidence")
+    if options.write_docs and (not protocol.page or _is_part(options)):
+        part = "--quick, --varied, --tasks, --arms, --seeds and --steps"
+        raise UserError(f"--write-docs: the page is about a whole protocol; leave out {part}")
+    if options.write_docs and options.evidence:
+        raise UserError("--write-docs: the page is about the runs in evidence; leave out --evidence")
 
 
 def _evidence(options: argparse.Namespace, published: Path, apart: Path, console: "Console") -> "Evidence":

@@ -36,7 +36,10 @@ def count_at_the_end(where):
 
 @pytest.mark.parametrize(
     "more",
-    [pytest.param((), id="plain", marks=pytest.mark.slow), pytest.param(("--gradient-checkpointing",), id="again")],
+    [
+        pytest.param((), id="plain", marks=pytest.mark.slow),
+        pytest.param(("--gradient-checkpointing", "--target-s", "auto"), id="again, and finding its setpoint"),
+    ],
 )
 def test_shares_give_the_bits_of_the_whole(tmp_path, more):
     text = killing.texts(tmp_path / "text")

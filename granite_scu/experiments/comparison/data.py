@@ -95,7 +95,9 @@ class ComparedData(TextDataModule):
             self.before_shift = thinned(first["train"], config.train_tokens)
         _, blocks = read(self.task.scored_on, self.model, config.block_size)
         sizes = {"train": config.train_tokens, "validation": VALIDATION_TOKENS, "test": TEST_TOKENS}
-        return blocks | {name: thinned(blocks[name], tokens) for name, tokens in sizes.items()}
+        found = blocks | {name: thinned(blocks[name], tokens) for name, tokens in sizes.items()}
+        few = self.task.held_out
+        return found if few is None else found | {"validation": blocks["validation"].part(range(few))}
 
     @property
     def n_tokens(self) -> int:

@@ -64,7 +64,7 @@ class Spec:
         """Twelve hex digits that stand for what is trained: equal for equal runs, on every machine."""
         identity = {
             "version": VERSION,
-            "task": {name: value for name, value in asdict(self.task).items() if name not in ("name", "settings")},
+            "task": _identity(self.task),
             "seed": self.seed,
             "settings": {**TRAINING, **self.settings},
             "validation": [EVAL_STEPS, VALIDATION_TOKENS],
@@ -96,6 +96,12 @@ class Spec:
         setting = re.sub(r"λ=|S\*=|KL\*=| ", "", self.setting)
         label = "-".join(part for part in (self.arm, setting, f"s{self.seed}", self.key) if part)
         return Path(self.task.name) / f"{label}.json"
+
+
+def _identity(task: Task) -> dict[str, Any]:
+    """What of a task makes it another run. ``held_out`` came later: where it is None, keys are what they were."""
+    named = ("name", "settings", *(("held_out",) if task.held_out is None else ()))
+    return {name: value for name, value in asdict(task).items() if name not in named}
 
 
 def revisions(controller: str) -> dict[str, int]:

@@ -30,14 +30,21 @@ RIVALS = (SWEPT, SWEPT_STOPPED, f"{ONE}fixed", f"{ONE}fixed-stopped", "none", "e
 QUESTIONS = {
     "pi": (*RIVALS, "fixed-at-mean", "replay"),
     "pi-auto": (*RIVALS, "pi"),
+    "pi-auto-stopped": (
+        *RIVALS,
+        "pi-at-45-stopped",
+        f"{ONE}cosine-stopped",
+        "cosine-stopped",
+        "cascade-stopped",
+        "fixed-at-auto-mean-stopped",
+        "replay-of-auto-stopped",
+        "pi-auto",
+    ),
     "early-stopping": (SWEPT, f"{ONE}fixed", "none"),
     f"{ONE}fixed-stopped": (SWEPT, "early-stopping"),
     "cascade": (*RIVALS, "pi-auto", "cosine", f"{ONE}cosine", "fixed-at-cascade-mean", "replay-of-cascade"),
 }
 """What is asked of each law, and of what needs none: is it better than these?"""
-
-CHOSEN_ON_ALL = ("pi-auto",)
-"""Laws that no task is unseen by."""
 
 
 def pairs(plan: Plan) -> list[dict[str, Any]]:
@@ -47,7 +54,7 @@ def pairs(plan: Plan) -> list[dict[str, Any]]:
         Of each line ``arm`` and ``rival``, by name; ``tasks``, how many seeds both have, of each task on which that is
         two or more; ``excess``, test bits per token over the rival's minus 1, averaged over these, with its interval;
         ``excess_of_unseen``, that of the tasks that had no part in choosing S* or in forming a law (None for fewer than
-        two, and where the law was chosen on all, as the default's share of S_free was; one setting is all the same);
+        two, and where all formed the law; one setting is all the same);
         ``without_largest``, the average without the longest test document of each task; ``better`` and ``worse``, the
         tasks that decide and whose own interval lies to one side of 0; ``lost``, the tasks that are left out because
         runs failed; ``verdict``, the average in a sentence.
@@ -70,7 +77,9 @@ def _line(plan: Plan, arm: str, rival: str) -> dict[str, Any] | None:
     seeds_of = {name: len(pair.arm.nats) for name, pair in found.items()}
     decided = {name: pair for name, pair in found.items() if decides(seeds_of[name])}
     alone = {name: statistics.relative_excess(pair.arm, pair.reference) for name, pair in decided.items()}
-    unseen = [pair for name, pair in found.items() if name in plan.protocol.unseen and arm not in CHOSEN_ON_ALL]
+    unseen = [
+        pair for name, pair in found.items() if name in plan.protocol.unseen and arm not in plan.protocol.formed_on_all
+    ]
     trimmed = [_without_largest(pair.arm) / _without_largest(pair.reference) - 1 for pair in found.values()]
     lost = (_lost(plan, arm, of_arm) | _lost(plan, rival, of_rival)) - chosen_on
     excess = statistics.mean_relative_excess(list(found.values()))

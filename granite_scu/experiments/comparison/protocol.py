@@ -26,6 +26,8 @@ class Task:
             stands for text whose character changes while a model learns from it, and what counts is what comes.
         settings: dotted configuration keys in which its runs differ from ``TRAINING`` or from the family's learning
             rate.
+        held_out: blocks of validation text, the first ones, which are of a document or two; None takes
+            ``VALIDATION_TOKENS``, spread over all of it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Task:
     steps: int | None
     then: str | None = None
     settings: dict[str, float | str] = field(default_factory=dict, hash=False)
+    held_out: int | None = None
 
     @property
     def scored_on(self) -> str:
@@ -84,6 +87,9 @@ class Protocol:
             does not change when more seeds arrive.
         selection_task: where S* is chosen, by validation; None where no arm takes a chosen one, and nothing is claimed.
         unseen: names of the tasks that had no part in choosing S* or in forming a law.
+        formed_on_all: names of the arms that no task is unseen by.
+        judged: the arm of which was written down beforehand what counts as success; empty where none was.
+        page: where the tables go, below ``docs``; empty where they are on none.
     """
 
     name: str
@@ -97,6 +103,9 @@ class Protocol:
     first_seeds: int
     selection_task: str | None
     unseen: tuple[str, ...] = ()
+    formed_on_all: tuple[str, ...] = ()
+    judged: str = ""
+    page: str = ""
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
@@ -236,17 +245,20 @@ FULL = Protocol(
     name="full",
     tasks=TASKS,
     arms=(
-        *(NONE, STOPPED, *FIXED, *FIXED_STOPPED, PI, AUTO, CASCADE, NONE_AT_RATE, *ISOLATING),
+        *(NONE, STOPPED, *FIXED, *FIXED_STOPPED, PI, AUTO, CASCADE, *_stopped(AUTO, CASCADE)),
+        *(NONE_AT_RATE, *ISOLATING),
         *(*PI_SWEPT, *OTHER_LAWS, *SCHEDULES, *DECAY, *CPR, *FACTORS, *KL),
     ),
     seeds=(0, 1, 2, 3, 4),
     rates=(1e-3, 2e-3, 4e-3),
     tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2], "decay": DECAY[3], "cpr": CPR[2], "factors": FACTORS[2]},
-    headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi", "pi-auto", "cascade"),
+    headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi", "pi-auto", "pi-auto-stopped", "cascade"),
     swept_pi=PI_SWEPT,
     first_seeds=3,
     selection_task="docs-small",
     unseen=("source-small", "docs-medium", "package-medium", "source-once"),
+    formed_on_all=("pi-auto", "pi-auto-stopped"),
+    page="evidence.md",
 )
 
 VARIATIONS: dict[str, dict[str, float | str]] = {
@@ -319,9 +331,37 @@ FRESH = Protocol(
     first_seeds=2,
     selection_task=None,
     unseen=("speeches-small", "go-once", "faq-medium", "javascript-small", "dialogues-small", "jargon-medium"),
+    judged="pi-auto-stopped",
+    page="research/fresh.md",
 )
 """Tasks and models that had no part in forming a law. What counts as success was written down before the first run:
 docs/research/protocol.md."""
+
+SCARCE_STEPS, SCARCE_BLOCKS = 36, 8
+"""Nine ticks; a micro-batch."""
+
+
+def _scarce(name: str) -> tuple[Task, Task]:
+    """A task of the full protocol in a short run, and with little held-out text."""
+    task = FULL.task(name)
+    short = replace(task, name=f"{name}-36-steps", steps=SCARCE_STEPS)
+    return short, replace(task, name=f"{name}-8-blocks", held_out=SCARCE_BLOCKS)
+
+
+SCARCE = Protocol(
+    name="scarce",
+    tasks=tuple(task for name in ("docs-small", "package-small", "source-medium") for task in _scarce(name)),
+    arms=(NONE, STOPPED, FIXED[1], FIXED_STOPPED[1], AUTO, *_stopped(AUTO)),
+    seeds=(0, 1, 2),
+    rates=(4e-3,),
+    tuned={},
+    headline=(),
+    swept_pi=(),
+    first_seeds=3,
+    selection_task=None,
+)
+"""What becomes of the default in a run of nine ticks, and where its held-out text is one micro-batch of a document or
+two. The tasks formed its rule."""
 
 QUICK_TASK = Task("docs-quick", "stdlib-docs", SMALL, 104)  # the cascade takes ten validations before the last step
 QUICK = Protocol(

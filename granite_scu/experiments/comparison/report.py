@@ -38,7 +38,8 @@ class Section(NamedTuple):
 
 
 def write(results: dict[str, Any], folder: Path) -> list[Path]:
-    """``comparison.json``, ``comparison.md`` and, where there is something to draw, ``comparison.png`` and ``.svg``."""
+    """``comparison.json``, ``comparison.md`` and, where there is something to draw, the pictures ``comparison`` and
+    ``cost``, as PNG and SVG."""
     place = RunFolder(folder)
     place.make()
     place.write_json("comparison.json", results)
@@ -46,9 +47,12 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     written = [folder / "comparison.json", folder / "comparison.md"]
     if results["tasks"]:
         from viz.comparison_plot import plot_comparison
+        from viz.cost_plot import DEFAULT, plot_costs, ways
         from viz.style import save
 
         written += save(plot_comparison(results), folder / "comparison")
+        if DEFAULT in ways(results):
+            written += save(plot_costs(results), folder / "cost")
     return written
 
 
@@ -74,10 +78,16 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 def markdown(results: dict[str, Any]) -> str:
     """The same tables in Markdown, and what is told of all tasks at once."""
-    over_all_tasks = (_overview, _pairs, _transfer, _constants, _priors, _origin)
+    over_all_tasks = (_success, _overview, _pairs, _transfer, _constants, _priors, _origin)
     sections = [*map(_task, results["tasks"]), *(section(results) for section in over_all_tasks)]
     sections.append(Section("The claim", text=[f"- {line}" for line in claim_lines(results)]))
     return "\n\n".join(filter(None, (section.markdown() for section in sections))) + "\n"
+
+
+def _success(results: dict[str, Any]) -> Section:
+    """What was called success beforehand."""
+    rows = [[each["asked"], f"{each['found']:+.2%}", "yes" if each["met"] else "no"] for each in results["success"]]
+    return Section("What was called success before the first run", ("", "found", "met"), rows)
 
 
 def _overview(results: dict[str, Any]) -> Section:
@@ -166,17 +176,12 @@ def _priors(results: dict[str, Any]) -> Section:
     return Section("What another prior would make of one value: mean excess, and the worst", headings, rows)
 
 
-def _inside(share: dict[str, Any], runs: int) -> str:
-    """How many were in the interval, and of how many where a probe of this length foresaw more runs or fewer."""
-    return str(share["inside"]) if share["runs"] == runs else f"{share['inside']} of {share['runs']}"
-
-
 def _listed(values: dict[str, float]) -> str:
     return ", ".join(f"{value:.3g} ({name})" for name, value in values.items())
 
 
 def write_docs(results: dict[str, Any], page: Path) -> None:
-    """Put the tables between the marks of ``docs/evidence.md``.
+    """Put the tables between the marks of the protocol's page.
 
     Raises:
         UserError: the page has no such marks.

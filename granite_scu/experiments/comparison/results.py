@@ -26,6 +26,7 @@ from granite_scu.experiments.comparison.rows import (
     rows_of,
     scores_of,
 )
+from granite_scu.experiments.comparison.success import success
 from granite_scu.experiments.comparison.transfer import constants, priors, transfer
 
 MARGIN = 0.002
@@ -43,6 +44,7 @@ def report(plan: Plan) -> dict[str, Any]:
     setpoint, provisional = _setpoint(plan)
     tasks = [found for task in plan.tasks if (found := _task(plan, task, setpoint))]
     judged = [task.name for task in plan.protocol.tasks if task.name != plan.protocol.selection_task]
+    at_a_glance = overview(plan, tasks)
     return {
         "protocol": plan.protocol.name,
         "selection_task": plan.protocol.selection_task,
@@ -53,7 +55,8 @@ def report(plan: Plan) -> dict[str, Any]:
         "tasks": tasks,
         "claims": {name: _overall(name, judged, tasks) for name in _claimants(plan)},
         "cost": _cost(plan.protocol),
-        "overview": overview(plan, tasks),
+        "overview": at_a_glance,
+        "success": success(plan.protocol, at_a_glance),
         "pairs": pairs(plan),
         "transfer": transfer(plan),
         "constants": constants(plan),
@@ -95,7 +98,7 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     if not every:
         return None
     shown = [replace(row, name=f"pi (S* = {setpoint:g})") if row.arm is PI else row for row in best_of_each_arm(every)]
-    reference = _reference(shown)
+    reference = _reference(shown, plan.protocol.judged)
     swept = best_of_sweep(plan, task, SWEEP)  # over the seeds that the whole sweep has
     best = {row.arm.name: row for row in shown} | {n: best_of_sweep(plan, task, arms) for n, arms in SWEEPS.items()}
     excess = {name: row and _swept_excess(row, swept) for name, row in best.items()}
@@ -117,9 +120,9 @@ def _task(plan: Plan, task: Task, setpoint: float | None) -> dict[str, Any] | No
     }
 
 
-def _reference(shown: list[Row]) -> Row | None:
-    """What the other rows are compared with: PI, or where it has no score the first arm that has one."""
-    scored = sorted((row for row in shown if row.records), key=lambda row: row.arm is not PI)
+def _reference(shown: list[Row], judged: str) -> Row | None:
+    """What the other rows are compared with: the arm that is judged or PI, or else the first arm that has a score."""
+    scored = sorted((row for row in shown if row.records), key=lambda row: (row.arm.name != judged, row.arm is not PI))
     return scored[0] if scored else None
 
 

@@ -41,10 +41,10 @@ def _threads(monkeypatch):
         (["--quick", "--seeds", "4"], "--seeds 4: the quick protocol has 3; give 3 or fewer"),
         (["--precision", "fp16"], "--precision: invalid choice: 'fp16'"),
         (["--seeds", "many"], "invalid int value: 'many'"),
-        (["--quick", "--write-docs"], "--write-docs: the page is about the whole protocol; leave out --quick,"),
+        (["--quick", "--write-docs"], "--write-docs: the page is about a whole protocol; leave out --quick,"),
         (
             ["--varied", "--write-docs"],
-            "--write-docs: the page is about the whole protocol; leave out --quick, --varied,",
+            "--write-docs: the page is about a whole protocol; leave out --quick, --varied,",
         ),
         (["--list", "--report-only"], "--report-only: not allowed with argument --list"),
         (["--report-only", "--max-runs", "3"], "--report-only: trains nothing; leave out --max-runs"),
@@ -177,7 +177,7 @@ def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(
     assert main(tmp_path, elsewhere) == 0
     assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "evidence").exists()
     assert main(tmp_path, [*elsewhere, "--write-docs"]) == 2
-    assert "--write-docs: the page is about the runs in evidence/comparison; leave out" in capsys.readouterr().err
+    assert "--write-docs: the page is about the runs in evidence; leave out --evidence" in capsys.readouterr().err
     shutil.copytree(places[0], places[1])
     assert main(tmp_path, ["--report-only", "--evidence", str(places[1])]) == 0
     assert (tmp_path / "evidence" / "comparison" / "comparison.md").is_file()

@@ -30,7 +30,7 @@ def cost(spec) -> float:
 def finished_plan(protocol, evidence) -> Plan:
     """The longest document costs the cascade twice as much as it would, on the second task alone."""
     arms = (*protocol.arms, FIXED[1], AUTO, CASCADE)
-    found = Plan(replace(protocol, arms=arms, unseen=("first", "second")), evidence)
+    found = Plan(replace(protocol, arms=arms, unseen=("first", "second"), formed_on_all=("pi-auto",)), evidence)
     while (spec := found.next()) is not None:
         noise = 0.001 * np.random.default_rng(spec.seed).normal(size=len(TOKENS))
         nats = (cost(spec) + noise) * TOKENS

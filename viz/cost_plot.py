@@ -1,0 +1,106 @@
+"""Ways to set lambda: what each leaves above the best of a sweep, against what it costs. One point each.
+
+    python -m viz.cost_plot DIR/comparison.json [--out DIR]
+
+writes ``cost.png`` and ``cost.svg`` beside the file, or into DIR.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator, NullFormatter
+
+from viz import style
+from viz.comparison_plot import read_comparison
+
+DEFAULT = "the default"
+WAYS = {
+    "pi-auto-stopped": DEFAULT,
+    "early-stopping": "early stopping",
+    "fixed-stopped λ=0.03": "one λ = 0.03",
+    "pi-at-45-stopped": "S* = 45 %",
+    "cascade-stopped": "cascade",
+    "cosine-stopped": "best of four falling λ",
+    "swept λ": "best of six λ, last step",
+    "swept λ, stopped early": "best of six λ",
+}
+"""What is drawn, and in whose words. The adapter is the best validated one, but for the sweep that is the measure."""
+
+_APART = 1.15
+"""The least ratio of neighbouring places on the axis of costs: ways that cost the same stand side by side."""
+
+_TOP = 2.0
+"""Per cent; what lies above is written at the edge, as it would squeeze all others."""
+
+
+def ways(results: dict[str, Any]) -> dict[str, Any]:
+    """The lines of the overview that are drawn, by their words: those of the ``WAYS`` that were run on all tasks."""
+    lines = {line["name"]: line for line in results.get("overview", []) if line["name"] in WAYS and line["cost"]}
+    tasks = len(results["tasks"])
+    return {WAYS[name]: line for name, line in lines.items() if len(line["excess"]) == tasks}
+
+
+def plot_costs(results: dict[str, Any]) -> Figure:
+    """A point for each way: the mean over the tasks, and a line up to the worst of them.
+
+    Raises:
+        ValueError: none of the ways has been run on all tasks.
+    """
+    shown = ways(results)
+    if not shown:
+        raise ValueError("no way to set lambda has been run on all tasks")
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.axhline(0, color=style.INK, linewidth=1, dashes=(4, 3), zorder=0)
+    x = 0.0
+    for label, line in sorted(shown.items(), key=lambda item: item[1]["cost"]["seconds"]):
+        x = max(line["cost"]["seconds"], _APART * x)
+        _draw(axes, x, 100 * line["mean"], 100 * line["worst"], label)
+    low = min(100 * line["mean"] for line in shown.values())
+    axes.set(xscale="log", xlim=(0.85, 1.6 * x), ylim=(low - 0.25, 1.95 * _TOP))
+    axes.set_xticks([1, 1.5, 2, 3, 4, 6, 8], ["1", "1.5", "2", "3", "4", "6", "8"])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_locator(MultipleLocator(0.5 if low > -2 else 1))
+    axes.set_xlabel("processor time, in runs without λ", fontsize=style.LABEL, color=style.INK)
+    axes.set_ylabel("bits above the best of six λ (%)", fontsize=style.LABEL, color=style.INK)
+    style.tidy(axes)
+    return figure
+
+
+def _draw(axes: Axes, x: float, mean: float, worst: float, label: str) -> None:
+    """A way at its place: mean, worst, and its name above them."""
+    default = label == DEFAULT
+    colour = style.VERMILION if default else style.BLUE
+    top = min(worst, _TOP)
+    axes.plot([x, x], [min(mean, _TOP), top], color=colour, linewidth=1.6, alpha=0.6)
+    if worst > _TOP:
+        label += f": {mean:.0f}, worst {worst:.0f}" if mean > _TOP else f": worst {worst:.0f}"
+    else:
+        axes.plot(x, worst, "_", color=colour, markersize=9, alpha=0.6)
+    marker = "^" if mean > _TOP else "D" if default else "o"
+    axes.plot(x, min(mean, _TOP), marker, color=colour, markersize=9, linestyle="none")
+    axes.annotate(
+        label, (x, top), xytext=(0, 9), textcoords="offset points", rotation=55, rotation_mode="anchor",
+        fontsize=style.TICKS, color=colour if default else style.INK,
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m viz.cost_plot", description="Draw what a comparison costs.")
+    parser.add_argument("results", metavar="FILE", type=Path, help="comparison.json")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the pictures (default: that of FILE)")
+    options = parser.parse_args(arguments)
+    folder = options.out or options.results.parent
+    return style.draw_to(folder, "cost", lambda: plot_costs(read_comparison(options.results)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
