@@ -111,6 +111,17 @@ def test_two_processes_share_a_stream_and_go_on_in_it(start):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
+def test_two_processes_end_with_the_adapter_that_validated_best(start):
+    """One of them alone has its file. A process that starts from it scores it as both of them did."""
+    worse = ("--learning-rate", 0.03, "--lr-scheduler", "constant", "--warmup-steps", 0, "--controller", "none")
+    both, _ = start("worse", TORCHRUN, *HALF, *worse, "--max-steps", 12)
+    one, _ = start("from-it", (), "--batch-size", 4, "--adapter", both)
+    ended, began = (json.loads((folder / "scu_metrics.json").read_text()) for folder in (both, one))
+    assert ended["best_val_step"] < 12 and (both / "final").is_dir()
+    assert began["start_test_bpt"] == pytest.approx(ended["adapter_test_bpt"], rel=1e-5)
+
+
 def test_two_processes_were_at_work(read):
     one, two = read("training_config.json")
     assert (one["machine"]["devices"], two["machine"]["devices"]) == (1, 2)

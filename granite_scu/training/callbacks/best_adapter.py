@@ -1,6 +1,7 @@
 """Keep the adapter that validated best until the run ends with it."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -54,9 +55,12 @@ class BestAdapter(L.Callback):
             self.consider(trainer, module, module.val_bpt)
 
     def consider(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float) -> None:
-        """Take note of a validation of the adapter as it is now; save it if none was better."""
+        """Take note of a validation of the adapter as it is now; save it if none was better.
+
+        One that is not a number is beaten by any other, and beats none.
+        """
         self.latest, self.latest_step = val_bpt, trainer.global_step
-        if self.val_bpt is None or val_bpt < self.val_bpt:
+        if self.val_bpt is None or math.isnan(self.val_bpt) or val_bpt < self.val_bpt:
             self.val_bpt, self.step = val_bpt, trainer.global_step
             if trainer.is_global_zero:
                 self._save(module)

@@ -1,6 +1,7 @@
 """The best validation and its adapter are one folder, which a resumed run goes on from."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +47,13 @@ def test_a_run_that_goes_on_has_its_record_to_beat(saved, make_module):
     assert contents(saved.folder) == before
     best.consider(trainer, module, 5.0)
     assert json.loads((saved.folder / RECORD).read_text()) == {"val_bpt": 5.0, "step": 40}
+
+
+def test_a_validation_that_is_no_number_is_never_the_best(make_module, tmp_path):
+    best, module = BestAdapter(tmp_path / "best"), make_module()
+    for step, val_bpt in ((10, math.nan), (20, 5.1), (30, math.nan), (40, 5.3)):
+        best.consider(SimpleNamespace(global_step=step, is_global_zero=True), module, val_bpt)
+    assert (best.val_bpt, best.step, best.latest) == (5.1, 20, 5.3)
 
 
 def test_the_latest_validation_is_remembered(saved):
