@@ -45,7 +45,7 @@ def _held_out(scale: float | None, error: float | None) -> str:
     if change is not None and (error is None or abs(scale - 1) > error):
         return f"held-out text would have the adapter {change}{sure}"
     if error is not None and error > _UNSURE:
-        return f"held-out text does not tell whether the adapter should be larger or smaller{sure}"
+        return "held-out text does not tell whether the adapter should be larger or smaller"
     return f"held-out text finds the adapter about the right size{sure}"
 
 

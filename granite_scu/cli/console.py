@@ -74,7 +74,7 @@ def print_summary(summary: dict, folder: Any, console: Console) -> None:
         "validation": f"{summary['best_val_bpt']:.4f} bits/token",
         "adapter": which_adapter(summary),
         "S": "not measured" if summary["s_ema"] is None else f"{summary['s_ema']:.3%}",
-        "S*": None if target is None else f"{target:.3%}{', where held-out text moved it' if size else ''}",
+        "S*": None if target is None else f"{target:.3%}{', at the end of the run' if size else ''}",
         "S* can be reached": None if target is None else _reachability(summary),
         "lambda": f"{summary['lambda']:.4g}",
         "size of the adapter": size,

@@ -102,7 +102,7 @@ def test_auto_says_that_a_run_is_too_short_to_find_a_setpoint(launch, corpus, tm
     flags = (*SMALL, "--target-s", "auto", "--max-steps", 6, "--data-dir", corpus, "--output-dir", tmp_path / "run")
     code, out, _ = launch(*flags)
     assert code == 0
-    assert "S* starts at 90%, where lambda does little: 3 ticks are too few to find it" in " ".join(out.split())
+    assert "S* starts at 90%, and lambda does little: 3 ticks are too few to find S*" in " ".join(out.split())
     assert read(tmp_path / "run", "scu_history.json")[0]["s_target"] == pytest.approx(0.9)
 
 
@@ -122,7 +122,7 @@ def test_auto_says_what_size_held_out_text_would_have_the_adapter(auto):
     last, metrics = read(auto[1], "scu_history.json")[-1], read(auto[1], "scu_metrics.json")
     assert all(metrics[name] == last[name] for name in FIELDS)
     assert f"At the end {describe(last)}." in (auto[1] / "report.html").read_text(encoding="utf-8")
-    assert "size of the adapter" in auto[0] and "where held-out text moved it" in auto[0]
+    assert "size of the adapter" in auto[0] and "at the end of the run" in auto[0]
 
 
 def test_a_fixed_setpoint_measures_no_slopes(unreachable):
@@ -135,6 +135,7 @@ def test_auto_continues_from_a_checkpoint_as_if_it_had_not_stopped(auto, launch,
     folder = auto[1]
     flags = ("--config", folder / "config.yaml", "--output-dir", tmp_path / "resumed")
     code, out, err = launch(*flags, "--resume-from-checkpoint", folder / "checkpoint-33")
+    assert "S* continues where the checkpoint has it" in " ".join(out.split())
     assert (code, err) == (0, ""), out
     weights = [load_file(f / "adapter_model.safetensors") for f in (folder, tmp_path / "resumed")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -26,7 +26,7 @@ def record(*factors: float | None) -> dict:
                                  "finds it about the right size"),
         ((1.08, 0.03, 1.001), "held-out text would have the adapter 8 % larger (± 3 %), the training text finds it "
                               "about the right size"),
-        ((1.3, 0.6, 1.6), "held-out text does not tell whether the adapter should be larger or smaller (± 60 %), the "
+        ((1.3, 0.6, 1.6), "held-out text does not tell whether the adapter should be larger or smaller, the "
                           "training text would have it 60 % larger"),
         ((4.2, 1.13, 12.4), "held-out text would have the adapter 4.2 times as large (± 1.1), the training text 12 "
                             "times as large"),
