@@ -33,7 +33,7 @@ WAYS = {
 """What is drawn, and in whose words. The adapter is the best validated one, but for the sweep that is the measure."""
 
 _APART = 1.15
-"""The least ratio of neighbouring places on the axis of costs: ways that cost the same stand side by side."""
+"""The least ratio of neighbouring names' places on the axis of costs: of ways that cost the same they would overlap."""
 
 _TOP = 2.0
 """Per cent; what lies above is written at the edge, as it would squeeze all others."""
@@ -59,12 +59,13 @@ def plot_costs(results: dict[str, Any]) -> Figure:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.axhline(0, color=style.INK, linewidth=1, dashes=(4, 3), zorder=0)
-    x = 0.0
-    for label, line in sorted(shown.items(), key=lambda item: item[1]["cost"]["seconds"]):
-        x = max(line["cost"]["seconds"], _APART * x)
-        _draw(axes, x, 100 * line["mean"], 100 * line["worst"], label)
+    place = 0.0
+    for label, line in sorted(shown.items(), key=lambda item: (item[1]["cost"]["seconds"], item[1]["mean"])):
+        seconds = line["cost"]["seconds"]
+        place = max(seconds, _APART * place)
+        _draw(axes, seconds, 100 * line["mean"], 100 * line["worst"], label, place)
     low = min(100 * line["mean"] for line in shown.values())
-    axes.set(xscale="log", xlim=(0.85, 1.6 * x), ylim=(low - 0.25, 1.95 * _TOP))
+    axes.set(xscale="log", xlim=(0.85, 1.6 * place), ylim=(low - 0.25, 1.95 * _TOP))
     axes.set_xticks([1, 1.5, 2, 3, 4, 6, 8], ["1", "1.5", "2", "3", "4", "6", "8"])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_locator(MultipleLocator(0.5 if low > -2 else 1))
@@ -74,8 +75,8 @@ def plot_costs(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, x: float, mean: float, worst: float, label: str) -> None:
-    """A way at its place: mean, worst, and its name above them."""
+def _draw(axes: Axes, x: float, mean: float, worst: float, label: str, place: float) -> None:
+    """A way at its cost: mean, worst, and its name above them, from ``place`` on."""
     default = label == DEFAULT
     colour = style.VERMILION if default else style.BLUE
     top = min(worst, _TOP)
@@ -86,8 +87,10 @@ def _draw(axes: Axes, x: float, mean: float, worst: float, label: str) -> None:
         axes.plot(x, worst, "_", color=colour, markersize=9, alpha=0.6)
     marker = "^" if mean > _TOP else "D" if default else "o"
     axes.plot(x, min(mean, _TOP), marker, color=colour, markersize=9, linestyle="none")
+    if place > x:
+        axes.plot([x, place], [top + 0.03, top + 0.13], color=style.FAINT, linewidth=1)
     axes.annotate(
-        label, (x, top), xytext=(0, 9), textcoords="offset points", rotation=55, rotation_mode="anchor",
+        label, (place, top), xytext=(0, 11), textcoords="offset points", rotation=55, rotation_mode="anchor",
         fontsize=style.TICKS, color=colour if default else style.INK,
     )  # fmt: skip
 

@@ -169,8 +169,8 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
     if options.report_only and options.evidence and not RunStore("--evidence", options.evidence).exists():
         raise UserError(f"--evidence {options.evidence}: there is no such folder; name that of the finished runs")
     if options.write_docs and (not protocol.page or _is_part(options)):
-        part = "--quick, --varied, --tasks, --arms, --seeds and --steps"
-        raise UserError(f"--write-docs: the page is about a whole protocol; leave out {part}")
+        part = "--quick, --varied, --scarce, --tasks, --arms, --seeds and --steps"
+        raise UserError(f"--write-docs: the page is about a whole protocol that has one; leave out {part}")
     if options.write_docs and options.evidence:
         raise UserError("--write-docs: the page is about the runs in evidence; leave out --evidence")
 

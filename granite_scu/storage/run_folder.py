@@ -148,7 +148,7 @@ class RunFolder:
         """
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
-        for name in (HISTORY, METRICS, EVALUATION):
+        for name in (HISTORY, METRICS, EVALUATION, MODEL_CARD):
             (self.path / name).unlink(missing_ok=True)
         return len(kept)
 

@@ -123,6 +123,7 @@ class GraniteModule(L.LightningModule):
         self.param_bound: float | None = None
         self.latest_batch: dict[str, Tensor] | None = None
         self.latest_nats: Tensor | None = None
+        self._newest_nats = math.nan
         self.micro_batches = 0
         self.val_bpt = math.nan
         self.strict_loading = False  # a checkpoint holds the adapters only; on_load_checkpoint checks them
@@ -382,7 +383,7 @@ class GraniteModule(L.LightningModule):
         that: two forward passes more, no second model. NaN where no token is supervised. Synchronises with the device.
         """
         began = self.at_start if self.start else self.model.disable_adapter
-        batch, _ = self.newest_batch()
+        batch = self.newest_batch()
         ids, labels, documents = batch["input_ids"], batch["labels"], batch.get("documents")
         context = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), context, evaluation_mode(self.model):
@@ -390,17 +391,21 @@ class GraniteModule(L.LightningModule):
         nats, tokens = self.reduced(torch.stack([nats.double(), _supervised(batch)])).tolist()
         return bits(nats / tokens) if tokens else math.nan
 
-    def newest_batch(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The newest micro-batch, and its summed loss in nats as training saw it.
-
-        Read and scored anew where a run continues from its last step, for none has passed by here.
-        """
-        if self.latest_batch is None or self.latest_nats is None:
+    def newest_batch(self) -> dict[str, Tensor]:
+        """The newest micro-batch; read again where a run continues from its last step, for none has passed by here."""
+        if self.latest_batch is None:
             [batch] = self.trainer.datamodule.upcoming(self.micro_batches - 1, 1)
             self.latest_batch = self.trainer.strategy.batch_to_device(batch)
-            with torch.no_grad(), self.trainer.precision_plugin.forward_context(), evaluation_mode(self.model):
-                self.latest_nats = self(**self.latest_batch)
-        return self.latest_batch, self.latest_nats
+        return self.latest_batch
+
+    def newest_nats(self) -> float:
+        """The summed loss of the newest micro-batch over all ranks, as training saw it. Synchronises with the device.
+
+        NaN where a checkpoint does not tell: it is of before the first step, or of a version that did not save it.
+        """
+        if self.latest_nats is not None:
+            self._newest_nats = float(self.reduced(self.latest_nats.double()))
+        return self._newest_nats
 
     def configure_optimizers(self) -> dict:
         config, steps = self.optimizer_config, self.total_steps
@@ -452,6 +457,7 @@ class GraniteModule(L.LightningModule):
         checkpoint["counters"] = self._since_read.tolist()
         checkpoint["norms"] = self._norms.tolist()
         checkpoint["slope"] = self._slope.tolist()
+        checkpoint["newest_nats"] = self.newest_nats()
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         expected = {name: p.shape for name, p in self.state_dict().items() if _is_adapter(name)}
@@ -468,6 +474,7 @@ class GraniteModule(L.LightningModule):
         self._norms.copy_(torch.tensor(checkpoint["norms"], dtype=torch.float64))
         if "slope" in checkpoint:  # in those written before there was one it is not
             self._slope.copy_(torch.tensor(checkpoint["slope"], dtype=torch.float64))
+        self._newest_nats = checkpoint.get("newest_nats", math.nan)
 
     def require_same_settings(self, checkpoint: dict) -> None:
         """Refuse a checkpoint that measured or read by other settings; needs no model.

@@ -153,15 +153,16 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
 def moved_by(run: PreparedRun) -> str:
     """What the setpoint is moved by in this run, in one line."""
     ticks, documents = run.length.steps // run.request.control.every, run.data.validation.n_documents
-    start = FREE if ticks < SHORT else START
-    begins = "continues where the checkpoint has it" if run.resume else f"starts at {start:.0%}"
+    start = f"starts at {FREE:.0%}, where lambda does little" if ticks < SHORT else f"starts at {START:.0%}"
+    begins = "continues where the checkpoint has it" if run.resume else start
+    by = f"{documents} held-out document{'s' * (documents != 1)}"
+    few = f"; {by}, and what so few say may not hold for other text" if documents < FEW else f"; {by} move it"
     if ticks < SHORT:
         return (
-            f"S* {begins}, and lambda does little: {ticks} ticks are too few to find S*. Set a smaller "
-            f"--control-every or train for longer; it takes {SHORT}"
+            f"S* {begins}: {ticks} ticks are too few to find it{few}. Set a smaller --control-every or train for "
+            f"longer; it takes {SHORT}"
         )
-    few = "; on so few, what they say may not hold for other text" if documents < FEW else ""
-    return f"S* {begins}; {documents} held-out documents move it, at each of {ticks} ticks{few}"
+    return f"S* {begins}, and moves at each of {ticks} ticks{few}"
 
 
 def other_weight(path: str, here: float) -> str | None:

@@ -47,7 +47,7 @@ class SlopeSensor:
         """
         slopes = self._read(data, module, window)
         supervised = not math.isnan(self._base[self._number(data)])  # without a label it would never be finite
-        self._turn += all(map(math.isfinite, slopes)) or not supervised
+        self._turn += slopes.usable or not supervised
         return slopes
 
     def _number(self, data: TextDataModule) -> int:
@@ -60,11 +60,10 @@ class SlopeSensor:
         loss, slope = _loss_and_slope(module, batch)
         if number not in self._base:
             self._base[number] = _loss_at_start(module, batch)
-        latest, nats = module.newest_batch()
         return Slopes(
             held_out=self._base[number] - loss,
             held_out_slope=-slope,
-            training=_loss_at_start(module, latest) - _per_token(module, nats, latest),
+            training=_loss_at_start(module, module.newest_batch()) - _newest_loss(module),
             training_slope=math.nan if window.slope is None else window.slope,
         )
 
@@ -98,11 +97,20 @@ def _loss_at_start(module: GraniteModule, batch: Batch) -> float:
         return _per_token(module, module(**batch), batch)
 
 
+def _newest_loss(module: GraniteModule) -> float:
+    """The loss of the newest training micro-batch, of before its step; bits per token."""
+    count = float(module.reduced(_supervised(module.newest_batch())))
+    return bits(module.newest_nats() / count) if count else math.nan
+
+
 def _per_token(module: GraniteModule, nats: Tensor, batch: Batch) -> float:
     """A sum over a batch, over all ranks, by supervised token and in bits; NaN where there is no such token."""
-    tokens = (batch["labels"] != IGNORED).sum().double()
-    total, count = module.reduced(torch.stack([nats.double(), tokens])).tolist()
+    total, count = module.reduced(torch.stack([nats.double(), _supervised(batch)])).tolist()
     return bits(total / count) if count else math.nan
+
+
+def _supervised(batch: Batch) -> Tensor:
+    return (batch["labels"] != IGNORED).sum().double()
 
 
 @contextmanager

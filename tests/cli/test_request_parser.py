@@ -265,8 +265,8 @@ def printed(summary: dict, folder: Path) -> str:
 def test_the_summary_says_what_size_held_out_text_would_have_the_adapter(tmp_path):
     shown = printed(summary_of(best_scale=1.08, best_scale_error=0.03, best_scale_training=1.6), tmp_path)
     assert "held-out text would have the adapter 8 % larger (± 3 %), the training text 60 % larger" in shown
-    assert "50.000%, at the end of the run" in shown
-    assert "size of the adapter" not in printed(summary_of(), tmp_path) and "end of the run" not in printed(
+    assert "50.000%, at the last step" in shown
+    assert "size at the last step" not in printed(summary_of(), tmp_path) and "50.000%, at" not in printed(
         summary_of(), tmp_path
     )
 

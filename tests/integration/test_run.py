@@ -353,7 +353,8 @@ def test_a_resumed_run_ends_as_if_nothing_had_happened(run, crashed, launch):
     """From a checkpoint between two ticks; without --output-dir it goes on in the checkpoint's own folder."""
     code, _, err = launch(*FLAGS, "--resume-from-checkpoint", crashed / f"checkpoint-{SAVED}")
     assert (code, err) == (0, "")
-    assert_same_adapter(run.folder, crashed)
+    for part in ("", f"checkpoint-{STEPS}"):
+        assert_same_adapter(run.folder / part, crashed / part)
     assert not (crashed / "best").exists()
     assert [untimed(record) for record in history(crashed)] == [untimed(record) for record in history(run.folder)]
     resumed, whole = (read_json(folder / "scu_metrics.json") for folder in (crashed, run.folder))

@@ -15,6 +15,7 @@ from granite_scu.storage.run_folder import (
     HISTORY_LINES,
     LOCK,
     METRICS,
+    MODEL_CARD,
     TRAINING_CONFIG,
     RunFolder,
     finite,
@@ -258,6 +259,8 @@ def test_a_finished_run_can_be_gone_on_with(folder):
     assert folder.finish_history() == folder.read_history() == [record(1), record(2), record(3)]
     assert contents(folder.path) == [HISTORY]
     folder.write_json(METRICS, {"steps": 3})
+    folder.write_text(MODEL_CARD, "of three steps")
+    assert folder.finished
     folder.truncate_history(2)
     assert contents(folder.path) == [HISTORY_LINES]  # it does not look finished
     folder.append_history(record(3, 0.25))

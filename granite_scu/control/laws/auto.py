@@ -41,10 +41,10 @@ def best_scale(saved: float, slope: float) -> float:
         saved: V(1), bits per token that the adapter saves on the text.
         slope: V'(1).
     """
-    rise, bend = 2 * saved - slope, saved - slope
-    if rise <= 0:
+    a, c = 2 * saved - slope, saved - slope
+    if a <= 0:
         return 0.0
-    return rise / (2 * bend) if bend > 0 else math.inf
+    return a / (2 * c) if c > 0 else math.inf
 
 
 class Average(NamedTuple):
@@ -93,7 +93,7 @@ def _changes(values: Sequence[float]) -> list[float]:
     return [values[i] - values[i - WINDOW] for i in range(first, len(values))]
 
 
-class Reading(NamedTuple):
+class SlopeReading(NamedTuple):
     """The slopes of a tick, with ln of the adapter's size at it: half of ln ParamBPT, which goes with the square."""
 
     held_out: float
@@ -110,7 +110,7 @@ class AutoSetpointState:
     Attributes:
         law: state of the inner loop.
         odds: S*/(1 - S*) in force.
-        readings: of the last two windows, oldest first, each as ``Reading``.
+        readings: of the last two windows, oldest first, each as ``SlopeReading``.
     """
 
     law: PIState
@@ -119,12 +119,12 @@ class AutoSetpointState:
 
     def column(self, name: str) -> list[float]:
         """One figure of all readings."""
-        return [reading[Reading._fields.index(name)] for reading in self.readings]
+        return [reading[SlopeReading._fields.index(name)] for reading in self.readings]
 
 
 @dataclass(frozen=True)
 class AutoSetpoint:
-    """Lets the adapter grow while held-out text gains from it, and keeps it at the size that held-out text wants else.
+    """Lets the adapter grow while held-out text gains from it, and otherwise keeps it at the size that it wants.
 
     A constant lambda has to be found by a sweep, because nothing in the training loss says when an adapter memorises.
     Held-out text says it. Scale the adapter's update by x, and let V(x) be what it saves on held-out text: the slope
@@ -182,15 +182,15 @@ class AutoSetpoint:
     def update(self, state: AutoSetpointState, measurement: Measurement) -> tuple[AutoSetpointState, Output]:
         slopes = measurement.slopes
         if slopes is not None:
-            if not all(map(math.isfinite, slopes)):
-                return state, replace(self._tell(state, state.law.output), held=True)
+            if not slopes.usable:
+                return state, replace(self._with_setpoint(state, state.law.output), held=True)
             if 0 < measurement.param_bpt < math.inf:  # there is an adapter to scale
-                reading = Reading(*slopes, size=math.log(measurement.param_bpt) / 2)
+                reading = SlopeReading(*slopes, size=math.log(measurement.param_bpt) / 2)
                 state = replace(state, readings=(*state.readings, tuple(reading))[-2 * WINDOW :])
                 state = replace(state, odds=self._moved(state))
         law, output = self._inner(state.odds).update(state.law, measurement)
         state = replace(state, law=law)
-        return state, self._tell(state, output)
+        return state, self._with_setpoint(state, output)
 
     def _moved(self, state: AutoSetpointState) -> float:
         """The setpoint's odds after a reading."""
@@ -209,7 +209,7 @@ class AutoSetpoint:
             odds = state.odds
         return clip(odds, LEAST_ODDS, MOST_ODDS)
 
-    def _tell(self, state: AutoSetpointState, output: Output) -> Output:
+    def _with_setpoint(self, state: AutoSetpointState, output: Output) -> Output:
         """The inner loop's output, with S* and what it follows from."""
         output = replace(output, setpoint=self._inner(state.odds).setpoint)
         if len(state.readings) < LEAST_READINGS:

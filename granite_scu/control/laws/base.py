@@ -38,6 +38,11 @@ class Slopes(NamedTuple):
     training: float
     training_slope: float
 
+    @property
+    def usable(self) -> bool:
+        """Whether a setpoint can be moved by them; of the training text they are only told."""
+        return math.isfinite(self.held_out) and math.isfinite(self.held_out_slope)
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -129,8 +134,8 @@ class Controller(Protocol[StateT]):
     micro-batch a tick."""
 
     needs_slopes: ClassVar[bool]
-    """Whether a measurement must have ``Slopes``: a forward and a backward pass of a held-out micro-batch a tick, and a
-    forward pass each over it and over a training micro-batch."""
+    """Whether a measurement must have ``Slopes``: at a tick a forward and a backward pass of a held-out micro-batch and
+    a forward pass of a training one, and once for each held-out micro-batch another forward pass."""
 
     @property
     def setpoint(self) -> float | None:

@@ -86,8 +86,16 @@ def markdown(results: dict[str, Any]) -> str:
 
 def _success(results: dict[str, Any]) -> Section:
     """What was called success beforehand."""
-    rows = [[each["asked"], f"{each['found']:+.2%}", "yes" if each["met"] else "no"] for each in results["success"]]
-    return Section("What was called success before the first run", ("", "found", "met"), rows)
+    rows = [
+        [
+            each["asked"],
+            f"{each['found']:+.2%}",
+            "yes" if each["met"] else "no",
+            f"{each['seeds']} of {results['seeds']}",
+        ]
+        for each in results["success"]
+    ]
+    return Section("What was called success before the first run", ("", "found", "met", "seeds finished"), rows)
 
 
 def _overview(results: dict[str, Any]) -> Section:

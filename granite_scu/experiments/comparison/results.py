@@ -44,7 +44,6 @@ def report(plan: Plan) -> dict[str, Any]:
     setpoint, provisional = _setpoint(plan)
     tasks = [found for task in plan.tasks if (found := _task(plan, task, setpoint))]
     judged = [task.name for task in plan.protocol.tasks if task.name != plan.protocol.selection_task]
-    at_a_glance = overview(plan, tasks)
     return {
         "protocol": plan.protocol.name,
         "selection_task": plan.protocol.selection_task,
@@ -55,8 +54,9 @@ def report(plan: Plan) -> dict[str, Any]:
         "tasks": tasks,
         "claims": {name: _overall(name, judged, tasks) for name in _claimants(plan)},
         "cost": _cost(plan.protocol),
-        "overview": at_a_glance,
-        "success": success(plan.protocol, at_a_glance),
+        "overview": overview(plan, tasks),
+        "success": success(plan),
+        "seeds": len(plan.protocol.seeds),
         "pairs": pairs(plan),
         "transfer": transfer(plan),
         "constants": constants(plan),

@@ -12,10 +12,12 @@ from granite_scu.export.publish import leaks, model_card
 from granite_scu.model.adapter_files import check_adapter
 from granite_scu.storage.run_folder import (
     ADAPTER_CONFIG,
+    BEST_ADAPTER,
     CONTROL_CONFIG,
     DOCUMENTS,
     HISTORY,
     HISTORY_LINES,
+    LAST_ADAPTER,
     METRICS,
     MODEL_CARD,
     TRAINING_CONFIG,
@@ -40,7 +42,7 @@ PUBLISHED = (MODEL_CARD, *REQUIRED, *OPTIONAL)
 
 KEPT = (
     *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, "report.html"),
-    *("identification.*", "logs", "best", "checkpoint-*"),
+    *("identification.*", "logs", BEST_ADAPTER, LAST_ADAPTER, "checkpoint-*"),
 )
 """What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""
 

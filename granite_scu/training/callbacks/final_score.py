@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.evaluation.score import Score
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder
+from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder, replacing
 from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.stopwatch import Stopwatch
@@ -78,7 +78,7 @@ class FinalScore(L.Callback):
         if trainer.is_global_zero:
             self.summary = self._summarise(trainer, base.bits_per_token, adapter) | start
             self.folder.write_json("scu_metrics.json", self.summary)
-            shutil.rmtree(self.best.folder)
+            shutil.rmtree(self.best.folder, ignore_errors=True)
 
     def _choose_adapter(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Validate the last step's adapter, and save and keep in the model the one that validated best."""
@@ -86,12 +86,13 @@ class FinalScore(L.Callback):
         if self.best.latest_step != trainer.global_step:
             some = islice(data.val_dataloader(), int(trainer.limit_val_batches))
             self.best.consider(trainer, module, module.score(some).bits_per_token)
-        if writes:
-            shutil.rmtree(last, ignore_errors=True)  # of a run that ended here before
-        if self.best.step != trainer.global_step:
+        if trainer.strategy.broadcast(self.best.step) != trainer.global_step:
             if writes:
-                save_adapter(module.model, last, module.base.name)
+                with replacing(last) as temporary:
+                    save_adapter(module.model, temporary, module.base.name)
             self.best.restore(trainer, module)
+        elif writes:
+            shutil.rmtree(last, ignore_errors=True)  # of a run that ended here before
         if writes:
             save_adapter(module.model, self.folder.path, module.base.name)
             self.tokenizer.save_pretrained(self.folder.path)

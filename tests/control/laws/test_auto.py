@@ -127,14 +127,24 @@ def test_before_s_has_been_measured_nothing_moves():
     assert run(AutoSetpoint(), seen)[0].odds == pytest.approx(0.25)
 
 
-def test_a_tick_whose_slopes_are_not_finite_is_held():
+def test_a_tick_whose_held_out_figures_are_not_finite_is_held():
     law = AutoSetpoint()
     state, before = run(law, [at(0.1, slopes) for slopes in course(0.1, count=5)])
-    for place, bad in product(range(4), (math.nan, math.inf)):
+    for place, bad in product(range(2), (math.nan, math.inf)):
         slopes = Slopes(*(bad if i == place else 0.1 * (i + 1) for i in range(4)))
         held, outputs = run(law, [at(0.3, slopes)], state)
         assert held == state
         assert outputs == [replace(before[-1], held=True)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_only_told_of_the_training_text_stops_nothing(bad):
+    """Its newest micro-batch may have no supervised token."""
+    law, seen = AutoSetpoint(), [at(0.1, slopes) for slopes in course(0.1, count=20)]
+    _, outputs = run(law, seen)
+    lost = [replace(each, slopes=each.slopes._replace(training=bad, training_slope=bad)) for each in seen]
+    _, others = run(law, lost)
+    assert others == [replace(output, best_scale_training=None) for output in outputs]
 
 
 def test_it_says_what_the_texts_want_and_how_sure_that_is():

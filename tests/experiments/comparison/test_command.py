@@ -41,10 +41,13 @@ def _threads(monkeypatch):
         (["--quick", "--seeds", "4"], "--seeds 4: the quick protocol has 3; give 3 or fewer"),
         (["--precision", "fp16"], "--precision: invalid choice: 'fp16'"),
         (["--seeds", "many"], "invalid int value: 'many'"),
-        (["--quick", "--write-docs"], "--write-docs: the page is about a whole protocol; leave out --quick,"),
+        (
+            ["--quick", "--write-docs"],
+            "--write-docs: the page is about a whole protocol that has one; leave out --quick,",
+        ),
         (
             ["--varied", "--write-docs"],
-            "--write-docs: the page is about a whole protocol; leave out --quick, --varied,",
+            "--write-docs: the page is about a whole protocol that has one; leave out --quick, --varied,",
         ),
         (["--list", "--report-only"], "--report-only: not allowed with argument --list"),
         (["--report-only", "--max-runs", "3"], "--report-only: trains nothing; leave out --max-runs"),

@@ -2,31 +2,53 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.success import success
+from tests.experiments.comparison.conftest import finish_run
+
+SWEPT, RIVAL = 5.0, 5.05
 
 
-def line(name: str, *excess: float) -> dict:
-    of_tasks = dict(zip(("first", "second"), excess, strict=False))
-    return {"name": name, "excess": of_tasks, "mean": sum(excess) / len(excess), "worst": max(excess)}
+@pytest.fixture
+def judged_plan(protocol, evidence):
+    """A plan whose judged arm, ``projection``, has these nats per token on the two tasks, on so many seeds."""
+
+    def plan(first: float, second: float, seeds: int = 3) -> Plan:
+        found = Plan(replace(protocol, judged="projection"), evidence)
+        while (
+            spec := next((s for s in found.open_runs() if s.arm != "projection" or s.seed < seeds), None)
+        ) is not None:
+            of_law = {"projection": (first, second)[spec.task.name == "second"], "fixed": SWEPT}
+            nats = of_law.get(spec.arm, RIVAL)
+            finish_run(evidence, spec, nats, (np.array([100, 200]) * nats).tolist(), (100, 200))
+        return found
+
+    return plan
 
 
 @pytest.mark.parametrize(
-    ("judged", "met"),
+    ("first", "second", "met"),
     [
-        ((-0.01, 0.002), [True, True, True]),
-        ((0.011, -0.008), [True, False, False]),  # 1.1 % on one task
-        ((0.003, 0.003), [False, True, False]),
-        ((-0.004, 0.0), [True, True, False]),  # early stopping is lower
+        (4.95, 5.01, [True, True, True]),
+        (5.055, 4.96, [True, False, True]),  # 1.1 and -0.8 %
+        (5.02, 5.02, [False, True, True]),
+        (5.06, 5.041, [False, False, False]),  # early stopping is lower
     ],
 )
-def test_each_criterion_is_judged_by_itself(protocol, judged, met):
-    found = success(replace(protocol, judged="pi"), [line("pi", *judged), line("early-stopping", -0.003, -0.003)])
+def test_each_criterion_is_judged_by_itself(judged_plan, first, second, met):
+    found = success(judged_plan(first, second))
     assert [each["met"] for each in found] == met
+    assert found[2]["found"] == pytest.approx((first + second) / 2 / RIVAL - 1, abs=1e-6)
+    assert {each["seeds"] for each in found} == {3}
 
 
-def test_nothing_is_judged_before_all_tasks_are_there(protocol):
-    early = line("early-stopping", 0.0, 0.0)
-    assert success(replace(protocol, judged="pi"), [line("pi", -0.01), early]) == []
-    assert success(protocol, [line("pi", -0.01, 0.0), early]) == []  # of no arm was anything written down
+def test_seeds_that_are_missing_are_told(judged_plan):
+    assert {each["seeds"] for each in success(judged_plan(4.95, 5.01, seeds=1))} == {1}
+
+
+def test_nothing_is_judged_where_nothing_was_written_down_or_a_task_lacks_its_runs(protocol, evidence, judged_plan):
+    assert success(Plan(replace(protocol, judged="projection"), evidence)) == []
+    assert success(Plan(protocol, judged_plan(4.95, 5.01).evidence)) == []
