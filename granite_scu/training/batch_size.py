@@ -5,7 +5,9 @@ An optimizer step keeps its blocks; how many of them are on the device at once c
 
 import logging
 from dataclasses import replace
+from typing import Any
 
+import lightning as L
 import yaml
 
 from granite_scu.config.errors import RunFailed, UserError
@@ -14,8 +16,10 @@ from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
 from granite_scu.training import memory_budget
+from granite_scu.training.module import GraniteModule
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.short_training import short_training
+from granite_scu.training.slopes import SlopeSensor
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +88,21 @@ def _as_asked_for(request: Request) -> Request:
     return replace(request, run=settled, yaml=yaml.safe_dump(given, sort_keys=False))
 
 
+class _Tick(L.Callback):
+    """Reads the slopes as a tick does: with gradients of its own beside those of the step."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: GraniteModule, *_: Any) -> None:
+        SlopeSensor().read(trainer.datamodule, module, module.read_window())
+
+
 def _try(run: PreparedRun) -> int | None:
     """The most bytes that training takes on top of what the process held; None where there are not so many."""
     device = run.machine.torch_device.type
     before = reset_peak_memory(device)
     accumulated = min(2, run.request.trainer["accumulate_grad_batches"])  # gradients are there all the time
     try:
-        short_training(run, STEPS, STEPS, [], limit_val_batches=1, accumulate_grad_batches=accumulated)
+        ticks = [_Tick()] if run.controller.needs_slopes else []
+        short_training(run, STEPS, STEPS, ticks, limit_val_batches=1, accumulate_grad_batches=accumulated)
     except (RuntimeError, MemoryError) as error:
         if not memory_budget.ran_out(error):
             raise
