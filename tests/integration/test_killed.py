@@ -16,6 +16,8 @@ FLAGS = (
     *("--test-run", "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 2),
     *("--max-steps", 9, "--save-steps", 4, "--eval-steps", 2, "--control-every", 3, "--lora-dropout", 0.1),
 )
+WORSE = (*FLAGS, "--controller", "none", "--learning-rate", 0.05, "--lr-scheduler", "constant", "--warmup-steps", 0)
+"""The last step's adapter is not the best validated one: both are written at the end."""
 UNEVEN = (*FLAGS, "--gradient-accumulation-steps", 2, "--num-workers", 1)
 
 
@@ -86,6 +88,7 @@ def same(one, other):
         pytest.param(UNEVEN, 2, id="uneven"),
         pytest.param(UNEVEN, 10, id="uneven-often", marks=pytest.mark.slow),
         pytest.param(FLAGS, 10, id="plain", marks=pytest.mark.slow),
+        pytest.param(WORSE, 10, id="worse", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_killed_at_random_ends_as_if_it_had_not_been(whole, cut, flags, kills):
@@ -94,17 +97,24 @@ def test_a_run_killed_at_random_ends_as_if_it_had_not_been(whole, cut, flags, ki
     assert same(whole(flags), cut.finish(flags))
 
 
-@pytest.mark.parametrize("law", [(), pytest.param(("--controller", "kl"), marks=pytest.mark.slow, id="kl")])
-def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, law):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        FLAGS,
+        pytest.param((*FLAGS, "--controller", "kl"), marks=pytest.mark.slow, id="kl"),
+        pytest.param(WORSE, marks=pytest.mark.slow, id="worse"),
+    ],
+)
+def test_a_run_killed_in_its_last_writings_needs_no_step_more(whole, cut, flags):
     """The training is over, and only the last tick, the scoring, the summary or the model card is missing. That tick
     measures the KL on the newest batch, which is read again."""
-    flags = (*FLAGS, *law)
     assert cut.run(flags, at_call("on_test_epoch_start", 10**9)) == 0
     for missing in ("README.md", "scu_metrics.json"):
         (cut.folder / missing).unlink()
         outcome = cut.finish(flags)
         assert same(whole(flags), outcome)
         assert (cut.folder / "README.md").is_file()
+    assert (cut.folder / "final").is_dir() == (flags == WORSE) and not (cut.folder / "best").exists()
 
 
 @pytest.mark.slow

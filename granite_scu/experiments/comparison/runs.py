@@ -157,8 +157,7 @@ class ScoreByDocument(FinalScore):
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self.stopwatch.stop()
         data, best = trainer.datamodule, self.best
-        if best.latest_step != trainer.global_step:
-            best.consider(trainer, module, module.score(data.val_dataloader()).bits_per_token)
+        self.validate_last_step(trainer, module)
         if not math.isfinite(best.latest):
             raise Diverged(f"the adapter scores {best.latest} on the validation text")
         context = trainer.precision_plugin.forward_context

@@ -67,7 +67,8 @@ class FinalScore(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self.stopwatch.stop()
-        self._choose_adapter(trainer, module)
+        self.validate_last_step(trainer, module)
+        self._keep_best(trainer, module)
         adapter = self._score_test(trainer, module, "adapter")
         with module.model.disable_adapter():
             base = self._score_test(trainer, module, "base model")
@@ -80,12 +81,15 @@ class FinalScore(L.Callback):
             self.folder.write_json("scu_metrics.json", self.summary)
             shutil.rmtree(self.best.folder, ignore_errors=True)
 
-    def _choose_adapter(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        """Validate the last step's adapter, and save and keep in the model the one that validated best."""
-        data, writes, last = trainer.datamodule, trainer.is_global_zero, self.folder.path / LAST_ADAPTER
+    def validate_last_step(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Validate the adapter of the last step, where none was due there."""
         if self.best.latest_step != trainer.global_step:
-            some = islice(data.val_dataloader(), int(trainer.limit_val_batches))
+            some = islice(trainer.datamodule.val_dataloader(), int(trainer.limit_val_batches))
             self.best.consider(trainer, module, module.score(some).bits_per_token)
+
+    def _keep_best(self, trainer: L.Trainer, module: GraniteModule) -> None:
+        """Save the adapter that validated best, and have it in the model; the last step's goes beside it."""
+        writes, last = trainer.is_global_zero, self.folder.path / LAST_ADAPTER
         if trainer.strategy.broadcast(self.best.step) != trainer.global_step:
             if writes:
                 with replacing(last) as temporary:
