@@ -94,12 +94,15 @@ def _changes(values: Sequence[float]) -> list[float]:
 
 
 class SlopeReading(NamedTuple):
-    """The slopes of a tick, with ln of the adapter's size at it: half of ln ParamBPT, which goes with the square."""
+    """The slopes of a tick, with ln of the adapter's size at it: half of ln ParamBPT, which goes with the square.
+
+    Those of the training text are None where they were not finite: a checkpoint's state is strict JSON.
+    """
 
     held_out: float
     held_out_slope: float
-    training: float
-    training_slope: float
+    training: float | None
+    training_slope: float | None
     size: float
 
 
@@ -115,11 +118,16 @@ class AutoSetpointState:
 
     law: PIState
     odds: float
-    readings: tuple[tuple[float, ...], ...] = ()
+    readings: tuple[tuple[float | None, ...], ...] = ()
 
     def column(self, name: str) -> list[float]:
-        """One figure of all readings."""
-        return [reading[SlopeReading._fields.index(name)] for reading in self.readings]
+        """One figure of all readings; NaN where the training text had none."""
+        found = (reading[SlopeReading._fields.index(name)] for reading in self.readings)
+        return [math.nan if value is None else value for value in found]
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,13 @@ class AutoSetpoint:
             if not slopes.usable:
                 return state, replace(self._with_setpoint(state, state.law.output), held=True)
             if 0 < measurement.param_bpt < math.inf:  # there is an adapter to scale
-                reading = SlopeReading(*slopes, size=math.log(measurement.param_bpt) / 2)
+                reading = SlopeReading(
+                    held_out=slopes.held_out,
+                    held_out_slope=slopes.held_out_slope,
+                    training=_or_none(slopes.training),
+                    training_slope=_or_none(slopes.training_slope),
+                    size=math.log(measurement.param_bpt) / 2,
+                )
                 state = replace(state, readings=(*state.readings, tuple(reading))[-2 * WINDOW :])
                 state = replace(state, odds=self._moved(state))
         law, output = self._inner(state.odds).update(state.law, measurement)
@@ -218,7 +232,9 @@ class AutoSetpoint:
         found, bend = best_scale(saved, slope.mean), saved - slope.mean
         # To first order in the error of the slope; V itself is far better known.
         error = abs(saved) / bend / bend / 2 * slope.error if bend > 0 else math.inf
-        training = best_scale(level(state.column("training")).mean, level(state.column("training_slope")).mean)
+        of_training = [state.column(name) for name in ("training", "training_slope")]
+        known = all(math.isfinite(value) for values in of_training for value in values[-WINDOW:])
+        training = best_scale(*(level(values).mean for values in of_training)) if known else math.inf
         return replace(
             output,
             best_scale=found if math.isfinite(found) else None,

@@ -8,7 +8,7 @@ import pytest
 from granite_scu.experiments.comparison import report, results
 from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.plan import Plan
-from granite_scu.experiments.comparison.protocol import FRESH, FULL, VARIED
+from granite_scu.experiments.comparison.protocol import FRESH, FULL, SCARCE, VARIED
 
 ROOT = Path(__file__).parents[3]
 EVIDENCE, DOCS = ROOT / "evidence", ROOT / "docs"
@@ -16,6 +16,7 @@ AGAIN = "not what runs.jsonl beside it gives: scripts/compare_controllers.py {} 
 PUBLISHED = [
     (FULL, "comparison", "--write-docs"),
     (VARIED, "varied", "--varied"),
+    (SCARCE, "scarce", "--scarce"),
     (FRESH, "fresh", "--fresh --write-docs"),
 ]
 
@@ -24,7 +25,7 @@ def published(folder: str) -> str:
     return (EVIDENCE / folder / "comparison.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("folder", ["comparison", "varied", "fresh"])
+@pytest.mark.parametrize("folder", ["comparison", "varied", "scarce", "fresh"])
 def test_table_and_json_say_the_same(folder):
     found = json.loads((EVIDENCE / folder / "comparison.json").read_text(encoding="utf-8"))
     assert report.markdown(found) == published(folder)
