@@ -157,10 +157,10 @@ def _chosen(run: Run) -> str:
     if not all(map(_is_number, (step, value, last, end))):
         return ""
     if step == end:
-        return " It is that of the last step, which validated best."
+        return " The adapter is that of the last step, which validated best."
     return (
-        f" It is that of step {step:,}, which validated best ({value:.3f} bits per token). "
-        f"The adapter of the last step ({last:.3f}) is in <code>final/</code>."
+        f" The adapter is that of step {step:,}, which validated best ({value:.3f} bits per token). "
+        f"That of the last step ({last:.3f}) is in <code>final/</code>."
     )
 
 
@@ -175,7 +175,7 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
         (f"S {when}", _percent(smoothed), f"{aim} {_percent(target)}" if _is_number(target) else "no setpoint"),
         (f"λ {when}", _quantity(latest.get("lambda")), "regularisation strength"),
         ("DataBPT", _quantity(latest.get("data_bpt")), "bits per token, training text"),
-        ("ParamBPT", _quantity(latest.get("param_bpt")), "bits per token, the adapter"),
+        ("ParamBPT", _quantity(latest.get("param_bpt")), "bits per token, the adapter then"),
     ]
     if validated:
         figures.append(("best validation", _quantity(validated[1]), f"bits per token, step {validated[0]:,}"))
@@ -194,7 +194,7 @@ def _control(run: Run) -> str:
     """What size the texts would have the adapter; how S was held, where it was to be; and why the run ended."""
     control, stopped = (_object(run.metrics, name) for name in ("control", "stopped"))
     size = describe(run.history[-1])
-    parts = [f"{'At the end' if run.finished else 'At the last tick'} {size}."] if size else []
+    parts = [f"At the last tick {size}."] if size else []
     if _is_number(control.get("iae")):
         settled = control.get("settling_time")
         parts.append("S never settled." if settled is None else f"S settled at step {settled:,}.")

@@ -122,7 +122,7 @@ def test_auto_moves_the_setpoint_and_records_what_it_saw(auto):
 def test_auto_says_what_size_held_out_text_would_have_the_adapter(auto):
     last, metrics = read(auto[1], "scu_history.json")[-1], read(auto[1], "scu_metrics.json")
     assert all(metrics[name] == last[name] for name in FIELDS)
-    assert f"At the end {describe(last)}." in (auto[1] / "report.html").read_text(encoding="utf-8")
+    assert f"At the last tick {describe(last)}." in (auto[1] / "report.html").read_text(encoding="utf-8")
     assert "size at the last step" in auto[0] and "at the last step" in auto[0]
 
 

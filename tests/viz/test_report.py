@@ -61,7 +61,7 @@ def test_it_says_what_came_of_the_run(finished):
 def test_it_says_what_size_held_out_text_would_have_and_claims_no_setpoint_held(moved):
     text = page(moved).text
     assert (
-        "At the end held-out text would have the adapter 8 % smaller (± 1 %), the training text 60 % larger. "
+        "At the last tick held-out text would have the adapter 8 % smaller (± 1 %), the training text 60 % larger. "
         "The run ended at step 400: all steps done." in text
     )
     assert "S* has moved to 60" in text and "S and its setpoint S*, which moves" in text
@@ -107,10 +107,10 @@ def test_of_a_run_from_an_adapter_it_says_what_that_scored(tmp_path):
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (400, "It is that of the last step, which validated best."),
+        (400, "The adapter is that of the last step, which validated best."),
         (
             300,
-            "It is that of step 300, which validated best (5.850 bits per token). The adapter of the last step (5.900)",
+            "The adapter is that of step 300, which validated best (5.850 bits per token). That of the last step (5.9",
         ),
     ],
 )
