@@ -4,31 +4,37 @@ import math
 
 import pytest
 
-from granite_scu.control import Measurement, build
-from granite_scu.control.laws.base import AdapterBenefit
+from granite_scu.control import AUTO, AutoSetpoint, Measurement, build
+from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.experiments.comparison.evidence import Evidence
-from granite_scu.experiments.comparison.protocol import FULL, VARIED
+from granite_scu.experiments.comparison.protocol import FRESH, FULL, SCARCE, VARIED
 from granite_scu.training.module import schedule
 from tests.experiments.comparison.test_revisions import ROOT
 
-RUNS = {FULL: ROOT / "evidence" / "comparison" / "runs", VARIED: ROOT / "evidence" / "varied" / "runs"}
+PLACES = {FULL: "comparison", VARIED: "varied", SCARCE: "scarce", FRESH: "fresh"}
+RUNS = {protocol: ROOT / "evidence" / folder / "runs" for protocol, folder in PLACES.items()}
 FEED_FORWARD = ("pi", "cascade")
 """The laws whose first lambda follows from their setpoint. That of the others was given."""
 # S is stored with five digits, and scheduled gains are up to eight. What the adapter saves on a text is stored with
 # five too, and the setpoint that a cascade takes from it hangs on differences of a few hundredths of a bit.
-TOLERANCES = {"pi": 2e-3, "p": 2e-3, "i": 2e-3, "original": 2e-3, "cascade": 0.05}
+TOLERANCES = {"pi": 2e-3, "p": 2e-3, "i": 2e-3, "original": 2e-3, "cascade": 0.05, AUTO: 0.05}
 
 
 def law_of(record):
     """The law that the run had."""
     name, own = controller(record), dict(record["law"])
+    if name == AUTO:
+        steps = record["steps"] // record["settings"]["control.every"]
+        return AutoSetpoint().in_a_run_of(steps)
     if name in FEED_FORWARD:
         del own["lambda_init"]
     return build(name, **own)
 
 
 def controller(record):
-    return record["settings"]["control.controller"]
+    """Its name; that of PI whose setpoint held-out text moves is ``auto``."""
+    auto = record["settings"].get("control.target_s") == AUTO
+    return AUTO if auto else record["settings"]["control.controller"]
 
 
 def travels(record):
@@ -43,10 +49,12 @@ def measurements(record):
     ticks = record["ticks"]
     for k, (s, data_bpt, travel) in enumerate(zip(ticks["s"], ticks["data_bpt"], travels(record), strict=True)):
         saved = [ticks[f"saved_{name}"][k] for name in AdapterBenefit._fields] if "saved_training" in ticks else [None]
+        slopes = [ticks[f"savings_{name}"][k] for name in Slopes._fields] if "savings_training" in ticks else [None]
         param_bpt = s / (1 - s) * data_bpt
         yield Measurement(
-            s, data_bpt, param_bpt, travel=travel, saved=None if None in saved else AdapterBenefit(*saved)
-        )
+            s, data_bpt, param_bpt, travel=travel, saved=None if None in saved else AdapterBenefit(*saved),
+            slopes=None if None in slopes else Slopes(*slopes),
+        )  # fmt: skip
 
 
 def deviation(record):
