@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +131,17 @@ def plot_operating_points(results: dict[str, Any]) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m viz.comparison_plot", description="Draw a comparison.")
+    return draw_file("comparison", plot_comparison, arguments)
+
+
+def draw_file(name: str, plot: Callable[[dict[str, Any]], Figure], arguments: Sequence[str] | None) -> int:
+    """Draw the ``comparison.json`` that a command line names, as ``<name>.png`` and ``.svg``; returns the exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m viz.{name}_plot", description="Draw what a comparison found.")
     parser.add_argument("results", metavar="FILE", type=Path, help="comparison.json")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the pictures (default: that of FILE)")
     options = parser.parse_args(arguments)
     folder = options.out or options.results.parent
-    return style.draw_to(folder, "comparison", lambda: plot_comparison(read_comparison(options.results)))
+    return style.draw_to(folder, name, lambda: plot(read_comparison(options.results)))
 
 
 def _plot_task(axes: Axes, task: dict[str, Any], arms: list[str]) -> None:

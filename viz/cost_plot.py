@@ -5,10 +5,8 @@
 writes ``cost.png`` and ``cost.svg`` beside the file, or into DIR.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -17,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, NullFormatter
 
 from viz import style
-from viz.comparison_plot import read_comparison
+from viz.comparison_plot import draw_file
 
 DEFAULT = "the default"
 WAYS = {
@@ -98,12 +96,7 @@ def _draw(axes: Axes, x: float, mean: float, worst: float, label: str, place: fl
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m viz.cost_plot", description="Draw what a comparison costs.")
-    parser.add_argument("results", metavar="FILE", type=Path, help="comparison.json")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the pictures (default: that of FILE)")
-    options = parser.parse_args(arguments)
-    folder = options.out or options.results.parent
-    return style.draw_to(folder, "cost", lambda: plot_costs(read_comparison(options.results)))
+    return draw_file("cost", plot_costs, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``validate`` and ``test``: bits per token of a split under the base model and under a run folder's final adapter."""
+"""``validate`` and ``test``: bits per token of a split under the base model and under a run folder's adapter."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -266,9 +266,8 @@ def test_the_summary_says_what_size_held_out_text_would_have_the_adapter(tmp_pat
     shown = printed(summary_of(best_scale=1.08, best_scale_error=0.03, best_scale_training=1.6), tmp_path)
     assert "held-out text would have the adapter 8 % larger (± 3 %), the training text 60 % larger" in shown
     assert "50.000%, at the last step" in shown
-    assert "size at the last step" not in printed(summary_of(), tmp_path) and "50.000%, at" not in printed(
-        summary_of(), tmp_path
-    )
+    of_a_number = printed(summary_of(), tmp_path)
+    assert "size at the last step" not in of_a_number and "50.000%, at" not in of_a_number
 
 
 @pytest.mark.parametrize("held", [0, 3])

@@ -113,7 +113,7 @@ def test_two_processes_share_a_stream_and_go_on_in_it(start):
 
 @pytest.mark.slow
 def test_two_processes_end_with_the_adapter_that_validated_best(start):
-    """One of them alone has its file. A process that starts from it scores it as both of them did."""
+    """And not one of them with the last: a process that starts from it scores it as both did."""
     worse = ("--learning-rate", 0.03, "--lr-scheduler", "constant", "--warmup-steps", 0, "--controller", "none")
     both, _ = start("worse", TORCHRUN, *HALF, *worse, "--max-steps", 12)
     one, _ = start("from-it", (), "--batch-size", 4, "--adapter", both)

@@ -132,7 +132,7 @@ def _or_none(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class AutoSetpoint:
-    """Lets the adapter grow while held-out text gains from it, and otherwise keeps it at the size that it wants.
+    """Lets the adapter grow while held-out text gains from it, and otherwise keeps it at the size that this text wants.
 
     A constant lambda has to be found by a sweep, because nothing in the training loss says when an adapter memorises.
     Held-out text says it. Scale the adapter's update by x, and let V(x) be what it saves on held-out text: the slope

@@ -97,11 +97,11 @@ class Protocol:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     rates: tuple[float, ...]
-    tuned: dict[str, Arm]
-    headline: tuple[str, ...]
-    swept_pi: tuple[Arm, ...]
     first_seeds: int
-    selection_task: str | None
+    tuned: dict[str, Arm] = field(default_factory=dict)
+    headline: tuple[str, ...] = ()
+    swept_pi: tuple[Arm, ...] = ()
+    selection_task: str | None = None
     unseen: tuple[str, ...] = ()
     formed_on_all: tuple[str, ...] = ()
     judged: str = ""
@@ -285,11 +285,7 @@ VARIED = Protocol(
     arms=(NONE, STOPPED, *VARIED_FIXED, *VARIED_STOPPED, AUTO, CASCADE),
     seeds=(0, 1, 2),
     rates=(4e-3,),
-    tuned={},
-    headline=(),
-    swept_pi=(),
     first_seeds=3,
-    selection_task=None,
 )
 """Whether what needs no sweep, the default, the cascade, early stopping or one lambda, does as well where other things
 are otherwise. The two texts are those that are worth the most regularising, at the rate that the full protocol tuned
@@ -327,9 +323,7 @@ FRESH = Protocol(
     rates=(1e-3, 2e-3, 4e-3),
     tuned={"none": NONE, "stopped": STOPPED, FAMILY: FIXED[2]},
     headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi-auto", "pi-auto-stopped", "cascade"),
-    swept_pi=(),
     first_seeds=2,
-    selection_task=None,
     unseen=("speeches-small", "go-once", "faq-medium", "javascript-small", "dialogues-small", "jargon-medium"),
     judged="pi-auto-stopped",
     page="research/fresh.md",
@@ -354,11 +348,7 @@ SCARCE = Protocol(
     arms=(NONE, STOPPED, FIXED[1], FIXED_STOPPED[1], AUTO, *_stopped(AUTO)),
     seeds=(0, 1, 2),
     rates=(4e-3,),
-    tuned={},
-    headline=(),
-    swept_pi=(),
     first_seeds=3,
-    selection_task=None,
 )
 """What becomes of the default in a run of nine ticks, and where its held-out text is one micro-batch of a document or
 two. The tasks formed its rule."""

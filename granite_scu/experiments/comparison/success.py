@@ -20,7 +20,7 @@ def success(plan: Plan) -> list[dict[str, Any]]:
     All are of the seeds that the judged arm, early stopping and the whole sweep have on a task.
 
     Returns:
-        Of each criterion ``asked``, in words, ``found``, a ratio of bits per token minus 1, whether it is ``met``, and
+        Of each criterion ``asked``, a clause; ``found``, a ratio of bits per token minus 1, whether it is ``met``, and
         ``seeds``, how many of the protocol's the task with the fewest has: with fewer than all this is not decided.
     """
     name, tasks = plan.protocol.judged, plan.protocol.tasks

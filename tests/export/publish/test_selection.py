@@ -45,9 +45,11 @@ def refusal(run: Path, **options) -> str:
 
 def test_only_listed_files_are_published_and_the_rest_is_named(run):
     (run / "notes.txt").write_text("mine", encoding="utf-8")
+    (run / "final").mkdir()
+    (run / "final" / "adapter_model.safetensors").write_bytes((run / "adapter_model.safetensors").read_bytes())
     found = selection.prepare(run, REPO)
     assert set(found.files) <= set(selection.PUBLISHED)
-    assert {"config.yaml", "training_config.json", "checkpoint-4", "logs", "notes.txt"} <= set(found.left_out)
+    assert {"config.yaml", "training_config.json", "checkpoint-4", "final", "logs", "notes.txt"} <= set(found.left_out)
     assert next(iter(found.files)) == "README.md"
 
 
