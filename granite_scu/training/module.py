@@ -418,9 +418,10 @@ class GraniteModule(L.LightningModule):
     def _adam_settings(self) -> dict[str, Any]:
         """AdamW's settings beside the rate."""
         config = self.optimizer_config
-        # Under a GradScaler the fused kernel would unscale by itself, after the penalty was added.
-        fused = self.dtype_of_base != torch.float16
-        return {"betas": (0.9, config.beta2), "weight_decay": config.weight_decay, "fused": fused}
+        # Under a GradScaler the fused kernels would unscale by themselves, after the penalty was added. That they are
+        # not asked for does not make torch take the foreach ones: with fused=False it takes a loop over the tensors.
+        kernels = {"foreach": True} if self.dtype_of_base == torch.float16 else {"fused": True}
+        return {"betas": (0.9, config.beta2), "weight_decay": config.weight_decay, **kernels}
 
     # Validation
 

@@ -625,10 +625,13 @@ def test_nothing_waits_for_the_device_between_ticks(make_module, fit, make_batch
     assert waits.seen, "this one waits, so that it is seen above"
 
 
-def test_the_optimizer_of_a_run_is_fused_adam_without_weight_decay(make_module, fit, make_batches):
-    (optimizer,) = fit(make_module(optimizer={"beta2": 0.97}), make_batches(1)).optimizers
+@pytest.mark.parametrize("dtype, kernels", [(torch.float32, "fused"), (torch.float16, "foreach")])
+def test_the_optimizer_of_a_run_is_adam_in_few_kernels_without_weight_decay(make_module, dtype, kernels):
+    module = make_module(optimizer={"beta2": 0.97}, dtype=dtype)
+    module.configure_model()
+    optimizer = module.configure_optimizers()["optimizer"]
     assert isinstance(optimizer, torch.optim.AdamW)
-    assert optimizer.defaults["fused"]
+    assert {name for name in ("fused", "foreach") if optimizer.defaults[name]} == {kernels}
     assert optimizer.defaults["weight_decay"] == 0
     assert optimizer.defaults["betas"] == (0.9, 0.97)
 
