@@ -167,6 +167,8 @@ class Child:
 
 def _serve(connection: Connection, device: str, side: Callable[..., None], arguments: tuple) -> None:
     os.dup2(2, 1)  # the parent's stdout is for the result alone
+    # One GPU for each side: of several, Hugging Face's Trainer would take all and multiply the batch.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     guard.hush_renamings()
     try:
         side(Gate(connection, device), *arguments)

@@ -11,7 +11,7 @@ def taking(gate: Gate, gib: float) -> None:
     loaded = b"\1" * (GIB // 8)
     assert loaded
     while True:
-        gate.wait(lambda: {"process": os.getpid()})
+        gate.wait(lambda: {"process": os.getpid(), "gpus": os.environ["CUDA_VISIBLE_DEVICES"]})
         taken = b"\1" * int(gib * GIB)
         del taken
 
@@ -21,13 +21,17 @@ def failing(gate: Gate) -> None:
     raise ValueError("no more")
 
 
-def test_each_side_is_measured_in_its_own_process_without_what_it_loaded_and_one_that_fails_says_why():
+def test_each_side_is_measured_in_its_own_process_without_what_it_loaded_and_one_that_fails_says_why(
+    monkeypatch,
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # of which Hugging Face's Trainer would take both
     sides = {"more": (taking, (0.25,)), "less": (taking, (0.0625,)), "bad": (failing, ())}
     outcomes = race(sides, "cpu", repeats=2)
     bad = outcomes.pop("bad")
     assert bad.reason == "ValueError: no more"
     assert bad.seconds is None and bad.extra_gb is None
     assert len({outcome.reports[0]["process"] for outcome in outcomes.values()} | {os.getpid()}) == 3
+    assert {report["gpus"] for outcome in outcomes.values() for report in outcome.reports} == {"2"}
     if KNOWS_PEAKS:
         assert outcomes["more"].extra_gb == pytest.approx(0.25, abs=0.02)
         assert outcomes["less"].extra_gb == pytest.approx(0.0625, abs=0.02)
