@@ -1,7 +1,7 @@
 """The machine: what it has, what of it a run is given, and how it is kept busy."""
 
 from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config, print_hardware_info
-from granite_scu.hardware.detection import GIB, MARGIN, Device, detect
+from granite_scu.hardware.detection import GIB, MARGIN, Device, detect, detect_all
 from granite_scu.hardware.measuring import MemoryTracker, benchmark_dataloader, matmul_tflops
 from granite_scu.hardware.peaks import Peak, peak_flops
 from granite_scu.hardware.precision import resolve_accelerator, resolve_precision
@@ -22,6 +22,7 @@ __all__ = [
     "benchmark_dataloader",
     "compile_model",
     "detect",
+    "detect_all",
     "detect_gpu_info",
     "enable_memory_efficient_mode",
     "get_optimal_num_workers",

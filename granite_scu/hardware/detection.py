@@ -42,7 +42,16 @@ def detect(accelerator: str = "auto") -> Device:
     """The device that ``--accelerator`` names: the GPU where there is one, unless the CPU is asked for."""
     if accelerator == "cpu" or not torch.cuda.is_available():
         return _detect_cpu()
-    properties = torch.cuda.get_device_properties(0)
+    return _detect_gpu(0)
+
+
+def detect_all() -> list[Device]:
+    """Every visible GPU, in the order of their numbers."""
+    return [_detect_gpu(index) for index in range(torch.cuda.device_count())]
+
+
+def _detect_gpu(index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     ampere = capability >= (8, 0)  # bf16, TF32 and the flash kernels all came with this generation
     memory = properties.total_memory / GIB

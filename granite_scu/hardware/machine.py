@@ -1,5 +1,6 @@
 """Which processes, devices, precision and kernels a run gets on this machine."""
 
+import logging
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,13 +15,15 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.hardware import presets
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Machine:
     """What the run will run on, resolved.
 
     Attributes:
-        device: what was found.
+        device: what was found; of several unlike GPUs, the least.
         accelerator: "cpu" or "cuda".
         precision: one of Lightning's precision strings.
         devices: processes on this node.
@@ -75,8 +78,11 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: 
     """
     accelerator = hardware.resolve_accelerator(trainer["accelerator"])
     device = hardware.detect(accelerator)
-    precision = hardware.resolve_precision(trainer["precision"], device)
     devices, nodes = processes_for(run.multi_gpu, device.kind, device.count)
+    if device.kind == "cuda" and devices > 1:
+        device = _least(hardware.detect_all()[:devices])
+    precision = hardware.resolve_precision(trainer["precision"], device)
+    _check_graphs(base, trainer["accumulate_grad_batches"], device)
     if run.fsdp:
         _check_sharding(devices * nodes, base.quantize_4bit, base.compile)
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
@@ -118,6 +124,28 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
             "torchrun --nproc-per-node 2 scripts/train_granite_cuda.py --multi-gpu --accelerator cpu"
         )
     return devices, nodes
+
+
+def _least(gpus: list[hardware.Device]) -> hardware.Device:
+    """The GPU whose precision and memory all of them have; says so where they are not alike."""
+    least = min(gpus, key=lambda gpu: (gpu.capability or (0, 0), gpu.memory_gb))
+    if len({(gpu.name, round(gpu.memory_gb)) for gpu in gpus}) > 1:
+        cards = ", ".join(f"{gpu.name} with {gpu.memory_gb:.1f} GiB" for gpu in gpus)
+        log.warning(
+            "--multi-gpu: the GPUs differ (%s); precision and memory are planned for %s. CUDA_VISIBLE_DEVICES names "
+            "those to use",
+            *(cards, least.name),
+        )
+    return least
+
+
+def _check_graphs(base: BaseConfig, accumulated: int, device: hardware.Device) -> None:
+    # The second run of a CUDA graph overwrites the gradients that the first has left (pytorch/pytorch#169545).
+    if base.compile and base.compile_mode == "reduce-overhead" and accumulated != 1 and device.kind == "cuda":
+        raise UserError(
+            "--compile-mode reduce-overhead: its CUDA graphs cannot accumulate gradients; add "
+            "--gradient-accumulation-steps 1, or leave it out"
+        )
 
 
 def _check_sharding(processes: int, in_4_bits: bool, compiled: bool) -> None:

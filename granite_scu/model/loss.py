@@ -129,7 +129,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_nats: Tensor) -> tuple[Tensor | None, ...]:
         scale = d_nats / ctx.unit
-        # Both in fp32: CUDA would round the factor to the other's bf16, and 1/3 then makes the gradient 0.2 % too large.
+        # Both in fp32: CUDA would round the factor to the other's bf16, and 1/3 then is 0.2 % too large.
         d_hidden, d_head = (None if d is None else (d.to(scale.dtype) * scale).to(d.dtype) for d in ctx.saved_tensors)
         return d_hidden, d_head, None, None, None
 

@@ -33,6 +33,7 @@ from granite_scu.model.description_length import (
     scaled_factors,
 )
 from granite_scu.model.initial_adapter import SHA256, InitialAdapter
+from granite_scu.model.mamba2 import mamba
 from granite_scu.training.learning_rate import schedule
 
 LOSS_UNIT = 4096
@@ -221,7 +222,13 @@ class GraniteModule(L.LightningModule):
         """Refuse processes that read other files: they would train on, on another text or from another step."""
         if self.trainer.world_size == 1:
             return
-        known = {"the checkpoint to go on from": self.micro_batches, **self._frozen_settings()}
+        kernels = mamba.kernels_in_use(self.language_model)
+        known = {
+            "the checkpoint to go on from": self.micro_batches,
+            "--precision (auto: what a process's GPU does best)": str(self.dtype_of_base),
+            "--kernels (auto: those that proved right on a process's GPU)": kernels and kernels.name,
+            **self._frozen_settings(),
+        }
         everyones: list[dict] = [{}] * self.trainer.world_size
         torch.distributed.all_gather_object(everyones, known)
         differing = [name for name, value in known.items() if any(other.get(name) != value for other in everyones)]

@@ -89,14 +89,19 @@ def test_a_process_that_falls_silent_is_taken_for_lost(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_that_read_other_texts_are_refused(start, tmp_path):
-    def another_text(rank):
+def test_processes_that_read_other_texts_or_chose_other_kernels_are_refused(start, tmp_path):
+    def unlike(rank):
         from granite_scu.data.datamodule import TextDataModule
+        from granite_scu.model.mamba2 import mamba
 
         TextDataModule.checksum = property(lambda data: f"text {rank}")
+        mamba.kernels_in_use = lambda model: mamba.Kernels(f"those of {rank}", mamba.TORCH.scan, mamba.TORCH.conv)
 
-    assert codes(start("cut", 2, another_text)) == [2, 2]
-    words = "the processes have different values of the text of --data-dir (its checksum); start them all"
+    assert codes(start("cut", 2, unlike)) == [2, 2]
+    words = (
+        "the processes have different values of --kernels (auto: those that proved right on a process's GPU), the "
+        "text of --data-dir (its checksum); start them all"
+    )
     assert all(words in (tmp_path / f"cut{rank}.log").read_text() for rank in range(2))
 
 

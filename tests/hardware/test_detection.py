@@ -4,13 +4,14 @@ import pytest
 import torch
 from devices import A100, B200, P100, RTX_4090, T4, V100
 
-from granite_scu.hardware import detect
+from granite_scu.hardware import detect, detect_all
 
 
 @pytest.mark.parametrize("device", [P100, V100, T4, A100, RTX_4090, B200], ids=lambda device: device.name)
 def test_a_gpu_is_described_as_it_is(machine, device):
     machine(device)
     assert detect() == device
+    assert detect_all() == [device] * device.count
 
 
 def test_the_cpu_is_described_when_it_is_asked_for(machine):

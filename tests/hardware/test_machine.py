@@ -20,12 +20,13 @@ SHARED = RunConfig(multi_gpu=True, fsdp=True)
 def on(monkeypatch):
     """Resolves a request on a described device, with the environment of a launcher."""
 
-    def resolve(device, base=None, run=None, environment=None, **trainer):
+    def resolve(device, base=None, run=None, environment=None, gpus=None, **trainer):
         for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"):
             monkeypatch.delenv(name, raising=False)
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(hardware, "detect", lambda accelerator: device)
+        monkeypatch.setattr(hardware, "detect_all", lambda: gpus or [device] * device.count)
         monkeypatch.setattr(hardware, "resolve_accelerator", lambda asked: device.kind)
         return machine.resolve(base or BaseConfig(), run or RunConfig(), {**TRAINER, **trainer})
 
@@ -45,6 +46,24 @@ def on(monkeypatch):
 def test_how_many_processes(on, environment, run, expected):
     found = on(dataclasses.replace(A100, count=8), run=run, environment=environment)
     assert (found.devices, found.nodes, found.world_size) == (*expected, expected[0] * expected[1])
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_unlike_gpus_the_least_decides_and_one_process_minds_its_own_only(on, caplog, turn):
+    gpus = [dataclasses.replace(gpu, count=2) for gpu in (A100, T4)][::turn]
+    found = on(gpus[0], gpus=gpus, run=RunConfig(multi_gpu=True))
+    assert (found.device.name, found.precision) == (T4.name, "16-mixed")
+    assert "NVIDIA A100" in caplog.text and f"planned for {T4.name}" in caplog.text
+    caplog.clear()
+    assert on(gpus[0], gpus=gpus).device == gpus[0] and not caplog.text
+    assert on(gpus[0], run=RunConfig(multi_gpu=True)).device == gpus[0] and not caplog.text
+
+
+def test_cuda_graphs_do_not_accumulate(on):
+    graphs = BaseConfig(compile=True, compile_mode="reduce-overhead")
+    with pytest.raises(UserError, match=r"^--compile-mode reduce-overhead: .*--gradient-accumulation-steps 1"):
+        on(A100, base=graphs)
+    assert on(A100, base=graphs, accumulate_grad_batches=1) and on(CPU, base=graphs)
 
 
 def test_several_launched_processes_without_multi_gpu_are_refused(on):

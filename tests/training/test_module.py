@@ -625,7 +625,7 @@ def test_nothing_waits_for_the_device_between_ticks(make_module, fit, make_batch
     assert waits.seen, "this one waits, so that it is seen above"
 
 
-@pytest.mark.parametrize("dtype, kernels", [(torch.float32, "fused"), (torch.float16, "foreach")])
+@pytest.mark.parametrize(("dtype", "kernels"), [(torch.float32, "fused"), (torch.float16, "foreach")])
 def test_the_optimizer_of_a_run_is_adam_in_few_kernels_without_weight_decay(make_module, dtype, kernels):
     module = make_module(optimizer={"beta2": 0.97}, dtype=dtype)
     module.configure_model()
