@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from granite_scu.model.mamba2.conv import runs_of
 from granite_scu.model.mamba2.mamba import HYBRID, layers_of
+from granite_scu.model.mamba2.tiling import kind_of
 
 
 def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | dict[str, Tensor | None]]:
@@ -39,9 +40,13 @@ def can_isolate(model: nn.Module, attention: str) -> bool:
 
 
 def _mask(runs: Tensor, model: nn.Module) -> Tensor:
-    """(batch, 1, time, time): what each token sees, as booleans, or for eager attention as what is added to scores."""
+    """(batch, 1, time, time): what each token sees, as booleans or as what is added to scores.
+
+    Eager attention adds. So do SDPA's kernels on a GPU, which would make a tensor of the booleans in every layer and
+    keep it for the backward pass; one made here serves them all.
+    """
     seen: Any = (runs.unsqueeze(2) == runs.unsqueeze(1)).tril().unsqueeze(1)
-    if model.config._attn_implementation != "eager":
+    if model.config._attn_implementation != "eager" and kind_of(runs.device) == "cpu":
         return seen
     dtype = next(model.parameters()).dtype
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

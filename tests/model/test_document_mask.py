@@ -11,6 +11,7 @@ from granite_scu.model import loading
 from granite_scu.model.document_mask import can_isolate, isolating
 from granite_scu.model.kl_divergence import summed_kl
 from granite_scu.model.loss import summed_nats, token_nats
+from granite_scu.model.mamba2.tiling import describing
 
 LENGTHS = [[9, 1, 22, 8], [40], [3, 37]]
 
@@ -24,12 +25,20 @@ def dense() -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config)
 
 
-@pytest.fixture(params=["hybrid sdpa", "hybrid eager", "dense sdpa", "dense eager"])
+@pytest.fixture(params=["hybrid sdpa cpu", "hybrid sdpa cuda", "hybrid eager cpu", "dense sdpa cpu", "dense eager cpu"])
 def model(request, small_granite):
-    kind, attention = request.param.split()
+    kind, attention, device = request.param.split()
+    if device != "cpu":
+        request.getfixturevalue("as_on_cuda")
     found = loading.load_model(BaseConfig(small_granite), torch.float32) if kind == "hybrid" else dense()
     found.set_attn_implementation(attention)
     return found.requires_grad_(True).train()
+
+
+@pytest.fixture
+def as_on_cuda():
+    with describing("cuda"):
+        yield
 
 
 @pytest.fixture
@@ -91,6 +100,14 @@ def test_the_divergence_keeps_documents_apart_too(model, block):
     torch.testing.assert_close(together, expected, atol=0, rtol=1e-3)
     seen_as_a_whole = summed_kl(model, inputs, labels, reference_mode)
     assert not torch.allclose(together, seen_as_a_whole, rtol=1e-2), (together, seen_as_a_whole)
+
+
+def test_a_gpus_mask_is_made_once_in_the_dtype_that_its_kernels_add_it_in(small_granite, as_on_cuda):
+    model = loading.load_model(BaseConfig(small_granite), torch.bfloat16)
+    mask = isolating(model, torch.tensor([[0, 0, 1]]))["attention_mask"]["full_attention"]
+    least = torch.finfo(torch.bfloat16).min
+    assert mask.dtype == torch.bfloat16  # booleans would be turned into this in every layer
+    assert mask.tolist() == [[[[0, least, least], [0, 0, least], [least, least, 0]]]]
 
 
 def test_a_block_that_is_seen_as_a_whole_takes_no_arguments(model):

@@ -13,10 +13,15 @@ def pieces(count: int, size: int, device: torch.device) -> list[slice]:
 
     A GPU pays more for each launch than it gains, and a compiler fuses what is whole.
     """
-    if (_described or device.type) != "cpu" or torch.compiler.is_compiling():
+    if kind_of(device) != "cpu" or torch.compiler.is_compiling():
         size = count
     found = [slice(start, min(start + size, count)) for start in range(0, count, size)]
     return found[:1] if _described else found
+
+
+def kind_of(device: torch.device) -> str:
+    """What kind of device work is for: the one that tensors without contents are described to be on, or theirs."""
+    return _described or device.type
 
 
 @contextmanager
