@@ -167,6 +167,7 @@ def _open_files(request: Request) -> None:
 def _with_prediction(check: Check, request: Request, resolved: machine.Machine) -> Check:
     if _is_unknown(request.base.name):
         return dataclasses.replace(check, meaning="not predicted before the model's configuration is downloaded")
+    request = memory_budget.with_checkpointing_settled(request, resolved)
     footprint = memory_budget.predict(request, resolved)
     allowed = resolved.memory_limit(request.run.memory_fraction)
     meaning = f"the run is predicted to take {footprint.total / GIB:.2f} of {allowed / GIB:.2f} GiB"

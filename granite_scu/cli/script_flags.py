@@ -15,7 +15,7 @@ from typing import Any
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
-from granite_scu.config.flags import NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, Flag
+from granite_scu.config.flags import NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
 from granite_scu.config.settings import RunConfig
 
 
@@ -31,6 +31,9 @@ def build_parser() -> Parser:
         group = parser.add_argument_group(title)
         for flag in section:
             group.add_argument(flag.name, dest=flag.key, **argument(flag))
+            if flag.choices == tuple(SWITCH_OR_AUTO):
+                off = f"--no-{flag.name.removeprefix('--')}"
+                group.add_argument(off, dest=flag.key, action="store_const", const="off", help=argparse.SUPPRESS)
     _add_special(parser)
     return parser
 
@@ -45,6 +48,8 @@ def argument(flag: Flag) -> dict[str, Any]:
     options = {**meaning, "type": flag.kind, "choices": flag.choices or None, "metavar": metavar}
     if flag.name in NUMBER_OF_ITS_OWN:
         return {**options, "nargs": "?", "const": NUMBER_OF_ITS_OWN[flag.name]}
+    if flag.choices == tuple(SWITCH_OR_AUTO):
+        return {**options, "nargs": "?", "const": "on"}
     return {**options, "nargs": "+"} if flag.many else options
 
 
@@ -123,6 +128,8 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
 def _as_yaml(flag: Flag, value: Any) -> str:
     if flag.key == "trainer.precision":
         return PRECISIONS[value]
+    if flag.choices == tuple(SWITCH_OR_AUTO):
+        return json.dumps(SWITCH_OR_AUTO[value])
     if flag.many:
         return json.dumps(value, ensure_ascii=False) if len(value) > 1 or flag.kind is float else value[0]
     if isinstance(value, float) and not math.isfinite(value):  # so that the configuration refuses it, by its flag

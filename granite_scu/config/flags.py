@@ -53,6 +53,9 @@ class Flag:
     many: bool = False
 
 
+SWITCH_OR_AUTO = {"auto": None, "on": True, "off": False}
+"""What a switch may be set to that is decided by the machine where nothing is asked for. Alone it means on."""
+
 NUMBER_OF_ITS_OWN = {"--early-stopping": 3, "--stop-at-equilibrium": 30}
 """Flags that may stand without their number, and the one that they then mean."""
 
@@ -102,6 +105,9 @@ def _flag(
     many = any(get_origin(option) is list for option in options)
     if get_origin(hint) is Literal:
         kind, choices = str, get_args(hint)
+    elif hint == (bool | None):
+        kind, choices, default = str, tuple(SWITCH_OR_AUTO), "auto"
+        help = MEANINGS[key].replace("null", "auto")
     elif many:
         kind = get_args(options[0])[0]
     if default is None:

@@ -81,17 +81,18 @@ class BaseConfig:
         attention: attention kernel; ``auto`` takes flash_attention_2 where it is installed.
         kernels: of the Mamba-2 layers; ``auto`` takes compiled ones where installed and proven right, and PyTorch
             elsewhere; ``cuda`` insists on compiled ones.
-        gradient_checkpointing: recompute activations in the backward pass: less memory, about 30 % slower.
-        compile: run torch.compile on the model.
-        compile_mode: mode of torch.compile.
+        gradient_checkpointing: recompute activations in the backward pass: less memory, about 30 % slower; null does
+            where the run is predicted not to fit without.
+        compile: compile the decoder's layers (torch.compile); null does on a GPU with Triton.
+        compile_mode: mode of torch.compile; max-autotune without CUDA graphs.
     """
 
     name: str = "ibm-granite/granite-4.0-h-1b"
     quantize_4bit: bool = False
     attention: Literal["sdpa", "eager", "flash_attention_2", "auto"] = "sdpa"
     kernels: Literal["auto", "torch", "cuda"] = "auto"
-    gradient_checkpointing: bool = False
-    compile: bool = False
+    gradient_checkpointing: bool | None = None
+    compile: bool | None = None
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
 
 

@@ -17,6 +17,9 @@ from granite_scu.hardware import presets
 
 log = logging.getLogger(__name__)
 
+TRITON_FROM = (7, 0)
+"""Compute capability from which Triton compiles."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -30,6 +33,7 @@ class Machine:
         nodes: machines.
         attention: transformers' attention implementation.
         kernels: what the Mamba-2 layers may take; ``model.mamba2.kernels.check`` refuses what is not here.
+        compiled: whether the decoder's layers are compiled.
         sharded: whether the frozen layers are shared out over the processes.
         tf32: whether the model's fp32 products are taken in TF32.
     """
@@ -41,6 +45,7 @@ class Machine:
     nodes: int
     attention: str
     kernels: str
+    compiled: bool = False
     sharded: bool = False
     tf32: bool = False
 
@@ -84,11 +89,12 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: 
     precision = hardware.resolve_precision(trainer["precision"], device)
     _check_graphs(base, trainer["accumulate_grad_batches"], device)
     if run.fsdp:
-        _check_sharding(devices * nodes, base.quantize_4bit, base.compile)
+        _check_sharding(devices * nodes, base.quantize_4bit, bool(base.compile))
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
     kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
-    return Machine(device, accelerator, precision, devices, nodes, attention, kernels, run.fsdp, tf32)
+    compiled = compiles(device) and not run.fsdp if base.compile is None else base.compile
+    return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32)
 
 
 def resolve_request(request: Request) -> Machine:
@@ -167,6 +173,15 @@ def launched_processes() -> tuple[int, int] | None:
         nodes = int(env.get("SLURM_NNODES", 1))
         return int(env["SLURM_NTASKS"]) // nodes, nodes
     return None
+
+
+def compiles(device: hardware.Device) -> bool:
+    """Whether the layers are compiled where nothing else is asked for: on a GPU with Triton.
+
+    A step there is bound by what moves through memory, and a compiled layer moves a third of it. On a CPU the layers
+    are written for its cache already, and compiling them takes longer than it saves.
+    """
+    return device.capability is not None and device.capability >= TRITON_FROM and find_spec("triton") is not None
 
 
 def attention_for(requested: str, supports_flash: bool, precision: str, isolate: bool = False) -> str:

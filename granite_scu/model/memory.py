@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import adapters, loading, loss
+from granite_scu.model.compilation import decoder_layers
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.mamba import HYBRID
 from granite_scu.model.mamba2.tiling import describing
@@ -145,8 +146,8 @@ def _cut(model: nn.Module) -> tuple[list[Kind], Counter[Kind]]:
     Returns:
         The kinds of those left, in order, and how many of each kind were taken out.
     """
-    layers = _layers(model)
-    if layers is None:
+    layers = decoder_layers(model)
+    if layers is None:  # nothing is left out then
         return [], Counter()
     kinds = [tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in layers]
     last = len(kinds) - 1
@@ -163,12 +164,6 @@ def _cut(model: nn.Module) -> tuple[list[Kind], Counter[Kind]]:
     return [kinds[index] for index in chosen], left_out
 
 
-def _layers(model: nn.Module) -> nn.ModuleList | None:
-    """The decoder's layers; None where they cannot be told, and nothing is left out then."""
-    count = model.config.num_hidden_layers
-    return next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count), None)
-
-
 # The step.
 
 
@@ -178,7 +173,7 @@ def _take_step(model: nn.Module, setting: Setting) -> tuple[int, list[int]]:
     Returns:
         The most bytes that were in use on top of parameters and gradients, and what each layer keeps.
     """
-    layers = _layers(model)
+    layers = decoder_layers(model)
     with torch.device("meta"):
         adapted = _adapted(model, setting)
     with FakeTensorMode(allow_non_fake_inputs=True), describing(setting.device):
@@ -209,10 +204,9 @@ def _adapted(model: nn.Module, setting: Setting) -> nn.Module:
         for name, layer in adapters.linear_layers(model).items():
             model.set_submodule(name, _FourBit(layer))
     mamba.install(model, is_gated=lambda norm: True)
+    adapted = adapters.attach(model, setting.lora).train()
     if setting.base.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.enable_input_require_grads()
-    adapted = adapters.attach(model, setting.lora).train()
     if setting.dtype != torch.float32:
         adapters.leave_casting_to_autocast(adapted)
     return adapted

@@ -43,8 +43,10 @@ def first_guess(request: Request, machine: Machine) -> Request:
             "--auto-batch-size: one process looks for the batch; run it once without --multi-gpu, with --max-steps 1, "
             "and give the --batch-size that it finds to all"
         )
-    if found := memory_budget.largest_that_fits(request, machine):
-        return found
+    recomputed = replace(request, base=replace(request.base, gradient_checkpointing=True))
+    for candidate in (request, recomputed) if request.base.gradient_checkpointing is None else (request,):
+        if found := memory_budget.largest_that_fits(candidate, machine):
+            return found
     least, allowed = memory_budget.with_batch(request, 1), machine.memory_limit(request.run.memory_fraction)
     raise UserError(
         f"--auto-batch-size: one block takes {memory_budget.describe(memory_budget.predict(least, machine))}, of "

@@ -45,6 +45,14 @@ def with_batch(request: Request, size: int) -> Request:
     return replace(request, data=replace(request.data, batch_size=size), trainer=trainer)
 
 
+def with_checkpointing_settled(request: Request, machine: Machine) -> Request:
+    """The request with its activations recomputed, or not: where nothing is asked for, where they would not fit."""
+    recomputed = request.base.gradient_checkpointing
+    if recomputed is None:
+        recomputed = predict(request, machine).total > machine.memory_limit(request.run.memory_fraction)
+    return replace(request, base=replace(request.base, gradient_checkpointing=recomputed))
+
+
 def sizes(blocks: int, most: int | None = None) -> list[int]:
     """The micro-batches that a step of so many blocks can be cut into, largest first, none above ``most``."""
     return [size for size in range(min(blocks, most or blocks), 0, -1) if blocks % size == 0]

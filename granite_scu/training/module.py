@@ -21,6 +21,7 @@ from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, Optimiz
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
 from granite_scu.model.adapter_files import factor_names
+from granite_scu.model.compilation import compile_decoder
 from granite_scu.model.description_length import (
     LN2,
     LowRankUpdate,
@@ -146,9 +147,6 @@ class GraniteModule(L.LightningModule):
         if self.model is not None:
             return
         model = loading.load_model(self.base, self.dtype_of_base, self.base.attention, self.loading_device)
-        if self.base.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.enable_input_require_grads()
         # from_pretrained returns evaluation mode, and Lightning leaves modes as it finds them: without this,
         # neither LoRA's dropout nor gradient checkpointing would act.
         saved = self.start and self.start.adapter
@@ -157,13 +155,16 @@ class GraniteModule(L.LightningModule):
         else:
             model = adapters.attach(model, self.lora)
         self.model = model.train()
+        if self.base.gradient_checkpointing:
+            # After the adapters: PEFT would hang a hook on the embedding, which reentrant checkpointing alone needs.
+            self.language_model.gradient_checkpointing_enable({"use_reentrant": False})
         if self.dtype_of_base != torch.float32:  # then the precision is a mixed one
             adapters.leave_casting_to_autocast(self.model)
         self.updates = adapters.low_rank_updates(self.model)
         if self.start:
             self._remember_start()
         if self.base.compile:
-            self.language_model.base_model.compile(mode=self.base.compile_mode)
+            compile_decoder(self.language_model, self.base.compile_mode)
 
     def _remember_start(self) -> None:
         """Keep the factors as they are now, to measure from; checkpoints have them too.

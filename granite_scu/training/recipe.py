@@ -79,6 +79,7 @@ def prepare(
     # The machine.
     machine = machines.resolve_request(request)
     kernels.check(machine.kernels, machine.accelerator)
+    request = replace(request, base=replace(request.base, compile=machine.compiled))
     if warning := presets.mismatch(request.hardware, machine.device):
         log.warning(warning)
 
@@ -95,9 +96,10 @@ def prepare(
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
     _check_block_size(request.base.name, request.data.block_size)
 
-    # The micro-batch that is predicted to fit.
+    # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
     if request.run.auto_batch_size:
         request = batch_size.first_guess(request, machine)
+    request = memory_budget.with_checkpointing_settled(request, machine)
 
     # The text, and with it N and the length of the run.
     data = data or build_data(request)
@@ -188,7 +190,7 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
 def build_data(request: Request) -> TextDataModule:
     """The text that a request describes, not yet prepared."""
     kind = StreamedDataModule if request.data.stream else TextDataModule
-    return kind(request.data, request.seed, uniform_batches=request.base.compile)
+    return kind(request.data, request.seed, uniform_batches=bool(request.base.compile))
 
 
 def _open_start(request: Request, resume: Resume | None) -> initial_adapter.InitialAdapter | None:

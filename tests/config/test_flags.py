@@ -122,6 +122,8 @@ PROMISED = {
     "--lora-dropout": "0.0",
     "--adapter": "none: a new one",
     "--precision": "auto",
+    "--torch-compile": "auto",
+    "--gradient-checkpointing": "auto",
     "--attn": "sdpa",
     "--kernels": "auto",
     "--memory-fraction": "what is needed",
@@ -208,7 +210,21 @@ def test_switches_can_be_switched_off(tmp_path):
     layer = tmp_path / "layer.yaml"
     layer.write_text("base: {gradient_checkpointing: true}\n")
     assert resolved("--config", str(layer)).base.gradient_checkpointing
-    assert not resolved("--config", str(layer), "--no-gradient-checkpointing").base.gradient_checkpointing
+    assert resolved("--config", str(layer), "--no-gradient-checkpointing").base.gradient_checkpointing is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [((), None), (("auto",), None), (("on",), True), (("off",), False), (("--no-torch-compile",), False)],
+)
+def test_what_the_machine_decides_can_be_switched_on_and_off_and_left_to_it_again(tmp_path, flags, value):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("base: {compile: true}\n")
+    flags = flags if flags[:1] == ("--no-torch-compile",) else ("--torch-compile", *flags)
+    given = resolved("--config", str(layer), *flags).base.compile
+    assert given is (True if flags == ("--torch-compile",) else value)
+    with pytest.raises(UserError, match=r"--torch-compile: invalid choice: 'sometimes' .*auto.*on.*off"):
+        resolved("--torch-compile", "sometimes")
 
 
 def test_help_shows_every_flag_and_its_default():

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from devices import A100, CPU, T4
+from devices import A100, CPU, P100, T4
 
 from granite_scu import hardware
 from granite_scu.config.errors import UserError
@@ -96,6 +96,19 @@ def test_a_deterministic_run_takes_no_compiled_kernels(on):
     assert on(A100).kernels == "auto" and on(A100, deterministic=True).kernels == "torch"
     with pytest.raises(UserError, match=r"^--kernels cuda: .*--deterministic"):
         on(A100, base=BaseConfig(kernels="cuda"), deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "triton", "compiled"), [(T4, True, True), (T4, False, False), (P100, True, False), (CPU, True, False)]
+)
+def test_layers_are_compiled_by_default_where_triton_compiles(on, monkeypatch, device, triton, compiled):
+    monkeypatch.setattr(machine, "find_spec", lambda name: object() if triton else None)
+    assert on(device).compiled is compiled
+    assert (
+        on(device, base=BaseConfig(compile=True)).compiled and not on(device, base=BaseConfig(compile=False)).compiled
+    )
+    if device.kind == "cuda":
+        assert not on(dataclasses.replace(device, count=2), run=SHARED).compiled
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,28 @@ def test_what_the_search_cannot_serve_is_refused(asked, flags, words):
         batch_size.first_guess(*asked(replace(T4, count=2), *flags))
 
 
+def test_activations_are_recomputed_where_they_are_predicted_not_to_fit_and_nothing_else_is_asked_for(asked):
+    def settled(fraction, *flags):
+        request, found = asked(T4, f"--run.memory_fraction={fraction}", *flags)
+        return memory_budget.with_checkpointing_settled(request, found).base.gradient_checkpointing
+
+    assert [settled(0.02), settled(0.01), settled(0.001)] == [False, True, True]
+    assert settled(0.01, "--base.gradient_checkpointing=false") is False
+    assert settled(0.02, "--base.gradient_checkpointing=true") is True
+
+
+def test_the_search_for_a_batch_recomputes_activations_only_where_no_block_fits_without(asked):
+    found = {
+        fraction: batch_size.first_guess(*asked(T4, f"--run.memory_fraction={fraction}")) for fraction in (0.05, 0.003)
+    }
+    assert not found[0.05].base.gradient_checkpointing and found[0.003].base.gradient_checkpointing
+    with pytest.raises(UserError, match="one block takes"):
+        batch_size.first_guess(*asked(T4, "--run.memory_fraction=0.003", "--base.gradient_checkpointing=false"))
+
+
 def test_a_card_on_which_not_even_a_block_fits_is_refused(asked):
-    with pytest.raises(UserError, match=r"one block takes 0\.\d\d GiB: weights .* of 0.04 GiB that .* Tesla T4; try"):
-        batch_size.first_guess(*asked(T4, "--run.memory_fraction=0.003"))
+    with pytest.raises(UserError, match=r"one block takes 0\.\d\d GiB: weights .* of 0.02 GiB that .* Tesla T4; "):
+        batch_size.first_guess(*asked(T4, "--run.memory_fraction=0.0015"))
 
 
 def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch):

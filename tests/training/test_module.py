@@ -450,7 +450,7 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
         raise ValueError("no compiler here")
 
     compile_with = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, mode: compile_with(function, backend=broken))
+    monkeypatch.setattr(torch, "compile", lambda function, mode, **_: compile_with(function, backend=broken))
     module = make_module(base={"compile": True})
     with pytest.raises(RunFailed, match=r"--torch-compile: .*no compiler here.*--no-torch-compile"):
         module(**make_batches(1)[0])
@@ -460,7 +460,7 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
 def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monkeypatch, backend):
     """Whatever lambda does, though validation has no gradients and a last batch that is smaller, and for the slopes."""
     compile_with = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, mode: compile_with(function, backend=backend))
+    monkeypatch.setattr(torch, "compile", lambda function, mode, **_: compile_with(function, backend=backend))
 
     class Steer(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, index):
@@ -483,7 +483,7 @@ def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monke
         trained_factors(module)
         trainer = fit(module, make_batches(5), callbacks=[Steer()], val_check_interval=2)
         gradients.append([step.gradient for step in trainer.optimizers[0].seen])
-        assert counters["stats"]["unique_graphs"] == int(compiled)
+        assert counters["stats"]["unique_graphs"] == 2 * compiled  # a Mamba-2 and an attention layer
         assert not counters["graph_break"]
     for one, other in zip(*gradients, strict=True):
         assert error(one, other) < 1e-4

@@ -1,0 +1,34 @@
+"""torch.compile of a decoder, layer by layer.
+
+One graph of the whole decoder takes minutes to compile, for its layers are unrolled in it. Layers of a kind share the
+graph that is compiled for the first of them, so that Granite's take three, however many they are: a Mamba-2 layer, an
+attention layer, and the first one, whose input wants no gradient.
+"""
+
+from torch import nn
+
+MODES = {
+    "default": "default",
+    "reduce-overhead": "reduce-overhead",
+    # Autotuned without CUDA graphs: the second run of one overwrites the gradients that the first has left, and a step
+    # accumulates them (pytorch/pytorch#169545).
+    "max-autotune": "max-autotune-no-cudagraphs",
+}
+"""``--compile-mode`` as torch.compile takes it."""
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
+    """The decoder's layers; None where they cannot be told."""
+    count = model.config.num_hidden_layers
+    return next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count), None)
+
+
+def compile_decoder(model: nn.Module, mode: str) -> None:
+    """Have the decoder of a transformers model compiled as it is first called: each layer, or all where none is known.
+
+    Args:
+        model: whose layers it is done to.
+        mode: one of ``MODES``.
+    """
+    for part in decoder_layers(model) or [model.base_model]:
+        part.compile(mode=MODES[mode])
