@@ -60,19 +60,23 @@ def get_recommended_config(gpu_memory_gb: float | None = None, predict: Predicto
         ``preset``, ``batch_size`` (blocks on each device), ``block_size`` (tokens), ``gradient_accumulation_steps``,
         ``num_workers``, ``gradient_checkpointing``, ``quantize_4bit``, ``compile``, ``compile_mode``, ``precision`` (as
         the Trainer takes it; ``auto`` where only the device can say), ``mixed_precision`` and ``memory_gib_estimate``,
-        what is predicted to be taken so, None without ``predict``. Where that is more than the card has, the batch is
-        halved until it fits, and as many more are accumulated.
+        what is predicted to be taken so, None without ``predict``. Where that is more than the card has, activations
+        are recomputed, and then the batch is halved until it fits, and as many more are accumulated.
     """
     device = detect()
     name = presets.choose(device) if gpu_memory_gb is None else presets.for_memory(gpu_memory_gb)
     chosen = presets.settings(name)
-    base, data, lora = BaseConfig(**chosen["base"]), DataConfig(**chosen["data"]), LoraConfig(**chosen.get("lora", {}))
+    base, data = BaseConfig(**chosen.get("base", {})), DataConfig(**chosen["data"])
+    lora = LoraConfig(**chosen.get("lora", {}))
     trainer = TRAINER_DEFAULTS | chosen["trainer"]
     precision = trainer.get("precision", "auto" if gpu_memory_gb else resolve_precision(None, device))
     kind = "cpu" if name == "cpu" else "cuda"
     room = (1 - MARGIN) * GIB * (gpu_memory_gb if gpu_memory_gb and kind == "cuda" else device.memory_gb)
     blocks = trainer["accumulate_grad_batches"] * data.batch_size
     taken = predict(base, lora, data.batch_size, data.block_size, precision, kind) if predict else 0
+    if taken > room and base.gradient_checkpointing is None:
+        base = replace(base, gradient_checkpointing=True)
+        taken = predict(base, lora, data.batch_size, data.block_size, precision, kind) if predict else 0
     while predict and taken > room and data.batch_size % 2 == 0:
         data = replace(data, batch_size=data.batch_size // 2)
         taken = predict(base, lora, data.batch_size, data.block_size, precision, kind)
@@ -82,9 +86,9 @@ def get_recommended_config(gpu_memory_gb: float | None = None, predict: Predicto
         "block_size": data.block_size,
         "gradient_accumulation_steps": blocks // data.batch_size,
         "num_workers": data.num_workers,
-        "gradient_checkpointing": base.gradient_checkpointing,
+        "gradient_checkpointing": bool(base.gradient_checkpointing),
         "quantize_4bit": base.quantize_4bit,
-        "compile": base.compile,
+        "compile": kind == "cuda" if base.compile is None else base.compile,
         "compile_mode": base.compile_mode,
         "precision": precision,
         "mixed_precision": precision != "32-true",

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import devices
@@ -15,7 +16,7 @@ from granite_scu.cli import config_layers, script_flags
 from granite_scu.cli import request_parser as cli
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
-from granite_scu.training import preflight
+from granite_scu.training import memory_budget, preflight
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.recipe import prepare
 
@@ -58,7 +59,7 @@ def test_the_order_on_the_command_line_does_not_matter(layer):
 
 def test_a_test_run_only_changes_defaults_so_a_preset_lies_over_it():
     request = script("--test-run", "--hardware", "gpu_4090")
-    assert (request.base.name, request.data.batch_size) == ("tiny-granite-h", 16)
+    assert (request.base.name, request.data.batch_size) == ("tiny-granite-h", 4)
 
 
 @pytest.mark.parametrize("device", [T4, A100], ids=lambda device: device.name)
@@ -109,7 +110,7 @@ def test_each_value_says_where_it_is_from(layer, capsys):
     printed = capsys.readouterr().out
     lines = dict(line.strip().split(": ", 1) for line in printed.splitlines() if ": " in line)
     assert lines["learning_rate"] == f"0.001  # {TINY}"
-    assert lines["compile"] == "true  # --hardware gpu_4090"
+    assert lines["expected_mfu"] == "0.2  # --hardware gpu_4090"
     assert lines["batch_size"] == f"5  # {layer}"
     assert lines["rank"] == "3  # a flag"
     assert lines["dropout"] == "0.0"
@@ -235,11 +236,19 @@ def cards_of(preset: str) -> list:
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_preset_can_be_planned_and_fits_its_cards(prepared, full_size, monkeypatch, name):
     monkeypatch.setattr(hardware, "matmul_tflops", lambda device, dtype, tf32: 1.0)
-    least = min(cards_of(name), key=lambda card: card.memory_gb)
-    facts = preflight.describe(prepared(presets.path(name), least, full_size))
+    cards = cards_of(name)
+    least = min([card for card in cards if presets.PRESETS[name].fits(card)], key=lambda card: card.memory_gb)
+    run = prepared(presets.path(name), least, full_size)
+    facts = preflight.describe(run)
     assert facts["device"] == least.name and facts["steps"] > 0
     # Estimated: what a process of CUDA takes before the model, and what fragments, are to fit into the rest.
     assert facts["memory_fits"], facts.get("memory_advice")
+    if presets.PRESETS[name].pattern:
+        assert not run.request.base.gradient_checkpointing, "nothing is computed twice"
+        data = run.request.data
+        one_more = replace(run.request, data=replace(data, batch_size=data.batch_size + 1))
+        is_full = memory_budget.predict(one_more, run.machine).total > run.machine.memory_limit(None)
+        assert is_full or facts["memory_gib_estimate"] >= 0.7 * least.memory_gb
 
 
 @pytest.mark.parametrize(
