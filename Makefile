@@ -31,7 +31,14 @@ demo: setup  ## fine-tune the embedded Granite on the CPU while S* is found and 
 test: setup  ## the tests: CPU, offline, a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-slow: setup  ## the tests that take longer
+# Triton, 190 MB, and kernels of which no CUDA part is built: the tests interpret them.
+$(VENV)/.kernels: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[kernels-test]'
+	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip install --disable-pip-version-check \
+		-c constraints.txt --no-build-isolation --no-deps mamba-ssm
+	@touch $@
+
+test-slow: setup $(VENV)/.kernels  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m slow
 
 lint: setup  ## style and types

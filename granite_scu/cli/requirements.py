@@ -31,7 +31,8 @@ from granite_scu.hardware.torch_build import dotted, install_command
 from granite_scu.model import initial_adapter, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
-from granite_scu.model.mamba2.kernels import version_of
+from granite_scu.model.mamba2.packages import version_of
+from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
 
@@ -286,8 +287,8 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
     return Check(name, found, right, needed, "; ".join([*wrong, meaning]), "another version, or --kernels torch")
 
 
-def _mamba_sizes(model: str) -> kernels.Sizes | None:
-    return None if _is_unknown(model) else kernels.Sizes.of_config(loading.known_config(model))
+def _mamba_sizes(model: str) -> Sizes | None:
+    return None if _is_unknown(model) else Sizes.of_config(loading.known_config(model))
 
 
 def _is_unknown(model: str) -> bool:

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, is_local
 from granite_scu.model.mamba2 import kernels, mamba
+from granite_scu.model.mamba2.proof import Sizes
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ def load_model(
     mixers = mamba.layers_of(model)
     mamba.check(model)
     if mixers:
-        sizes = kernels.Sizes.of(next(iter(mixers.values())))
+        sizes = Sizes.of(next(iter(mixers.values())))
         mamba.install(model, kernels.choose(config.kernels, device, dtype, sizes))
     return model
 
