@@ -1,9 +1,11 @@
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from torch.nn import functional as F
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import LoraConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
+from granite_scu.model import loading
 from granite_scu.model.adapters import attach, leave_casting_to_autocast, linear_layers, low_rank_updates, untrained
 from granite_scu.model.description_length import squared_norms
 
@@ -84,6 +86,31 @@ def test_the_factors_are_the_models_own_and_not_copies(model):
     before = adapted(input_ids=tokens, use_cache=False).logits
     randomise(low_rank_updates(adapted))
     assert not torch.equal(adapted(input_ids=tokens, use_cache=False).logits, before)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "4 bits"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sum_inside_of_the_product_is_pefts_own(dtype, quantized):
+    results = []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        base = loading.load_model(BaseConfig(TINY_MODEL, quantize_4bit=quantized), dtype)
+        adapted = attach(base, LoraConfig(rank=4, dropout=0.2)).train()
+        updates = low_rank_updates(adapted)
+        with torch.no_grad():
+            for u in updates.values():
+                u.b.copy_(0.01 * torch.randn(u.b.shape))
+        layers = [module for module in adapted.modules() if isinstance(module, LoraLayer)]
+        assert all(layer.lora_variant for layer in layers)
+        for layer in layers if not ours else ():
+            layer.lora_variant.clear()
+        torch.manual_seed(1)  # the dropout's
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False):
+            backward(adapted)
+        results.append([factor.grad for u in updates.values() for factor in (u.a, u.b)])
+    allowed = 1e-5 if dtype == torch.float32 else 0.1  # bf16 rounds a scaled sum at another place
+    for one, other in zip(*results, strict=True):
+        assert one.dtype == torch.float32 and (one - other).norm() <= allowed * other.norm()
 
 
 def test_no_adapter_of_the_embedded_model_is_bypassed(model):

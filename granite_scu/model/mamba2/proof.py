@@ -27,9 +27,10 @@ ROUNDINGS = 4
 """Errors of a right kernel are about half the spacing of the floating-point numbers, whichever the input (measured on
 the CPU, our scan and one that rounds where fla-core's does, against fp32); eight times that is wrong."""
 
-FP32_ERROR = 1e-4
-"""Allowed in fp32, where the order of sums decides. Kernels that take products in TF32 err by more and do not pass,
-even where ``--tf32`` lets PyTorch take them: their error could not be told from a fault."""
+FP32_ERROR = 3e-4
+"""Allowed in fp32, where the order of sums decides: mamba-ssm's gradient of dt is off by 1.0e-4 under strong decay, all
+else by less (interpreted, on a CPU). Kernels that take products in TF32 err by 1.1e-3 and do not pass, even where
+``--tf32`` lets PyTorch take them: their error could not be told from a fault."""
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ interpreter.InterpreterBuilder.get_bf16 = lambda self, value: self.create_fp_tru
 
 def without_cuda_extensions() -> None:
     """Let mamba-ssm's Triton kernels be imported: its ``__init__`` loads CUDA extensions, of which they need none."""
+    if "mamba_ssm" in sys.modules:
+        return
     root = importlib.util.find_spec("mamba_ssm").submodule_search_locations[0]
     for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.utils"):
         module = ModuleType(name)
