@@ -209,7 +209,8 @@ class GraniteModule(L.LightningModule):
         """Summed cross-entropy of a batch in nats. (batch, time) tokens, shifted labels, numbers of documents."""
         with nullcontext() if torch.is_grad_enabled() else not_compiled():
             try:
-                return loss.summed_nats(self.language_model, input_ids, labels, documents)
+                fused = bool(self.base.compile)
+                return loss.summed_nats(self.language_model, input_ids, labels, documents, compiled=fused)
             except torch._dynamo.exc.TorchDynamoException as error:
                 reason = " ".join(str(error).split())[:200]
                 raise RunFailed(

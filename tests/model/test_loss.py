@@ -45,6 +45,26 @@ def test_nats_and_gradient_are_those_of_the_models_own_logits(build, batch, requ
         assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_the_compiled_chunk_gives_the_same_nats_and_gradient(monkeypatch, backend, dtype):
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compile_with(function, backend=backend))
+    loss._compiled_work.cache_clear()
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 20, 8, generator=generator).to(dtype).requires_grad_()
+    head = torch.randn(32, 8, generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(0, 32, (3, 20), generator=generator)
+    labels[:, ::3] = IGNORED
+    plain, fused = (summed_cross_entropy(hidden, head, labels, 6.0, 25, compiled) for compiled in (False, True))
+    torch.testing.assert_close(fused, plain, rtol=1e-6, atol=0)
+    one, other = (torch.autograd.grad(nats, (hidden, head)) for nats in (plain, fused))
+    torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(summed_cross_entropy(hidden, head, labels, 6.0, 25, True), plain, rtol=1e-6, atol=0)
+    loss._compiled_work.cache_clear()
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 60, 1000])
 def test_the_chunk_changes_neither_the_nats_nor_the_gradient(chunk):
     generator = torch.Generator().manual_seed(0)
