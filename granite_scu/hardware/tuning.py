@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import torch
 
+from granite_scu.hardware.cores import allowed
 from granite_scu.hardware.detection import detect
 
 MAX_WORKERS = 8
@@ -44,7 +44,7 @@ def optimize_pytorch_settings(config: dict[str, Any] | None = None) -> None:
     Raises:
         ValueError: ``config`` holds another key.
     """
-    settings = {"tf32": True, "cudnn_benchmark": True, "num_threads": _cores()}
+    settings = {"tf32": True, "cudnn_benchmark": True, "num_threads": allowed()}
     unknown = set(config or {}) - set(settings)
     if unknown:
         raise ValueError(f"unknown settings {sorted(unknown)}; known: {sorted(settings)}")
@@ -74,7 +74,7 @@ def get_optimal_num_workers() -> int:
     """
     if not torch.cuda.is_available():
         return 0
-    return max(0, min(MAX_WORKERS, _cores() // torch.cuda.device_count() - 1))
+    return max(0, min(MAX_WORKERS, allowed() // torch.cuda.device_count() - 1))
 
 
 def compile_model(model: torch.nn.Module, mode: str = "default") -> torch.nn.Module:
@@ -91,9 +91,3 @@ def compile_model(model: torch.nn.Module, mode: str = "default") -> torch.nn.Mod
     if mode not in modes:
         raise ValueError(f"mode {mode!r}: choose {', '.join(modes)}")
     return torch.compile(model, mode=mode)
-
-
-def _cores() -> int:
-    """The processor cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else psutil.cpu_count(logical=False) or 1

@@ -37,6 +37,7 @@ from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.signals import GracefulStop
 from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.callbacks.threads import FreeCores, may_change
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, check_slopes
@@ -238,9 +239,10 @@ def _assemble(
     final = final_score(
         run.folder, run.tokenizer, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers
     )
+    cores = FreeCores() if may_change(run.machine.accelerator, bool(settings.get("deterministic"))) else None
     callbacks = [
-        limit, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line, checkpoints,
-        GracefulStop(run.folder.path, checkpoints.save), final,
+        limit, cores, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,
+        checkpoints, GracefulStop(run.folder.path, checkpoints.save), final,
     ]  # fmt: skip
     trainer = build_trainer(
         settings,

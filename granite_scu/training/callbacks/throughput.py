@@ -30,8 +30,13 @@ class Monitor:
     on_gpu: bool = False
 
     def mfu(self, steps: float, seconds: float) -> float | None:
-        """Share of the peak that so many optimizer steps in that time are; None where no time has passed."""
-        return steps * self.flops_per_step / (seconds * self.peak.flops * self.devices) if seconds > 0 else None
+        """Share of the peak that so many optimizer steps in that time are.
+
+        None where no time has passed; and where it is above 1: then the peak was measured too low, as on a machine that
+        others kept busy at the start, and a share of it means nothing.
+        """
+        share = steps * self.flops_per_step / (seconds * self.peak.flops * self.devices) if seconds > 0 else None
+        return None if share is None or share > 1 else share
 
     def read(self, steps: int, seconds: float) -> dict[str, Any]:
         """The fields of a tick's record: rates since the last one, memory in GiB, and the sensors.

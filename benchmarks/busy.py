@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""How fast training on a CPU is beside other processes that keep cores busy, against a free machine.
+
+    python benchmarks/busy.py                     # free, beside one spinning process, beside three; in turns
+
+Each measurement is a run of the embedded model in a process of its own, with nothing set: no OMP_NUM_THREADS, no
+OMP_WAIT_POLICY. The machine must be free but for this.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import measure
+from granite_scu.cli import guard
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.hardware import detect
+from granite_scu.hardware.cores import OtherLoad, allowed
+
+BUSY = 0.3
+"""Cores that others may use at the start."""
+
+COLUMNS = {
+    "beside": "beside|d",
+    "tokens_per_s": "tokens/s|,.0f",
+    "share_of_free": "of the free rate|.0%",
+    "cores": "cores|d",
+}
+
+
+@contextlib.contextmanager
+def spinning(count: int) -> Iterator[None]:
+    """So many processes that compute without end, until the context is left."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def tokens_per_second(steps: int) -> float:
+    """Of a run of the embedded model, as its summary has it: loading, validation and saving do not count."""
+    free = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--test-run", "--max-steps", str(steps), "--target-s", "0.1", "--output-dir", folder + "/run"]
+        line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), *flags]
+        done = subprocess.run(line, env=free, capture_output=True, text=True)
+        if done.returncode:
+            raise RunFailed(f"the run ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
+        return json.loads(Path(folder, "run", "scu_metrics.json").read_text(encoding="utf-8"))["tokens_per_s"]
+
+
+def compare(beside: list[int], steps: int, repeats: int) -> list[dict]:
+    """The median rate beside each number of processes, and its share of the rate beside none."""
+    rates: dict[int, list[float]] = {count: [] for count in beside}
+    for _ in range(repeats):
+        for count in beside:
+            with spinning(count):
+                rates[count].append(tokens_per_second(steps))
+                print(f"beside {count}: {rates[count][-1]:,.0f} tokens/s", file=sys.stderr)
+    free = statistics.median(rates[beside[0]])
+    return [
+        {
+            "beside": count,
+            "tokens_per_s": statistics.median(found),
+            "share_of_free": statistics.median(found) / free,
+            "runs": found,
+            "device": detect("cpu").name,
+            "cores": allowed(),
+        }
+        for count, found in rates.items()
+    ]
+
+
+def main() -> int:
+    """Measure what the flags ask for and print it; returns the exit code."""
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--beside", type=int, nargs="+", default=[0, 1, 3], help="processes; the first is compared with"
+    )
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps of a run (default: 60)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print a JSON list on stdout, nothing else there")
+    parser.add_debug()
+    options = parser.parse_args()
+    measure.require_positive(steps=options.steps, repeats=options.repeats)
+    load = OtherLoad()
+    time.sleep(1)
+    if (others := load.read()) > BUSY:
+        raise UserError(f"other processes keep {others:.1f} cores busy; what is measured beside them means nothing")
+    cases = compare(options.beside, options.steps, options.repeats)
+    measure.present(cases, COLUMNS, f"training beside others, {cases[0]['device']}", options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))
