@@ -2,8 +2,11 @@
 
 import logging
 import os
+import shutil
+import sysconfig
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -93,7 +96,7 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: 
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
     kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
-    compiled = compiles(device) and not run.fsdp if base.compile is None else base.compile
+    compiled = not run.fsdp and compiles(device) if base.compile is None else base.compile
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32)
 
 
@@ -176,12 +179,30 @@ def launched_processes() -> tuple[int, int] | None:
 
 
 def compiles(device: hardware.Device) -> bool:
-    """Whether the layers are compiled where nothing else is asked for: on a GPU with Triton.
+    """Whether the layers are compiled where nothing else is asked for: on a GPU for which Triton has all it needs.
 
     A step there is bound by what moves through memory, and a compiled layer moves a third of it. On a CPU the layers
-    are written for its cache already, and compiling them takes longer than it saves.
+    are written for its cache already, and compiling them takes longer than it saves. What a GPU lacks is said.
     """
-    return device.capability is not None and device.capability >= TRITON_FROM and find_spec("triton") is not None
+    if device.capability is None:
+        return False
+    lacking = _lacking_for_triton(device.capability)
+    if lacking:
+        log.warning("the decoder's layers are not compiled, which makes training several times slower: %s", lacking)
+    return not lacking
+
+
+def _lacking_for_triton(capability: tuple[int, int]) -> str:
+    """Why Triton cannot compile here, and what to do; empty where it can. It builds its launchers in C."""
+    if capability < TRITON_FROM:
+        return f"Triton wants a GPU of compute capability {'.'.join(map(str, TRITON_FROM))} or more"
+    if find_spec("triton") is None:
+        return "Triton is not installed; pip install triton"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "there is no C compiler; install one (Debian: apt-get install gcc)"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Python's headers are not installed (Debian: apt-get install python3-dev)"
+    return ""
 
 
 def attention_for(requested: str, supports_flash: bool, precision: str, isolate: bool = False) -> str:

@@ -99,11 +99,25 @@ def test_a_deterministic_run_takes_no_compiled_kernels(on):
 
 
 @pytest.mark.parametrize(
-    ("device", "triton", "compiled"), [(T4, True, True), (T4, False, False), (P100, True, False), (CPU, True, False)]
+    ("device", "has", "words"),
+    [
+        (T4, ("triton", "gcc", "Python.h"), None),
+        (T4, ("gcc", "Python.h"), "Triton is not installed"),
+        (T4, ("triton", "Python.h"), "there is no C compiler; install one"),
+        (T4, ("triton", "gcc"), "Python's headers are not installed"),
+        (P100, ("triton", "gcc", "Python.h"), "Triton wants a GPU of compute capability 7.0 or more"),
+        (CPU, ("triton", "gcc", "Python.h"), None),
+    ],
 )
-def test_layers_are_compiled_by_default_where_triton_compiles(on, monkeypatch, device, triton, compiled):
-    monkeypatch.setattr(machine, "find_spec", lambda name: object() if triton else None)
-    assert on(device).compiled is compiled
+def test_layers_are_compiled_by_default_where_triton_compiles(on, monkeypatch, tmp_path, caplog, device, has, words):
+    monkeypatch.setattr(machine, "find_spec", lambda name: object() if name in has else None)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name if name in has else None)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))
+    if "Python.h" in has:
+        (tmp_path / "Python.h").touch()
+    assert on(device).compiled is (words is None and device is not CPU)
+    assert (words in caplog.text) if words else not caplog.text
     assert (
         on(device, base=BaseConfig(compile=True)).compiled and not on(device, base=BaseConfig(compile=False)).compiled
     )
