@@ -188,7 +188,7 @@ def compiles(device: hardware.Device) -> bool:
         return False
     lacking = _lacking_for_triton(device.capability)
     if lacking:
-        log.warning("the decoder's layers are not compiled, which makes training several times slower: %s", lacking)
+        log.warning("the decoder's layers are not compiled, and training is slower: %s", lacking)
     return not lacking
 
 

@@ -51,12 +51,13 @@ def test_how_many_processes(on, environment, run, expected):
 @pytest.mark.parametrize("turn", [1, -1])
 def test_of_unlike_gpus_the_least_decides_and_one_process_minds_its_own_only(on, caplog, turn):
     gpus = [dataclasses.replace(gpu, count=2) for gpu in (A100, T4)][::turn]
-    found = on(gpus[0], gpus=gpus, run=RunConfig(multi_gpu=True))
+    plain = BaseConfig(compile=False)
+    found = on(gpus[0], plain, gpus=gpus, run=RunConfig(multi_gpu=True))
     assert (found.device.name, found.precision) == (T4.name, "16-mixed")
     assert "NVIDIA A100" in caplog.text and f"planned for {T4.name}" in caplog.text
     caplog.clear()
-    assert on(gpus[0], gpus=gpus).device == gpus[0] and not caplog.text
-    assert on(gpus[0], run=RunConfig(multi_gpu=True)).device == gpus[0] and not caplog.text
+    assert on(gpus[0], plain, gpus=gpus).device == gpus[0] and not caplog.text
+    assert on(gpus[0], plain, run=RunConfig(multi_gpu=True)).device == gpus[0] and not caplog.text
 
 
 def test_cuda_graphs_do_not_accumulate(on):
