@@ -9,12 +9,7 @@ races, a fault on one chip.
 """
 
 import ast
-import contextlib
-import importlib.util
 import math
-import os
-import sys
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -114,16 +109,3 @@ interpreter.InterpreterBuilder.cast_impl = _cast_impl
 interpreter.InterpreterBuilder.create_dot = _create_dot
 interpreter.InterpreterBuilder.binary_op = _binary_op
 interpreter.InterpreterBuilder.get_bf16 = lambda self, value: self.create_fp_trunc(self.get_fp32(value), tl.bfloat16)
-
-
-def without_cuda_extensions() -> None:
-    """Let mamba-ssm's Triton kernels be imported: its ``__init__`` loads CUDA extensions, of which they need none."""
-    if "mamba_ssm" in sys.modules:
-        return
-    root = importlib.util.find_spec("mamba_ssm").submodule_search_locations[0]
-    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.utils"):
-        module = ModuleType(name)
-        module.__path__ = [os.path.join(root, *name.split(".")[1:])]
-        sys.modules[name] = module
-    torch.cuda.device = lambda index: contextlib.nullcontext()  # there is none to switch to
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=1)

@@ -1,8 +1,9 @@
 """The real Triton kernels of fla-core and mamba-ssm, interpreted, against ours; run by ``test_real_kernels``."""
 
-import interpreting  # before any kernel is defined
+import interpreting  # noqa: F401  before any kernel is defined
 import pytest
 import torch
+from no_extensions import without_cuda_extensions
 
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.model import adapters, loading
@@ -17,7 +18,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 def package(request):
     if request.param == "fla-core":
         return packages.fla_core()
-    interpreting.without_cuda_extensions()
+    without_cuda_extensions()
     return packages.mamba_ssm()
 
 
@@ -61,7 +62,7 @@ def test_a_step_of_the_embedded_model_trains_every_adapter_as_ours_does(package)
 def test_an_operator_keeps_what_it_promises_the_compiler(name):
     """torch.library's own check: schema, autograd registration, and fakes against what is really returned."""
     if name == "mamba2_scan":
-        interpreting.without_cuda_extensions()
+        without_cuda_extensions()
     draw = torch.Generator().manual_seed(0)
     normal = lambda *shape: torch.randn(*shape, generator=draw).requires_grad_()  # noqa: E731
     documents = (torch.arange(70) > 40).int().expand(2, -1).contiguous()
