@@ -134,6 +134,8 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
     """Say it all. The model is loaded, and its adapters are in place."""
     request = run.request
     announce_kernels(model)
+    if request.base.compile:
+        log.info("--torch-compile: the first steps compile the layers for their shapes, which may take minutes")
     if request.data.isolate_documents and not can_isolate(model, run.machine.attention):
         log.warning(
             "%s has recurrent layers that carry their state from one document of a block into the next; "

@@ -151,7 +151,7 @@ class ShannonControl(L.Callback):
         if self._failing >= SKIPPED_IN_A_ROW:
             raise Diverged(
                 f"step {self._step}: loss or gradient was not finite in {self._failing} optimizer steps in a row; "
-                "lower --learning-rate, or use --precision fp32 to find the cause"
+                "lower --learning-rate, or use --precision fp32 to find the cause (fp16 has no number above 65,504)"
             )
 
     def _as_record(self, trainer: L.Trainer, window: Window, measured: Measurement, output: Output) -> dict:
