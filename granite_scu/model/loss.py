@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.model.document_mask import isolating
+from granite_scu.model.mamba2.tiling import kind_of
 
 
 def chunk_on(device: str) -> int:
@@ -142,7 +143,7 @@ def _logits(buffer: Tensor, hidden: Tensor, head: Tensor) -> Tensor:
     logits = buffer[: len(hidden)]
     if hidden.dtype == logits.dtype:
         return torch.mm(hidden, head.mT, out=logits)
-    if hidden.is_cuda:  # summed in fp32 there, and written so
+    if kind_of(hidden.device) == "cuda":  # summed in fp32 there, and written so
         return torch.mm(hidden, head.mT, out_dtype=logits.dtype, out=logits)
     return logits.copy_(hidden @ head.mT)
 
