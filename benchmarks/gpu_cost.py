@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""What a training step takes of a GPU, counted without one: bytes moved, kernel launches and operations, part by part.
+
+    python benchmarks/gpu_cost.py                           the default model, 8 x 1024 tokens, bf16: about two minutes
+    python benchmarks/gpu_cost.py --sides eager compiled --block 2048 --json
+
+Three sides: ours as PyTorch runs it operator by operator, ours with its layers and the loss's body compiled as
+``--torch-compile`` does (lowered by Inductor for an H100, which takes Triton's package), and Hugging Face's model with
+PEFT. The counts are lower bounds: caches are taken for perfect within an operator, and for absent between two.
+"""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import counting, measure
+from benchmarks.counting import Cost, Step
+from granite_scu.cli import guard
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.errors import UserError
+from granite_scu.model import loading
+
+SIDES = ("eager", "compiled", "theirs")
+GB, TERA = 1e9, 1e12
+Found = dict[tuple[str, str], Cost]
+
+
+def measured(side: str, step: Step) -> tuple[Found, int]:
+    """The costs of a side, and how many graphs it compiles."""
+    if side != "compiled":
+        return counting.count(step, ours=side == "eager"), 0
+    from benchmarks import lowering
+
+    found, graphs = lowering.count(step)
+    return found, sum(graph["phase"] == "forward" for graph in graphs)
+
+
+def as_json(side: str, step: Step, found: Found, graphs: int) -> dict[str, Any]:
+    """A side's counts, each part by pass."""
+    total = counting.total(found)
+    return {
+        "side": side,
+        "batch": step.batch,
+        "block": step.block,
+        "gradient_checkpointing": step.gradient_checkpointing,
+        "gb": total.bytes / GB,
+        "launches": total.launches,
+        "tflop": total.flops / TERA,
+        "graphs": graphs,
+        "parts": [
+            {"part": part, "pass": phase, "gb": c.bytes / GB, "launches": c.launches, "tflop": c.flops / TERA}
+            for (part, phase), c in found.items()
+        ],
+    }
+
+
+def table(side: str, step: Step, found: Found, graphs: int) -> Table:
+    """A side's counts to be read: parts that move most first."""
+    title = f"{side}: {step.batch} x {step.block} tokens" + (f", {graphs} graphs" if graphs else "")
+    columns = [f"{what} {phase}" for what in ("GB", "launches", "TFLOP") for phase in ("f", "b")]
+    shown = Table("part", *columns, title=title)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for part in counting.parts(found):
+        costs = [found.get((part, phase), Cost()) for phase in ("forward", "backward")]
+        shown.add_row(part, *_cells(costs))
+    passes = [counting.total({key: c for key, c in found.items() if key[1] == p}) for p in ("forward", "backward")]
+    shown.add_section()
+    shown.add_row("all", *_cells(passes))
+    total = counting.total(found)
+    shown.caption = f"{total.bytes / GB:,.0f} GB, {total.launches:,.0f} launches, {total.flops / TERA:.1f} TFLOP"
+    return shown
+
+
+def _cells(costs: list[Cost]) -> list[str]:
+    return [
+        *(f"{cost.bytes / GB:.1f}" for cost in costs),
+        *(f"{cost.launches:,.0f}" for cost in costs),
+        *(f"{cost.flops / TERA:.2f}" for cost in costs),
+    ]
+
+
+def main() -> int:
+    """Count what the flags ask for and print it; returns the exit code."""
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all; compiled where Triton is installed")
+    parser.add_argument("--batch", type=int, default=8, help="blocks in a micro-batch (default: 8)")
+    parser.add_argument("--block", type=int, default=1024, help="tokens in a block (default: 1024)")
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="with activations recomputed")
+    parser.add_argument("--json", action="store_true", help="print a JSON list on stdout, nothing else there")
+    parser.add_debug()
+    options = parser.parse_args()
+    measure.require_positive(batch=options.batch, block=options.block)
+    has_triton, install = find_spec("triton") is not None, "pip install 'granite-scu[kernels-test]'"
+    if "compiled" in (options.sides or ()) and not has_triton:
+        raise UserError(f"--sides compiled: Triton is not installed; {install}")
+    if not has_triton:
+        print(f"compiled is left out: Triton is not installed ({install})", file=sys.stderr)
+    sides = options.sides or [side for side in SIDES if has_triton or side != "compiled"]
+    step = Step(loading.default_config(), options.batch, options.block, options.gradient_checkpointing)
+    results = {side: measured(side, step) for side in sides}
+    if options.json:
+        print(json.dumps([as_json(side, step, *found) for side, found in results.items()], indent=1))
+        return 0
+    console = Console()
+    console.width = console.width if console.is_terminal else measure.WIDTH
+    for side, found in results.items():
+        console.print(table(side, step, *found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guard.guarded(main, "--debug" in sys.argv, guard.NOTHING_KEPT))

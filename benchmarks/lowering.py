@@ -1,0 +1,190 @@
+"""What Inductor makes of a step for an H100, without one: bytes, launches and graphs of what torch.compile lowers.
+
+Dynamo and AOTAutograd trace on fake tensors of a CPU; their graphs are moved to fake tensors of a GPU and lowered with
+an H100's properties. The code is generated and neither compiled nor run, so that Triton's package is needed and no GPU.
+"""
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import min_cut_rematerialization_partition
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import post_grad_passes
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils._triton import has_triton
+
+from benchmarks.counting import Cost, Count, Step, Tagged, adapted
+from granite_scu.model import compilation, loss
+
+H100 = SimpleNamespace(
+    name="NVIDIA H100", major=9, minor=0, multi_processor_count=132, total_memory=80 * 2**30, warp_size=32,
+    max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472, L2_cache_size=50 * 2**20,
+    gcnArchName="", max_threads_per_block=1024, clock_rate=1980000, memory_clock_rate=2619000, memory_bus_width=5120,
+)  # fmt: skip
+"""The device's properties that Inductor asks for."""
+
+
+class Lowering:
+    """A backend of torch.compile that lowers each graph for an H100 and counts what every call of it takes.
+
+    Attributes:
+        found: costs by (part, "forward" or "backward").
+        graphs: how many were lowered.
+    """
+
+    def __init__(self, part: str) -> None:
+        self.part, self.found = part, dict[tuple[str, str], Cost]()
+        self.graphs: list[dict[str, Any]] = []
+        self.backend = aot_autograd(
+            fw_compiler=self._compiler("forward"),
+            bw_compiler=self._compiler("backward"),
+            decompositions=select_decomp_table(),
+            partition_fn=min_cut_rematerialization_partition,
+        )
+
+    def _compiler(self, phase: str) -> Callable:
+        def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable:
+            cost, products = _lowered(graph, inputs, phase == "backward")
+            self.graphs.append({"part": self.part, "phase": phase, "launches": cost.launches, "products": products})
+
+            def call(*arguments: Any) -> Any:
+                self.found[self.part, phase] = self.found.get((self.part, phase), Cost()) + cost
+                return graph.forward(*arguments)
+
+            return make_boxed_func(call)
+
+        return compile_graph
+
+
+def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tuple[Cost, dict[str, int]]:
+    """The cost of one run of a graph, and its products by the library's function."""
+    graph, fakes = copy.deepcopy(graph), next(t.fake_mode for t in inputs if isinstance(t, FakeTensor))
+    with V.set_fake_mode(fakes):
+        post_grad_passes(graph, is_inference=False)
+    with _as_on_h100(), fakes:
+        moved = [_on_gpu(t) for t in inputs]
+        for node in graph.graph.nodes:
+            node.args = fx.node.map_aggregate(node.args, _device_on_gpu)
+            node.kwargs = fx.node.map_aggregate(node.kwargs, _device_on_gpu)
+        graph.recompile()
+        with V.set_fake_mode(fakes), V.set_debug_handler(DebugContext()):
+            FakeTensorProp(graph, mode=fakes).propagate_dont_convert_inputs(*moved)
+            lowering = GraphLowering(graph, example_inputs=moved, is_inference=False, is_backward=is_backward)
+            with V.set_graph_handler(lowering):
+                lowering.run(*moved)
+                code, _ = lowering.codegen()
+                text = getattr(code, "value", code)
+                moved_bytes, _, _ = lowering.count_bytes()
+    products = Counter(re.findall(r"extern_kernels\.(\w+)\(", text))
+    operators = len(re.findall(r"torch\.ops\.\w+\.\w+\.\w+\(", text))
+    launches = len(re.findall(r"triton_\w+\.run\(", text)) + sum(products.values()) + operators
+    return Cost(launches, moved_bytes, _product_flops(graph)), dict(products)
+
+
+def _product_flops(graph: fx.GraphModule) -> float:
+    found = 0.0
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "_opname", "") in ("mm", "bmm", "addmm"):
+            left, right = [a.meta["val"] for a in node.args if isinstance(a, fx.Node) and a.meta["val"].dim() >= 2][-2:]
+            found += 2 * left.numel() * right.shape[-1]
+    return found
+
+
+def _on_gpu(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda:0")
+
+
+def _device_on_gpu(value: Any) -> Any:
+    return torch.device("cuda:0") if isinstance(value, torch.device) else value
+
+
+@contextmanager
+def _as_on_h100() -> Iterator[None]:
+    """torch and Triton as they answer where there is one H100."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    properties = {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32, "max_num_regs": 65536}
+    driver = SimpleNamespace(
+        utils=SimpleNamespace(get_device_properties=lambda device: properties),
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+    )
+    answers: dict[str, Any] = {
+        "current_device": lambda: 0, "device_count": lambda: 1, "get_device_properties": lambda device=None: H100,
+        "is_available": lambda: True,
+    }  # fmt: skip
+    interface: dict[str, Any] = answers | {
+        "is_bf16_supported": lambda *_, **__: True, "get_compute_capability": lambda device=None: 90,
+        "is_triton_capable": lambda device=None: True, "raise_if_triton_unavailable": lambda device=None: None,
+        "synchronize": lambda device=None: None,
+    }  # fmt: skip
+    extra: dict[str, Any] = {
+        "get_device_capability": lambda device=None: (9, 0), "get_device_name": lambda device=None: H100.name,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        for name, answer in (answers | extra).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        for name, answer in interface.items():
+            stack.enter_context(mock.patch.object(CudaInterface, name, staticmethod(answer)))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(inductor_config.patch(compile_threads=1, fx_graph_cache=False))
+        triton.runtime.driver.set_active(driver)
+        has_triton.cache_clear()  # what it answered before
+        stack.callback(has_triton.cache_clear)
+        yield
+
+
+def count(step: Step) -> tuple[dict[tuple[str, str], Cost], list[dict[str, Any]]]:
+    """The costs of a step with its layers and the loss's body compiled, by (part, pass); and the graphs."""
+    torch.compiler.reset()
+    layers, body = Lowering("layers"), Lowering("loss's body")
+    compiled = torch.compile(loss._fused_work, backend=body.backend)
+    with adapted(step) as (model, ids), mock.patch.object(loss, "_compiled_work", return_value=compiled):
+        base = model.get_base_model()
+        for layer in compilation.decoder_layers(base) or ():
+            layer.compile(backend=layers.backend)
+        with torch.autocast("cpu", step.dtype, enabled=step.dtype != torch.float32, cache_enabled=False):
+            nats = loss.summed_nats(base, ids, ids, ids, loss.chunk_on("cuda"), compiled=True)
+        nats.backward()
+    return layers.found | body.found | _outside(step), layers.graphs + body.graphs
+
+
+def _outside(step: Step) -> dict[tuple[str, str], Cost]:
+    """The costs of what is not compiled: embedding, masks, last norm, and the loss's products."""
+
+    def without_a_body(z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *_, dtype = arguments
+        return torch.empty(()), torch.empty_like(z, dtype=dtype)
+
+    counted = Count()
+    with adapted(step) as (model, ids), mock.patch.object(loss, "_work", without_a_body):
+        base = model.get_base_model()
+        base.base_model.layers = nn.ModuleList()
+        base.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.requires_grad_())
+        autocast = torch.autocast("cpu", step.dtype, enabled=step.dtype != torch.float32, cache_enabled=False)
+        with counted, Tagged(counted), autocast:
+            nats = loss.summed_nats(base, ids, ids, ids, loss.chunk_on("cuda"))
+        counted.phase = "backward"
+        with counted:
+            nats.backward()
+    return counted.found

@@ -1,0 +1,72 @@
+"""The counts of a GPU's work: by hand where that can be done, and held so that they cannot creep back."""
+
+import copy
+import json
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from running import refuses
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks import counting, gpu_cost
+from benchmarks.counting import Cost, Count, Step
+from granite_scu.model import loading
+
+
+def small(layers: int, **settings) -> Step:
+    """The default model's first layers: Mamba-2 and, as the sixth, attention."""
+    config = copy.deepcopy(loading.default_config())
+    config.num_hidden_layers, config.layer_types = layers, config.layer_types[:layers]
+    return Step(config, batch=1, block=256, **settings)
+
+
+def test_a_product_and_a_sum_are_what_they_are_by_hand():
+    counted = Count()
+    with FakeTensorMode(), counted:
+        left, right = torch.empty(4, 8), torch.empty(8, 32)
+        (left @ right).add_(torch.empty(4, 1).expand(4, 32))
+    product = Cost(1, 4 * (4 * 8 + 8 * 32 + 4 * 32), 2 * 4 * 8 * 32)
+    total = Cost(1, 4 * (4 * 32 + 4 * 32 + 4), 0)  # what is expanded is read once
+    assert counted.found == {("LoRA", "forward"): product, ("else", "forward"): total}  # a side of 16 or less
+
+
+def test_what_a_mamba_layer_of_ours_costs_uncompiled_does_not_creep_back():
+    ours, theirs = ([counting.total(counting.count(small(n), side)) for n in (6, 7)] for side in (True, False))
+    layer, their_layer = (costs[1] + costs[0] * -1 for costs in (ours, theirs))
+    assert layer.launches <= 500
+    assert layer.bytes <= min(1.3e9, 0.8 * their_layer.bytes)  # of 256 tokens, the weights' included
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_layers_of_a_kind_share_a_graph_and_move_a_third(checkpointing):
+    from benchmarks import lowering
+
+    steps = [small(layers, gradient_checkpointing=checkpointing) for layers in (7, 8)]
+    found = [lowering.count(step) for step in steps]
+    for _, graphs in found:  # the first layer, a Mamba-2 and an attention layer, and the loss's body
+        assert sum(graph["phase"] == "forward" for graph in graphs) == 4
+    compiled = counting.total(found[1][0]) + counting.total(found[0][0]) * -1
+    eager = [counting.total(counting.count(step)) for step in steps]
+    layer = eager[1] + eager[0] * -1
+    assert compiled.bytes < 0.4 * layer.bytes and compiled.launches < 0.3 * layer.launches
+
+
+def test_the_command_prints_every_part(monkeypatch, capsys):
+    cut = small(6).config
+    monkeypatch.setattr(loading, "default_config", lambda: cut)
+    monkeypatch.setattr(sys, "argv", ["gpu_cost.py", "--batch", "1", "--block", "64", "--sides", "eager", "--json"])
+    assert gpu_cost.main() == 0
+    (side,) = json.loads(capsys.readouterr().out)
+    assert {"scan", "convolution", "gated norm", "LoRA", "loss", "base products"} <= {p["part"] for p in side["parts"]}
+    assert side["gb"] == pytest.approx(sum(part["gb"] for part in side["parts"]))
+    monkeypatch.setattr(sys, "argv", ["gpu_cost.py", "--batch", "1", "--block", "64", "--sides", "eager", "theirs"])
+    assert gpu_cost.main() == 0
+    assert capsys.readouterr().out.count("launches,") == 2
+
+
+def test_bad_input_is_refused_in_a_line():
+    refuses("gpu_cost", ["--block", "0"], "--block 0: must be at least 1")
