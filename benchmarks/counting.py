@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import adapters, loss, memory
+from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.tiling import describing
 
 FILES = {
@@ -187,6 +188,7 @@ class Step:
         block: tokens in each.
         gradient_checkpointing: whether activations are recomputed.
         dtype: of weights and products.
+        kernels: of the Mamba-2 layers, ours or a package's. Of an operator inputs and outputs are counted, one launch.
     """
 
     config: PretrainedConfig
@@ -194,6 +196,7 @@ class Step:
     block: int = 1024
     gradient_checkpointing: bool = False
     dtype: torch.dtype = torch.bfloat16
+    kernels: mamba.Kernels = mamba.TORCH
 
 
 @contextmanager
@@ -207,6 +210,8 @@ def adapted(step: Step, ours: bool = True) -> Iterator[tuple[nn.Module, Tensor]]
         model = memory._adapted(model, setting) if ours else _library(model, base)
     with FakeTensorMode(allow_non_fake_inputs=True), describing("cuda"):
         model = model.to_empty(device="cpu")
+        if step.kernels is not mamba.TORCH:
+            mamba.install(model, step.kernels, is_gated=lambda norm: True)
         model.get_base_model().tie_weights()
         for parameter in model.parameters():
             if parameter.requires_grad:

@@ -4,13 +4,15 @@
     python benchmarks/gpu_cost.py                           the default model, 8 x 1024 tokens, bf16: about two minutes
     python benchmarks/gpu_cost.py --sides eager compiled --block 2048 --json
 
-Three sides: ours as PyTorch runs it operator by operator, ours with its layers and the loss's body compiled as
-``--torch-compile`` does (lowered by Inductor for an H100, which takes Triton's package), and Hugging Face's model with
-PEFT. The counts are lower bounds: caches are taken for perfect within an operator, and for absent between two.
+Four sides: ours as PyTorch runs it operator by operator; ours with its layers and the loss's body compiled as
+``--torch-compile`` does (lowered by Inductor for an H100, which takes Triton's package); the same with the scan of
+mamba-ssm and the convolution of causal-conv1d, whose insides are not counted; and Hugging Face's model with PEFT.
+The counts are lower bounds: caches are taken for perfect within an operator, and for absent between two.
 """
 
 import json
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,19 +29,21 @@ from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
 from granite_scu.model import loading
+from granite_scu.model.mamba2 import mamba, packages
 
-SIDES = ("eager", "compiled", "theirs")
+SIDES = ("eager", "compiled", "with packages", "theirs")
+PACKAGES = mamba.Kernels("mamba-ssm and causal-conv1d", packages._mamba_scan, packages._dao_convolve)
 GB, TERA = 1e9, 1e12
 Found = dict[tuple[str, str], Cost]
 
 
 def measured(side: str, step: Step) -> tuple[Found, int]:
     """The costs of a side, and how many graphs it compiles."""
-    if side != "compiled":
+    if side in ("eager", "theirs"):
         return counting.count(step, ours=side == "eager"), 0
     from benchmarks import lowering
 
-    found, graphs = lowering.count(step)
+    found, graphs = lowering.count(replace(step, kernels=PACKAGES) if side == "with packages" else step)
     return found, sum(graph["phase"] == "forward" for graph in graphs)
 
 
@@ -91,7 +95,7 @@ def _cells(costs: list[Cost]) -> list[str]:
 def main() -> int:
     """Count what the flags ask for and print it; returns the exit code."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all; compiled where Triton is installed")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, help="default: all that can be counted here")
     parser.add_argument("--batch", type=int, default=8, help="blocks in a micro-batch (default: 8)")
     parser.add_argument("--block", type=int, default=1024, help="tokens in a block (default: 1024)")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="with activations recomputed")
@@ -100,11 +104,12 @@ def main() -> int:
     options = parser.parse_args()
     measure.require_positive(batch=options.batch, block=options.block)
     has_triton, install = find_spec("triton") is not None, "pip install 'granite-scu[kernels-test]'"
-    if "compiled" in (options.sides or ()) and not has_triton:
-        raise UserError(f"--sides compiled: Triton is not installed; {install}")
-    if not has_triton:
-        print(f"compiled is left out: Triton is not installed ({install})", file=sys.stderr)
-    sides = options.sides or [side for side in SIDES if has_triton or side != "compiled"]
+    lowered = [side for side in options.sides or SIDES if side in ("compiled", "with packages")]
+    if lowered and not has_triton:
+        if options.sides:
+            raise UserError(f"--sides {lowered[0]}: Triton is not installed; {install}")
+        print(f"{' and '.join(lowered)} are left out: Triton is not installed ({install})", file=sys.stderr)
+    sides = options.sides or [side for side in SIDES if has_triton or side not in lowered]
     step = Step(loading.default_config(), options.batch, options.block, options.gradient_checkpointing)
     results = {side: measured(side, step) for side in sides}
     if options.json:

@@ -14,6 +14,7 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from granite_scu.config.errors import UserError
@@ -149,7 +150,7 @@ def attach_saved(model: nn.Module, folder: Path, config: peft.LoraConfig, dropou
 
 
 class _OneProduct(LoraVariant):
-    """W x + B (s A x), the sum taken inside of the product with B, and the narrow tensor scaled.
+    """W x + B (s A) x, the sum taken inside of the product with B, and the smallest tensor scaled.
 
     PEFT scales the wide one and adds it apart: of what a step moves through a GPU's memory that is a tenth.
     """
@@ -157,7 +158,7 @@ class _OneProduct(LoraVariant):
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **kwargs: Any) -> Tensor:
         dropout, a, b = (part[active_adapter] for part in (module.lora_dropout, module.lora_A, module.lora_B))
-        narrow = a(dropout(x)) * module.scaling[active_adapter]
+        narrow = F.linear(dropout(x), a.weight * module.scaling[active_adapter])
         wide = torch.addmm(result.flatten(0, -2), narrow.flatten(0, -2).to(result.dtype), b.weight.mT.to(result.dtype))
         return wide.view(result.shape)
 

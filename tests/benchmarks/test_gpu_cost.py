@@ -70,3 +70,5 @@ def test_the_command_prints_every_part(monkeypatch, capsys):
 
 def test_bad_input_is_refused_in_a_line():
     refuses("gpu_cost", ["--block", "0"], "--block 0: must be at least 1")
+    if find_spec("triton") is None:
+        refuses("gpu_cost", ["--sides", "compiled"], "--sides compiled: Triton is not installed; pip install")

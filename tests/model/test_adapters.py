@@ -148,7 +148,7 @@ def test_casting_left_to_autocast_changes_no_number_and_widens_no_input(library_
         if leave:
             leave_casting_to_autocast(adapted)
         for name, module in adapted.named_modules():
-            if name.endswith("lora_A.default"):
+            if name.endswith("lora_dropout.default"):
                 module.register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
         found = adapted(input_ids=tokens, use_cache=False).logits
     assert torch.equal(found, expected)
