@@ -47,9 +47,8 @@ def facts(work: Work) -> Finding:
         ),
     )
     name = work.machine["info"]["gpu_name"] or "a CPU"
-    return Finding(
-        f"{name}; a run of the default model {'lacks ' + ', '.join(missing) if missing else 'can start'}", tables
-    )
+    state = "lacks " + ", ".join(missing) if missing else "can start"
+    return Finding(f"{name}; a run of the default model {state}", tables)
 
 
 def tests(work: Work) -> Finding:
@@ -101,17 +100,8 @@ def preset(work: Work) -> Finding:
         raise Skipped("a preset is chosen for a card")
     require_default_model(work)
     flags = ("--hardware", "auto", "--data-dir", "stdlib-docs", "--target-s", "0.02", "--accelerator", "cuda")
-    length = (
-        "--max-steps",
-        PRESET_STEPS,
-        "--eval-steps",
-        PRESET_STEPS,
-        "--eval-iters",
-        2,
-        "--save-steps",
-        PRESET_STEPS,
-    )
-    line = (SCRIPT, *flags, *length, "--output-dir", work.folder / "run", "--overwrite")
+    ends = [value for flag in ("--max-steps", "--eval-steps", "--save-steps") for value in (flag, PRESET_STEPS)]
+    line = (SCRIPT, *flags, *ends, "--eval-iters", 2, "--output-dir", work.folder / "run", "--overwrite")
     plan = json.loads(work.python("plan", *line, "--dry-run", "--json").require("the dry run").out)
     work.python("run", *line).require("the run")
     summary = json.loads((work.folder / "run" / "scu_metrics.json").read_text())

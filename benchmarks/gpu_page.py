@@ -31,8 +31,8 @@ def head(record: dict[str, Any]) -> str:
     dates, commits = sorted({each["date"][:10] for each in results}), sorted({each["commit"] for each in results})
     facts = {
         "card": card(record),
-        "cards": info["gpu_count"],
-        "memory": f"{info['gpu_memory_gb']:.1f} GiB",
+        "cards": info["gpu_count"] or None,
+        "memory": f"{info['gpu_memory_gb']:.1f} GiB" if info["gpu_count"] else None,
         "compute capability": info["compute_capability"],
         "driver": info["driver_version"],
         "CUDA of PyTorch": info["cuda_version"],

@@ -178,8 +178,6 @@ def two_cards(work: Work) -> Finding:
     columns = {
         "run": "run", "adapter_test_bpt": "adapter, bits/token|.6f", "s": "S|.6e", "tokens_per_s": "tokens/s|,.0f"
     }  # fmt: skip
-    said = (
-        f"two processes end {difference:+.1e} bits/token from one on the same global batch; {tolerance:.0e} are allowed"
-    )
+    said = f"two processes end {difference:+.1e} bits/token from one on the same batch; {tolerance:.0e} are allowed"
     faults = () if abs(difference) <= tolerance else (said,)
     return Finding(said, (Table("One process and two, fp32", columns, rows),), faults)

@@ -13,6 +13,7 @@ has all of them as a page. Started again with the same --output-dir it takes the
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -70,7 +71,7 @@ def parse(argv: list[str] | None) -> Namespace:
 
 
 def look_at_machine(device: str) -> dict[str, Any]:
-    """What ``python -m granite_scu.cli.hardware --json`` says: in its own process, so that this one takes no GPU memory.
+    """What ``python -m granite_scu.cli.hardware --json`` says, in its own process: this one takes no memory of a GPU.
 
     Raises:
         UserError: there is no GPU, and one was asked for.
@@ -119,7 +120,7 @@ class Record:
 
     def put(self, name: str, status: str, finding: Finding, seconds: float | None) -> None:
         """Write what a leg found to the disk. Only a leg that was taken replaces what is known of it."""
-        if status == NOT_RUN and name in self.found["legs"]:
+        if status == NOT_RUN and self.status(name) != NOT_RUN:
             return
         self.found["legs"][name] = {
             "status": status,
@@ -186,6 +187,8 @@ def check(options: Namespace) -> int:
             record.put(name, NOT_RUN, why, None)
             say(f"{place}: not run, {why.said}")
             continue
+        if name in options.again:  # its short runs too, which are kept otherwise
+            shutil.rmtree(folder / name, ignore_errors=True)
         say(f"{place}: {LEGS[name].about} ...")
         work = Work(folder / name, options.device, options.steps, machine, begun + 60 * PATIENCE * minutes, end)
         status, finding = take(name, work)
