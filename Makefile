@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint check-requirements check-hardware check-gpu train-auto train-4090 \
-	train-3090 train-low-mem train-cpu clean
+.PHONY: help setup demo test test-slow lint check-requirements check-hardware check-gpu gpu-check train-auto \
+	train-4090 train-3090 train-low-mem train-cpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -52,6 +52,9 @@ check-hardware: setup  ## what this machine is, and the settings that suit it
 
 check-gpu: setup  ## whether there is a GPU that PyTorch can use
 	$(BIN)/python -m granite_scu.cli.hardware --gpu
+
+gpu-check: setup  ## check and measure on an NVIDIA GPU, half an hour; ARGS="--only parity" and other flags
+	$(BIN)/python scripts/gpu_check.py $(ARGS)
 
 train-auto: setup  ## recommend settings for this machine and print the command to run
 	$(BIN)/python -m granite_scu.cli.hardware

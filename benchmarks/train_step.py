@@ -17,7 +17,9 @@ of mamba-ssm and causal-conv1d where they are installed.
 The sides take turns, each in a process of its own, a block of steps at a time: ten, or one where a step takes seconds.
 A step's time is everything from its beginning to that of the next. ``extra_gb`` is the most memory on top of the loaded
 model: resident on a CPU, of the allocator on CUDA. ``mfu`` counts 4 operations a token and frozen weight; none on a CPU
-unless ``--peak-tflops`` says what it could do.
+unless ``--peak-tflops`` says what it could do. ``--variants`` trains ours with further flags too, one after the other,
+so that no more memory is needed: ``eager_s``, ``eager_extra_gb``, ``eager_last_loss``, and ``eager_reason`` where it
+could not be measured.
 """
 
 import sys
@@ -39,6 +41,14 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import PRECISIONS
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (512, 1024, 2048, 4096)
+OURS = ("--controller", "none", "--no-isolate-documents")
+
+VARIANTS = {
+    "eager": ("--torch-compile", "off"),
+    "recomputed": ("--gradient-checkpointing", "on"),
+    "four_bits": ("--4bit-quantization",),
+}
+"""Further flags of ours."""
 
 COLUMNS = {
     "case": "case", "ours_s": "ours s/step|.3f", "theirs_s": "theirs s/step|.3f", "speedup": "speedup|.2f",
@@ -46,29 +56,41 @@ COLUMNS = {
     "ours_mfu": "ours MFU|.1%", "theirs_mfu": "theirs|.1%",
     "ours_extra_gb": "ours GiB|.3f", "theirs_extra_gb": "theirs|.3f", "memory_ratio": "ratio|.2f",
     "first_loss": "first loss|.4f", "ours_last_loss": "ours last|.4f", "theirs_last_loss": "theirs|.4f",
-    "max_rel_err": "difference|.0e", "reason": "not measured",
+    "max_rel_err": "difference|.0e",
+    **{f"{name}_s": f"{name.replace('_', ' ')} s/step|.3f" for name in VARIANTS},
+    **{f"{name}_extra_gb": f"{name.replace('_', ' ')} GiB|.3f" for name in VARIANTS},
+    "reason": "not measured",
 }  # fmt: skip
 
 
 def run_case(
-    case: training.Case, device: str, repeats: int, peak: float | None, advance: Callable[[], None]
+    case: training.Case,
+    device: str,
+    repeats: int,
+    peak: float | None,
+    advance: Callable[[], None],
+    variants: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Train both sides in turn.
+    """Train both sides in turn, then variants of ours.
 
     Args:
         case: what is trained.
         device: "cpu" or "cuda".
         repeats: timed blocks of steps.
         peak: operations a second that the device could do, in units of 1e12.
-        advance: called after each round.
+        advance: called after each round of the two sides.
+        variants: of ``VARIANTS``.
     """
     steps = case.block * (1 + repeats) + 1  # the last one only closes the block before it
     sides = {
-        "ours": (training.run_ours, (case, steps, ("--controller", "none", "--no-isolate-documents"), False)),
+        "ours": (training.run_ours, (case, steps, OURS, False)),
         "theirs": (training.run_theirs, (case, steps)),
     }
     outcomes = race(sides, device, repeats, advance)
     facts = _facts(case, outcomes, peak)
+    for name in variants:
+        side = training.run_ours, (case, steps, (*OURS, *VARIANTS[name]), False)
+        facts |= _of_variant(name, race({name: side}, device, repeats)[name], case.block)
     return measure.compared(str(case), device, *outcomes.values(), units=case.block, **facts)
 
 
@@ -89,6 +111,16 @@ def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None
         facts[f"{name}_tokens_per_s"] = ratio(case.tokens, step)
         facts[f"{name}_mfu"] = ratio(1, step and most and step * most)
     return facts
+
+
+def _of_variant(name: str, outcome: Outcome, block: int) -> dict[str, Any]:
+    losses = [loss for report in outcome.reports for loss in report["losses"]]
+    return {
+        f"{name}_s": ratio(outcome.seconds, block),
+        f"{name}_extra_gb": outcome.extra_gb,
+        f"{name}_last_loss": losses[-1] if losses else None,
+        f"{name}_reason": outcome.reason,
+    }
 
 
 def peak_tflops(device: str, case: training.Case) -> float | None:
@@ -115,6 +147,7 @@ def main() -> int:
     parser.add_argument(
         "--sweep", action="store_true", help=f"batches of {shown(BATCHES)}, lengths of {shown(LENGTHS)}"
     )
+    parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=[], help="of ours, besides")
     options = measure.parse(parser)
     measure.require_positive(block=options.block)
     if options.peak_tflops is not None and not options.peak_tflops > 0:  # nor NaN
@@ -126,7 +159,12 @@ def main() -> int:
         training.with_models(cases),
         options.turns,
         lambda case, advance: run_case(
-            case, options.device, options.repeats, options.peak_tflops or peak_tflops(options.device, case), advance
+            case,
+            options.device,
+            options.repeats,
+            options.peak_tflops or peak_tflops(options.device, case),
+            advance,
+            tuple(options.variants),
         ),
     )
     measure.present(found, COLUMNS, "an optimizer step, ours against Hugging Face's Trainer with PEFT", options.json)

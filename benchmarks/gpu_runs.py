@@ -1,0 +1,183 @@
+"""The legs of ``scripts/gpu_check.py`` that compare short runs of the embedded model with one another."""
+
+from typing import Any, NamedTuple
+
+from benchmarks.gpu_work import Finding, Skipped, Table, Work
+from granite_scu.config.errors import RunFailed
+
+EAGER = ("--torch-compile", "off", "--kernels", "torch")
+COMPILED, RECOMPUTED = ("--torch-compile", "on"), ("--gradient-checkpointing", "on")
+REFERENCE = ("--precision", "fp32", *EAGER)
+
+SAME = {
+    "plain": (),
+    "accumulated": ("--gradient-accumulation-steps", "3"),
+    "4bit": ("--4bit-quantization",),
+}
+"""What is trained: runs of one kind must end alike, however they compute."""
+
+TOLERANCES = {"fp32": 2e-4, "tf32": 5e-3, "bf16": 2e-2, "fp16": 2e-2}
+"""Bits per token by which the held-out score of a run may differ from that in fp32 on the CPU. Of 8 bits of mantissa
+in bf16, 11 in fp16 and TF32, 24 in fp32, some is lost to other orders of summation, and steps carry it on."""
+
+COLUMNS = {
+    "run": "run", "verdict": "verdict", "difference": "off by, bits/token|+.1e", "tolerance": "allowed|.0e",
+    "adapter_test_bpt": "adapter, bits/token|.4f", "gain": "saved|+.4f", "tokens_per_s": "tokens/s|,.0f",
+    "peak_gpu_memory_gb": "peak GiB|.2f", "reason": "remark",
+}  # fmt: skip
+
+
+class Variant(NamedTuple):
+    """A way to compute a run.
+
+    Attributes:
+        precision: key of ``TOLERANCES``.
+        flags: how it computes.
+        same: key of ``SAME``.
+    """
+
+    precision: str
+    flags: tuple[str, ...]
+    same: str = "plain"
+
+
+def variants(half: str) -> dict[str, Variant]:
+    """By name; ``half`` is the 16-bit precision of the device, or fp32 where it has none."""
+    half_in = ("--precision", half)
+    return {
+        "fp32": Variant("fp32", ("--precision", "fp32", "--no-tf32", *EAGER)),
+        "fp32 in TF32": Variant("tf32", ("--precision", "fp32", "--tf32", *EAGER)),
+        "bf16": Variant("bf16", ("--precision", "bf16", *EAGER)),
+        "fp16": Variant("fp16", ("--precision", "fp16", *EAGER)),
+        "kernels auto": Variant(half, (*half_in, "--torch-compile", "off", "--kernels", "auto")),
+        "recomputed": Variant(half, (*half_in, *EAGER, *RECOMPUTED)),
+        "compiled": Variant(half, (*half_in, *COMPILED)),
+        "compiled, recomputed": Variant(half, (*half_in, *COMPILED, *RECOMPUTED)),
+        "accumulated by 3": Variant(half, half_in, "accumulated"),
+        "4 bits": Variant(half, (*half_in, *EAGER), "4bit"),
+        "4 bits, compiled, recomputed": Variant(half, (*half_in, *COMPILED, *RECOMPUTED), "4bit"),
+        "as it comes": Variant(half, ()),
+    }
+
+
+def lacking(precision: str, work: Work) -> str | None:
+    """Why the device cannot compute in that precision; None where it can."""
+    on_gpu, info = work.device == "cuda", work.machine["info"]
+    if precision == "tf32" and not info["supports_tf32"]:
+        return "the device has no TF32"
+    if precision == "fp16" and not on_gpu:
+        return "fp16 is for GPUs"
+    if precision == "bf16" and not (info["supports_bfloat16"] if on_gpu else work.precision == "bf16"):
+        return "the device has no bf16 products"
+    return None
+
+
+def parity(work: Work) -> Finding:
+    """Every way to compute a run ends where fp32 on the CPU ends, within the tolerance of its precision."""
+    references: dict[str, dict] = {}
+    rows = []
+    for name, variant in variants(work.precision).items():
+        reason = lacking(variant.precision, work)
+        if reason:
+            rows.append({"run": name, "verdict": "skipped", "reason": reason})
+            continue
+        if variant.same not in references:
+            references[variant.same] = work.train(
+                f"reference-{variant.same}", *REFERENCE, *SAME[variant.same], device="cpu"
+            )
+        rows.append(compared(name, variant, references[variant.same], work))
+    known = [
+        {"run": f"fp32 on the CPU, {name}", "verdict": "reference", **scores(found)}
+        for name, found in references.items()
+    ]
+    faults = [f"{row['run']}: {row['reason']}" for row in rows if row["verdict"] == "failed"]
+    table = Table(f"Against fp32 on the CPU, {work.steps} steps of the embedded model", COLUMNS, [*known, *rows])
+    return Finding(verdict_of(rows), (table,), tuple(faults))
+
+
+def compared(name: str, variant: Variant, reference: dict, work: Work) -> dict[str, Any]:
+    """The row of a run."""
+    folder = name.replace(", ", "-").replace(" ", "-")
+    try:
+        found = work.train(folder, *SAME[variant.same], *variant.flags)
+    except RunFailed as error:
+        return {"run": name, "verdict": "failed", "reason": str(error)}
+    tolerance, score = TOLERANCES[variant.precision], scores(found)
+    difference = found["adapter_test_bpt"] - reference["adapter_test_bpt"]
+    row = {"run": name, "verdict": "passed", "difference": difference, "tolerance": tolerance, **score}
+    if not abs(difference) <= tolerance:  # nor NaN
+        work.forget(folder)
+        return row | {"verdict": "failed", "reason": f"{difference:+.1e} bits/token, {tolerance:.0e} are allowed"}
+    if abs(scores(reference)["gain"]) < tolerance:  # then one that learned nothing would pass too
+        row["reason"] = "too few steps: the reference has saved less than is allowed"
+    return row
+
+
+def scores(summary: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a summary that a row shows."""
+    kept = {name: summary[name] for name in ("adapter_test_bpt", "tokens_per_s", "peak_gpu_memory_gb")}
+    return kept | {"gain": summary["base_test_bpt"] - summary["adapter_test_bpt"]}
+
+
+def verdict_of(rows: list[dict[str, Any]]) -> str:
+    """How many runs were compared, and the one that came nearest to its tolerance."""
+    ran = [row for row in rows if "difference" in row]
+    if not ran:
+        return "no run could be compared"
+    worst = max(ran, key=lambda row: abs(row["difference"]) / row["tolerance"])
+    share = abs(worst["difference"]) / worst["tolerance"]
+    skipped = sum(row["verdict"] == "skipped" for row in rows)
+    left_out = f", {skipped} skipped" if skipped else ""
+    return f"{len(ran)} runs{left_out}; the furthest off is {worst['run']}, at {share:.0%} of what is allowed"
+
+
+def determinism(work: Work) -> Finding:
+    """Two runs with --deterministic leave the same bytes."""
+    names = ("first", "second")
+    found = [work.train(name, "--deterministic") for name in names]
+    return same_bytes(work, names, found, f"two runs of {work.steps} steps in {work.precision} with --deterministic")
+
+
+def resume(work: Work) -> Finding:
+    """A run that goes on from its middle ends with the bytes of one that was not interrupted."""
+    half = work.steps // 2
+    whole = work.train("whole", "--deterministic", "--save-steps", half, "--eval-steps", half)
+    middle = work.folder / "whole" / f"checkpoint-{half}"
+    flags = ("--deterministic", "--save-steps", half, "--eval-steps", half, "--resume-from-checkpoint", middle)
+    resumed = work.train("resumed", *flags)
+    said = f"{work.steps} steps at once, and {half} and the rest in another process"
+    return same_bytes(work, ("whole", "resumed"), [whole, resumed], said)
+
+
+def same_bytes(work: Work, names: tuple[str, str], found: list[dict], said: str) -> Finding:
+    """Whether two runs left the same adapter and numbers."""
+    same = work.adapter(names[0]) == work.adapter(names[1])
+    fields = ("adapter_test_bpt", "s", "lambda")
+    rows = [{"run": name} | {key: summary[key] for key in fields} for name, summary in zip(names, found, strict=True)]
+    columns = {"run": "run", "adapter_test_bpt": "adapter, bits/token|.9f", "s": "S|.9e", "lambda": "lambda|.9e"}
+    differing = [key for key in fields if found[0][key] != found[1][key]] + ([] if same else ["the adapter's bytes"])
+    if differing:
+        for name in names:
+            work.forget(name)
+    faults = (f"{said} differ in {', '.join(differing)}",) if differing else ()
+    end = "end with different numbers" if differing else "end with the same bytes"
+    return Finding(f"{said} {end}", (Table("Runs that must be the same", columns, rows),), faults)
+
+
+def two_cards(work: Work) -> Finding:
+    """Two processes on half of the batch each end where one with the whole batch ends."""
+    if work.device == "cuda" and work.machine["info"]["gpu_count"] < 2:
+        raise Skipped("there is one card")
+    flags = (*REFERENCE, "--no-tf32")
+    one = work.train("one", *flags, "--batch-size", 8)
+    two = work.train("two", *flags, "--batch-size", 4, processes=2)
+    difference, tolerance = two["adapter_test_bpt"] - one["adapter_test_bpt"], TOLERANCES["fp32"]
+    rows = [
+        {"run": name, "s": summary["s"], **scores(summary)} for name, summary in (("one process", one), ("two", two))
+    ]
+    columns = {
+        "run": "run", "adapter_test_bpt": "adapter, bits/token|.6f", "s": "S|.6e", "tokens_per_s": "tokens/s|,.0f"
+    }  # fmt: skip
+    said = f"two processes end {difference:+.1e} bits/token from one on the same batch; {tolerance:.0e} are allowed"
+    faults = () if abs(difference) <= tolerance else (said,)
+    return Finding(said, (Table("One process and two, fp32", columns, rows),), faults)

@@ -1,0 +1,274 @@
+import json
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from scripted import SCRIPTS, script
+
+from benchmarks import gpu_page, gpu_runs, gpu_steps
+from benchmarks.gpu_legs import Leg
+from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Table, Work, end_with_children
+from granite_scu.config.errors import RunFailed
+
+check = script("gpu_check")
+
+INFO = {
+    "cuda_available": False, "gpu_count": 0, "gpu_name": None, "gpu_memory_gb": 0.0, "compute_capability": None,
+    "supports_bfloat16": False, "supports_tf32": False, "driver_version": None, "cuda_version": None,
+    "pytorch_version": "2.13.0", "preset": "cpu", "problem": "no NVIDIA driver",
+}  # fmt: skip
+CPU = {"info": INFO, "recommended": {"precision": "32-true"}}
+SPEED = Table("Speed", {"case": "case", "rate": "tokens/s|,.0f", "none": "unknown"}, [{"case": "a|b", "rate": 12345.6}])
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Puts a machine and four legs behind the command; the list has the names of those that were taken."""
+    names = []
+
+    def leg(name, result):
+        def run(work):
+            names.append(name)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        return Leg(run, 1, f"what {name} shows")
+
+    legs = {
+        "good": leg("good", Finding("as it should be", (SPEED,))),
+        "bad": leg("bad", Finding("two differ", faults=("one: off by 3",))),
+        "broken": leg("broken", KeyError("gone")),
+        "absent": leg("absent", Skipped("there is one card")),
+        "late": leg("late", OutOfTime("stopped in run: the time was used up")),
+    }
+    monkeypatch.setattr(check, "LEGS", legs)
+    monkeypatch.setattr(check, "look_at_machine", lambda device: CPU)
+    return names
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the command; returns its exit code, and what the two files say."""
+
+    def start(*flags):
+        code = check.main(["--device", "cpu", "--output-dir", str(tmp_path), *flags])
+        return code, json.loads((tmp_path / check.JSON).read_text()), (tmp_path / check.PAGE).read_text()
+
+    return start
+
+
+def test_a_leg_that_fails_does_not_end_the_others_and_the_code_is_1(taken, start, capsys):
+    code, found, page = start()
+    assert code == 1
+    assert taken == ["good", "bad", "broken", "absent", "late"]
+    statuses = {name: leg["status"] for name, leg in found["legs"].items()}
+    assert statuses == {"good": "passed", "bad": "failed", "broken": "failed", "absent": "skipped", "late": "not run"}
+    out = capsys.readouterr().out
+    assert "[2/5] bad: what bad shows" in out and "- one: off by 3" in out and "KeyError: 'gone'" in out
+    assert "- one: off by 3" in page
+
+
+def test_what_has_passed_is_not_run_again_unless_it_is_asked_for(taken, start):
+    assert start("--only", "good", "absent")[0] == 0
+    start()
+    assert taken == ["good", "absent", "bad", "broken", "absent", "late"]
+    taken.clear()
+    assert start("--only", "good")[0] == 0 and taken == []
+    assert start("--only", "absent", "--again", "good")[0] == 0
+    assert taken == ["good", "absent"]
+
+
+def test_the_page_has_a_row_a_leg_and_the_numbers_in_their_formats(taken, start):
+    _, _, page = start("--only", "good", "absent")
+    assert r"| a\|b | 12,346 |" in page and "unknown" not in page
+    assert "| good | what good shows | passed | 0:00 | as it should be |" in page
+    assert "| absent | what absent shows | skipped | 0:00 | there is one card |" in page
+    assert "| bad | what bad shows | not run | - | not asked for |" in page
+    assert "## good" in page and "## absent" not in page
+
+
+def test_what_no_longer_fits_is_named_and_keeps_what_is_known_of_it(taken, start):
+    code, _, page = start("--minutes", "0.5")
+    assert code == 0 and taken == []
+    assert "| good | what good shows | not run | - | 0.5 minutes were left, and it takes about 1 |" in page
+    start("--only", "bad")
+    assert start("--only", "bad", "--minutes", "0.5")[1]["legs"]["bad"]["status"] == "failed"
+
+
+def test_a_result_is_on_the_disk_as_soon_as_its_leg_has_ended(taken, start, monkeypatch, tmp_path):
+    def interrupted(work):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(check.LEGS, "bad", Leg(interrupted, 1, ""))
+    assert start()[0] == 130
+    found = json.loads((tmp_path / check.JSON).read_text())["legs"]
+    assert list(found) == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--only", "speed"], "no leg is called 'speed'; there are good, bad"),
+        (["--minutes", "nan"], "--minutes nan: must be positive"),
+        (["--steps", "1"], "--steps 1: must be at least 2"),
+        (["--onl", "good"], "unrecognized arguments: --onl"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(taken, flags, said, capsys):
+    assert check.main(flags) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_the_results_of_two_cards_are_not_mixed(taken, start, monkeypatch, capsys):
+    start("--only", "good")
+    monkeypatch.setattr(check, "look_at_machine", lambda device: CPU | {"info": INFO | {"gpu_name": "NVIDIA A10"}})
+    assert start("--only", "good")[0] == 2
+    assert "of another device (cpu); name another --output-dir" in capsys.readouterr().err
+
+
+def test_the_legs_are_listed(capsys):
+    assert check.main(["--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == list(check.LEGS) and "parity" in listed
+
+
+# ---- parity ----
+
+
+def summary(score, start=6.0):
+    return {"adapter_test_bpt": score, "base_test_bpt": start, "tokens_per_s": 1.0, "peak_gpu_memory_gb": None}
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Gives runs of these scores by their folders; the reference's is 5, and so is every other's."""
+    scores = {}
+
+    def train(self, name, *flags, device=None, processes=1):
+        score = scores.get(name, 5.0)
+        if isinstance(score, Exception):
+            raise score
+        return summary(score)
+
+    monkeypatch.setattr(Work, "train", train)
+    return scores
+
+
+def gpu_work(tmp_path, **info):
+    info = INFO | {"supports_bfloat16": True, "supports_tf32": True, "gpu_count": 1} | info
+    return Work(tmp_path, "cuda", 20, {"info": info, "recommended": {"precision": "bf16-mixed"}})
+
+
+def test_a_run_is_held_to_the_tolerance_of_its_precision(runs, tmp_path):
+    runs |= {"fp32": 5.001, "bf16": 5.001, "compiled": RunFailed("no compiler"), "4-bits": float("nan")}
+    found = gpu_runs.parity(gpu_work(tmp_path))
+    assert {fault.partition(":")[0] for fault in found.faults} == {"fp32", "compiled", "4 bits"}
+    assert found.faults[1] == "compiled: no compiler"
+    [table] = found.tables
+    assert {row["run"]: row["verdict"] for row in table.rows}["bf16"] == "passed"
+
+
+def test_runs_that_train_something_else_have_a_reference_of_their_own(runs, tmp_path):
+    runs |= {"reference-accumulated": 4.5, "accumulated-by-3": 4.5}
+    assert gpu_runs.parity(gpu_work(tmp_path)).faults == ()
+
+
+def test_precisions_that_the_card_lacks_are_skipped_with_the_reason(runs, tmp_path):
+    work = gpu_work(tmp_path, supports_bfloat16=False, supports_tf32=False)
+    work.machine["recommended"]["precision"] = "16-mixed"
+    rows = {row["run"]: row for row in gpu_runs.parity(work).tables[0].rows}
+    assert rows["bf16"]["reason"] == "the device has no bf16 products"
+    assert rows["fp32 in TF32"]["verdict"] == "skipped" and rows["compiled"]["verdict"] == "passed"
+
+
+def test_it_is_said_where_too_little_was_learned_to_tell_runs_apart(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(Work, "train", lambda self, *args, **more: summary(5.0, start=5.01))
+    rows = {row["run"]: row for row in gpu_runs.parity(gpu_work(tmp_path)).tables[0].rows}
+    assert "too few steps" in rows["bf16"]["reason"] and "reason" not in rows["fp32"]
+
+
+def test_two_cards_take_two(tmp_path):
+    with pytest.raises(Skipped, match="there is one card"):
+        gpu_runs.two_cards(gpu_work(tmp_path))
+
+
+# ---- how programs are started ----
+
+
+def is_running(number):
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_program_that_does_not_end_is_ended_with_those_that_it_started(tmp_path):
+    inner = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+    program = subprocess.Popen([sys.executable, "-c", inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = int(program.stdout.readline())
+    end_with_children(program)
+    patience = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert program.returncode and not is_running(child)
+
+
+@pytest.mark.parametrize(("end", "error"), [(0.5, OutOfTime), (60, RunFailed)])
+def test_a_leg_that_hangs_has_failed_and_one_that_time_ran_out_for_has_not(tmp_path, end, error):
+    now = time.monotonic()
+    work = Work(tmp_path, "cpu", 2, CPU, deadline=now + 0.5, end=now + end)
+    with pytest.raises(error):
+        work.call("sleeping", ["sleep", "60"])
+    assert time.monotonic() - now < 20
+
+
+def test_of_several_cards_a_program_sees_as_many_as_it_is_to_use(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    asked = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
+    work = Work(tmp_path, "cuda", 2, CPU)
+    assert [work.call("seen", asked, cards=n).out.strip() for n in (1, 2)] == ["3", "3,5"]
+
+
+def test_how_a_program_failed_is_told_with_its_last_words(tmp_path):
+    work = Work(tmp_path, "cpu", 2, CPU)
+    with pytest.raises(RunFailed, match="the run ended with code 2: error: no such flag"):
+        work.python("run", "-c", "import sys; print('error: no such flag', file=sys.stderr); sys.exit(2)").require(
+            "the run"
+        )
+
+
+# ---- what a step waits for ----
+
+
+def test_waiting_is_refused_between_ticks_only():
+    modes, steps = [], 12
+    watch = gpu_steps.NoWaiting(every=5, steps=steps, set_mode=modes.append)
+    refused = []
+    for done in range(steps):
+        watch.on_train_batch_start(SimpleNamespace(global_step=done))
+        if modes and modes[-1] == "error":
+            refused.append(done + 1)
+        if done + 1 < steps:
+            watch.on_train_batch_end(SimpleNamespace(global_step=done + 1))
+    with pytest.raises(gpu_steps.Enough):
+        watch.on_train_batch_end(SimpleNamespace(global_step=steps))
+    assert refused == [4, 6, 7, 8, 9, 11, 12] and watch.guarded == len(refused)
+    assert modes[-1] == "default"
+
+
+def test_the_duration_is_minutes_and_seconds():
+    assert gpu_page.duration(187.4) == "3:07"
+
+
+@pytest.mark.slow
+def test_on_a_cpu_a_leg_runs_for_real(tmp_path):
+    line = [sys.executable, SCRIPTS / "gpu_check.py", "--device", "cpu", "--only", "determinism", "--steps", "2"]
+    done = subprocess.run([*line, "--output-dir", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "end with the same bytes" in (tmp_path / check.PAGE).read_text()
+    assert json.loads((tmp_path / check.JSON).read_text())["legs"]["determinism"]["status"] == "passed"
