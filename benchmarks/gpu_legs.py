@@ -54,7 +54,7 @@ def facts(work: Work) -> Finding:
 def tests(work: Work) -> Finding:
     """The tests that need a GPU."""
     done = work.python("pytest", "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", ROOT / "tests")
-    said = done.last_words.strip("= ") if not done.err.strip() else done.out.strip().splitlines()[-1].strip("= ")
+    said = (done.out.strip() or done.last_words).splitlines()[-1].strip("= ")
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?|skipped)", said)}
     if done.code not in (0, 5):
         failed = tuple(re.findall(r"^(?:FAILED|ERROR) (.*)$", done.out, re.MULTILINE))
@@ -210,16 +210,16 @@ def answer_of(out: str, name: str) -> dict[str, Any]:
 
 LEGS = {
     "facts": Leg(facts, 0.5, "the card, its driver, versions, requirements"),
-    "tests": Leg(tests, 2, "the tests that need a GPU"),
+    "tests": Leg(tests, 1, "the tests that need a GPU"),
     "parity": Leg(gpu_runs.parity, 7, "runs in every precision against fp32 on the CPU"),
     "determinism": Leg(gpu_runs.determinism, 1, "two --deterministic runs leave the same bytes"),
     "resume": Leg(gpu_runs.resume, 1, "a resumed run ends with the bytes of a whole one"),
     "syncs": Leg(syncs, 1, "no step between ticks waits for the device"),
     "preset": Leg(preset, 3, "the preset of this card trains the default model"),
-    "memory": Leg(memory, 4, "memory predicted and measured"),
+    "memory": Leg(memory, 3, "memory predicted and measured"),
     "scan": Leg(scan, 2, "the scan against other scans"),
     "step": Leg(step, 4, "a step against Hugging Face's Trainer with PEFT"),
-    "controller": Leg(controller, 3, "what SCU costs"),
+    "controller": Leg(controller, 4, "what SCU costs"),
     "trace": Leg(trace, 1, "the longest kernels of a step"),
     "two-cards": Leg(gpu_runs.two_cards, 1, "two processes end where one ends"),
 }

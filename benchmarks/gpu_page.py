@@ -47,10 +47,12 @@ def head(record: dict[str, Any]) -> str:
 def results(record: dict[str, Any], legs: dict[str, str]) -> str:
     """A row for each leg."""
     rows = []
+    several = len({each["commit"] for each in record["legs"].values()}) > 1
     for name, about in legs.items():
         result = record["legs"].get(name, {"status": "not run", "said": "not asked for", "seconds": None})
+        at = f" (commit {result['commit'][:9]})" if several and "commit" in result else ""
         seconds = "-" if result["seconds"] is None else duration(result["seconds"])
-        rows.append([name, about, result["status"], seconds, result["said"]])
+        rows.append([name, about, result["status"], seconds, result["said"] + at])
     return rows_of(["leg", "what it shows", "result", "time", "found"], rows, ["left", "left", "left", "right", "left"])
 
 

@@ -23,7 +23,7 @@ in bf16, 11 in fp16 and TF32, 24 in fp32, some is lost to other orders of summat
 COLUMNS = {
     "run": "run", "verdict": "verdict", "difference": "off by, bits/token|+.1e", "tolerance": "allowed|.0e",
     "adapter_test_bpt": "adapter, bits/token|.4f", "gain": "saved|+.4f", "tokens_per_s": "tokens/s|,.0f",
-    "peak_gpu_memory_gb": "peak GiB|.2f", "reason": "remark",
+    "peak_gpu_memory_gb": "peak GiB|.2f", "skipped_steps": "skipped steps|d", "reason": "remark",
 }  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def compared(name: str, variant: Variant, reference: dict, work: Work) -> dict[s
 
 def scores(summary: dict[str, Any]) -> dict[str, Any]:
     """The fields of a summary that a row shows."""
-    kept = {name: summary[name] for name in ("adapter_test_bpt", "tokens_per_s", "peak_gpu_memory_gb")}
+    kept = {name: summary[name] for name in ("adapter_test_bpt", "tokens_per_s", "peak_gpu_memory_gb", "skipped_steps")}
     return kept | {"gain": summary["base_test_bpt"] - summary["adapter_test_bpt"]}
 
 

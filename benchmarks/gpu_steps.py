@@ -76,6 +76,9 @@ class NoWaiting(L.Callback):
             self.set_mode("default")
             raise Enough
 
+    def on_exception(self, *rest: Any) -> None:
+        self.set_mode("default")  # a run that ends moves its model off the device, which waits
+
 
 class Traced(L.Callback):
     """Records ``TRACED`` steps with the profiler."""
@@ -130,6 +133,8 @@ def syncs(device: str, precision: str) -> dict[str, Any]:
 
 def where(error: Exception) -> str:
     """The innermost line of ours, and the innermost of all."""
+    while isinstance(error.__context__, RuntimeError):  # the first one: others come of cleaning up
+        error = error.__context__
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "granite_scu" in Path(frame.filename).parts]
     return ", in ".join(
@@ -161,7 +166,8 @@ def kernels(profile: Any, device: str) -> list[dict[str, Any]]:
             "ms": (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000 / TRACED,
         }
         for event in profile.key_averages()
-        if event.device_type == wanted
+        # What a program calls a stretch of its own is on the GPU's list too, over the kernels in it.
+        if event.device_type == wanted and not (on_gpu and event.is_user_annotation)
     ]
     return sorted(found, key=lambda kernel: -kernel["ms"])
 

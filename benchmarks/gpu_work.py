@@ -118,7 +118,7 @@ class Work:
         Args:
             name: of the files.
             line: program and arguments.
-            cards: how many of the visible GPUs it sees.
+            cards: how many of the visible GPUs it sees; none where the check is on a CPU.
 
         Raises:
             RunFailed: it took longer than the leg may.
@@ -130,7 +130,7 @@ class Work:
             process = subprocess.Popen(
                 list(map(str, line)),
                 cwd=ROOT,
-                env=_environment(cards),
+                env=_environment(cards if self.device == "cuda" else 0),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -179,7 +179,7 @@ def check(options: Namespace) -> int:
         begun = time.monotonic()
         place = f"[{number}/{len(options.legs)}] {name}"
         if record.has_passed(name) and name not in options.again:
-            say(f"{place}: passed before")
+            say(f"{place}: passed before, at commit {record.found['legs'][name]['commit'][:9]}")
             continue
         minutes, left = LEGS[name].minutes, (end - begun) / 60
         if left < minutes:
