@@ -137,9 +137,8 @@ def where(error: Exception) -> str:
         error = error.__context__
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "granite_scu" in Path(frame.filename).parts]
-    return ", in ".join(
-        f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in dict.fromkeys([frames[-1], *ours[-1:]])
-    )
+    named = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in (frames[-1], *ours[-1:])]
+    return ", in ".join(dict.fromkeys(named))
 
 
 def trace(device: str, precision: str) -> dict[str, Any]:

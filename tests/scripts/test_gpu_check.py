@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 import time
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from scripted import SCRIPTS, script
+from torch.autograd import DeviceType
 
 from benchmarks import gpu_page, gpu_runs, gpu_steps
 from benchmarks.gpu_legs import Leg
@@ -261,6 +263,39 @@ def test_waiting_is_refused_between_ticks_only():
         watch.on_train_batch_end(SimpleNamespace(global_step=steps))
     assert refused == [4, 6, 7, 8, 9, 11, 12] and watch.guarded == len(refused)
     assert modes[-1] == "default"
+
+
+def test_of_a_trace_on_a_gpu_its_kernels_count_and_not_what_they_were_launched_by():
+    def event(key, device_type, microseconds, is_user_annotation=False):
+        times = {"self_device_time_total": microseconds, "self_cpu_time_total": 7000}
+        return SimpleNamespace(
+            key=key, count=6, device_type=device_type, is_user_annotation=is_user_annotation, **times
+        )
+
+    cpu, cuda = DeviceType.CPU, DeviceType.CUDA
+    events = [
+        event("aten::mm", cpu, 0),
+        event("copy", cuda, 3000),
+        event("gemm", cuda, 6000),
+        event("step", cuda, 9000, True),
+    ]
+    found = gpu_steps.kernels(SimpleNamespace(key_averages=lambda: events), "cuda")
+    assert found == [{"name": "gemm", "calls": 2.0, "ms": 2.0}, {"name": "copy", "calls": 2.0, "ms": 1.0}]
+
+
+def test_the_line_that_waits_is_named_and_not_one_that_cleans_up_after_it():
+    def waiting():
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    def cleaning_up():
+        try:
+            waiting()
+        finally:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    with pytest.raises(RuntimeError) as caught:
+        cleaning_up()
+    assert re.fullmatch(r"test_gpu_check\.py:\d+ waiting", gpu_steps.where(caught.value))
 
 
 def test_the_duration_is_minutes_and_seconds():
