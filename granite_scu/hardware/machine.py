@@ -90,7 +90,7 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: 
     if device.kind == "cuda" and devices > 1:
         device = _least(hardware.detect_all()[:devices])
     precision = hardware.resolve_precision(trainer["precision"], device)
-    _check_graphs(base, trainer["accumulate_grad_batches"], device)
+    _check_graphs(base, trainer.get("accumulate_grad_batches", 1), device)
     if run.fsdp:
         _check_sharding(devices * nodes, base.quantize_4bit, bool(base.compile))
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
