@@ -33,10 +33,10 @@ def test_a_product_and_a_sum_are_what_they_are_by_hand():
 
 
 def test_what_a_mamba_layer_of_ours_costs_uncompiled_does_not_creep_back():
-    ours, theirs = ([counting.total(counting.count(small(n), side)) for n in (6, 7)] for side in (True, False))
-    layer, their_layer = (costs[1] + costs[0] * -1 for costs in (ours, theirs))
+    costs = [counting.total(counting.count(small(layers))) for layers in (1, 2)]
+    layer = costs[1] + costs[0] * -1
     assert layer.launches <= 500
-    assert layer.bytes <= min(1.3e9, 0.8 * their_layer.bytes)  # of 256 tokens, the weights' included
+    assert layer.bytes <= 1.3e9  # of 256 tokens, the weights' included
 
 
 @pytest.mark.slow

@@ -245,10 +245,10 @@ def test_every_preset_can_be_planned_and_fits_its_cards(prepared, full_size, mon
     assert facts["memory_fits"], facts.get("memory_advice")
     if presets.PRESETS[name].pattern:
         assert not run.request.base.gradient_checkpointing, "nothing is computed twice"
-        data = run.request.data
-        one_more = replace(run.request, data=replace(data, batch_size=data.batch_size + 1))
-        is_full = memory_budget.predict(one_more, run.machine).total > run.machine.memory_limit(None)
-        assert is_full or facts["memory_gib_estimate"] >= 0.7 * least.memory_gb
+        if facts["memory_gib_estimate"] < 0.7 * least.memory_gb:  # then one block more does not fit
+            data = replace(run.request.data, batch_size=run.request.data.batch_size + 1)
+            one_more = memory_budget.predict(replace(run.request, data=data), run.machine)
+            assert one_more.total > run.machine.memory_limit(None)
 
 
 @pytest.mark.parametrize(
