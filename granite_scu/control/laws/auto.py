@@ -114,13 +114,11 @@ class AutoSetpointState:
         law: state of the inner loop.
         odds: S*/(1 - S*) in force.
         readings: of the last two windows, oldest first, each as ``SlopeReading``.
-        turned: whether held-out text has asked for a smaller adapter yet.
     """
 
     law: PIState
     odds: float
     readings: tuple[tuple[float | None, ...], ...] = ()
-    turned: bool = False
 
     def column(self, name: str) -> list[float]:
         """One figure of all readings; NaN where the training text had none."""
@@ -145,11 +143,9 @@ class AutoSetpoint:
     adapter should be larger; and the rise of V within a window at equal size, which says whether training still teaches
     something that held-out text gains from. Their sum is z.
 
-        z >  doubt:    o <- o exp(r min(1, z / sure)), not raised above ``ahead`` times the odds of S
+        z >  doubt:    o <- o exp(rate min(1, z / sure)), not raised above ``ahead`` times the odds of S
         z < -doubt:    o <- min(o, odds of S times x*^2), x* <= 1 the best scale on held-out text
 
-    The rise r is ``first_rate`` until z has been below -doubt once, and ``rate`` from then on: early in a run S* is far
-    below what held-out text wants, and once it is near a fast rise would overshoot, as the averages lag behind.
     ParamBPT goes with the square of the size, and so do the odds of S. Where |z| is within ``doubt`` S* stays. Nothing
     winds up: S* runs ahead of S by no more than ``ahead``, and falls from where S is. No constant here has the unit of
     a loss or of S: they say how many ticks a decision takes, and how sure it must be.
@@ -159,7 +155,6 @@ class AutoSetpoint:
     Attributes:
         law: the inner loop; its setpoint is S* at the start.
         rate: the largest rise of ln o in a tick, and half the largest fall below the odds of S.
-        first_rate: the largest rise before held-out text has asked for a smaller adapter.
         sure: z from which S* rises at the full rate.
         doubt: |z| up to which it does not move.
         ahead: the factor that S* may be ahead of S by, in odds.
@@ -171,13 +166,12 @@ class AutoSetpoint:
 
     law: PI = FROM_START
     rate: float = 0.2
-    first_rate: float = 0.5
     sure: float = 2.0
     doubt: float = 1.0
     ahead: float = math.e
 
     def __post_init__(self) -> None:
-        check(self, "rate", "first_rate", "sure")
+        check(self, "rate", "sure")
         require(0 <= self.doubt < math.inf, f"doubt {self.doubt}: must be finite and not negative")
         require(1 < self.ahead < math.inf, f"ahead {self.ahead}: must be a factor above 1")
 
@@ -207,26 +201,27 @@ class AutoSetpoint:
                     size=math.log(measurement.param_bpt) / 2,
                 )
                 state = replace(state, readings=(*state.readings, tuple(reading))[-2 * WINDOW :])
-                state = self._moved(state)
+                state = replace(state, odds=self._moved(state))
         law, output = self._inner(state.odds).update(state.law, measurement)
         state = replace(state, law=law)
         return state, self._with_setpoint(state, output)
 
-    def _moved(self, state: AutoSetpointState) -> AutoSetpointState:
-        """The state with the setpoint that a reading asks for."""
+    def _moved(self, state: AutoSetpointState) -> float:
+        """The setpoint's odds after a reading."""
         if state.law.position is None or len(state.readings) < LEAST_READINGS:
-            return state
+            return state.odds
         saved, odds_of_s = state.column("held_out"), math.exp(state.law.position)
         slope = level(state.column("held_out_slope"))
         z = slope.certainty + rise(saved, slope.mean, state.column("size")).certainty
-        odds, turned = state.odds, state.turned or z < -self.doubt
         if z > self.doubt:
-            raised = odds * math.exp((self.rate if turned else self.first_rate) * min(1.0, z / self.sure))
-            odds = min(raised, max(odds, odds_of_s * self.ahead))
+            raised = state.odds * math.exp(self.rate * min(1.0, z / self.sure))
+            odds = min(raised, max(state.odds, odds_of_s * self.ahead))
         elif z < -self.doubt:
             wanted = clip(best_scale(level(saved).mean, slope.mean), math.exp(-self.rate), 1.0)
-            odds = min(odds, odds_of_s * wanted**2)
-        return replace(state, odds=clip(odds, LEAST_ODDS, MOST_ODDS), turned=turned)
+            odds = min(state.odds, odds_of_s * wanted**2)
+        else:
+            odds = state.odds
+        return clip(odds, LEAST_ODDS, MOST_ODDS)
 
     def _with_setpoint(self, state: AutoSetpointState, output: Output) -> Output:
         """The inner loop's output, with S* and what it follows from."""
