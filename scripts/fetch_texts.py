@@ -262,6 +262,44 @@ def dialogues(files: Files) -> Documents:
         yield "/".join(Path(path).parts[-3:]).removesuffix(".cfg"), "\n".join(lines)
 
 
+def told(files: Files) -> Documents:
+    """What is said and told in each mission of Endless Sky, a line each: the lines between backquotes."""
+    for path, contents in files:
+        for mission in re.split(r"^(?=mission )", decoded(contents), flags=re.MULTILINE):
+            named = re.match(r'mission\s+["`]?([^"`\n]+)', mission)
+            lines = re.findall(r"^\s*(?:dialog\s+)?`\s*([^`\n]+)`", mission, flags=re.MULTILINE)
+            if named:
+                yield f"{Path(path).stem}/{named[1].strip()}", "\n".join(lines)
+
+
+def manual_pages(files: Files) -> Documents:
+    """Pages of man, without the commands of groff: a heading after "# ", and what stands in the lines."""
+    for path, contents in files:
+        lines = []
+        for line in decoded(contents).splitlines():
+            command = re.match(r"[.'](\S*)\s*(.*)", line)
+            if command is None:
+                lines.append(line)
+            elif command[1] in ("SH", "SS"):
+                lines.append(f"\n# {command[2]}\n")
+            elif command[1] in ("PP", "P", "TP", "IP", "LP"):
+                lines.append("")
+            elif re.fullmatch("[BIR]{1,2}", command[1]):  # words in bold, italic or roman; of two, taken in turn
+                words = re.findall(r'"[^"]*"|\S+', command[2])
+                lines.append(("" if len(command[1]) == 2 else " ").join(word.strip('"') for word in words))
+        text = re.sub(r"\\f(\[\w*\]|\(\w\w|\w)|\\[&|^]", "", "\n".join(lines))
+        for sign, meant in {"\\-": "-", "\\(aq": "'", "\\(dq": '"', "\\(bu": "*", "\\e": "\\", "\\ ": " "}.items():
+            text = text.replace(sign, meant)
+        yield Path(path).name.removesuffix(".gz"), text
+
+
+def web_pages(files: Files) -> Documents:
+    """Each page of HTML a document, from its first heading on."""
+    for path, contents in files:
+        _, _, text = text_of_page(decoded(contents)).partition("# ")
+        yield Path(path).stem, text
+
+
 def countries(files: Files) -> Documents:
     """Each country's profile, a paragraph a field: its name, and what is said under it. Bare figures are left out."""
     for path, contents in files:
@@ -333,6 +371,14 @@ WESNOTH = {
     "utbs": "81e05717bebbfb6348c0bed2cd6ce2560c4fd9205ed419c2e7bc039b4a70e228",
 }
 """Campaigns of the game that have the most dialogue for their size, and the sha256 of each."""
+
+CRATES = {
+    "regex": ("1.7.1-1", "9b8c87bb5aa87c0095f4cc36ed829c80e815c2f71337325bd6e25f8de1fba7f7"),
+    "regex-syntax": ("0.6.27-1", "16c9879e07d6f9c6b2618906126d17e51ec8b04bced0fe3bb0cf0f3062f8a353"),
+    "serde-derive": ("1.0.152-1", "dda7dcb30637fe3ea234343677795567608119bdaa53ca70d5ad263d414fcbea"),
+    "syn": ("1.0.107-1", "64bfca244ab8ec45a4da1f5d64411af34f2d6eac7ac094f4f1dce9bf0b8a3699"),
+}
+"""Crates of Rust: version in Debian, and sha256."""
 
 TEXTS = {
     # what the bases of evidence/bases are pretrained on
@@ -468,6 +514,84 @@ TEXTS = {
             ),
         ),
         r".*/golang\.org/x/tools/(?!.*testdata).*\.go",
+        whole_files,
+    ),
+    # and those of the second fresh comparison
+    "debian-faq": Text(
+        "question and answer: Debian",
+        "GPL-2+",
+        (
+            Package(
+                "debian",
+                "debian-faq",
+                "11.1",
+                "427426e0cfa6888622fc1d72631071cb4b5a1f86ccde722e7820bcef284de5d0",
+            ),
+        ),
+        r".*/FAQ/(?!index).*\.en\.html",
+        questions,
+    ),
+    "handbook": Text(
+        "prose: the Debian Administrator's Handbook",
+        "GPL-2+",
+        (
+            Package(
+                "debian",
+                "debian-handbook",
+                "11.20220922",
+                "3d5dbeac1f1afc9c094eab9d0f701f6ecff99c4927d5a4794cf6c85678134faa",
+            ),
+        ),
+        r".*/html/en-US/(?!index).*\.html",
+        web_pages,
+    ),
+    "man-pages": Text(
+        "reference: Linux's calls and functions",
+        "several, free",
+        (
+            Package(
+                "debian",
+                "manpages-dev",
+                "6.03-2",
+                "96f55cb5e26231d5567c89b692bced63825a14a2d5bd18fdf16ea2ed44eb9838",
+            ),
+        ),
+        r".*/man[23]/.*\.gz",
+        manual_pages,
+    ),
+    "endless-sky": Text(
+        "chat: what the figures of a game say",
+        "GPL-3+",
+        (
+            Package(
+                "debian",
+                "endless-sky-data",
+                "0.9.8-1.2",
+                "e45835e05a11e84bb1a890a0ded390246a53b8318f21a25925aa70fa54f80c13",
+            ),
+        ),
+        r".*/endless-sky/data/.*\.txt",
+        told,
+    ),
+    "rxjs": Text(
+        "code: TypeScript",
+        "Apache-2.0",
+        (
+            Package(
+                "npm",
+                "rxjs",
+                "7.8.1",
+                "c532167725ab7d085123209156c93cef22f2479cb9c8527060f1cd903aa9d149",
+            ),
+        ),
+        r"package/src/.*\.ts",
+        whole_files,
+    ),
+    "rust-crates": Text(
+        "code: Rust",
+        "Apache-2.0",
+        tuple(Package("debian", f"librust-{name}-dev", version, sha256) for name, (version, sha256) in CRATES.items()),
+        r".*/registry/[^/]+/src/(?!gen/|unicode_tables/).*\.rs",
         whole_files,
     ),
 }

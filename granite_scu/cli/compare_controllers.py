@@ -40,6 +40,8 @@ def build_parser() -> Parser:
                        "at another rank, learning rate and sigma: two hours on two cores")  # fmt: skip
     which.add_argument("--fresh", action="store_true", help="text and models that formed no law: "
                        "ten hours on two cores; fetch the texts first: scripts/fetch_texts.py")  # fmt: skip
+    which.add_argument("--fresh-again", action="store_true", help="other text that formed no law, for the law as it "
+                       "is now: five hours on two cores; fetch the texts first")  # fmt: skip
     which.add_argument("--scarce", action="store_true", help="the default in short runs and with little held-out "
                        "text: half an hour on two cores")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
@@ -64,7 +66,8 @@ def build_parser() -> Parser:
                         help="for table and plot (default: evidence/comparison, with --varied "
                         "evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put the tables into the page in docs, too: "
-                        "evidence.md, with --fresh research/fresh.md")  # fmt: skip
+                        "evidence.md, with --fresh research/fresh.md, with --fresh-again "
+                        "research/fresh-again.md")  # fmt: skip
     parser.add_debug()
     return parser
 
@@ -88,15 +91,23 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     from granite_scu.experiments.comparison import engine, report
     from granite_scu.experiments.comparison.plan import Plan
-    from granite_scu.experiments.comparison.protocol import FRESH, FULL, PRECISION, QUICK, SCARCE, VARIED
+    from granite_scu.experiments.comparison.protocol import (
+        FRESH,
+        FRESH_AGAIN,
+        FULL,
+        PRECISION,
+        QUICK,
+        SCARCE,
+        VARIED,
+    )
 
-    apart_from_full = {"quick": QUICK, "varied": VARIED, "fresh": FRESH, "scarce": SCARCE}
-    protocol = next((of for flag, of in apart_from_full.items() if getattr(options, flag)), FULL)
+    apart_from_full = (QUICK, VARIED, FRESH, FRESH_AGAIN, SCARCE)
+    protocol = next((of for of in apart_from_full if getattr(options, of.name.replace("-", "_"))), FULL)
     _check(options, protocol, root)
     if options.steps:
         protocol = replace(protocol, tasks=tuple(replace(task, steps=options.steps) for task in protocol.tasks))
     console = make_console(width=WIDE)
-    folder = protocol.name if protocol in (VARIED, FRESH, SCARCE) else "comparison"
+    folder = "comparison" if protocol in (QUICK, FULL) else protocol.name
     published, apart = root / "evidence" / folder, root / "runs" / "compare"
     evidence = _evidence(options, published, apart, console)
     plan = Plan(protocol, evidence, options.tasks, options.arms, options.seeds)

@@ -173,6 +173,50 @@ def test_a_dialogue_is_who_and_what():
     ]
 
 
+def test_a_mission_is_what_is_said_in_it():
+    data = b"""# comment with `ticks`
+mission "Free the Rim"
+\tdescription "not said"
+\ton fail
+\t\tdialog `You have failed.`
+\ton offer
+\t\tconversation
+\t\t\t`The mood is solemn.`
+\t\t\tchoice
+\t\t\t\t`\t"Yes, sir."`
+mission `The next`
+\tdialog `Well done.`
+"""
+    assert list(fetch.told([("data/free worlds.txt", data)])) == [
+        ("free worlds/Free the Rim", 'You have failed.\nThe mood is solemn.\n"Yes, sir."'),
+        ("free worlds/The next", "Well done."),
+    ]
+
+
+def test_a_manual_page_loses_its_commands():
+    page = rb""".\" a comment
+.TH div 3
+.SH NAME
+div \- compute \(aqquotient\(aq
+.PP
+.BI "div_t div(int " n ", int " d );
+.I "two words" more
+The \fBdiv\fP() function
+.nf
+"""
+    ((name, text),) = fetch.manual_pages([("usr/share/man/man3/div.3.gz", page)])
+    assert name == "div.3"
+    assert fetch.tidy(text) == (
+        "# NAME\n\ndiv - compute 'quotient'\n\ndiv_t div(int n, int d);\ntwo words more\nThe div() function\n"
+    )
+
+
+def test_a_web_page_begins_at_its_first_heading():
+    page = b"<html><body><p>Prev Next</p><h1>Email</h1><p>Evolution is one.</p></body></html>"
+    ((name, text),) = fetch.web_pages([("en-US/sect.email.html", page)])
+    assert (name, text) == ("sect.email", "Email\n\nEvolution is one.\n")
+
+
 def test_the_jargon_file_is_its_entries():
     words = b"   awk\n\n   :awk: /awk/, n.\n\n   A language.\n\n   :baz: n.\n\n   Third.\n"
     ((_, text),) = fetch.jargon_entries([("jargon.txt.gz", words)])

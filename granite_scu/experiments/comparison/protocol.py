@@ -331,6 +331,24 @@ FRESH = Protocol(
 """Tasks and models that had no part in forming a law. What counts as success was written down before the first run:
 docs/research/protocol.md."""
 
+FRESH_AGAIN = replace(
+    FRESH,
+    name="fresh-again",
+    tasks=(
+        _fresh("questions-small", "debian-faq", SMALL, TEXT_DENSE),
+        _fresh("rust-once", "rust-crates", LARGE, TEXT_DENSE),
+        _fresh("handbook-medium", "handbook", MEDIUM, TEXT_HYBRID),
+        _fresh("typescript-small", "rxjs", SMALL, TEXT_HYBRID),
+        _fresh("quests-small", "endless-sky", SMALL),
+        _fresh("manual-medium", "man-pages", MEDIUM),
+    ),
+    arms=(NONE, STOPPED, *FIXED, *FIXED_STOPPED, AUTO, *_stopped(AUTO)),
+    unseen=("questions-small", "rust-once", "handbook-medium", "typescript-small", "quests-small", "manual-medium"),
+    page="research/fresh-again.md",
+)
+"""The same question of a law that was changed after the first answer, on text that no law has seen. Its own section of
+docs/research/protocol.md was written before the first run."""
+
 SCARCE_STEPS, SCARCE_BLOCKS = 36, 8
 """Nine ticks; a micro-batch."""
 
