@@ -123,20 +123,20 @@ def _flops(name: str, inputs: list[Tensor]) -> int:
 
 def _moved(name: str, inputs: list[Tensor], outputs: list[Tensor], kwargs: dict[str, Any]) -> int:
     """Bytes that an operator reads and writes."""
-    written = sum(map(_bytes, outputs))
+    written = sum(map(bytes_of, outputs))
     if name in ("gather", "index", "embedding"):
         return 3 * written  # what it looks up, the indices at most, and the result
     if name == "scatter_add_":
-        return 4 * _bytes(inputs[1])
+        return 4 * bytes_of(inputs[1])
     if name == "copy_":
-        return written + _bytes(inputs[1])
+        return written + bytes_of(inputs[1])
     if name in WRITES:
         return written
     overwritten = written if "out" in kwargs else 0
-    return written + sum(_bytes(t) for t in {id(t): t for t in inputs}.values()) - overwritten
+    return written + sum(bytes_of(t) for t in {id(t): t for t in inputs}.values()) - overwritten
 
 
-def _bytes(tensor: Tensor) -> int:
+def bytes_of(tensor: Tensor) -> int:
     """That a tensor has in memory: a dimension that is expanded is there once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
@@ -188,7 +188,7 @@ class Step:
         block: tokens in each.
         gradient_checkpointing: whether activations are recomputed.
         dtype: of weights and products.
-        kernels: of the Mamba-2 layers, ours or a package's. Of an operator inputs and outputs are counted, one launch.
+        kernels: of the Mamba-2 layers, ours or a package's. ``insides`` counts what an operator does inside.
     """
 
     config: PretrainedConfig

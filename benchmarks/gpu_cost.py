@@ -6,7 +6,7 @@
 
 Four sides: ours as PyTorch runs it operator by operator; ours with its layers and the loss's body compiled as
 ``--torch-compile`` does (lowered by Inductor for an H100, which takes Triton's package); the same with the scan of
-mamba-ssm and the convolution of causal-conv1d, whose insides are not counted; and Hugging Face's model with PEFT.
+mamba-ssm and the convolution of causal-conv1d (needs mamba-ssm's Python code); and Hugging Face's model with PEFT.
 The counts are lower bounds: caches are taken for perfect within an operator, and for absent between two.
 """
 
@@ -29,12 +29,20 @@ from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
 from granite_scu.model import loading
-from granite_scu.model.mamba2 import mamba, packages
+from granite_scu.model.mamba2 import packages
 
 SIDES = ("eager", "compiled", "with packages", "theirs")
-PACKAGES = mamba.Kernels("mamba-ssm and causal-conv1d", packages._mamba_scan, packages._dao_convolve)
+PACKAGES = packages.of(packages.PACKAGES, "mamba-ssm and causal-conv1d")
+NEEDED = {"compiled": {"Triton": "triton"}, "with packages": {"Triton": "triton", "mamba-ssm": "mamba_ssm"}}
+"""Packages and modules that a side takes."""
+INSTALL = "make .venv/.kernels"
 GB, TERA = 1e9, 1e12
 Found = dict[tuple[str, str], Cost]
+
+
+def lacking_for(side: str) -> str | None:
+    """The package that a side cannot be counted without and that is not here."""
+    return next((name for name, module in NEEDED.get(side, {}).items() if find_spec(module) is None), None)
 
 
 def measured(side: str, step: Step) -> tuple[Found, int]:
@@ -103,13 +111,12 @@ def main() -> int:
     parser.add_debug()
     options = parser.parse_args()
     measure.require_positive(batch=options.batch, block=options.block)
-    has_triton, install = find_spec("triton") is not None, "pip install 'granite-scu[kernels-test]'"
-    lowered = [side for side in options.sides or SIDES if side in ("compiled", "with packages")]
-    if lowered and not has_triton:
+    lacking = {side: lacks for side in options.sides or SIDES if (lacks := lacking_for(side))}
+    for side, lacks in lacking.items():
         if options.sides:
-            raise UserError(f"--sides {lowered[0]}: Triton is not installed; {install}")
-        print(f"{' and '.join(lowered)} are left out: Triton is not installed ({install})", file=sys.stderr)
-    sides = options.sides or [side for side in SIDES if has_triton or side not in lowered]
+            raise UserError(f"--sides {side}: {lacks} is not installed; {INSTALL}")
+        print(f"{side!r} is left out: {lacks} is not installed ({INSTALL})", file=sys.stderr)
+    sides = [side for side in options.sides or SIDES if side not in lacking]
     step = Step(loading.default_config(), options.batch, options.block, options.gradient_checkpointing)
     results = {side: measured(side, step) for side in sides}
     if options.json:

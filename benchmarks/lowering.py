@@ -30,6 +30,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._triton import has_triton
 
 from benchmarks.counting import Cost, Count, Step, Tagged, adapted
+from benchmarks.insides import Insides, is_known
 from granite_scu.model import compilation, loss
 
 H100 = SimpleNamespace(
@@ -52,6 +53,7 @@ class Lowering:
     def __init__(self, part: str) -> None:
         self.part, self.found = part, dict[tuple[str, str], Cost]()
         self.graphs: list[dict[str, Any]] = []
+        self.insides = Insides()
         self.backend = aot_autograd(
             fw_compiler=self._compiler("forward"),
             bw_compiler=self._compiler("backward"),
@@ -62,6 +64,8 @@ class Lowering:
     def _compiler(self, phase: str) -> Callable:
         def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable:
             cost, products = _lowered(graph, inputs, phase == "backward")
+            for operator, arguments in _operators(graph):
+                cost += self.insides.beyond(operator, arguments)
             self.graphs.append({"part": self.part, "phase": phase, "launches": cost.launches, "products": products})
 
             def call(*arguments: Any) -> Any:
@@ -96,6 +100,13 @@ def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tup
     operators = len(re.findall(r"torch\.ops\.\w+\.\w+\.\w+\(", text))
     launches = len(re.findall(r"triton_\w+\.run\(", text)) + sum(products.values()) + operators
     return Cost(launches, moved_bytes, _product_flops(graph)), dict(products)
+
+
+def _operators(graph: fx.GraphModule) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The calls of operators that are several kernels inside, and the fake tensors that they get."""
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and is_known(node.target):
+            yield node.target, fx.node.map_arg(node.args, lambda each: each.meta["val"])
 
 
 def _product_flops(graph: fx.GraphModule) -> float:

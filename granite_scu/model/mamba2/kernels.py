@@ -13,14 +13,14 @@ import torch
 
 from granite_scu.config.errors import UserError
 from granite_scu.model.mamba2.mamba import TORCH, Kernels
-from granite_scu.model.mamba2.packages import fla_core, mamba_ssm, named, version_of
+from granite_scu.model.mamba2.packages import HUB, fla_core, from_hub, mamba_ssm, named, version_of
 from granite_scu.model.mamba2.proof import Sizes, prove
 
 log = logging.getLogger(__name__)
 
 INSTALL = "pip install 'granite-scu[kernels]'"
 
-CANDIDATES: dict[str, Callable[[], Kernels]] = {"mamba-ssm": mamba_ssm, "fla-core": fla_core}
+CANDIDATES: dict[str, Callable[[], Kernels]] = {"mamba-ssm": mamba_ssm, "fla-core": fla_core, HUB: from_hub}
 """Distributions that have kernels, in the order in which they are tried."""
 
 PATIENCE = 540

@@ -1,5 +1,7 @@
 """The Triton kernels of mamba-ssm and fla-core, and the CUDA ones of causal-conv1d, as a layer wants them.
 
+mamba-ssm and causal-conv1d are packages, or come built from the Hugging Face hub by way of the package ``kernels``.
+
 Each is an operator of ``torch.library``, with a backward pass and with fakes that tell shapes alone. Dynamo does not
 enter an operator, and needs not: a layer is compiled around it in one graph, also where its activations are
 recomputed. ``torch.compiler.disable`` would break the graph, and inside of a checkpointed layer leave all of it
@@ -10,8 +12,11 @@ The weights of the convolution are frozen: it has a gradient of its inputs alone
 """
 
 import functools
+import importlib
 import importlib.metadata
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -49,27 +54,69 @@ class _Kept:
 
 # mamba-ssm and causal-conv1d.
 
+HUB = "kernels"
+"""The distribution that fetches kernels from the hub, and as a source of kernels the hub itself."""
+PACKAGES = "packages"
+"""The other source: mamba-ssm and causal-conv1d as they are installed."""
+HUB_VERSION = 1
+"""Of the kernels on the hub, within which their functions stay what they are."""
+
 
 def mamba_ssm() -> Kernels:
     """mamba-ssm's Triton scan and, where it is installed, causal-conv1d's convolution. Raises what the import does."""
-    import mamba_ssm.ops.triton.ssd_combined  # noqa: F401
-
+    _scans(PACKAGES)
     name = f"{named('mamba-ssm')}'s Triton kernels"
     if version_of("causal-conv1d") is None:
-        return Kernels(name, _mamba_scan, activated_conv)
-    import causal_conv1d  # noqa: F401
+        return Kernels(name, partial(_mamba_scan, PACKAGES), activated_conv)
+    _convolutions(PACKAGES)
+    return of(PACKAGES, f"{name} and {named('causal-conv1d')}")
 
-    return Kernels(f"{name} and {named('causal-conv1d')}", _mamba_scan, _dao_convolve)
+
+def from_hub() -> Kernels:
+    """mamba-ssm's scan and causal-conv1d's convolution from the hub; fetched once, into its cache.
+
+    ``kernels`` takes them from organisations alone that Hugging Face trusts. Raises what it does.
+    """
+    _scans(HUB)
+    _convolutions(HUB)
+    return of(HUB, "the hub's mamba-ssm and causal-conv1d")
+
+
+def of(source: str, name: str) -> Kernels:
+    """mamba-ssm's scan and causal-conv1d's convolution from a source, by operators that import them when they run."""
+    return Kernels(name, partial(_mamba_scan, source), partial(_dao_convolve, source))
+
+
+@functools.cache
+def _scans(source: str) -> ModuleType:
+    """The module of mamba-ssm that has the scan."""
+    if source == PACKAGES:
+        return importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
+    import kernels
+
+    fetched = kernels.get_kernel("kernels-community/mamba-ssm", version=HUB_VERSION)
+    return importlib.import_module(f"{fetched.__name__}.ops.triton.ssd_combined")
+
+
+@functools.cache
+def _convolutions(source: str) -> ModuleType:
+    """The module of causal-conv1d that has the convolution."""
+    if source == PACKAGES:
+        return importlib.import_module("causal_conv1d.causal_conv1d_interface")
+    import kernels
+
+    fetched = kernels.get_kernel("kernels-community/causal-conv1d", version=HUB_VERSION)
+    return importlib.import_module(f"{fetched.__name__}.causal_conv1d_interface")
 
 
 def _mamba_scan(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, seq_idx: Tensor | None = None
+    source: str, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, seq_idx: Tensor | None = None
 ) -> Tensor:
-    return mamba2_scan(x, dt, a, b, c, d, _counted(seq_idx)).float()
+    return mamba2_scan(x, dt, a, b, c, d, _counted(seq_idx), source).float()
 
 
-def _dao_convolve(inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
-    return causal_conv1d_silu(inputs, conv.weight.squeeze(1), conv.bias, _counted(seq_idx))
+def _dao_convolve(source: str, inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor | None = None) -> Tensor:
+    return causal_conv1d_silu(inputs, conv.weight.squeeze(1), conv.bias, _counted(seq_idx), source)
 
 
 def _counted(seq_idx: Tensor | None) -> Tensor | None:
@@ -78,52 +125,51 @@ def _counted(seq_idx: Tensor | None) -> Tensor | None:
 
 
 @torch.library.custom_op("granite_scu::mamba2_scan", mutates_args=())
-def mamba2_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, documents: Tensor | None) -> Tensor:
+def mamba2_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, documents: Tensor | None, source: str
+) -> Tensor:
     """mamba-ssm's scan, arguments as of ``ssd_scan``; the result in the dtype of ``x``."""
-    from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_fwd
-
-    return _mamba_chunk_scan_combined_fwd(x, dt, a, b, c, CHUNK, D=d, seq_idx=documents)[0]
+    return _scans(source)._mamba_chunk_scan_combined_fwd(x, dt, a, b, c, CHUNK, D=d, seq_idx=documents)[0]
 
 
 @torch.library.custom_op("granite_scu::mamba2_scan_backward", mutates_args=())
 def mamba2_scan_backward(
     d_out: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, out: Tensor,
-    documents: Tensor | None,
+    documents: Tensor | None, source: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of (x, dt, a, b, c, d)."""
-    from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_bwd
-
-    found = _mamba_chunk_scan_combined_bwd(d_out, x, dt, a, b, c, out, CHUNK, D=d, seq_idx=documents)
+    backward = _scans(source)._mamba_chunk_scan_combined_bwd
+    found = backward(d_out, x, dt, a, b, c, out, CHUNK, D=d, seq_idx=documents)
     return tuple(t.to(like.dtype).contiguous() for t, like in zip(found, (x, dt, a, b, c, d), strict=False))
 
 
 def _backward_of_mamba2_scan(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, out, documents = ctx.saved_tensors
-    return *mamba2_scan_backward(d_out.contiguous(), *inputs, out, documents), None
+    return *mamba2_scan_backward(d_out.contiguous(), *inputs, out, documents, ctx.source), None, None
 
 
 @torch.library.custom_op("granite_scu::causal_conv1d_silu", mutates_args=())
-def causal_conv1d_silu(x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None) -> Tensor:
+def causal_conv1d_silu(x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None, source: str) -> Tensor:
     """causal-conv1d's convolution and SiLU. (batch, time, channels) in and out, ``weight`` (channels, width)."""
-    return _dao_conv(_Kept(), x, weight, bias, documents).transpose(1, 2).contiguous()
+    return _dao_conv(_Kept(), x, weight, bias, documents, source).transpose(1, 2).contiguous()
 
 
 @torch.library.custom_op("granite_scu::causal_conv1d_silu_backward", mutates_args=())
 def causal_conv1d_silu_backward(
-    d_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None
+    d_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None, source: str
 ) -> Tensor:
     """The gradient of ``x``."""
-    from causal_conv1d.causal_conv1d_interface import CausalConv1dFn
+    _dao_conv(kept := _Kept(), x, weight, bias, documents, source)
+    found = _convolutions(source).CausalConv1dFn.backward(kept, d_out.transpose(1, 2))
+    return found[0].transpose(1, 2).contiguous()
 
-    _dao_conv(kept := _Kept(), x, weight, bias, documents)
-    return CausalConv1dFn.backward(kept, d_out.transpose(1, 2))[0].transpose(1, 2).contiguous()
 
-
-def _dao_conv(kept: _Kept, x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None) -> Tensor:
-    from causal_conv1d.causal_conv1d_interface import CausalConv1dFn
-
+def _dao_conv(
+    kept: _Kept, x: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None, source: str
+) -> Tensor:
     # Channels stay last in memory: the kernel reads both layouts, and a copy would cost what it saves.
-    return CausalConv1dFn.forward(kept, x.transpose(1, 2), weight, bias, documents, None, False, None, "silu")
+    forward = _convolutions(source).CausalConv1dFn.forward
+    return forward(kept, x.transpose(1, 2), weight, bias, documents, None, False, None, "silu")
 
 
 # fla-core.
@@ -236,9 +282,18 @@ def _keep(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _keep_with_output(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
-    *tensors, documents = inputs
+def _keep_of_scan(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, documents, ctx.source = inputs
     ctx.save_for_backward(*tensors, output, documents)
+
+
+def _keep_of_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.source = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward_of_conv(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    return causal_conv1d_silu_backward(d_out.contiguous(), *ctx.saved_tensors, ctx.source), None, None, None, None
 
 
 def _like(*places: int) -> Callable[..., Any]:
@@ -253,7 +308,7 @@ def _like(*places: int) -> Callable[..., Any]:
 
 mamba2_scan.register_fake(_like(0))
 mamba2_scan_backward.register_fake(_like(1, 2, 3, 4, 5, 6))
-mamba2_scan.register_autograd(_backward_of_mamba2_scan, setup_context=_keep_with_output)
+mamba2_scan.register_autograd(_backward_of_mamba2_scan, setup_context=_keep_of_scan)
 
 gated_linear_attention.register_fake(_like(2))
 gated_linear_attention_backward.register_fake(_like(1, 2, 3, 4))
@@ -263,10 +318,7 @@ gated_linear_attention.register_autograd(
 
 causal_conv1d_silu.register_fake(_like(0))
 causal_conv1d_silu_backward.register_fake(_like(1))
-causal_conv1d_silu.register_autograd(
-    lambda ctx, d_out: (causal_conv1d_silu_backward(d_out.contiguous(), *ctx.saved_tensors), None, None, None),
-    setup_context=_keep,
-)
+causal_conv1d_silu.register_autograd(_backward_of_conv, setup_context=_keep_of_conv)
 
 fla_conv_silu.register_fake(_like(0))
 fla_conv_silu_backward.register_fake(_like(1))

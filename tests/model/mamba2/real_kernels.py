@@ -1,10 +1,14 @@
 """The real Triton kernels of fla-core and mamba-ssm, interpreted, against ours; run by ``test_real_kernels``."""
 
+import json
+import os
+from functools import partial
+
 import interpreting  # noqa: F401  before any kernel is defined
 import pytest
 import torch
-from no_extensions import without_cuda_extensions
 
+from benchmarks.no_extensions import without_cuda_extensions
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.model import adapters, loading
 from granite_scu.model.loss import summed_nats
@@ -14,12 +18,33 @@ CPU, SIZES = torch.device("cpu"), proof.Sizes(heads=2, head_dim=16, groups=1, st
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@pytest.fixture(scope="module", params=["fla-core", "mamba-ssm"])
-def package(request):
+HUBS = "from mamba_ssm.ops.triton import ssd_combined\nglobals().update(vars(ssd_combined))\n"
+"""In the place of the hub's own copy of mamba-ssm's Python code."""
+
+
+def as_on_the_hub(folder):
+    """A repository of the hub on disk, as ``kernels`` reads one where LOCAL_KERNELS names it."""
+    build = folder / "build" / "torch-universal"
+    (build / "ops" / "triton").mkdir(parents=True)
+    for place in (build, build / "ops", build / "ops" / "triton"):
+        (place / "__init__.py").touch()
+    (build / "ops" / "triton" / "ssd_combined.py").write_text(HUBS)
+    about = {"id": "mamba_ssm_hub", "name": "mamba-ssm", "version": 1, "license": "Apache-2.0", "python-depends": []}
+    (build / "metadata.json").write_text(json.dumps(about | {"backend": {"type": "cpu"}}))
+    os.environ["LOCAL_KERNELS"] = f"kernels-community/mamba-ssm={folder}"
+
+
+@pytest.fixture(scope="module", params=["fla-core", "mamba-ssm", "hub"])
+def package(request, tmp_path_factory):
     if request.param == "fla-core":
         return packages.fla_core()
     without_cuda_extensions()
-    return packages.mamba_ssm()
+    if request.param == "mamba-ssm":
+        return packages.mamba_ssm()
+    as_on_the_hub(tmp_path_factory.mktemp("hub"))
+    packages._scans(packages.HUB)
+    # causal-conv1d is written in CUDA: nothing of it runs here.
+    return mamba.Kernels("the hub's", partial(packages._mamba_scan, packages.HUB), mamba.activated_conv)
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -72,7 +97,7 @@ def test_an_operator_keeps_what_it_promises_the_compiler(name):
         "fla_conv_silu": (normal(2, 70, 64), torch.randn(64, 4, generator=draw), torch.zeros(64), documents),
         "mamba2_scan": (
             normal(2, 70, 2, 16), -decays, torch.tensor([-1.0, -2.0]), normal(2, 70, 1, 16), normal(2, 70, 1, 16),
-            torch.ones(2), documents,
+            torch.ones(2), documents, packages.PACKAGES,
         ),
     }  # fmt: skip
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

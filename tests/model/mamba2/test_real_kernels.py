@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-NEEDED = ("triton", "fla", "mamba_ssm", "einops")
+NEEDED = ("triton", "fla", "mamba_ssm", "einops", "kernels")
 NEEDS_PACKAGES = pytest.mark.skipif(
     not all(map(find_spec, NEEDED)), reason="needs the packages that make test-slow installs"
 )
