@@ -12,7 +12,6 @@ The weights of the convolution are frozen: it has a gradient of its inputs alone
 """
 
 import functools
-import importlib
 import importlib.metadata
 from collections.abc import Callable
 from functools import partial
@@ -90,23 +89,28 @@ def of(source: str, name: str) -> Kernels:
 @functools.cache
 def _scans(source: str) -> ModuleType:
     """The module of mamba-ssm that has the scan."""
-    if source == PACKAGES:
-        return importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
-    import kernels
+    if source == HUB:
+        return _fetched("mamba-ssm").ops.triton.ssd_combined
+    import mamba_ssm.ops.triton.ssd_combined as installed
 
-    fetched = kernels.get_kernel("kernels-community/mamba-ssm", version=HUB_VERSION)
-    return importlib.import_module(f"{fetched.__name__}.ops.triton.ssd_combined")
+    return installed
 
 
 @functools.cache
 def _convolutions(source: str) -> ModuleType:
     """The module of causal-conv1d that has the convolution."""
-    if source == PACKAGES:
-        return importlib.import_module("causal_conv1d.causal_conv1d_interface")
+    if source == HUB:
+        return _fetched("causal-conv1d").causal_conv1d_interface
+    import causal_conv1d.causal_conv1d_interface as installed
+
+    return installed
+
+
+def _fetched(name: str) -> Any:
+    """The package that the hub's kernels of a name are; its submodules are attributes once it is imported."""
     import kernels
 
-    fetched = kernels.get_kernel("kernels-community/causal-conv1d", version=HUB_VERSION)
-    return importlib.import_module(f"{fetched.__name__}.causal_conv1d_interface")
+    return kernels.get_kernel(f"kernels-community/{name}", version=HUB_VERSION)
 
 
 def _mamba_scan(

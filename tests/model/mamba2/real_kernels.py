@@ -29,6 +29,7 @@ def as_on_the_hub(folder):
     for place in (build, build / "ops", build / "ops" / "triton"):
         (place / "__init__.py").touch()
     (build / "ops" / "triton" / "ssd_combined.py").write_text(HUBS)
+    (build / "__init__.py").write_text("from .ops.triton import ssd_combined\n")
     about = {"id": "mamba_ssm_hub", "name": "mamba-ssm", "version": 1, "license": "Apache-2.0", "python-depends": []}
     (build / "metadata.json").write_text(json.dumps(about | {"backend": {"type": "cpu"}}))
     os.environ["LOCAL_KERNELS"] = f"kernels-community/mamba-ssm={folder}"
