@@ -71,6 +71,7 @@ def test_a_controller_trains_and_goes_on_as_if_it_had_not_stopped(train, trained
     assert [record["lambda"] for record in history(rest)] == [record["lambda"] for record in records]
 
 
+@pytest.mark.slow
 def test_the_cascade_goes_on_as_if_it_had_not_stopped(train, flags_of):
     # Checkpoint 15 holds what was measured at 14, which the tick at 16 will see.
     flags = (*flags_of("cascade"), "--save-steps", 15, "--control-every", 2)
@@ -101,6 +102,7 @@ def rescale_b(model, scale: float):
         matrix.data = values
 
 
+@pytest.mark.slow
 def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(train, flags_of):
     """Against transformers' own loss: the base model, and the checkpoint's adapter with its B scaled."""
     folder = train(*flags_of("cascade"), "--save-steps", 22, "--control-every", 1)
@@ -189,16 +191,6 @@ def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONTROLLERS)
-def test_a_configuration_runs(train, name, recorded):
-    path = ("--replay", recorded) if name == "replay" else ()
-    folder = train("--config", CONFIGS / f"{name}.yaml", *path, *SHORT, *MORE.get(name, ()))
-    assert len(history(folder)) == (24 if name == "cascade" else 4)
-
-
-# What is refused
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
