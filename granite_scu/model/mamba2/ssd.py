@@ -28,6 +28,10 @@ from granite_scu.model.mamba2.tiling import pieces
 CHUNK = 64
 """Tokens per chunk. The quadratic part costs O(chunk) a token, the state part O(1/chunk)."""
 
+UNITS = {torch.float16: 2.0**-6}
+"""What a state is multiplied by where it is kept in a dtype. fp16 has no number above 65,504, and the state of a slow
+head adds up over thousands of tokens; a power of two costs no accuracy."""
+
 
 def ssd_scan(
     x: Tensor,
@@ -87,21 +91,22 @@ class _Scan(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, runs: Tensor | None
     ) -> Tensor:
-        decays = _decays(dt, a, runs)
+        decays, unit = _decays(dt, a, runs), UNITS.get(x.dtype, 1.0)
         y = x.new_empty(x.shape, dtype=dt.dtype)
         starts = x.new_empty(*x.shape[:2], a.shape[0], b.shape[-1], a.shape[1] * x.shape[-1])
         carried = torch.zeros_like(starts[:, 0], dtype=dt.dtype)
         for span in _spans(x):
             x_, b_, c_ = (_by_group(t[:, span]) for t in (x, b, c))
             decay = decays.at(span)
-            added = b_.mT @ (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype).flatten(-2)
+            added = b_.mT @ _times(x_ * decay.to_end.unsqueeze(-1), unit).to(x.dtype).flatten(-2)
             for i in range(added.shape[1]):
                 starts[:, span.start + i] = carried
                 carried = _decayed(carried, decay.whole[:, i], added[:, i])
             weights = _weights(_kernel(decay), (c_ @ b_.mT).unsqueeze(3), d)
             within = weights.to(x.dtype) @ x_.transpose(3, 4)  # (Z, K, G, H, L, P)
             across = (c_ @ starts[:, span]).unflatten(-1, x.shape[-2:])
-            y[:, span] = _by_group((across * decay.from_start.unsqueeze(-1)).add_(within.transpose(3, 4)))
+            across = _times(across * decay.from_start.unsqueeze(-1), 1 / unit)
+            y[:, span] = _by_group(across.add_(within.transpose(3, 4)))
         ctx.save_for_backward(x, dt, a, b, c, d, starts, runs)
         return y
 
@@ -115,7 +120,7 @@ class _Scan(torch.autograd.Function):
     def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, starts, runs = ctx.saved_tensors
         d_carried = torch.zeros_like(starts[:, 0], dtype=dt.dtype)
-        decays = _decays(dt, a, runs)
+        decays, per_unit = _decays(dt, a, runs), 1 / UNITS.get(x.dtype, 1.0)
         # For the rates: what a strong decay adds to one sum it takes from another, and only fp64 leaves nothing of it.
         sums = torch.float64 if ctx.needs_input_grad[2] else dt.dtype
         dx, d_log_dt, db, dc = (torch.empty_like(t) for t in (x, dt, b, c))
@@ -127,7 +132,7 @@ class _Scan(torch.autograd.Function):
             # Through the state: what was read at each token, what each token added, and the decay of the whole chunk.
             d_read = dy_ * decay.from_start.unsqueeze(-1)
             read = (c_ @ start).unflatten(-1, x.shape[-2:])
-            from_read = (d_read * read).sum(-1)  # (Z, K, G, L, H)
+            from_read = _times((d_read * read).sum(-1), per_unit)  # (Z, K, G, L, H)
             d_read = d_read.to(x.dtype).flatten(-2)
             d_start, ends = c_.mT @ d_read, []
             for i in reversed(range(start.shape[1])):
@@ -136,10 +141,10 @@ class _Scan(torch.autograd.Function):
             d_end = torch.stack(ends, 1) if len(ends) > 1 else ends[0].unsqueeze(1)
             narrow_end, added = d_end.to(x.dtype), (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype)
             # The smaller factor on the right: half-precision products copy a transposed one.
-            dc_, db_ = (start @ d_read.mT).mT, (narrow_end @ added.flatten(-2).mT).mT
+            dc_, db_ = _times(start @ d_read.mT, per_unit).mT, (narrow_end @ added.flatten(-2).mT).mT
             dx_ = (b_ @ narrow_end).unflatten(-1, x.shape[-2:]) * decay.to_end.unsqueeze(-1)
             from_added = (dx_ * x_).sum(-1)
-            from_whole = (d_end * start).unflatten(-1, x.shape[-2:]).sum((-3, -1)) * decay.whole
+            from_whole = _times((d_end * start).unflatten(-1, x.shape[-2:]).sum((-3, -1)), per_unit) * decay.whole
 
             # Within the chunk: y = weights x, and weights = kernel scores + the skip connection.
             kernel, scores = _kernel(decay), (c_ @ b_.mT).unsqueeze(3)
@@ -160,6 +165,11 @@ class _Scan(torch.autograd.Function):
         da = (d_steps * dt).sum((0, 1, 2)).to(a.dtype) if ctx.needs_input_grad[2] else None
         dd = (dy * x).sum((0, 1, 2, 5)) if ctx.needs_input_grad[5] else None
         return dx, d_dt, da, db, dc, dd, None
+
+
+def _times(t: Tensor, factor: float) -> Tensor:
+    """``t`` in other units; where they are the same no operator runs."""
+    return t if factor == 1 else t * factor
 
 
 def _spans(x: Tensor) -> list[slice]:

@@ -201,6 +201,26 @@ def test_bf16_inputs_give_what_the_recurrence_gives_to_their_precision():
     assert relative_error(found, recurrence(*(t.double() for t in (x, dt, a, b, c, d)))) < 1e-2
 
 
+def test_in_fp16_a_state_may_be_larger_than_fp16s_largest_number():
+    """Weights that hardly decay add up over tokens: here to 400,000, where fp16 ends at 65,504."""
+    x, dt, a, b, c, d = inputs(time=200, step=1e-3, rate=1e-3)
+    x, b = 40 + x, 50 + b
+    halves = [x.half().requires_grad_(), b.half().requires_grad_(), (c * 1e-3).half().requires_grad_()]
+    exact = doubled(halves)
+    found, expected = (
+        scan(x_, dt_ * 1e3, a_, b_, c_, d_)
+        for scan, (x_, b_, c_), (dt_, a_, d_) in (
+            (ssd_scan, halves, (dt, a * 1e-3, d)),
+            (recurrence, exact, [t.double() for t in (dt, a * 1e-3, d)]),
+        )
+    )
+    assert torch.isfinite(found).all()
+    assert relative_error(found, expected) < 5e-3
+    gradients = torch.autograd.grad(1e-3 * found.sum(), halves)
+    for one, other in zip(gradients, torch.autograd.grad(1e-3 * expected.sum(), exact), strict=True):
+        assert relative_error(one, other) < 1e-2
+
+
 def test_decays_are_fp32_whatever_the_inputs_are():
     """One token fades for 20 steps of 1.0035, which in bf16 would be steps of 1 and 7 per cent off in the end."""
     x, b = torch.zeros(1, 21, 1, 1, dtype=torch.bfloat16), torch.ones(1, 21, 1, 1, dtype=torch.bfloat16)
