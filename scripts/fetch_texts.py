@@ -273,22 +273,24 @@ def told(files: Files) -> Documents:
 
 
 def manual_pages(files: Files) -> Documents:
-    """Pages of man, without the commands of groff: a heading after "# ", and what stands in the lines."""
+    """Pages of man, without tables and the commands of groff: a heading after "# ", and what stands in the lines."""
+    signs = {r"\-": "-", r"\(aq": "'", r"\(dq": '"', r"\(bu": "*", r"\(em": "--", r"\(en": "-", r"\e": "\\", r"\ ": " "}
     for path, contents in files:
         lines = []
-        for line in decoded(contents).splitlines():
+        for line in re.sub(r"^\.TS.*?^\.TE$", "", decoded(contents), flags=re.MULTILINE | re.DOTALL).splitlines():
             command = re.match(r"[.'](\S*)\s*(.*)", line)
             if command is None:
                 lines.append(line)
             elif command[1] in ("SH", "SS"):
-                lines.append(f"\n# {command[2]}\n")
+                lines.append("\n# " + command[2].strip('"') + "\n")
             elif command[1] in ("PP", "P", "TP", "IP", "LP"):
                 lines.append("")
-            elif re.fullmatch("[BIR]{1,2}", command[1]):  # words in bold, italic or roman; of two, taken in turn
+            elif re.fullmatch("[BIR]{1,2}|SM|SB", command[1]):  # words in a font, or of two fonts taken in turn
                 words = re.findall(r'"[^"]*"|\S+', command[2])
-                lines.append(("" if len(command[1]) == 2 else " ").join(word.strip('"') for word in words))
-        text = re.sub(r"\\f(\[\w*\]|\(\w\w|\w)|\\[&|^]", "", "\n".join(lines))
-        for sign, meant in {"\\-": "-", "\\(aq": "'", "\\(dq": '"', "\\(bu": "*", "\\e": "\\", "\\ ": " "}.items():
+                in_turn = len(set(command[1])) == 2 and command[1][0] in "BIR"
+                lines.append(("" if in_turn else " ").join(word.strip('"') for word in words))
+        text = re.sub(r"\\f(\[\w*\]|\(\w\w|\w)|\\[&|^c]", "", "\n".join(lines))
+        for sign, meant in signs.items():
             text = text.replace(sign, meant)
         yield Path(path).name.removesuffix(".gz"), text
 

@@ -40,8 +40,8 @@ def build_parser() -> Parser:
                        "at another rank, learning rate and sigma: two hours on two cores")  # fmt: skip
     which.add_argument("--fresh", action="store_true", help="text and models that formed no law: "
                        "ten hours on two cores; fetch the texts first: scripts/fetch_texts.py")  # fmt: skip
-    which.add_argument("--fresh-again", action="store_true", help="other text that formed no law, for the law as it "
-                       "is now: five hours on two cores; fetch the texts first")  # fmt: skip
+    which.add_argument("--fresh-again", action="store_true", help="other text that formed no law: five hours on two "
+                       "cores; fetch the texts first")  # fmt: skip
     which.add_argument("--scarce", action="store_true", help="the default in short runs and with little held-out "
                        "text: half an hour on two cores")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")

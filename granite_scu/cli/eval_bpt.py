@@ -48,7 +48,7 @@ def build_parser() -> Parser:
                      help="device (default: auto, a GPU where there is one)")  # fmt: skip
     how.add_argument("--attn", choices=("sdpa", "eager", "flash_attention_2", "auto"), default="sdpa",
                      help="attention kernel (default: sdpa)")  # fmt: skip
-    how.add_argument("--kernels", choices=("auto", "torch", "cuda"), default="auto",
+    how.add_argument("--kernels", choices=("auto", "torch", "cuda", "hub"), default="auto",
                      help="of the Mamba-2 layers (default: auto, compiled ones where proven right)")  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of the table")

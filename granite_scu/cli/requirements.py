@@ -265,8 +265,8 @@ def _flash_attention(asked: str, isolate: bool, device: Device, precision: str |
 
 
 def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, precision: str | None) -> Check:
-    name, needed, ours = "Mamba-2 kernels", asked == "cuda", "the layers run in PyTorch"
-    installed = kernels.installed()
+    name, needed, ours = "Mamba-2 kernels", asked in ("cuda", "hub"), "the layers run in PyTorch"
+    installed = kernels.installed(asked)
     found = ", ".join(f"{package} {version}" for package, version in installed.items()) or "not installed"
     taken, refusal = _ask(machine.kernels_for, asked, deterministic)
     refusal = refusal or _ask(kernels.check, taken, device)[1]
@@ -279,7 +279,7 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
     sizes, _ = _ask(_mamba_sizes, model)
     if sizes is None or precision is None:
         return Check(name, found, True, needed, "not tried here: no Mamba-2 layers of known sizes, or no precision")
-    chosen, wrong = kernels.first_right(torch.device(device), WEIGHT_DTYPES[precision], sizes)
+    chosen, wrong = kernels.first_right(torch.device(device), WEIGHT_DTYPES[precision], sizes, asked)
     right = chosen is not kernels.TORCH
     meaning = (
         f"the layers run in {chosen.name}, which passed their self-check" if right else REFUSED if needed else ours

@@ -90,7 +90,7 @@ class BaseConfig:
     name: str = "ibm-granite/granite-4.0-h-1b"
     quantize_4bit: bool = False
     attention: Literal["sdpa", "eager", "flash_attention_2", "auto"] = "sdpa"
-    kernels: Literal["auto", "torch", "cuda"] = "auto"
+    kernels: Literal["auto", "torch", "cuda", "hub"] = "auto"
     gradient_checkpointing: bool | None = None
     compile: bool | None = None
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"

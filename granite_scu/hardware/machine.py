@@ -223,8 +223,8 @@ def attention_for(requested: str, supports_flash: bool, precision: str, isolate:
 
 def kernels_for(requested: str, deterministic: bool) -> str:
     """What the Mamba-2 layers may take. Raises UserError where ``--deterministic`` does not allow it."""
-    if requested == "cuda" and deterministic:
+    if requested in ("cuda", "hub") and deterministic:
         raise UserError(
-            "--kernels cuda: compiled kernels may add in any order, and --deterministic wants one; drop one"
+            f"--kernels {requested}: compiled kernels may add in any order, and --deterministic wants one; drop one"
         )
     return "torch" if deterministic else requested

@@ -137,7 +137,7 @@ def test_what_the_run_would_refuse_blocks_it(machine, monkeypatch, device, setti
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(requirements, "version_of", lambda name: None)
     monkeypatch.setattr(requirements.machine, "find_spec", lambda name: None)
-    monkeypatch.setattr(requirements.kernels, "installed", dict)
+    monkeypatch.setattr(requirements.kernels, "installed", lambda request: {})
     checks = check_requirements(wanted(device.kind, **settings))
     assert [check.name for check in checks if check.blocks] == [name]
     assert remedy in found(checks, name).remedy
@@ -167,7 +167,7 @@ def test_what_is_there_serves(machine, monkeypatch):
 )
 def test_what_the_mamba_layers_would_run_in(machine, monkeypatch, device, installed, settings, meaning, remedy):
     machine(device)
-    monkeypatch.setattr(requirements.kernels, "installed", lambda: installed)
+    monkeypatch.setattr(requirements.kernels, "installed", lambda request: installed)
     checks = check_requirements(wanted(device.kind, **settings))
     check = found(checks, "Mamba-2 kernels")
     assert (check.meaning, check.remedy) == (meaning, remedy) and can_start(checks)
@@ -189,11 +189,11 @@ def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypat
     hub()
     theirs, tried = Kernels("theirs", TORCH.scan, TORCH.conv), []
 
-    def first_right(device, dtype, sizes):
+    def first_right(device, dtype, sizes, request):
         tried.append((device.type, dtype, sizes))
         return (theirs, []) if right else (TORCH, ["fla-core 0.6.0 failed its self-check (NaN)"])
 
-    monkeypatch.setattr(requirements.kernels, "installed", lambda: {"fla-core": "0.6.0"})
+    monkeypatch.setattr(requirements.kernels, "installed", lambda request: {"fla-core": "0.6.0"})
     monkeypatch.setattr(requirements.kernels, "first_right", first_right)
     checks = check_requirements(wanted("cuda", **settings))
     assert found(checks, "Mamba-2 kernels").meaning == meaning

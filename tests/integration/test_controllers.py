@@ -190,7 +190,9 @@ def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
     assert configured == (CONTROLLERS[name]() if name == "original" else built(f"--control.controller={name}", *given))
 
 
-@pytest.mark.slow
+# What is refused
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

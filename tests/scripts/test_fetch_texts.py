@@ -201,13 +201,23 @@ div \- compute \(aqquotient\(aq
 .PP
 .BI "div_t div(int " n ", int " d );
 .I "two words" more
-The \fBdiv\fP() function
+The \fBdiv\fP() function \(em like this.\c
 .nf
+.TS
+tab(:);
+T{
+a cell
+T}
+.TE
+.SH "SEE ALSO"
+.SM WORDS
 """
     ((name, text),) = fetch.manual_pages([("usr/share/man/man3/div.3.gz", page)])
     assert name == "div.3"
     assert fetch.tidy(text) == (
-        "# NAME\n\ndiv - compute 'quotient'\n\ndiv_t div(int n, int d);\ntwo words more\nThe div() function\n"
+        "# NAME\n\ndiv - compute 'quotient'\n\ndiv_t div(int n, int d);\ntwo words more\n"
+        "The div() function -- like this."
+        "\n\n# SEE ALSO\n\nWORDS\n"
     )
 
 

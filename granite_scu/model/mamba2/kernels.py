@@ -19,28 +19,32 @@ from granite_scu.model.mamba2.proof import Sizes, prove
 log = logging.getLogger(__name__)
 
 INSTALL = "pip install 'granite-scu[kernels]'"
+INSTALLS = {"cuda": INSTALL, "hub": "pip install 'granite-scu[hub-kernels]'"}
 
 CANDIDATES: dict[str, Callable[[], Kernels]] = {"mamba-ssm": mamba_ssm, "fla-core": fla_core, HUB: from_hub}
-"""Distributions that have kernels, in the order in which they are tried."""
+"""Distributions that have kernels, in the order in which they are tried. The last fetches foreign code, so that it is
+tried by ``--kernels hub`` alone."""
 
 PATIENCE = 540
 """Seconds after which a check is given up: less than processes that train together wait for one another."""
 
 
-def installed() -> dict[str, str]:
-    """Versions of the candidates that are installed."""
-    found = {name: version_of(name) for name in CANDIDATES}
+def installed(request: str = "auto") -> dict[str, str]:
+    """Versions of the candidates that are installed, of those that ``request`` lets be tried."""
+    found = {name: version_of(name) for name in CANDIDATES if (name == HUB) == (request == "hub")}
     return {name: version for name, version in found.items() if version}
 
 
 def check(request: str, device_type: str) -> None:
-    """Refuse ``--kernels cuda`` where there is nothing to try. Raises UserError."""
-    if request != "cuda":
+    """Refuse ``--kernels cuda`` and ``hub`` where there is nothing to try. Raises UserError."""
+    if request not in ("cuda", "hub"):
         return
+    flag = f"--kernels {request}"
     if device_type != "cuda":
-        raise UserError("--kernels cuda: the run is on the CPU, where compiled kernels do not run; use --kernels auto")
-    if not installed():
-        raise UserError(f"--kernels cuda: neither {' nor '.join(CANDIDATES)} is installed; {INSTALL}")
+        raise UserError(f"{flag}: the run is on the CPU, where compiled kernels do not run; use --kernels auto")
+    if not installed(request):
+        missing = "the package kernels" if request == "hub" else "neither mamba-ssm nor fla-core"
+        raise UserError(f"{flag}: {missing} is {'not ' if request == 'hub' else ''}installed; {INSTALLS[request]}")
 
 
 @functools.cache  # a run loads its model more than once, and is warned once
@@ -48,32 +52,35 @@ def choose(request: str, device: torch.device, dtype: torch.dtype, sizes: Sizes)
     """The first candidate that proves right on ``device``, or ours.
 
     Args:
-        request: ``torch`` takes ours; ``auto`` the first compiled ones that prove right, else ours; ``cuda`` insists.
+        request: ``torch`` takes ours; ``auto`` the first compiled ones that prove right, else ours; ``cuda`` insists
+            on one of them; ``hub`` fetches those of the Hugging Face hub, and insists on them.
         device: where the layers will run.
         dtype: of their products.
         sizes: of the layers.
 
     Raises:
-        UserError: ``cuda``, and no compiled kernels are there or right.
+        UserError: ``cuda`` or ``hub``, and no compiled kernels are there or right.
     """
     check(request, device.type)
     if request == "torch" or device.type != "cuda":
         return TORCH
-    kernels, refused = first_right(device, dtype, sizes)
-    if refused and kernels is TORCH and request == "cuda":
-        raise UserError(f"--kernels cuda: {'; '.join(refused)}; use --kernels auto, or another version")
+    kernels, refused = first_right(device, dtype, sizes, request)
+    if refused and kernels is TORCH and request != "auto":
+        raise UserError(f"--kernels {request}: {'; '.join(refused)}; use --kernels auto, or another version")
     if refused:
         log.warning("%s; the Mamba-2 layers run in %s", "; ".join(refused), kernels.name)
     return kernels
 
 
-def first_right(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> tuple[Kernels, list[str]]:
+def first_right(
+    device: torch.device, dtype: torch.dtype, sizes: Sizes, request: str = "auto"
+) -> tuple[Kernels, list[str]]:
     """The first installed candidate that proves right, or ours, and what was wrong with those before it.
 
-    Arguments as of ``prove``.
+    Arguments as of ``choose``.
     """
     refused = []
-    for name in installed():
+    for name in installed(request):
         log.info("checking %s against PyTorch; its kernels are compiled first, which may take minutes", named(name))
         fault = fault_apart(name, device, dtype, sizes)
         if fault is None:

@@ -72,7 +72,7 @@ def mamba_ssm() -> Kernels:
 
 
 def from_hub() -> Kernels:
-    """mamba-ssm's scan and causal-conv1d's convolution from the hub; fetched once, into its cache.
+    """mamba-ssm's scan and causal-conv1d's convolution from the hub; kept in its cache.
 
     ``kernels`` takes them from organisations alone that Hugging Face trusts. Raises what it does.
     """

@@ -30,7 +30,7 @@ CHUNK = 64
 
 UNITS = {torch.float16: 2.0**-6}
 """What a state is multiplied by where it is kept in a dtype. fp16 has no number above 65,504, and the state of a slow
-head adds up over thousands of tokens; a power of two costs no accuracy."""
+head adds up over thousands of tokens. What one chunk adds to it stays as it is: smaller, it would lose accuracy."""
 
 
 def ssd_scan(
@@ -98,9 +98,9 @@ class _Scan(torch.autograd.Function):
         for span in _spans(x):
             x_, b_, c_ = (_by_group(t[:, span]) for t in (x, b, c))
             decay = decays.at(span)
-            added = b_.mT @ _times(x_ * decay.to_end.unsqueeze(-1), unit).to(x.dtype).flatten(-2)
+            added = b_.mT @ (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype).flatten(-2)
             for i in range(added.shape[1]):
-                starts[:, span.start + i] = carried
+                starts[:, span.start + i] = _times(carried, unit)
                 carried = _decayed(carried, decay.whole[:, i], added[:, i])
             weights = _weights(_kernel(decay), (c_ @ b_.mT).unsqueeze(3), d)
             within = weights.to(x.dtype) @ x_.transpose(3, 4)  # (Z, K, G, H, L, P)

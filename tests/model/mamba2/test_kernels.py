@@ -107,6 +107,20 @@ def test_insisting_where_there_is_nothing_to_try_is_refused(installed):
         choose("cuda", CPU)
 
 
+def test_the_hub_is_asked_where_it_is_named_alone(installed):
+    with pytest.raises(UserError, match=r"--kernels hub: .*pip install 'granite-scu\[hub-kernels\]'"):
+        choose("hub")
+    installed(kernels=None)
+    assert choose("auto") is TORCH
+    assert choose("hub").name == "kernels 9.9's Triton kernels"
+    with pytest.raises(UserError, match=r"--kernels hub: the run is on the CPU.*use --kernels auto"):
+        choose("hub", CPU)
+    kernels.choose.cache_clear()
+    installed(kernels="no answer")
+    with pytest.raises(UserError, match=r"--kernels hub: kernels 9.9 failed its self-check \(no answer\)"):
+        choose("hub")
+
+
 # The check in a process of its own
 
 
