@@ -36,6 +36,8 @@ $(VENV)/.kernels: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[kernels-test]'
 	MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip install --disable-pip-version-check \
 		-c constraints.txt --no-build-isolation --no-deps mamba-ssm
+	@# Apart: bitsandbytes asks the hub wherever it finds this package.
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --target $(VENV)/hub kernels
 	@touch $@
 
 test-slow: setup $(VENV)/.kernels  ## the tests that take longer

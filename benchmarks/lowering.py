@@ -25,6 +25,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._triton import has_triton
@@ -80,6 +81,7 @@ class Lowering:
 def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tuple[Cost, dict[str, int]]:
     """The cost of one run of a graph, and its products by the library's function."""
     graph, fakes = copy.deepcopy(graph), next(t.fake_mode for t in inputs if isinstance(t, FakeTensor))
+    _draw_nothing(graph)
     with V.set_fake_mode(fakes):
         post_grad_passes(graph, is_inference=False)
     with _as_on_h100(), fakes:
@@ -100,6 +102,30 @@ def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tup
     operators = len(re.findall(r"torch\.ops\.\w+\.\w+\.\w+\(", text))
     launches = len(re.findall(r"triton_\w+\.run\(", text)) + sum(products.values()) + operators
     return Cost(launches, moved_bytes, _product_flops(graph)), dict(products)
+
+
+def _draw_nothing(graph: fx.GraphModule) -> None:
+    """Take attention out of what keeps the random numbers of a layer that is computed again: without dropout it draws
+    none, and there is no GPU whose generator could be asked."""
+    for node in list(graph.graph.nodes):
+        if node.target not in (run_and_save_rng_state, run_with_rng_state):
+            continue
+        saves = node.target is run_and_save_rng_state
+        operator, *arguments = node.args if saves else node.args[1:]
+        with graph.graph.inserting_before(node):
+            result = graph.graph.call_function(operator, tuple(arguments), node.kwargs)
+            result.meta = dict(node.meta)
+            kept = {"dtype": torch.uint8, "device": torch.device("cpu"), "pin_memory": False}
+            state = graph.graph.call_function(torch.ops.aten.full.default, ([16], 0), kept)
+            state.meta["val"] = torch.zeros(16, dtype=torch.uint8)
+        for user in list(node.users) if saves else ():
+            user.replace_all_uses_with((state, result)[user.args[1]])
+            graph.graph.erase_node(user)
+        if not saves:
+            node.replace_all_uses_with(result)
+        graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
 
 
 def _operators(graph: fx.GraphModule) -> Iterator[tuple[Any, tuple[Any, ...]]]:

@@ -42,6 +42,7 @@ def package(request, tmp_path_factory):
     without_cuda_extensions()
     if request.param == "mamba-ssm":
         return packages.mamba_ssm()
+    pytest.importorskip("kernels", reason="needs the package kernels, which make test-slow installs")
     as_on_the_hub(tmp_path_factory.mktemp("hub"))
     packages._scans(packages.HUB)
     # causal-conv1d is written in CUDA: nothing of it runs here.
