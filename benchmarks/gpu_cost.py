@@ -32,7 +32,7 @@ from granite_scu.model import loading
 from granite_scu.model.mamba2 import packages
 
 SIDES = ("eager", "compiled", "with packages", "theirs")
-PACKAGES = packages.of(packages.PACKAGES, "mamba-ssm and causal-conv1d")
+PACKAGES = packages.kernels_of(packages.PACKAGES, "mamba-ssm and causal-conv1d")
 NEEDED = {"compiled": {"Triton": "triton"}, "with packages": {"Triton": "triton", "mamba-ssm": "mamba_ssm"}}
 """Packages and modules that a side takes."""
 INSTALL = "make .venv/.kernels"

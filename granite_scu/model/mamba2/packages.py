@@ -68,7 +68,7 @@ def mamba_ssm() -> Kernels:
     if version_of("causal-conv1d") is None:
         return Kernels(name, partial(_mamba_scan, PACKAGES), activated_conv)
     _convolutions(PACKAGES)
-    return of(PACKAGES, f"{name} and {named('causal-conv1d')}")
+    return kernels_of(PACKAGES, f"{name} and {named('causal-conv1d')}")
 
 
 def from_hub() -> Kernels:
@@ -78,10 +78,10 @@ def from_hub() -> Kernels:
     """
     _scans(HUB)
     _convolutions(HUB)
-    return of(HUB, "the hub's mamba-ssm and causal-conv1d")
+    return kernels_of(HUB, "the hub's mamba-ssm and causal-conv1d")
 
 
-def of(source: str, name: str) -> Kernels:
+def kernels_of(source: str, name: str) -> Kernels:
     """mamba-ssm's scan and causal-conv1d's convolution from a source, by operators that import them when they run."""
     return Kernels(name, partial(_mamba_scan, source), partial(_dao_convolve, source))
 

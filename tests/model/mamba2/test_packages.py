@@ -12,7 +12,7 @@ from granite_scu.model.mamba2.tiling import describing
 
 OPERATORS = {
     "fla-core": mamba.Kernels("fla-core", packages._fla_scan, packages._fla_convolve),
-    "mamba-ssm": packages.of(packages.PACKAGES, "mamba-ssm"),
+    "mamba-ssm": packages.kernels_of(packages.PACKAGES, "mamba-ssm"),
 }
 SIZES = Sizes(heads=48, head_dim=64, groups=1, state=128)
 
