@@ -80,7 +80,7 @@ class BaseConfig:
         quantize_4bit: hold the linear layers in 4 bits (nf4, double quantisation), as QLoRA does.
         attention: attention kernel; ``auto`` takes flash_attention_2 where it is installed.
         kernels: of the Mamba-2 layers; ``auto`` takes compiled ones where installed and proven right, and PyTorch
-            elsewhere; ``cuda`` insists on compiled ones.
+            elsewhere; ``cuda`` insists on compiled ones; ``hub`` fetches, and insists on, the hub's.
         gradient_checkpointing: recompute activations in the backward pass: less memory, about 30 % slower; null does
             where the run is predicted not to fit without.
         compile: compile the decoder's layers (torch.compile); null does on a GPU with Triton.
