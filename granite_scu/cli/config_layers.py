@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from granite_scu import hardware
-from granite_scu.config import flags
+from granite_scu.config import flags, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
 
@@ -36,11 +36,12 @@ def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
     asked = asked_preset(arguments)
     if asked is None:
         return arguments, None
-    chosen = asked
     if asked == presets.AUTO:
         accelerator = origins_and_values(without_preset(arguments)).get("trainer.accelerator", ("", "auto"))[1]
         device = hardware.detect(hardware.resolve_accelerator(str(accelerator)))
         chosen = presets.choose(device)
+    else:
+        chosen = presets.named(asked)
     file = ("--config", str(presets.path(chosen)))
     return _joined([file if pair[0] == FLAG else pair for pair in _split(arguments)]), chosen
 
@@ -61,8 +62,12 @@ def without_preset(arguments: list[str]) -> list[str]:
 
 
 def put_first(arguments: list[str]) -> list[str]:
-    """The arguments of the CLI with the preset below all files, wherever its flag stands."""
-    return arguments[:1] + _joined(sorted(_split(arguments[1:]), key=lambda pair: pair[0] != FLAG))
+    """The arguments of the CLI with the preset below all files, wherever its flag stands, and each file's path."""
+    pairs = [
+        (name, shipped.find(value)) if name == "--config" and value else (name, value)
+        for name, value in _split(arguments[1:])
+    ]
+    return arguments[:1] + _joined(sorted(pairs, key=lambda pair: pair[0] != FLAG))
 
 
 def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
@@ -165,7 +170,7 @@ def with_file(line: str, arguments: list[str]) -> str:
     origins = origins_and_values(arguments)
     named = (keys.get(word, word.removeprefix("--")) for word in words)
     origin = next((origins[key][0] for key in named if key in origins), A_FLAG)
-    unnamed = origin == A_FLAG or Path(origin).resolve() == (presets.folder().parent / "tiny.yaml").resolve()
+    unnamed = origin == A_FLAG or Path(origin).resolve() == shipped.TEST_RUN.resolve()
     return line if unnamed else f"{subject} (in {origin}){line.removeprefix(subject)}"
 
 

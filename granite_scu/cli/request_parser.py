@@ -1,7 +1,7 @@
-"""``python -m granite_scu fit|validate|test|identify --config FILE.yaml``: one configuration for every way in.
+"""``granite-scu fit|validate|test|identify --config FILE.yaml``: one configuration for every way in.
 
 LightningCLI parses it (defaults < hardware preset < YAML files, layered < flags); ``cli.train`` carries it out. The
-flags of ``scripts/train_granite_cuda.py`` arrive here too, translated by ``cli.script_flags``.
+flags of ``granite-scu train`` arrive here too, translated by ``cli.script_flags``.
 """
 
 import logging
@@ -11,7 +11,7 @@ import jsonargparse
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from granite_scu.cli import command_table, config_layers
+from granite_scu.cli import config_layers
 from granite_scu.config import flags
 from granite_scu.config import settings as config
 from granite_scu.config.errors import UserError
@@ -23,7 +23,6 @@ COMMANDS = ("fit", "validate", "test", "identify")
 ABOUT = {
     "prog": "granite-scu",
     "description": "Fine-tune a Granite model while a controller holds S at its target.",
-    "epilog": command_table.describe(),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from granite_scu.cli import guard, script_flags, train
+from granite_scu.cli import guard, script_flags, train, train_commands
 from granite_scu.cli import request_parser as cli
 from granite_scu.cli.console import print_summary, which_adapter
 from granite_scu.config.errors import WRONG_REQUEST, RunFailed, UserError
@@ -25,7 +25,7 @@ def module_request(*arguments: str):
 
 
 def script_request(*argv: str):
-    return cli.parse(script_flags.translate(list(argv), TINY)[0]).request
+    return cli.parse(script_flags.translate(list(argv))[0]).request
 
 
 def refusal(capsys, *arguments: str) -> str:
@@ -117,7 +117,7 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
     assert train.main(["fit", "--config", str(TINY), "--control.kp=0.7", "--print_config"]) == 0
     printed = capsys.readouterr()
     assert not printed.err
-    assert script_flags.main(TINY, ["--test-run", "--kp", "0.7", "--print-config"]) == 0
+    assert train_commands.main(["--test-run", "--kp", "0.7", "--print-config"]) == 0
     assert capsys.readouterr().out == printed.out
     saved = tmp_path / "printed.yaml"
     saved.write_text(printed.out)
