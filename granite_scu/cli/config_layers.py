@@ -87,14 +87,18 @@ def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
 def check_files(arguments: list[str]) -> None:
     """Refuse a ``--config`` file that jsonargparse would refuse without its name, or read half of.
 
-    What stands there is no file (settings on the command line, a pipe, nothing at all) is left to jsonargparse.
+    Settings on the command line in place of a file, and what is no path of one, are left to jsonargparse.
 
     Raises:
         UserError: it is no YAML, has a key twice in a mapping, or holds no settings.
     """
     for name, value in _split(arguments):
-        if name == "--config" and value is not None and _is_file(value):
-            _check_file(value)
+        if name == "--config" and value is not None:
+            if _is_file(value):
+                _check_file(value)
+            elif re.fullmatch(r"[^\s{}:]+", value) and not _exists(value):
+                along = ", ".join(sorted(path.stem for path in shipped.folder().glob("*.yaml")))
+                raise UserError(f"--config {value}: there is no such file, and none of that name comes along ({along})")
 
 
 def _is_file(text: str) -> bool:
@@ -102,6 +106,13 @@ def _is_file(text: str) -> bool:
         return Path(text).expanduser().is_file()
     except (OSError, RuntimeError, ValueError):  # no path at all: too long for one, a stranger's home, a null
         return False
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # as above
+        return True
 
 
 def _check_file(path: str) -> None:

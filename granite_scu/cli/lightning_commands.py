@@ -2,7 +2,7 @@
 
 import argparse
 
-from granite_scu.cli import guard, script_flags
+from granite_scu.cli import config_layers, early_refusals, guard, script_flags
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.flags import COMMONEST, SECTIONS
 
@@ -31,9 +31,15 @@ def main(arguments: list[str], name: str) -> int:
         print(guide(name, command).format_help(), end="")
         return 0
     asked = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    return guard.guarded(lambda: _run([command, *asked]), "--debug" in arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    if "--help" not in arguments:
+        early_refusals.refuse(config_layers.put_first(arguments))
     from granite_scu.cli import train  # late: Lightning takes seconds
 
-    return guard.guarded(lambda: train.main([command, *asked]), "--debug" in arguments)
+    return train.main(arguments)
 
 
 def guide(name: str, command: str) -> Parser:

@@ -1,6 +1,6 @@
 """The commands ``train``, ``plan`` and ``check``, which take the same flags; and ``scripts/train_granite_cuda.py``."""
 
-from granite_scu.cli import guard, script_flags
+from granite_scu.cli import early_refusals, guard, script_flags
 
 ABOUT = {
     "train": "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation, lambda.",
@@ -36,7 +36,9 @@ def _run(arguments: list[str], name: str) -> int:
     command = name.split()[-1]
     parser = script_flags.build_parser(name, ABOUT[command], EXAMPLES[command])
     translated, asked = script_flags.translate([*arguments, *_FLAG[command]], parser)
-    from granite_scu.cli import train  # late: a wrong flag is refused before torch is imported
+    if not getattr(asked, "check_requirements", False):
+        early_refusals.refuse(translated)
+    from granite_scu.cli import train  # late: torch takes seconds
 
     if getattr(asked, "check_requirements", False):
         return train.check_requirements(translated, as_json=getattr(asked, "json", False))

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import TINY_MODEL, BaseConfig, is_local
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, check_model
 from granite_scu.model.mamba2 import kernels, mamba
 from granite_scu.model.mamba2.proof import Sizes
 
@@ -52,8 +52,7 @@ def resolve(name: str) -> str:
         if not (path / "config.json").is_file():
             raise UserError(f"--model {name}: the folder holds no config.json, so it is not a saved model")
         return str(path)
-    if is_local(name):
-        raise UserError(f"--model {name}: no such folder, and not a hub id (owner/name) or {TINY_MODEL}")
+    check_model(name)
     return name
 
 

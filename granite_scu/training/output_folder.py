@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.storage import checkpoint
+from granite_scu.storage import checkpoint_list
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
 from granite_scu.training.prepared_run import PreparedRun
@@ -49,7 +49,7 @@ def check_folder(folder: RunFolder, request: Request, resume: Resume | None) -> 
 
 def _replaces(folder: RunFolder, resume: Resume | None, asked: str | None, overwrite: bool) -> bool:
     """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
-    begun = asked == checkpoint.AUTO and resume is None and not folder.trained
+    begun = asked == checkpoint_list.AUTO and resume is None and not folder.trained
     return begun or (overwrite and not (resume and resume.in_place))
 
 

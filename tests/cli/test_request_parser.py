@@ -190,8 +190,7 @@ def test_a_null_in_the_step_test_is_refused_in_one_line(tmp_path, capsys):
         (["train"], "'train'"),
         (["fit", "--config", "no/such.yaml"], "no/such.yaml"),
         (["fit", "--control.kd=1"], "control.kd"),
-        (["fit", "--max-steps", "3"], "--max-steps=3; --max-steps is --trainer.max_steps here"),  # a flag of the script
-        (["fit", "--lora_r=8"], "--lora-r is --lora.rank here"),
+        (["fit", "--trainer.max_stepz", "3"], "did you mean --trainer.max_steps?"),
         (["fit", "--control.controller", "nosuch"], "there are none, fixed, linear, cosine, pi, p, i, original"),
     ],
 )

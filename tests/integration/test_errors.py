@@ -105,7 +105,10 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--trainer.gradient_clip_val", "2"], "--trainer.gradient_clip_val 2: follows from other settings; use"),
         (["--trainer.max_epochs", "2"], "--trainer.max_epochs 2: follows from other settings; use --num-epochs"),
         (["--trainer.barebones", "true"], "barebones"),
-        (["--control.lambda_i", "5"], "unrecognized arguments: --control.lambda_i"),
+        (
+            ["--control.lambda_i", "5"],
+            "--control.lambda_i: there is no such setting; did you mean --control.lambda_",
+        ),
         (["--config", "no/such.yaml"], "no/such.yaml"),
         (["--data-dir", "no/such/folder"], "--data-dir no/such/folder: no such file or folder; give a"),
         # of the controller
