@@ -77,7 +77,7 @@ def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(
 def test_the_files_that_come_along_are_let_through(path, tmp_path):
     given = ["fit", f"--config={path}", f"--run.output_dir={tmp_path}", "--data.path=stdlib-docs"]
     if path.stem == "replay":  # what it repeats is the user's
-        with pytest.raises(UserError, match="--replay .*runs/recorded"):
+        with pytest.raises(UserError, match=r"--replay .*runs/recorded"):
             early_refusals.refuse(given)
     else:
         early_refusals.refuse(given)
