@@ -440,14 +440,20 @@ def _is_encoding(name: str) -> bool:
 _Rule: TypeAlias = tuple[Callable[[Any], bool], str]
 """What values a setting may have, and how to say it."""
 
-_POSITIVE: _Rule = (lambda value: 0 < value < math.inf, "must be positive and finite")
+MOST = 10**12
+"""Steps, tokens and whatever else is counted: more is a slip, and no float or index takes every number."""
+
+_POSITIVE: _Rule = (
+    lambda value: 1e-12 <= value <= 1e15,
+    "must be positive and finite, from 1e-12 to 1e15",
+)
 _NOT_NEGATIVE: _Rule = (lambda value: 0 <= value < math.inf, "must be finite and not negative")
 _SHARE: _Rule = (lambda value: 0 < value <= 1, "must be in (0, 1]")
 _BETWEEN_0_AND_1: _Rule = (lambda value: 0 < value < 1, "must lie between 0 and 1")
 
 
 def _at_least(least: int, unit: str = "") -> _Rule:
-    return lambda value: value >= least, f"must be at least {least}{unit}"
+    return lambda value: least <= value <= MOST, f"must be at least {least}{unit}, and at most {MOST:,}"
 
 
 def _require(rule: _Rule, settings: dict[str, Any]) -> None:
@@ -458,4 +464,5 @@ def _require(rule: _Rule, settings: dict[str, Any]) -> None:
 
 def _check(valid: bool, flag: str, value: object, remedy: str) -> None:
     if not valid:
-        raise UserError(f"{flag} {value}: {remedy}")
+        text = str(value)
+        raise UserError(f"{flag} {text if len(text) <= 300 else f'{text[:60]}...'}: {remedy}")

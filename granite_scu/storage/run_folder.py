@@ -279,6 +279,7 @@ def require_writable(flag: str, folder: Path, make: bool = True) -> None:
         UserError: it cannot be made or written to.
     """
     try:
+        folder.exists()  # says so where the name is too long
         if make:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=nearest(folder)):

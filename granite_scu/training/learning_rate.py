@@ -1,7 +1,7 @@
 """The learning rate over a run: its course, and the sum of it, which says how far the weights can move."""
 
 import math
-from itertools import accumulate
+from typing import NamedTuple
 
 from granite_scu.config.settings import OptimizerConfig
 
@@ -20,8 +20,23 @@ def schedule(step: int, course: str, warmup_steps: int, total_steps: int) -> flo
             return 1.0
 
 
-def cumulated_rates(optimizer: OptimizerConfig, steps: int) -> list[float]:
-    """The sum of the learning rates of the first 0, 1, ... ``steps`` optimizer steps."""
-    course, warmup_steps = optimizer.schedule, optimizer.warmup_steps
-    rates = (optimizer.learning_rate * schedule(step, course, warmup_steps, steps) for step in range(steps))
-    return list(accumulate(rates, initial=0.0))
+class PlannedRates(NamedTuple):
+    """The sums of a run's learning rates, in closed form: a run may be planned for any number of steps."""
+
+    optimizer: OptimizerConfig
+    steps: int
+
+    def after(self, step: int) -> float:
+        """The sum of the learning rates of the first ``step`` optimizer steps, or of all where that is more."""
+        warmup, taken = min(self.optimizer.warmup_steps, self.steps), min(step, self.steps)
+        rising, n = min(taken, warmup), max(0, taken - warmup)
+        length = max(1, self.steps - self.optimizer.warmup_steps)
+        match self.optimizer.schedule:
+            case "cosine":  # Dirichlet's kernel: the cosines of 0, a, ..., (n - 1) a
+                a = math.pi / length
+                after = (n + math.sin((n - 0.5) * a) / (2 * math.sin(a / 2)) + 0.5) / 2
+            case "linear":
+                after = n - n * (n - 1) / (2 * length)
+            case _:
+                after = float(n)
+        return self.optimizer.learning_rate * (rising * (rising + 1) / (2 * (self.optimizer.warmup_steps + 1)) + after)

@@ -17,7 +17,7 @@ from granite_scu.model.flops import Size
 from granite_scu.model.initial_adapter import InitialAdapter
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training.learning_rate import cumulated_rates
+from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.resume import Resume
 
@@ -72,8 +72,8 @@ class PreparedRun:
     @property
     def s_ceiling(self) -> float | None:
         """The largest S to be expected of it, should the data cost ever so little; None where ``growth`` is unknown."""
-        rates = cumulated_rates(self.request.optimizer, self.length.steps)
-        return None if self.growth is None else ceiling(self.growth, rates[-1])
+        moved = PlannedRates(self.request.optimizer, self.length.steps).after(self.length.steps)
+        return None if self.growth is None else ceiling(self.growth, moved)
 
 
 def length_of(request: Request, n_blocks: int, n_tokens: int, processes: int) -> RunLength:

@@ -41,7 +41,7 @@ from granite_scu.training.callbacks.threads import FreeCores, may_change
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, check_slopes
-from granite_scu.training.learning_rate import cumulated_rates
+from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
@@ -271,7 +271,7 @@ def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     config = run.request.control
     if config.controller not in control.TRACKING or run.controller.setpoint is None:
         return None
-    planned = cumulated_rates(run.request.optimizer, run.length.steps)
+    planned = PlannedRates(run.request.optimizer, run.length.steps)
     law, bounds = Reachability(run.controller.setpoint, run.growth), (config.lambda_min, config.lambda_max)
     return ReachabilityMonitor(law, bounds, planned, in_gradient=config.actuator == "loss")
 

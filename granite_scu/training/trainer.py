@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from granite_scu.config.errors import RunFailed, Stopped, UserError
-from granite_scu.config.settings import TRAINER_DEFAULTS
+from granite_scu.config.settings import MOST, TRAINER_DEFAULTS
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.sharding import ShardedBase
@@ -47,10 +47,10 @@ def check_trainer(settings: dict[str, Any]) -> None:
         "log_every_n_steps": "--logging-steps",
     }
     for name, flag in counts.items():
-        if not (type(settings[name]) is int and settings[name] >= 1):
-            raise UserError(f"{flag} {settings[name]}: must be a whole number, at least 1")
-    if settings["max_steps"] < 1 and settings["max_steps"] != -1:
-        raise UserError(f"--max-steps {settings['max_steps']}: must be at least 1")
+        if not (type(settings[name]) is int and 1 <= settings[name] <= MOST):
+            raise UserError(f"{flag} {settings[name]}: must be a whole number, at least 1 and at most {MOST:,}")
+    if not 1 <= settings["max_steps"] <= MOST and settings["max_steps"] != -1:
+        raise UserError(f"--max-steps {settings['max_steps']}: must be at least 1, and at most {MOST:,}")
     try:
         Timer(settings["max_time"])
     except MisconfigurationException as error:

@@ -56,7 +56,7 @@ def test_a_signal_to_the_first_saves_and_ends_both_in_order(start):
 
 def test_a_run_that_fails_says_why(start):
     """Each process finds out, and the first must not be killed for the end of the second before it has spoken."""
-    process, _ = start("--learning-rate", "1e30", "--gradient-clip", 0, "--warmup-steps", 0)
+    process, _ = start("--learning-rate", "1e15", "--gradient-clip", 0, "--warmup-steps", 0)
     words, _ = process.communicate(timeout=240)
     assert process.returncode == 1, words
     assert "not finite in" in words

@@ -98,6 +98,11 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--seed", "-1"], "--seed -1: must be a whole number from 0 to 4294967295"),
         (["--learning-rate", "0"], "--learning-rate 0.0: must be positive"),
         (["--lora-r", "0"], "--lora-r 0: must be at least 1"),
+        (["--lora-r", f"{10**30}"], "must be at least 1, and at most 1,000,000,000,000"),
+        (["--lora-alpha", "inf"], "--lora-alpha inf: must be positive and finite"),
+        (["--prior-sigma", "1e-300"], "--prior-sigma 1e-300: must be positive and finite, from 1e-12 to 1e15"),
+        (["--num-epochs", "inf"], "--num-epochs inf: must be positive and finite"),
+        (["--max-steps", f"{10**400}"], "must be at least 1, and at most 1,000,000,000,000"),
         (["--lora.targets", "[in_prj]"], "lora.targets in_prj: no linear layer has that name; did you mean in_proj?"),
         (["--attn", "flash_attention_2"], "--attn flash_attention_2: needs flash-attn"),
         (["--accelerator", "tpu"], "--accelerator: invalid choice: 'tpu'"),
@@ -145,6 +150,11 @@ def test_a_wrong_flag(refusal, monkeypatch, argv, words):
 
 
 # The run folder
+
+
+def test_a_name_that_no_disk_takes(launch, tmp_path):
+    code, _, err = launch("--test-run", "--output-dir", tmp_path / ("x" * 300))
+    assert code == 2 and "cannot be written to (File name too long); choose another folder" in one_line(err)
 
 
 def test_a_folder_that_holds_something_else(launch, tmp_path):
@@ -221,3 +231,13 @@ def test_a_block_shorter_than_the_convolution_is_refused(refusal, tmp_path):
     assert f"--block-size 16: shorter than the 20 tokens that a convolution of {model} spans" in refusal(
         *("--model", model, "--block-size", "16")
     )
+
+
+def test_a_short_run_that_diverges_has_failed_and_leaves_no_adapter_as_its_best(launch, tmp_path):
+    folder = tmp_path / "run"
+    wild = ("--learning-rate", "1e3", "--warmup-steps", "0", "--gradient-clip", "0", "--controller", "none")
+    few = ("--max-steps", "6", "--eval-steps", "2", "--save-steps", "2", "--control-every", "1", "--eval-iters", "1")
+    code, _, err = launch("--test-run", *wild, *few, "--output-dir", folder)
+    assert code == 1
+    assert "the adapter scores nan bits/token on the validation text; lower --learning-rate" in one_line(err)
+    assert not (folder / "best").exists() and not (folder / "adapter_model.safetensors").exists()

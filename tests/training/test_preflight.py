@@ -9,20 +9,12 @@ from devices import A100, RTX_3060, RTX_4090
 from granite_scu.cli import request_parser as cli
 from granite_scu.cli import script_flags
 from granite_scu.cli.requirements import AS_A_WHOLE, Check, can_start, with_the_run
-from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control import build
 from granite_scu.experiments.identification.excitation import Excitation
 from granite_scu.hardware import machine as machine_
-from granite_scu.training.learning_rate import cumulated_rates
 from granite_scu.training.preflight import beyond_the_bounds
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
-
-
-def test_the_rates_of_warm_up_and_a_linear_fall_add_up():
-    optimizer = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=3)
-    sums = cumulated_rates(optimizer, 7)
-    assert sums == pytest.approx([0, 0.25, 0.75, 1.5, 2.5, 3.25, 3.75, 4.0])
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ class BestAdapter(L.Callback):
     def consider(self, trainer: L.Trainer, module: GraniteModule, val_bpt: float) -> None:
         """Take note of a validation of the adapter as it is now; save it if none was better.
 
-        One that is not a number is beaten by any other, and beats none.
+        One whose score is not finite is never saved.
         """
         self.latest, self.latest_step = val_bpt, trainer.global_step
-        if self.val_bpt is None or math.isnan(self.val_bpt) or val_bpt < self.val_bpt:
+        if math.isfinite(val_bpt) and (self.val_bpt is None or val_bpt < self.val_bpt):
             self.val_bpt, self.step = val_bpt, trainer.global_step
             if trainer.is_global_zero:
                 self._save(module)

@@ -1,5 +1,6 @@
 """The end of a run: leave the best validated adapter, score it and the base on held-out documents, summarise."""
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.errors import Diverged
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.evaluation.score import Score
 from granite_scu.storage.checkpoint import save_adapter
@@ -82,10 +84,19 @@ class FinalScore(L.Callback):
             shutil.rmtree(self.best.folder, ignore_errors=True)
 
     def validate_last_step(self, trainer: L.Trainer, module: GraniteModule) -> None:
-        """Validate the adapter of the last step, where none was due there."""
+        """Validate the adapter of the last step, where none was due there.
+
+        Raises:
+            Diverged: it has no finite score.
+        """
         if self.best.latest_step != trainer.global_step:
             some = islice(trainer.datamodule.val_dataloader(), int(trainer.limit_val_batches))
             self.best.consider(trainer, module, module.score(some).bits_per_token)
+        if not math.isfinite(self.best.latest):
+            raise Diverged(
+                f"step {trainer.global_step}: the adapter scores {self.best.latest} bits/token on the validation text; "
+                "lower --learning-rate, or use --precision fp32 to find the cause"
+            )
 
     def _keep_best(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Save the adapter that validated best, and have it in the model; the last step's goes beside it."""

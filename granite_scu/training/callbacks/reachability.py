@@ -2,13 +2,13 @@
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import lightning as L
 
 from granite_scu.control.diagnostics.reachability import Reachability, Sight
 from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share
+from granite_scu.training.learning_rate import PlannedRates
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +19,8 @@ class ReachabilityMonitor(L.Callback):
     Args:
         law: the judgement.
         bounds: of lambda, lower and upper.
-        planned: sum of the learning rates after 0, 1, ... steps, to the end of the run. Where the run goes on from one
-            with another schedule it holds of the steps to come.
+        planned: the learning rates to the end of the run. Where the run continues one with another schedule they are
+            those of the steps to come.
         in_gradient: whether lambda acts through the gradient, so that the norms tell how much.
     """
 
@@ -28,7 +28,7 @@ class ReachabilityMonitor(L.Callback):
         self,
         law: Reachability,
         bounds: tuple[float, float],
-        planned: Sequence[float],
+        planned: PlannedRates,
         in_gradient: bool = True,
     ) -> None:
         self.law, self.planned, self.in_gradient = law, planned, in_gradient
@@ -50,7 +50,6 @@ class ReachabilityMonitor(L.Callback):
         values = (record["s_ema"], record["data_bpt"], record["param_bpt"], moved)
         if record["held"] or any(value is None or not 0 < value < math.inf for value in values):
             return None
-        step = min(record["step"], len(self.planned) - 1)
         saturated = record["saturated"]
         return Sight(
             step=record["step"],
@@ -61,7 +60,7 @@ class ReachabilityMonitor(L.Callback):
             at_high=saturated and record["lambda"] >= self.high * (1 - 1e-9),
             penalty_share=penalty_share(record) if self.in_gradient else None,
             moved=moved,
-            moved_at_end=moved + self.planned[-1] - self.planned[step],
+            moved_at_end=moved + self.planned.after(self.planned.steps) - self.planned.after(record["step"]),
         )
 
     def summary(self) -> dict:

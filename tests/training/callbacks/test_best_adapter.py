@@ -51,8 +51,9 @@ def test_a_run_that_goes_on_has_its_record_to_beat(saved, make_module):
 
 def test_a_validation_that_is_no_number_is_never_the_best(make_module, tmp_path):
     best, module = BestAdapter(tmp_path / "best"), make_module()
-    for step, val_bpt in ((10, math.nan), (20, 5.1), (30, math.nan), (40, 5.3)):
+    for step, val_bpt in ((10, math.nan), (15, math.inf), (20, 5.1), (30, math.nan), (40, 5.3)):
         best.consider(SimpleNamespace(global_step=step, is_global_zero=True), module, val_bpt)
+        assert best.folder.exists() is (step >= 20)
     assert (best.val_bpt, best.step, best.latest) == (5.1, 20, 5.3)
 
 

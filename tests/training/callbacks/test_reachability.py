@@ -6,10 +6,14 @@ import logging
 import pytest
 
 from granite_scu import control
+from granite_scu.config.settings import OptimizerConfig
 from granite_scu.control.diagnostics.reachability import Reachability
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.shannon_control import ControlTick, ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.learning_rate import PlannedRates
+
+CONSTANT = OptimizerConfig(learning_rate=1e-3, schedule="constant", warmup_steps=0)
 
 BOUNDS = (1e-6, 1e6)
 RECORD = {
@@ -26,7 +30,7 @@ def _logs(caplog, monkeypatch):
 
 def watched(target: float, steps: int, **settings):
     law = control.build("pi", target_s=target, lambda_init=1e-4, lambda_min=1e-4, **settings)
-    planned = [1e-3 * step for step in range(steps + 1)]
+    planned = PlannedRates(CONSTANT, steps)
     monitor = ReachabilityMonitor(Reachability(target), (1e-4, 1e6), planned)
     scu = ShannonControl(law, 2, Stopwatch(), listeners=[monitor])
     return monitor, [scu.stopwatch, scu, monitor]
@@ -40,7 +44,7 @@ def test_a_setpoint_that_is_crossed_makes_no_sound(make_module, make_batches, fi
 
 
 def make(**settings) -> ReachabilityMonitor:
-    return ReachabilityMonitor(Reachability(0.5), BOUNDS, [0.0, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3], **settings)
+    return ReachabilityMonitor(Reachability(0.5), BOUNDS, PlannedRates(CONSTANT, 5), **settings)
 
 
 @pytest.mark.parametrize(
