@@ -101,6 +101,29 @@ def check_files(arguments: list[str]) -> None:
                 raise UserError(f"--config {value}: there is no such file, and none of that name comes along ({along})")
 
 
+def check_plain(path: Path) -> None:
+    """Refuse the configuration that lies in a run folder where it names code: a folder may come from anybody.
+
+    Settings of Lightning's Trainer may name classes and functions of any module, which are then imported and called.
+    In a file that the user gives with ``--config`` they may.
+
+    Raises:
+        UserError: a setting that is neither a number, a switch nor a plain word, or is in none of our groups.
+    """
+    _check_file(str(path))
+    for group, settings in (_load(str(path)) or {}).items():
+        if group == "seed_everything":
+            continue
+        if not isinstance(settings, dict) or group not in (*flags.GROUPS, "trainer"):
+            raise UserError(f"{path}: {group} is no group of settings; the file is not as a run has written it")
+        for name, value in settings.items() if group == "trainer" else ():
+            if isinstance(value, list | dict) or (isinstance(value, str) and not re.fullmatch(r"[\w:+-]*", value)):
+                raise UserError(
+                    f"{path}: trainer.{name} names code, which a run folder may not; take it out of the file and, "
+                    "where it is yours, give a file that has it with --config"
+                )
+
+
 def _is_file(text: str) -> bool:
     try:
         return Path(text).expanduser().is_file()

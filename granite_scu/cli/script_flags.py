@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from granite_scu.cli import config_layers
 from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
@@ -119,7 +120,7 @@ def translate(argv: list[str], parser: Parser | None = None) -> tuple[list[str],
         given.setdefault(
             "trainer.max_steps", -1
         )  # epochs given alone: no limit on steps, not one of a YAML file either
-    # --test-run changes defaults only, so its file lies below the preset; so does what a run that goes on began with.
+    # --test-run changes defaults only, so its file lies below the preset; so does a continued run's.
     files = [str(shipped.TEST_RUN)] if "test_run" in given else []
     if "run.resume" in given:
         files += _settings_of_the_run(given)
@@ -136,7 +137,7 @@ def translate(argv: list[str], parser: Parser | None = None) -> tuple[list[str],
 
 
 def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
-    """The configuration file of the run that is gone on with, where it is there; it comes before what is given."""
+    """The configuration file of the run that is continued, where it is there; it comes before what is given."""
     if given["run.resume"] in ("last", "auto"):
         folder = Path(given.get("run.output_dir", RunConfig.output_dir)).expanduser()
     else:
@@ -145,6 +146,7 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
     file = folder / "config.yaml"
     if not file.is_file():
         return []
+    config_layers.check_plain(file)
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
     return [str(file)]

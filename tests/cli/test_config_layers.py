@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -280,3 +281,25 @@ def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(la
         f"--batch-size 5 (in {layer}): too large"
     )
     assert config_layers.with_file(line, [*test_run, "--config", layer, "--data.batch_size=5"]) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trainer: {callbacks: [{class_path: this.X}]}\n", "trainer.callbacks names code"),
+        ("trainer: {logger: lightning.pytorch.loggers.CSVLogger}\n", "trainer.logger names code"),
+        ("trainer: {plugins: {class_path: this.X}}\n", "trainer.plugins names code"),
+        ("model: {class_path: this.X}\n", "model is no group of settings"),
+        ("data: mine.yaml\n", "data is no group of settings"),
+    ],
+)
+def test_a_run_folder_names_no_code(tmp_path, text, words):
+    """A run that is continued takes its settings from there, and the folder may come from anybody."""
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'config.yaml'}: {words}")):
+        script_flags.translate(["--output-dir", str(tmp_path), "--resume-from-checkpoint", "last"])
+
+
+def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
+    (tmp_path / "config.yaml").write_text(script("--test-run", "--max-time", "00:01:00:00", "--bf16").yaml)
+    config_layers.check_plain(tmp_path / "config.yaml")
