@@ -1,7 +1,7 @@
 """The files of a LoRA adapter, as PEFT saves it: where they are and whether they are sound, without loading a model."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from granite_scu.storage.run_folder import (
 )
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+_PLAIN = re.compile(r"[\w.^$\\-]+")
+MOST_RANK = 65_536
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
@@ -63,6 +65,54 @@ def _is_part(folder: Path) -> bool:
     return folder.name in (BEST_ADAPTER, LAST_ADAPTER) or folder.name.startswith("checkpoint-")
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MOST_RANK
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e15
+
+
+def _are_names(value: Any) -> bool:
+    """Names, or patterns without a repetition: those of a stranger could take for ever to match."""
+    return isinstance(value, list) and all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in value)
+
+
+def _is_table(value: Any, of: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and _are_names([*value]) and all(map(of, value.values()))
+
+
+_SCHEMA: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "r": (_is_count, f"must be a rank, from 1 to {MOST_RANK:,}"),
+    "lora_alpha": (_is_number, "must be a finite number"),
+    "lora_dropout": (_is_number, "must be a finite number"),
+    "target_modules": (lambda value: isinstance(value, str) or _are_names(value), "must be a list of layers' names"),
+    "exclude_modules": (_are_names, "must be a list of layers' names"),
+    "rank_pattern": (lambda value: _is_table(value, _is_count), "must be ranks by layers' names"),
+    "alpha_pattern": (lambda value: _is_table(value, _is_number), "must be numbers by layers' names"),
+    "base_model_name_or_path": (lambda value: isinstance(value, str), "must be a name"),
+    "peft_type": (lambda value: isinstance(value, str), "must be a name"),
+}
+"""What the settings of an adapter may be; null where there is none."""
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse the configuration of an adapter that would be dear, or end in a raw error, where it is used.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    for name, (is_valid, words) in _SCHEMA.items():
+        value = config.get(name)
+        if not ((value is None and name != "r") or is_valid(value)):
+            raise ValueError(f"{ADAPTER_CONFIG}: {name} {words}, and is {str(value)[:60]}")
+
+
+def modules_of(names: Iterable[str]) -> list[str]:
+    """The layers that an adapter's file has factors of, from the names of its tensors."""
+    return sorted({match["module"] for name in names if (match := _NAME.fullmatch(name))})
+
+
 def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
     """Refuse an adapter that is damaged, not finite, untrained, or not what its configuration says.
 
@@ -82,6 +132,7 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
         raise ValueError(f"{WEIGHTS}: not a whole safetensors file ({error})") from error
     if config.get("peft_type") != "LORA" or not isinstance(config.get("r"), int):
         raise ValueError(f"{ADAPTER_CONFIG}: does not describe a LoRA adapter (peft_type LORA with a rank r)")
+    check_config(config)
     if not tensors:
         raise ValueError(f"{WEIGHTS}: holds no tensor")
     factors: dict[str, dict[str, np.ndarray]] = {}
@@ -117,10 +168,10 @@ def _values(tensor: Mapping[str, Any]) -> np.ndarray:
 
 
 def _is_target(module: str, targets: str | Iterable[str] | None) -> bool:
-    """PEFT's rule: a text is a regular expression for the whole name, a list has ends of it."""
-    if isinstance(targets, str):
-        return re.fullmatch(targets, module) is not None
-    return any(module == target or module.endswith(f".{target}") for target in targets or ())
+    """PEFT's rule for a list, which has ends of names. A text is a pattern, and the file itself has the names."""
+    return isinstance(targets, str) or any(
+        module == target or module.endswith(f".{target}") for target in targets or ()
+    )
 
 
 def _rank_of(module: str, config: Mapping[str, Any]) -> int:

@@ -1,5 +1,6 @@
 """An adapter on disk: where it lies, what made it, and whether it is one that granite-scu can go on with."""
 
+import copy
 import filecmp
 import hashlib
 from dataclasses import dataclass, fields, replace
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, from_record, is_local
 from granite_scu.model import loading
-from granite_scu.model.adapter_files import factor_names, require_files, run_of
+from granite_scu.model.adapter_files import check_config, factor_names, modules_of, require_files, run_of
 from granite_scu.model.adapters import ADAPTER, linear_layers
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, read_json
 
@@ -76,11 +77,15 @@ class SavedAdapter:
         Raises:
             UserError: the adapter is for another base, or sits on something other than a linear layer.
         """
+        stored = self._shapes()
+        config = copy.copy(self.config)
+        if isinstance(config.target_modules, str):  # a pattern, which could take for ever; the file has the names
+            config.target_modules = set(modules_of(stored))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(loading.load_model_config(base_name))
         allowed = set(linear_layers(model))
         try:
-            peft.inject_adapter_in_model(self.config, model, ADAPTER, low_cpu_mem_usage=True)
+            peft.inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=True)
         except ValueError as error:
             raise self._misfit(base_name, "none of its layers has the names that the adapter wants") from error
         found, expected = {}, {}
@@ -94,7 +99,6 @@ class SavedAdapter:
             for factor, linear in zip(factor_names(name), (module.lora_A, module.lora_B), strict=True):
                 expected[factor] = tuple(linear[ADAPTER].weight.shape)
             found[name] = float(module.scaling[ADAPTER])
-        stored = self._shapes()
         for name in sorted(expected.keys() | stored.keys()):
             if expected.get(name) != stored.get(name):
                 wants, has = (_describe(shapes.get(name)) for shapes in (expected, stored))
@@ -184,8 +188,9 @@ def may_be_same(one: str, other: str) -> bool:
 
 def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
     try:
+        check_config(read_json(folder / ADAPTER_CONFIG))
         config = peft.PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise UserError(f"{label}: {ADAPTER_CONFIG} is damaged, or of a newer PEFT ({error})") from error
     if not isinstance(config, peft.LoraConfig):
         raise UserError(f"{label}: is a {config.peft_type} adapter; only LoRA is supported")
