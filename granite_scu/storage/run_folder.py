@@ -23,6 +23,8 @@ DOCUMENTS = "documents.json"
 EVALUATION = "eval_bpt.json"
 """What ``scripts/eval_bpt.py`` found of the finished run."""
 CONTROL_CONFIG = "scu_config.json"
+STOPPED = "stopped.json"
+"""Which signal stopped the run, and the checkpoint to go on from; there until the run goes on."""
 WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The adapter, as PEFT names it."""
 BEST_ADAPTER, LAST_ADAPTER = "best", "final"
@@ -141,14 +143,14 @@ class RunFolder:
         return records
 
     def truncate_history(self, step: int) -> int:
-        """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again.
+        """Drop what was recorded after ``step``, and what says that the run ended: it does those steps again.
 
         Returns:
             How many records are left.
         """
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
-        for name in (HISTORY, METRICS, EVALUATION, MODEL_CARD):
+        for name in (HISTORY, METRICS, EVALUATION, STOPPED, MODEL_CARD):
             (self.path / name).unlink(missing_ok=True)
         return len(kept)
 

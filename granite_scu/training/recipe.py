@@ -242,7 +242,7 @@ def _assemble(
     cores = FreeCores() if may_change(run.machine.accelerator, bool(settings.get("deterministic"))) else None
     callbacks = [
         limit, cores, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,
-        checkpoints, GracefulStop(run.folder.path, checkpoints.save), final,
+        checkpoints, GracefulStop(run.folder, checkpoints.save), final,
     ]  # fmt: skip
     trainer = build_trainer(
         settings,
