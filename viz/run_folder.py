@@ -15,6 +15,7 @@ from viz.adapter_size import FIELDS
 FINISHED = "scu_history.json"
 UNFINISHED = "scu_history.jsonl"
 EVALUATION = "eval_bpt.json"
+STOPPED = "stopped.json"
 LOG = "logs/cuda_optimized_training.log"
 
 BAND = 0.10
@@ -35,6 +36,7 @@ class Run:
         validations: (optimizer step, bits per token on the validation sample), in the order of the run.
         warnings: what the run's log has at the level of a warning or above.
         evaluation: what ``scripts/eval_bpt.py`` found (``eval_bpt.json``); empty where it was not run.
+        stopped: the signal that stopped it, and the step (``stopped.json``); empty where none did.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class Run:
     validations: tuple[tuple[int, float], ...] = ()
     warnings: tuple[str, ...] = ()
     evaluation: dict[str, Any] = field(default_factory=dict)
+    stopped: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -65,6 +68,11 @@ class Run:
             return numbers([record.get(field) for record in self.history])
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {field} is not a number in every record of the history") from error
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is one to go on from."""
+        return any(self.path.glob("checkpoint-*"))
 
     @property
     def uses_setpoint(self) -> bool:
@@ -106,11 +114,11 @@ def read_run(path: str | Path) -> Run:
     history = _read_list(folder / FINISHED) if finished else _read_lines(folder / UNFINISHED)
     if not history:
         raise ValueError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
-    names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
-    config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
+    names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION, STOPPED)
+    config, metrics, settings, evaluation, stopped = (_read_object(folder / name) for name in names)
     validations = _read_validations(folder, metrics)
     warnings = _read_warnings(folder)
-    return Run(folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation)
+    return Run(folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, stopped)
 
 
 def read_measured_run(path: str | Path) -> Run:

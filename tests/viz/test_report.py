@@ -188,6 +188,13 @@ def test_a_run_that_was_cut_off_is_drawn_as_far_as_it_got(cut_off):
     assert "The run is unfinished" in read.text and "wall time" not in read.text
 
 
+def test_a_stopped_run_says_by_which_signal_and_how_to_go_on(cut_off):
+    (cut_off / "stopped.json").write_text(json.dumps({"signal": "SIGTERM<", "step": 120}))
+    text = page(cut_off).text
+    assert "The run was stopped by SIGTERM<: recorded up to step 120 of 400." in text
+    assert "granite-scu train --output-dir cut-off --resume-from-checkpoint last" in text
+
+
 def test_a_history_alone_is_enough(tmp_path):
     (tmp_path / "scu_history.jsonl").write_text(json.dumps({"step": 1}) + "\n")
     text = page(tmp_path).text
