@@ -5,8 +5,8 @@ from html import escape
 
 TERMS = {
     "S": (
-        "S = ParamBPT / (DataBPT + ParamBPT), a share in per cent. It says how much of all the bits that describe text "
-        "and adapter together describe the adapter."
+        "The share ParamBPT / (DataBPT + ParamBPT), in per cent. It says how much of the bits that describe text and "
+        "adapter together go to the adapter."
     ),
     "S*": "The setpoint: the S that the controller aims at. It is given, or held-out text moves it during the run.",
     "DataBPT": "Bits per token that the training text costs under base model and adapter: the loss. Lower is better.",

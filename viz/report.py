@@ -219,7 +219,7 @@ def _what_now(run: Run) -> str:
         return ""
     return (
         f'<section class="now" aria-label="What now"><h2>What now</h2><ol>{items}</ol>'
-        f'<p class="faint">{where(run)}</p></section>'
+        f'<p class="faint">{escape(where(run))}</p></section>'
     )
 
 
