@@ -21,6 +21,7 @@ from viz.adapter_size import describe
 from viz.files import make_folder, replacing, report_outcome
 from viz.glossary import explained, explanations
 from viz.report_data import chart_data
+from viz.report_samples import samples
 from viz.report_settings import configuration, environment
 from viz.run_folder import BAND, Run, read_measured_run
 from viz.settling import unsettled
@@ -43,8 +44,8 @@ def build_report(run: Run) -> str:
     data = chart_data(run)
     style, script = (_asset(f"report.{kind}") for kind in ("css", "js"))
     sections = (
-        _head(run), _what_now(run), _warnings(run), _charts(run, data), configuration(run), environment(run),
-        explanations(),
+        _head(run), _what_now(run), _warnings(run), samples(run), _charts(run, data), configuration(run),
+        environment(run), explanations(),
     )  # fmt: skip
     return Template(_asset("report.html")).substitute(
         title=escape(f"{run.name}: a granite-scu run"),

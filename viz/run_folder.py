@@ -16,6 +16,7 @@ FINISHED = "scu_history.json"
 UNFINISHED = "scu_history.jsonl"
 EVALUATION = "eval_bpt.json"
 STOPPED = "stopped.json"
+SAMPLES = "samples.json"
 LOG = "logs/cuda_optimized_training.log"
 
 BAND = 0.10
@@ -37,6 +38,7 @@ class Run:
         warnings: what the run's log has at the level of a warning or above.
         evaluation: what ``scripts/eval_bpt.py`` found (``eval_bpt.json``); empty where it was not run.
         stopped: the signal that stopped it, and the step (``stopped.json``); empty where none did.
+        samples: what base model and adapter made of test documents (``samples.json``); empty where there is none.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class Run:
     warnings: tuple[str, ...] = ()
     evaluation: dict[str, Any] = field(default_factory=dict)
     stopped: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -114,11 +117,14 @@ def read_run(path: str | Path) -> Run:
     history = _read_list(folder / FINISHED) if finished else _read_lines(folder / UNFINISHED)
     if not history:
         raise ValueError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
-    names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION, STOPPED)
-    config, metrics, settings, evaluation, stopped = (_read_object(folder / name) for name in names)
+    names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
+    config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
+    stopped, samples = (_read_object(folder / name) for name in (STOPPED, SAMPLES))
     validations = _read_validations(folder, metrics)
     warnings = _read_warnings(folder)
-    return Run(folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, stopped)
+    return Run(
+        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, stopped, samples
+    )  # fmt: skip
 
 
 def read_measured_run(path: str | Path) -> Run:

@@ -11,8 +11,8 @@ from viz.words import is_number, part, signed
 
 _EARLY = 0.8
 """Share of the steps before which the best validation counts as early."""
-_STILL = 0.002
-"""Share of the bits that the last validation saved over the one before, from which training longer promises more."""
+_LATE, _STILL = 0.75, 0.005
+"""Share of the steps, and share of the bits that were saved after it, from which training longer promises more."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,12 @@ def _length(run: Run) -> Iterator[Advice]:
         yield Advice("Validate more often", text, _again(run, f"--eval-steps {every}"))
     elif best < _EARLY * end:
         yield _shorter(run, best, end)
-    elif best == values[-1][0] and values[-1][1] < (1 - _STILL) * values[-2][1]:
-        gain = signed(values[-1][1] / values[-2][1] - 1)
-        text = f"The validation was still falling at the end ({gain} from step {values[-2][0]:,} to {best:,})."
-        yield Advice("Train longer", text, _again(run, _twice(run, end)))
+    else:
+        since, before = max((each for each in values if each[0] <= _LATE * end), default=values[0])
+        last, now = values[-1]
+        if best == last and now < (1 - _STILL) * before:
+            text = f"The validation still fell at the end: {signed(now / before - 1)} from step {since:,} to {last:,}."
+            yield Advice("Train longer", text, _again(run, _twice(run, end)))
 
 
 def _shorter(run: Run, best: int, end: int) -> Advice:

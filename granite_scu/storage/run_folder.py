@@ -23,6 +23,8 @@ DOCUMENTS = "documents.json"
 EVALUATION = "eval_bpt.json"
 """What ``scripts/eval_bpt.py`` found of the finished run."""
 CONTROL_CONFIG = "scu_config.json"
+SAMPLES = "samples.json"
+"""What base model and adapter make of two test documents."""
 STOPPED = "stopped.json"
 """Which signal stopped the run, and the checkpoint to go on from; there until the run goes on."""
 WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -150,7 +152,7 @@ class RunFolder:
         """
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
-        for name in (HISTORY, METRICS, EVALUATION, STOPPED, MODEL_CARD):
+        for name in (HISTORY, METRICS, EVALUATION, SAMPLES, STOPPED, MODEL_CARD):
             (self.path / name).unlink(missing_ok=True)
         return len(kept)
 
