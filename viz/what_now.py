@@ -11,8 +11,10 @@ from viz.words import is_number, part, signed
 
 _EARLY = 0.8
 """Share of the steps before which the best validation counts as early."""
-_LATE, _STILL = 0.75, 0.005
-"""Share of the steps, and share of the bits that were saved after it, from which training longer promises more."""
+_LATE = 0.75
+"""Share of the steps after which a validation that still falls asks for more of them."""
+_MATTERS = 0.005
+"""Share of the bits, of a difference between two validations that is worth another run."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def _try(run: Run) -> Iterator[Advice]:
         yield from _length(run)
     if found := unsettled(run):
         command = _again(run, found.flags) if found.flags else ""
-        yield Advice("Let S settle", f"{found.reason} {found.remedy}", command)
+        yield Advice("Let S settle", f"The warning below says why it did not. {found.remedy}", command)
 
 
 def _length(run: Run) -> Iterator[Advice]:
@@ -112,17 +114,16 @@ def _length(run: Run) -> Iterator[Advice]:
     end = run.metrics.get("steps")
     if not values or not isinstance(end, int):
         return
-    best = min(values, key=lambda each: each[1])[0]
+    (best, lowest), (last, now) = min(values, key=lambda each: each[1]), values[-1]
     every = max(1, end // 5)
     if len(values) < 2:
         text = "One validation does not tell whether more steps or fewer would be better. Five do."
         yield Advice("Validate more often", text, _again(run, f"--eval-steps {every}"))
-    elif best < _EARLY * end:
+    elif best < _EARLY * end and now > (1 + _MATTERS) * lowest:
         yield _shorter(run, best, end)
     else:
         since, before = max((each for each in values if each[0] <= _LATE * end), default=values[0])
-        last, now = values[-1]
-        if best == last and now < (1 - _STILL) * before:
+        if best == last and now < (1 - _MATTERS) * before:
             text = f"The validation still fell at the end: {signed(now / before - 1)} from step {since:,} to {last:,}."
             yield Advice("Train longer", text, _again(run, _twice(run, end)))
 
