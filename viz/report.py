@@ -145,13 +145,13 @@ def _began(run: Run) -> str:
 
 
 def _interval(run: Run) -> str:
-    """What ``scripts/eval_bpt.py`` made of the difference; the run itself gives no interval."""
+    """What ``granite-scu eval`` made of the difference; the run itself gives no interval."""
     pairs = run.evaluation.get("pairs")
     verdict = pairs[0].get("verdict") if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else None
     if not isinstance(verdict, str):
         return "One run, one seed: no interval is given."
     few = "" if run.evaluation.get("units") == "documents" else " The interval is over windows, and so too narrow."
-    return f"Scored by <code>scripts/eval_bpt.py</code>: {escape(verdict)}.{few}"
+    return f"Scored by <code>granite-scu eval</code>: {escape(verdict)}.{few}"
 
 
 def _chosen(run: Run) -> str:

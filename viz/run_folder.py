@@ -36,7 +36,7 @@ class Run:
         settings: everything that was asked for and found (``training_config.json``); empty where it is missing.
         validations: (optimizer step, bits per token on the validation sample), in the order of the run.
         warnings: what the run's log has at the level of a warning or above.
-        evaluation: what ``scripts/eval_bpt.py`` found (``eval_bpt.json``); empty where it was not run.
+        evaluation: what ``granite-scu eval`` found (``eval_bpt.json``); empty where it was not run.
         stopped: the signal that stopped it, and the step (``stopped.json``); empty where none did.
         samples: what base model and adapter made of test documents (``samples.json``); empty where there is none.
     """

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from viz.run_folder import Run
 from viz.settling import unsettled
@@ -79,11 +80,26 @@ def _use(run: Run) -> Iterator[Advice]:
         text = f"It is no better than the base model: {change}. Use the base model."
         yield Advice("Do not use this adapter", text)
         return
-    text = f"It is better than the base model: {change}. {_which(run)}"
-    yield Advice("Use the adapter", text, f'granite-scu generate {_quoted(run)} --prompt "..."')
+    read = f'granite-scu generate {_quoted(run)} --prompt "..."'
+    low, high = _interval(run)
+    if is_number(low) and is_number(high) and high >= 0:
+        text = (
+            f"It has {change}. But the interval of the difference has 0 in it: {low:+.3f} to {high:+.3f} bits per "
+            "token. More test documents may decide. Until then, read what both write."
+        )
+        yield Advice("The adapter is not shown to be better", text, read)
+        return
+    yield Advice("Use the adapter", f"It is better than the base model: {change}. {_which(run)}", read)
     if not run.evaluation:
         text = "One run gives no interval. The test documents, scored one by one, do."
         yield Advice("Make sure of the difference", text, f"granite-scu eval {_quoted(run)}")
+
+
+def _interval(run: Run) -> tuple[Any, Any]:
+    """Of adapter less base, bits per token, as the test documents scored one by one have it; None where none is."""
+    pairs = run.evaluation.get("pairs")
+    pair = pairs[0] if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else {}
+    return pair.get("low"), pair.get("high")
 
 
 def _which(run: Run) -> str:

@@ -93,7 +93,7 @@ def test_of_a_run_that_was_scored_afterwards_it_has_the_verdict(finished, units,
     pairs = [{"a": "base", "b": "run", "verdict": "run is better than base by 0.5 <bits>"}]
     (finished / "eval_bpt.json").write_text(json.dumps({"units": units, "pairs": pairs}))
     text = page(finished).text
-    assert f"Scored by scripts/eval_bpt.py: run is better than base by 0.5 <bits>.{more}" in text
+    assert f"Scored by granite-scu eval: run is better than base by 0.5 <bits>.{more}" in text
     assert "no interval is given" not in text
 
 

@@ -34,6 +34,17 @@ def test_a_run_that_was_scored_by_document_is_not_to_be_scored_again(tmp_path):
     assert "Use the adapter" in titles and "Make sure of the difference" not in titles
 
 
+@pytest.mark.parametrize(
+    ("high", "title"), [(-0.1, "Use the adapter"), (0.02, "The adapter is not shown to be better")]
+)
+def test_an_interval_with_0_in_it_is_heeded(tmp_path, high, title):
+    advice(tmp_path / "demo")
+    found = {"units": "documents", "pairs": [{"a": "base", "b": "demo", "low": -0.7, "high": high}]}
+    (tmp_path / "demo" / "eval_bpt.json").write_text(json.dumps(found))
+    first = what_now(read_run(tmp_path / "demo"))[0]
+    assert first.title == title and first.command.startswith("granite-scu generate runs/demo")
+
+
 def test_of_two_adapters_it_says_which(tmp_path):
     use = advice(tmp_path / "demo", metrics=METRICS | {"best_val_step": 300})["Use the adapter"]
     assert "is that of step 300. That of the last step, in final/, validated worse." in use.text
