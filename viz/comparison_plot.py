@@ -2,7 +2,8 @@
 
     python -m viz.comparison_plot DIR/comparison.json [--out DIR]
 
-writes ``comparison.png`` and ``comparison.svg`` beside the file, or into DIR.
+writes ``comparison.png`` and ``comparison.svg`` beside the file, or into DIR; of many tasks ``comparison-2`` and so on
+too, so that each fits a screen.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from viz import style
 
 # Shapes tell the same apart in grey.
-_COLOURS = {"better": style.GREEN, "worse": style.VERMILION, "same": "#777777", "reference": style.BLUE}
+_COLOURS = {"better": style.GREEN, "worse": style.VERMILION, "same": style.GREY, "reference": style.BLUE}
 _MARKERS = {"better": "v", "worse": "^", "same": "o", "reference": "D"}
 _WORDS = {
     "reference": "reference",
@@ -39,6 +40,13 @@ _FILLS = (True, False)
 _TICKS = 12.5  # points; the panels stand side by side
 _FAR = 3.0
 """Times the typical distance to the reference beyond which a point leaves the panel and is written at its edge."""
+
+
+_MARGIN = 1.1
+"""Inches above and below the panels of a page."""
+
+Pair = tuple[list[dict[str, Any]], list[str]]
+"""One or two tasks, and the arms that have a line in their panels."""
 
 
 def read_comparison(file: Path) -> dict[str, Any]:
@@ -62,19 +70,36 @@ def read_comparison(file: Path) -> dict[str, Any]:
     return results
 
 
-def plot_comparison(results: dict[str, Any]) -> Figure:
+def plot_comparison(results: dict[str, Any]) -> dict[str, Figure]:
     """A panel for each task: a line for each arm, its test score, and the interval of its distance to the reference.
 
     Two panels side by side share their lines: those of the arms that either has.
+
+    Returns:
+        ``comparison``, and where one picture would not fit a screen ``comparison-2`` and so on.
     """
     tasks = results["tasks"]
     order = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"]))
-    pairs = [tasks[i : i + 2] for i in range(0, len(tasks), 2)]
-    there = [{_arm(row) for task in pair for row in _scored(task)} for pair in pairs]
-    arms = [[arm for arm in order if arm in some] for some in there]
-    figure, panels = _panels(len(tasks), 2, 1.1, [0.75 + 0.27 * len(some) for some in arms], sharey="row")
+    pages: list[list[Pair]] = [[]]
+    for i in range(0, len(tasks), 2):
+        pair = tasks[i : i + 2]
+        there = {_arm(row) for task in pair for row in _scored(task)}
+        pages[-1].append((pair, [arm for arm in order if arm in there]))
+        if len(pages[-1]) > 1 and _MARGIN + sum(map(_height, pages[-1])) > style.TALLEST:
+            pages.append([pages[-1].pop()])
+    return {f"comparison-{k}" if k > 1 else "comparison": _plot_page(page) for k, page in enumerate(pages, 1)}
+
+
+def _height(pair: Pair) -> float:
+    """Of two panels, in inches."""
+    return min(0.75 + 0.2 * len(pair[1]), style.TALLEST - _MARGIN)
+
+
+def _plot_page(pairs: list[Pair]) -> Figure:
+    tasks = [task for pair, _ in pairs for task in pair]
+    figure, panels = _panels(len(tasks), 2, _MARGIN, list(map(_height, pairs)), sharey="row")
     for number, (axes, task) in enumerate(zip(panels, tasks, strict=True)):
-        _plot_task(axes, task, arms[number // 2])
+        _plot_task(axes, task, pairs[number // 2][1])
     figure.supxlabel("bits per token on held-out documents", fontsize=style.LABEL, color=style.INK)
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
@@ -111,10 +136,11 @@ def plot_operating_points(results: dict[str, Any]) -> Figure:
     tasks = [task for task in results["tasks"] if any(_operates(row) for row in task["rows"])]
     arms = list(dict.fromkeys(_arm(row) for task in tasks for row in task["rows"] if _operates(row)))
     looks = dict(zip(arms, itertools.cycle(itertools.product(_POINTS, _FILLS)), strict=False))
-    figure, panels = _panels(len(tasks), 3, 1.6, [2.6] * max(1, math.ceil(len(tasks) / 3)), sharex=True)
+    lines = max(1, math.ceil(len(tasks) / 3))
+    figure, panels = _panels(len(tasks), 3, 1.6, [min(2.6, (style.TALLEST - 1.6) / lines)] * lines, sharex=True)
     for axes, task in zip(panels, tasks, strict=True):
         _plot_operation(axes, task, looks)
-    figure.supxlabel("S at the end (ratio of bits)", fontsize=style.LABEL, color=style.INK)
+    figure.supxlabel("S at the end (share of bits)", fontsize=style.LABEL, color=style.INK)
     figure.supylabel("held-out documents (bits per token)", fontsize=style.LABEL, color=style.INK)
     handles = [
         Line2D([], [], color=colour, marker=marker, markerfacecolor=colour if face else "white", markersize=9,
@@ -134,14 +160,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return draw_file("comparison", plot_comparison, arguments)
 
 
-def draw_file(name: str, plot: Callable[[dict[str, Any]], Figure], arguments: Sequence[str] | None) -> int:
-    """Draw the ``comparison.json`` that a command line names, as ``<name>.png`` and ``.svg``; returns the exit code."""
+def draw_file(name: str, plot: Callable[[dict[str, Any]], dict[str, Figure]], arguments: Sequence[str] | None) -> int:
+    """Draw the ``comparison.json`` that a command line names, as PNG and SVG; returns the exit code.
+
+    Args:
+        name: of the command.
+        plot: makes the figures, by the names of their files.
+        arguments: of the command line.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m viz.{name}_plot", description="Draw what a comparison found.")
     parser.add_argument("results", metavar="FILE", type=Path, help="comparison.json")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the pictures (default: that of FILE)")
     options = parser.parse_args(arguments)
     folder = options.out or options.results.parent
-    return style.draw_to(folder, name, lambda: plot(read_comparison(options.results)))
+    return style.draw_to(folder, lambda: plot(read_comparison(options.results)))
 
 
 def _plot_task(axes: Axes, task: dict[str, Any], arms: list[str]) -> None:
@@ -178,6 +210,7 @@ def _plot_operation(axes: Axes, task: dict[str, Any], looks: dict[str, Any]) -> 
     shown = _without_far(means)
     margin = 0.12 * (shown[-1] - shown[0]) or 0.01
     high = shown[-1] + margin
+    style.in_percent(axes, "x")
     axes.set(xlim=(0, 1.04), ylim=(shown[0] - margin, high))
     above = 0
     for row in sorted(rows, key=lambda row: -row["test_bpt"]["mean"]):

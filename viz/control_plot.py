@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", help="folder for control.png and control.svg (default: RUN)")
     options = parser.parse_args(arguments)
     folder = options.out or options.run
-    return style.draw_to(folder, "control", lambda: plot_control(read_measured_run(options.run)))
+    return style.draw_to(folder, lambda: {"control": plot_control(read_measured_run(options.run))})
 
 
 def draw_s(axes: Axes, run: Run) -> None:
@@ -60,10 +60,12 @@ def draw_s(axes: Axes, run: Run) -> None:
     axes.plot(steps, smoothed, color=style.BLUE, linewidth=2.4, marker=marker, label="S smoothed")
     if np.isfinite(target).any():
         last = target[np.isfinite(target)][-1]
-        label = f"S* (moves, {last:.3g} last)" if run.setpoint_moves else f"S* = {last:g} ± {BAND:.0%}"
-        draw_setpoint(axes, steps, target, style.GREEN, label.replace("%", " %"), band=not run.setpoint_moves)
+        now, band = style.percent(last), style.percent(BAND)
+        label = f"S* (moves, {now} last)" if run.setpoint_moves else f"S* = {now}, band ± {band} of it"
+        draw_setpoint(axes, steps, target, style.GREEN, label, band=not run.setpoint_moves)
     style.share_scale(axes, np.concatenate([raw, smoothed, target]))
-    axes.set_ylabel("S (ratio of bits)", fontsize=style.LABEL, color=style.INK)
+    style.in_percent(axes)
+    axes.set_ylabel("S (share of bits)", fontsize=style.LABEL, color=style.INK)
     style.legend_above(axes)
 
 

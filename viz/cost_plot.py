@@ -79,15 +79,15 @@ def _draw(axes: Axes, x: float, mean: float, worst: float, label: str, place: fl
     default = label == DEFAULT
     colour = style.VERMILION if default else style.BLUE
     top = min(worst, _TOP)
-    axes.plot([x, x], [min(mean, _TOP), top], color=colour, linewidth=1.6, alpha=0.6)
+    axes.plot([x, x], [min(mean, _TOP), top], color=colour, linewidth=1.2)
     if worst > _TOP:
         label += f": {mean:.0f}, worst {worst:.0f}" if mean > _TOP else f": worst {worst:.0f}"
     else:
-        axes.plot(x, worst, "_", color=colour, markersize=9, alpha=0.6)
+        axes.plot(x, worst, "_", color=colour, markersize=9)
     marker = "^" if mean > _TOP else "D" if default else "o"
     axes.plot(x, min(mean, _TOP), marker, color=colour, markersize=9, linestyle="none")
     if place > x:
-        axes.plot([x, place], [top + 0.03, top + 0.13], color=style.FAINT, linewidth=1)
+        axes.plot([x, place], [top + 0.03, top + 0.13], color=style.GREY, linewidth=0.8)
     axes.annotate(
         label, (place, top), xytext=(0, 11), textcoords="offset points", rotation=55, rotation_mode="anchor",
         fontsize=style.TICKS, color=colour if default else style.INK,
@@ -96,7 +96,7 @@ def _draw(axes: Axes, x: float, mean: float, worst: float, label: str, place: fl
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    return draw_file("cost", plot_costs, arguments)
+    return draw_file("cost", lambda results: {"cost": plot_costs(results)}, arguments)
 
 
 if __name__ == "__main__":

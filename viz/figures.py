@@ -40,7 +40,8 @@ def plot_s(groups: Sequence[Group]) -> Figure:
                 draw_setpoint(axes, *setpoints[group.label], colour, band=not _setpoint_moves(group))
         values = np.concatenate([_smoothed_s(run)[1] for group in groups for run in group.runs])
         style.share_scale(axes, values)
-        axes.set_ylabel("S, smoothed (ratio of bits)", fontsize=style.LABEL, color=style.INK)
+        style.in_percent(axes)
+        axes.set_ylabel("S, smoothed (share of bits)", fontsize=style.LABEL, color=style.INK)
     return _finished(figure, axes, groups)
 
 
@@ -97,6 +98,7 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
             _draw_path(axes, group, x, y)
     _log_scale(left, [run.column("lambda") for group in steered for run in group.runs], "x")
     style.share_scale(left, np.concatenate([_smoothed_s(run)[1] for group in groups for run in group.runs]))
+    style.in_percent(left)
     style.share_scale(right, np.concatenate([run.column("param_bpt") for group in groups for run in group.runs]), "x")
     held = [group for group in groups if _uses_setpoint(group) and not _setpoint_moves(group)]
     for target in sorted({group.course(_setpoint)[1][-1] for group in held}):
@@ -106,7 +108,7 @@ def plot_phase(groups: Sequence[Group]) -> Figure:
     if not steered:
         _say(left, "λ = 0")
     for axes, x, y in (
-        (left, "λ (no unit)", "S, smoothed (ratio of bits)"),
+        (left, "λ (no unit)", "S, smoothed (share of bits)"),
         (right, "ParamBPT (bits per token)", "DataBPT (bits per token)"),
     ):
         style.tidy(axes)
@@ -177,7 +179,7 @@ def plot_step_time(groups: Sequence[Group]) -> Figure:
         axes.set_ylabel("time of a step (s)", fontsize=style.LABEL, color=style.INK)
         style.legend_above(axes)
         return _finished(figure, axes, groups)
-    figure = _canvas((8, 1.6 + 0.45 * len(groups)))
+    figure = _canvas((8, min(1.6 + 0.45 * len(groups), style.TALLEST)))
     axes = figure.subplots()
     for row, group in enumerate(groups):
         seconds = np.concatenate([_step_seconds(run)[1] for run in group.runs])
@@ -199,7 +201,7 @@ def plot_step_time(groups: Sequence[Group]) -> Figure:
 
 def plot_summary(groups: Sequence[Group]) -> Figure:
     """What came out: bits per token on held-out documents, S and lambda at the end; a line for each group."""
-    figure = _canvas((8, 2.3 + 0.5 * len(groups)))
+    figure = _canvas((8, min(2.3 + 0.5 * len(groups), style.TALLEST)))
     scored, s, strength = figure.subplots(1, 3, sharey=True, width_ratios=(5, 3, 3))
     # The lone word of a panel stands where its data would; an axis of its own would mean nothing.
     for row, group in enumerate(groups):
@@ -212,8 +214,9 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
         ends = [run.column("lambda")[-1] for run in group.runs]
         _dots(strength, row, group, [end for end in ends if end > 0], missing="λ = 0" if 0.0 in ends else "none")
     style.share_scale(s, np.array([_smoothed_s(run)[1][-1] for group in groups for run in group.runs]), "x")
+    style.in_percent(s, "x")
     _log_scale(strength, [run.column("lambda")[-1:] for group in groups for run in group.runs], "x")
-    for axes, label, where in ((scored, "held-out documents", "bits per token"), (s, "S at the end", "ratio of bits"),
+    for axes, label, where in ((scored, "held-out documents", "bits per token"), (s, "S at the end", "share of bits"),
                                (strength, "λ at the end", "no unit")):  # fmt: skip
         _rows(axes, groups)
         axes.set_title(label, fontsize=style.LEGEND, color=style.INK)
@@ -354,7 +357,8 @@ def _legend(
     handles += more
     longest = max(len(handle.get_label()) for handle in handles)
     columns = max(1, min(4, 78 // (longest + 6)))
-    figure.set_figheight(figure.get_figheight() + 0.28 * (-(-len(handles) // columns) - 1))
+    height = figure.get_figheight() + 0.28 * (-(-len(handles) // columns) - 1)
+    figure.set_figheight(min(height, style.TALLEST))
     figure.legend(
         handles=handles,
         loc="outside upper left",
@@ -427,8 +431,8 @@ def _dots(axes: Axes, row: int, group: Group, values: Sequence[float | None], mi
             color=style.INK,
         )  # fmt: skip
         return
-    axes.plot([min(there), max(there)], [row, row], color=group.colour, linewidth=2.5, alpha=0.5)
-    axes.plot(there, [row] * len(there), "o", color=group.colour, markersize=6, alpha=0.6)
+    axes.plot([min(there), max(there)], [row, row], color=group.colour, linewidth=1.5)
+    axes.plot(there, [row] * len(there), "o", color=group.colour, markersize=5)
     axes.plot(np.median(there), row, "o", color=group.colour, markersize=10, markeredgecolor=style.INK, label="median")
 
 

@@ -33,7 +33,7 @@ def draw(sources: Sequence[Path]) -> dict[str, Figure]:
         raise ValueError(f"{files[0]}: a comparison is drawn by itself; name it alone, or run folders only")
     if files:
         results = read_comparison(files[0])
-        return {"comparison": plot_comparison(results), "operating_points": plot_operating_points(results)}
+        return plot_comparison(results) | {"operating_points": plot_operating_points(results)}
     seen: dict[Path, Path] = {}
     for source in sources:
         if source.resolve() in seen:

@@ -19,7 +19,8 @@ _LONGEST = 40
 """Characters of a label beyond which runs that differ in much are told apart by their folders' names."""
 _DASHES = ((None, None), (5, 2), (2, 1.5), (7, 2, 1.5, 2))
 _LONE = (style.VERMILION, style.INK, style.BLUE, style.PURPLE, style.GREEN)
-_SHADES = (("viridis", 0.0, 0.88), ("copper_r", 0.25, 1.0), ("Greys", 0.45, 0.95))
+_SHADES = (("plasma", 0.0, 0.63), ("copper_r", 0.37, 1.0), ("Greys", 0.52, 0.95))
+"""Of a family of groups, and from where to where: what is lighter could not be seen on white."""
 
 Course = tuple[np.ndarray, np.ndarray]
 """(ticks,) steps, ascending, and (ticks,) values."""
@@ -141,7 +142,7 @@ def _label(run: Run, settings: Mapping[str, Any], varied: Iterable[str]) -> str:
     controller, target, strength = _law(run)
     parts = [controller]
     if isinstance(target, int | float):
-        parts.append(f"S* = {target:g}")
+        parts.append(f"S* = {style.percent(target)}")
     elif run.asks_for_size:
         parts.append("S* auto")
     if strength is not None:

@@ -43,7 +43,7 @@ def read_identification(path: str | Path) -> dict[str, Any]:
 def plot_identification(result: dict[str, Any]) -> Figure:
     """Two panels over the ticks of the step test, lambda below S; and one for the step of S*, where it was tried."""
     tried = result["verification"] is not None
-    figure = Figure(figsize=(8, 10 if tried else 6.4), layout="constrained")
+    figure = Figure(figsize=(8, style.TALLEST if tried else 6.4), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(3 if tried else 2, 1, height_ratios=(3, 2, 3.4) if tried else (3, 2))
     _plot_fit(panels[0], result)
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", help="folder for identification.png and .svg (default: RUN)")
     options = parser.parse_args(arguments)
     folder = options.out or options.run
-    return style.draw_to(folder, "identification", lambda: plot_identification(read_identification(options.run)))
+    return style.draw_to(folder, lambda: {"identification": plot_identification(read_identification(options.run))})
 
 
 def _plot_fit(axes: Axes, result: dict[str, Any]) -> None:
@@ -76,11 +76,16 @@ def _plot_fit(axes: Axes, result: dict[str, Any]) -> None:
     label = f"model, R² = {result['fit']['r2']:.2f}"
     axes.plot(ticks[start:], fitted[start:], color=style.BLUE, linewidth=2.0, dashes=(4, 2), label=label)
     axes.axhline(
-        result["setpoint"], color=style.GREEN, linewidth=1.4, dashes=(5, 3), label=f"S* = {result['setpoint']:g}"
+        result["setpoint"],
+        color=style.GREEN,
+        linewidth=1.4,
+        dashes=(5, 3),
+        label=f"S* = {style.percent(result['setpoint'])}",
     )
     shown = np.concatenate([seen[start // 2 :], fitted[start:]])
     style.log_scale(axes, shown[shown > 0])
-    axes.set_ylabel("S (ratio of bits)", fontsize=style.LABEL, color=style.INK)
+    style.in_percent(axes)
+    axes.set_ylabel("S (share of bits)", fontsize=style.LABEL, color=style.INK)
     _mark_phases(axes, start)
     style.legend_above(axes)
 

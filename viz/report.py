@@ -8,34 +8,34 @@ writes ``report.html`` into the run folder, or FILE: one self-contained page tha
 import base64
 import hashlib
 import json
-import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from string import Template
 from typing import Any
 
 from viz.adapter_size import describe
 from viz.files import command_parser, make_folder, replacing, report_outcome
+from viz.glossary import explained, explanations
 from viz.report_data import chart_data
+from viz.report_samples import samples
+from viz.report_settings import configuration, environment
 from viz.run_folder import BAND, Run, read_measured_run
+from viz.settling import unsettled
+from viz.what_now import Advice, what_now, where
+from viz.words import duration, first, is_number, part, percent, quantity, shown, signed
 
 NAME = "report.html"
 _LATEST = 12
 """Ticks in the table, for readers without the charts."""
-_NONE = "\N{EN DASH}"
 _STOPS = {
     "max_steps": "all steps done",
     "max_time": "its time was up",
     "equilibrium": "equilibrium reached",
     "early_stopping": "validation stopped improving",
 }
-_GROUPS = {
-    "base": "Base model", "lora": "LoRA", "start": "Adapter at the start", "optimizer": "Optimizer", "prior": "Prior",
-    "data": "Data", "control": "Control", "run": "Run", "trainer": "Trainer", "plan": "Plan",
-}  # fmt: skip
 
 
 def build_report(run: Run) -> str:
@@ -43,7 +43,8 @@ def build_report(run: Run) -> str:
     data = chart_data(run)
     style, script = (_asset(f"report.{kind}") for kind in ("css", "js"))
     sections = (
-        _head(run), _warnings(run), _charts(run, data), _configuration(run), _environment(run)
+        _head(run), _what_now(run), _warnings(run), samples(run), _charts(run, data), configuration(run),
+        environment(run), explanations(),
     )  # fmt: skip
     return Template(_asset("report.html")).substitute(
         title=escape(f"{run.name}: a granite-scu run"),
@@ -100,10 +101,10 @@ def _head(run: Run) -> str:
 
 def _described(run: Run) -> str:
     """The run in one line: model, data, law, seed."""
-    base, data = (_object(run.settings, group) for group in ("base", "data"))
+    base, data = (part(run.settings, group) for group in ("base", "data"))
     parts = [
-        _shown(base["name"]) if "name" in base else "",
-        f"data {_shown(data['path'])}" if data.get("path") else "",
+        shown(base["name"]) if "name" in base else "",
+        f"data {shown(data['path'])}" if data.get("path") else "",
         f"controller {run.config['controller']}" if "controller" in run.config else "",
         f"seed {run.settings['seed']}" if "seed" in run.settings else "",
     ]
@@ -112,49 +113,51 @@ def _described(run: Run) -> str:
 
 def _lede(run: Run) -> str:
     base, adapter = (run.metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
-    if _is_number(base) and _is_number(adapter):
+    if is_number(base) and is_number(adapter):
         change = adapter / base - 1
         words = "from {} to {}".format(*(f"<strong>{value:.3f}</strong>" for value in (base, adapter)))
         tokens = run.metrics.get("test_tokens")
-        scored = f", {_quantity(tokens)} tokens" if tokens else ""
+        scored = f", {quantity(tokens)} tokens" if tokens else ""
         text = (
-            f"The adapter takes held-out documents {words} bits per token ({_signed(change)}{scored}).{_began(run)} "
+            f"The adapter takes held-out documents {words} bits per token ({signed(change)}{scored}).{_began(run)} "
             f"{_interval(run)}{_chosen(run)}"
         )
     elif run.finished:
         text = "Base model and adapter were not scored on held-out documents."
     else:
         step = run.history[-1]["step"]
-        planned = _object(run.settings, "plan").get("steps")
-        text = f"The run has not come to its end: recorded up to step {step:,}"
-        text += f" of {planned:,}." if isinstance(planned, int) else "."
+        planned = part(run.settings, "plan").get("steps")
+        done = f"step {step:,} of {planned:,}" if isinstance(planned, int) else f"step {step:,}"
+        signal = run.stopped.get("signal")
+        ended = f"The run was stopped by {escape(str(signal))}" if signal else "The run has not come to its end"
+        text = f"{ended}: recorded up to {done}."
     return f'<p class="lede">{text}</p>'
 
 
 def _began(run: Run) -> str:
     """What the adapter scored that training started from, of a run with ``--adapter``."""
     start = run.metrics.get("start_test_bpt")
-    if not _is_number(start):
+    if not is_number(start):
         return ""
-    name = _object(run.settings, "start").get("adapter")
+    name = part(run.settings, "start").get("adapter")
     named = f", <code>{escape(str(name))}</code>," if name else ""
     return f" The adapter{named} that training started from had {start:.3f}."
 
 
 def _interval(run: Run) -> str:
-    """What ``scripts/eval_bpt.py`` made of the difference; the run itself gives no interval."""
+    """What ``granite-scu eval`` made of the difference; the run itself gives no interval."""
     pairs = run.evaluation.get("pairs")
     verdict = pairs[0].get("verdict") if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else None
     if not isinstance(verdict, str):
         return "One run, one seed: no interval is given."
     few = "" if run.evaluation.get("units") == "documents" else " The interval is over windows, and so too narrow."
-    return f"Scored by <code>scripts/eval_bpt.py</code>: {escape(verdict)}.{few}"
+    return f"Scored by <code>granite-scu eval</code>: {escape(verdict)}.{few}"
 
 
 def _chosen(run: Run) -> str:
     """Which step's adapter the run left."""
     step, value, last, end = (run.metrics.get(f) for f in ("best_val_step", "best_val_bpt", "final_val_bpt", "steps"))
-    if not all(map(_is_number, (step, value, last, end))):
+    if not all(map(is_number, (step, value, last, end))):
         return ""
     if step == end:
         return " The adapter is that of the last step, which validated best."
@@ -167,47 +170,63 @@ def _chosen(run: Run) -> str:
 def _figures(run: Run) -> list[tuple[str, str, str]]:
     """(what, value, remark) of the most telling numbers; at the last tick where there is no summary."""
     metrics, latest = run.metrics, run.history[-1]
-    target, smoothed = latest.get("s_target"), _first(latest.get("s_ema"), latest.get("s"))
-    validated = min((each for each in run.validations if _is_number(each[1])), key=lambda each: each[1], default=None)
+    target, smoothed = latest.get("s_target"), first(latest.get("s_ema"), latest.get("s"))
+    validated = min((each for each in run.validations if is_number(each[1])), key=lambda each: each[1], default=None)
     when = "at the end" if run.finished else "so far"
     aim = "S* has moved to" if run.setpoint_moves else "S* ="
     figures = [
-        (f"S {when}", _percent(smoothed), f"{aim} {_percent(target)}" if _is_number(target) else "no setpoint"),
-        (f"λ {when}", _quantity(latest.get("lambda")), "regularisation strength"),
-        ("DataBPT", _quantity(latest.get("data_bpt")), "bits per token, training text"),
-        ("ParamBPT", _quantity(latest.get("param_bpt")), "bits per token, the adapter then"),
+        (f"S {when}", percent(smoothed), f"{aim} {percent(target)}" if is_number(target) else "no setpoint"),
+        (f"λ {when}", quantity(latest.get("lambda")), "regularisation strength"),
+        ("DataBPT", quantity(latest.get("data_bpt")), "bits per token, training text"),
+        ("ParamBPT", quantity(latest.get("param_bpt")), "bits per token, the adapter then"),
     ]
     if validated:
-        figures.append(("best validation", _quantity(validated[1]), f"bits per token, step {validated[0]:,}"))
-    figures.append(("steps", _quantity(latest["step"]), f"{_quantity(latest.get('tokens'))} tokens"))
-    if _is_number(metrics.get("wall_time_s")):
-        rate = _quantity(metrics.get("tokens_per_s"))
-        figures.append(("wall time", _duration(metrics["wall_time_s"]), f"{rate} tokens/s in training"))
+        figures.append(("best validation", quantity(validated[1]), f"bits per token, step {validated[0]:,}"))
+    figures.append(("steps", quantity(latest["step"]), f"{quantity(latest.get('tokens'))} tokens"))
+    if is_number(metrics.get("wall_time_s")):
+        rate = quantity(metrics.get("tokens_per_s"))
+        figures.append(("wall time", duration(metrics["wall_time_s"]), f"{rate} tokens/s in training"))
     return figures
 
 
 def _figure(what: str, value: str, remark: str) -> str:
-    return f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
+    return f"<div><dt>{explained(escape(what))}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
 
 
 def _control(run: Run) -> str:
     """What size the texts would have the adapter; how S was held, where it was to be; and why the run ended."""
-    control, stopped = (_object(run.metrics, name) for name in ("control", "stopped"))
+    control, stopped = (part(run.metrics, name) for name in ("control", "stopped"))
     size = describe(run.history[-1])
     parts = [f"At the last tick {size}."] if size else []
-    if _is_number(control.get("iae")):
+    if is_number(control.get("iae")):
         settled = control.get("settling_time")
-        parts.append("S never settled." if settled is None else f"S settled at step {settled:,}.")
-        if _is_number(control.get("overshoot")):
-            parts.append(f"It overshot S* by {_percent(control['overshoot'])}.")
-        if _is_number(control.get("in_band")):
+        if settled is not None:
+            parts.append(f"S settled at step {settled:,}.")
+        if is_number(control.get("overshoot")):
+            parts.append(f"It overshot S* by {percent(control['overshoot'])}.")
+        if is_number(control.get("in_band")):
             parts.append(
-                f"Once within ±{_percent(BAND)} of S* it was there at {_percent(control['in_band'])} of the ticks."
+                f"Once within ±{percent(BAND)} of S* it was there at {percent(control['in_band'])} of the ticks."
             )
     if stopped.get("reason"):
         why = _STOPS.get(stopped["reason"], str(stopped["reason"]))
         parts.append(f"The run ended at step {stopped.get('step')}: {why}.")
     return f"<p>{escape(' '.join(parts))}</p>" if parts else ""
+
+
+def _what_now(run: Run) -> str:
+    items = "".join(f"<li>{_advice(each)}</li>" for each in what_now(run))
+    if not items:
+        return ""
+    return (
+        f'<section class="now" aria-label="What now"><h2>What now</h2><ol>{items}</ol>'
+        f'<p class="faint">{escape(where(run))}</p></section>'
+    )
+
+
+def _advice(advice: Advice) -> str:
+    command = f"<pre><code>{escape(advice.command)}</code></pre>" if advice.command else ""
+    return f"<h3>{escape(advice.title)}</h3><p>{escape(advice.text)}</p>{command}"
 
 
 def _warnings(run: Run) -> str:
@@ -220,14 +239,17 @@ def _warnings(run: Run) -> str:
         found.append(f"{held:,} of {len(run.history):,} ticks had no usable measurement.")
     bound = float((run.column("saturated") == 1).mean())
     if bound >= 0.05:
-        found.append(f"λ stood at a bound at {_percent(bound)} of the ticks, where it cannot steer.")
-    advice = _object(run.metrics, "reachability").get("advice")
-    if advice and not any(advice in each for each in found):
+        found.append(f"λ stood at a bound at {percent(bound)} of the ticks, where it cannot steer.")
+    advice = part(run.metrics, "reachability").get("advice")
+    if trouble := unsettled(run):
+        found = [each for each in found if not (advice and advice in each)]
+        found.append(f"{trouble.reason} {trouble.remedy}")
+    elif advice and not any(advice in each for each in found):
         found.append(advice)
     if not run.measured:
         found.append("Nothing was measured: S is null at every tick.")
     if not run.finished:
-        found.append("The run is unfinished: it was cut off, or is still under way. There is no summary yet.")
+        found.append("The run is unfinished, and there is no summary yet.")
     if not found:
         return ""
     items = "".join(f"<li>{escape(str(each))}</li>" for each in found)
@@ -236,7 +258,9 @@ def _warnings(run: Run) -> str:
 
 def _charts(run: Run, data: Mapping[str, Any]) -> str:
     figures = "\n".join(_chart(chart, data) for chart in data["charts"])
-    note = "S = ParamBPT / (DataBPT + ParamBPT): the share of all bits that describes the adapter."
+    note = explained(
+        "S = ParamBPT / (DataBPT + ParamBPT): the share of all bits that describes the adapter, measured at every tick."
+    )
     if run.asks_for_size:
         note += " Adapter size wanted: the size at which the text would cost the fewest bits, as its slope tells."
     drawn = len(data["steps"])
@@ -258,7 +282,8 @@ def _chart(chart: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     columns = [data["columns"][series["column"]] for series in chart["series"] if series["column"]]
     there = any(value is not None and (chart["scale"] != "log" or value > 0) for values in columns for value in values)
     title, unit = escape(chart["title"]), escape(chart["unit"])
-    heading = f'<figcaption><h3>{title} <span class="faint">({unit})</span></h3><div class="legend"></div></figcaption>'
+    words = f'{explained(title)} <span class="faint">({unit})</span>'
+    heading = f'<figcaption><h3>{words}</h3><div class="legend"></div></figcaption>'
     body = f'<div class="empty">{escape(chart["empty"])}</div>'
     if there:
         body = (
@@ -275,10 +300,10 @@ def _latest(run: Run) -> str:
     rows = [
         (
             f"{record['step']:,}",
-            *(_percent(record.get(name)) for name in ("s", "s_ema", "s_target")),
-            *(_quantity(record.get(name)) for name in ("lambda", "data_bpt", "param_bpt")),
-            _quantity(validated.get(record["step"])),
-            _quantity(record.get("tokens_per_s")),
+            *(percent(record.get(name)) for name in ("s", "s_ema", "s_target")),
+            *(quantity(record.get(name)) for name in ("lambda", "data_bpt", "param_bpt")),
+            quantity(validated.get(record["step"])),
+            quantity(record.get("tokens_per_s")),
         )
         for record in run.history[-_LATEST:]
     ]
@@ -288,107 +313,6 @@ def _latest(run: Run) -> str:
         f"<details><summary>The last {len(rows)} ticks as a table</summary>"
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>'
     )
-
-
-def _configuration(run: Run) -> str:
-    groups = {title: _object(run.settings, name) for name, title in _GROUPS.items()}
-    # Lightning has many switches, nearly all of them off.
-    groups["Trainer"] = {name: value for name, value in groups["Trainer"].items() if value is not False}
-    groups["Law as run"] = run.config
-    groups["Data, counted"] = _object(run.settings, "data_summary")
-    sections = "".join(_group(title, values) for title, values in groups.items())
-    if not sections:
-        return "<h2>Configuration</h2><p>Its training_config.json and scu_config.json are missing.</p>"
-    return (
-        "<h2>Configuration</h2><p class='faint'>What was not set is left out. config.yaml in the run folder feeds "
-        "straight back: <code>python -m granite_scu fit --config config.yaml</code></p>"
-        f'<div class="groups">{sections}</div>'
-    )
-
-
-def _environment(run: Run) -> str:
-    source = {"commit": run.settings.get("git_revision"), "seed": run.settings.get("seed")}
-    machine, versions = (_object(run.settings, name) for name in ("machine", "versions"))
-    groups = {"Machine": machine, "Versions": versions, "Source": source}
-    sections = "".join(_group(title, values) for title, values in groups.items())
-    return f'<h2>Environment</h2><div class="groups">{sections}</div>' if sections else ""
-
-
-def _group(title: str, values: Mapping[str, Any]) -> str:
-    rows = [
-        f'<tr><th scope="row">{_breakable(name)}</th><td>{escape(_shown(value))}</td></tr>'
-        for name, value in _flat(values)
-        if value is not None
-    ]
-    if not rows:
-        return ""
-    return f"<section><h3>{escape(title)}</h3><table><tbody>{''.join(rows)}</tbody></table></section>"
-
-
-def _breakable(name: str) -> str:
-    return escape(name).replace("_", "_<wbr>").replace(".", ".<wbr>")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-# Words and numbers.
-
-
-def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object of that name, empty where there is none."""
-    value = values.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _shown(value: object) -> str:
-    """A setting in words; of an absolute path only the last name, for where it lay is nobody else's business."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    if isinstance(value, list):
-        return ", ".join(map(_shown, value))
-    if isinstance(value, str) and (PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()):
-        return "…/" + (PureWindowsPath(value) if "\\" in value else PurePosixPath(value)).name
-    return str(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
-def _quantity(value: Any) -> str:
-    if not _is_number(value):
-        return _NONE
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _percent(value: Any) -> str:
-    return f"{100 * value:.3g}\N{NO-BREAK SPACE}%" if _is_number(value) else _NONE
-
-
-def _signed(change: float) -> str:
-    return f"{100 * change:+.1f}\N{NO-BREAK SPACE}%".replace("-", "\N{MINUS SIGN}")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    unit, size = ("min", 60) if seconds < 3600 else ("h", 3600)
-    whole, rest = divmod(round(seconds * 60 / size), 60)
-    return f"{whole}:{rest:02} {unit}"
 
 
 def _asset(name: str) -> str:

@@ -15,6 +15,8 @@ from viz.adapter_size import FIELDS
 FINISHED = "scu_history.json"
 UNFINISHED = "scu_history.jsonl"
 EVALUATION = "eval_bpt.json"
+STOPPED = "stopped.json"
+SAMPLES = "samples.json"
 LOG = "logs/cuda_optimized_training.log"
 
 BAND = 0.10
@@ -34,7 +36,9 @@ class Run:
         settings: everything that was asked for and found (``training_config.json``); empty where it is missing.
         validations: (optimizer step, bits per token on the validation sample), in the order of the run.
         warnings: what the run's log has at the level of a warning or above.
-        evaluation: what ``scripts/eval_bpt.py`` found (``eval_bpt.json``); empty where it was not run.
+        evaluation: what ``granite-scu eval`` found (``eval_bpt.json``); empty where it was not run.
+        stopped: the signal that stopped it, and the step (``stopped.json``); empty where none did.
+        samples: what base model and adapter made of test documents (``samples.json``); empty where there is none.
     """
 
     path: Path
@@ -46,6 +50,8 @@ class Run:
     validations: tuple[tuple[int, float], ...] = ()
     warnings: tuple[str, ...] = ()
     evaluation: dict[str, Any] = field(default_factory=dict)
+    stopped: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -65,6 +71,11 @@ class Run:
             return numbers([record.get(field) for record in self.history])
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {field} is not a number in every record of the history") from error
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is one to go on from."""
+        return any(self.path.glob("checkpoint-*"))
 
     @property
     def uses_setpoint(self) -> bool:
@@ -108,9 +119,12 @@ def read_run(path: str | Path) -> Run:
         raise ValueError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
     names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
     config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
+    stopped, samples = (_read_object(folder / name) for name in (STOPPED, SAMPLES))
     validations = _read_validations(folder, metrics)
     warnings = _read_warnings(folder)
-    return Run(folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation)
+    return Run(
+        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, stopped, samples
+    )  # fmt: skip
 
 
 def read_measured_run(path: str | Path) -> Run:

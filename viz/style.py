@@ -1,7 +1,7 @@
 """What the pictures have in common: their colours, their lettering, their axes, and how they are written."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import matplotlib
@@ -12,9 +12,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from viz.files import make_folder, replacing, report_outcome
 
-# Okabe and Ito's colours, which the common kinds of colour blindness keep apart.
-BLUE, SKY, VERMILION, ORANGE, GREEN, PURPLE = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"
-INK, FAINT = "#333333", "#DDDDDD"
+# Okabe and Ito's colours, which the common kinds of colour blindness keep apart; sky and orange darker than theirs, so
+# that a line in any of them stands out from white by a contrast of 3 : 1 at least.
+BLUE, SKY, VERMILION, ORANGE, GREEN, PURPLE = "#0072B2", "#3D97D3", "#D55E00", "#B87A00", "#009E73", "#CC79A7"
+INK, GREY, FAINT = "#333333", "#777777", "#DDDDDD"
+TALLEST = 9.0
+"""Inches; a figure 8 inches wide is shown 800 pixels wide, and one that is taller than this does not fit a screen."""
 # Points on a figure 8 inches wide, so that they can still be read at half that width.
 LABEL, TICKS, LEGEND = 15, 13, 12.5
 
@@ -56,6 +59,17 @@ def share_scale(axes: Axes, values: np.ndarray, which: str = "y") -> None:
         axes.set(**{f"{which}lim": (0, 1.08 * positive.max(initial=1e-6))})
 
 
+def in_percent(axes: Axes, which: str = "y") -> None:
+    """Have the numbers of an axis ("x" or "y") over shares in per cent. After its scale is set."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
+
+
+def percent(share: float) -> str:
+    """A share in per cent: 2 % of 0.02."""
+    return f"{100 * share:.3g} %"
+
+
 def legend_above(axes: Axes, columns: int = 3) -> None:
     """Above the panel, where it hides no data."""
     axes.legend(
@@ -91,11 +105,16 @@ def _with_own_names(svg: str) -> str:
     return svg
 
 
-def draw_to(folder: str | Path, name: str, draw: Callable[[], Figure]) -> int:
-    """Draw, ``save`` under that name in the folder, and say so; returns the exit code of a command."""
+def save_all(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """``save`` each under its name in the folder."""
+    return [file for name, figure in figures.items() for file in save(figure, folder / name)]
+
+
+def draw_to(folder: str | Path, draw: Callable[[], Mapping[str, Figure]]) -> int:
+    """Draw, ``save_all`` in the folder, and say so; returns the exit code of a command."""
 
     def write() -> list[Path]:
-        figure = draw()
-        return save(figure, make_folder(folder) / name)
+        figures = draw()
+        return save_all(figures, make_folder(folder))
 
     return report_outcome(write)

@@ -44,7 +44,7 @@ def _plot_panel(axes: Any, runs: Sequence[Run], band: float) -> None:
     for cell, points in runs:
         steps, ratio = [step for step, _ in points], [math.nan if r is None else r for _, r in points]
         rate = cell["learning_rate"]
-        axes.plot(steps, ratio, color=_COLOURS[rates.index(rate)], linewidth=1, alpha=0.8, label=f"rate {rate:g}")
+        axes.plot(steps, ratio, color=_COLOURS[rates.index(rate)], linewidth=1, label=f"rate {rate:g}")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.grid(color=style.FAINT, linewidth=0.6)
     handles, labels = axes.get_legend_handles_labels()

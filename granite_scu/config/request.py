@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import jsonargparse
+import yaml
 
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
@@ -52,6 +53,12 @@ class Request:
         """Blocks of an optimizer step on each device."""
         accumulated: int = self.trainer["accumulate_grad_batches"]
         return self.data.batch_size * accumulated
+
+    @property
+    def changed(self) -> list[str]:
+        """The settings that were asked for and differ from the defaults, by dotted key."""
+        asked, usual = (_dotted(yaml.safe_load(text)) for text in (self.yaml, Request.from_dotted({}).yaml))
+        return [name for name, value in asked.items() if value != usual.get(name)]
 
     @classmethod
     def from_dotted(cls, settings: Mapping[str, Any]) -> "Request":
@@ -138,6 +145,12 @@ def _with_whole_counts(trainer: dict[str, Any]) -> dict[str, Any]:
 
     whole = [name for name, value in trainer.items() if isinstance(value, float) and value.is_integer()]
     return trainer | {name: int(trainer[name]) for name in whole if trainer[name] > 1 or name == "limit_val_batches"}
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"group": {"name": value}}`` as ``{"group.name": value}``."""
+    groups = ((group, entry if isinstance(entry, dict) else {"": entry}) for group, entry in settings.items())
+    return {f"{group}.{name}".rstrip("."): value for group, entries in groups for name, value in entries.items()}
 
 
 def _as_argument(value: Any) -> str:

@@ -24,6 +24,10 @@ DOCUMENTS = "documents.json"
 EVALUATION = "eval_bpt.json"
 """What ``scripts/eval_bpt.py`` found of the finished run."""
 CONTROL_CONFIG = "scu_config.json"
+SAMPLES = "samples.json"
+"""What base model and adapter make of two test documents."""
+STOPPED = "stopped.json"
+"""Which signal stopped the run, and the checkpoint to go on from; there until the run goes on."""
 WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The adapter, as PEFT names it."""
 BEST_ADAPTER, LAST_ADAPTER = "best", "final"
@@ -38,8 +42,8 @@ MODEL_CARD = "README.md"
 _WRITTEN = (
     re.escape(TRAINING_CONFIG), r"config\.yaml", r"scu_\w+\.jsonl?", re.escape(DOCUMENTS), re.escape(EVALUATION),
     re.escape(WEIGHTS), re.escape(ADAPTER_CONFIG), BEST_ADAPTER, LAST_ADAPTER, r"checkpoint-\d+", "logs",
-    re.escape(LOCK), re.escape(MODEL_CARD), r"report\.html", r"samples\.json", r"(control|identification)\.(png|svg)",
-    r"identification\.json", "excitation", "verification", r"restarted-\d+",
+    re.escape(LOCK), re.escape(MODEL_CARD), r"report\.html", re.escape(SAMPLES), re.escape(STOPPED),
+    r"(control|identification)\.(png|svg)", r"identification\.json", "excitation", "verification", r"restarted-\d+",
     # of tokenizers
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json", r"\w+\.model", r"(merges|vocab)\.txt",
     r"chat_template\.jinja", "additional_chat_templates",
@@ -172,14 +176,14 @@ class RunFolder:
         return records
 
     def truncate_history(self, step: int) -> int:
-        """Drop what was recorded after ``step``, and what says that the run is finished: it does those steps again.
+        """Drop what was recorded after ``step``, and what says that the run ended: it does those steps again.
 
         Returns:
             How many records are left.
         """
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
-        for name in (HISTORY, METRICS, EVALUATION, MODEL_CARD):
+        for name in (HISTORY, METRICS, EVALUATION, SAMPLES, STOPPED, MODEL_CARD):
             (self.path / name).unlink(missing_ok=True)
         return len(kept)
 

@@ -144,6 +144,7 @@ def training_config(run: PreparedRun) -> dict:
         **({"start": run.start.record()} if run.start else {}),
         "trainer": {k: v for k, v in request.trainer.items() if isinstance(v, str | int | float | None)},
         "seed": request.seed,
+        "changed": request.changed,
         "hardware_preset": request.hardware,
         "plan": asdict(run.length),
         "data_summary": run.data.summary(),

@@ -34,6 +34,7 @@ from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.callbacks.held_out_savings import Savings
 from granite_scu.training.callbacks.progress import ProgressLine
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
+from granite_scu.training.callbacks.samples import Samples
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.signals import GracefulStop
 from granite_scu.training.callbacks.stopwatch import Stopwatch
@@ -137,12 +138,13 @@ def prepare(
     )
 
 
-def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalScore) -> dict:
+def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalScore, samples: bool = True) -> dict:
     """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds.
 
     Args:
         run: the run.
         final_score: makes the callback that scores and saves at the end, of ``FinalScore``'s arguments.
+        samples: whether base model and adapter then go on with two test documents; of weights in shares they do not.
     """
     L.seed_everything(run.request.seed, workers=True, verbose=False)
     with claimed(run.folder, run.request, run.resume):
@@ -162,7 +164,8 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
             module.configure_model()
 
             # What measures, steers, scores and saves.
-            trainer, best, final = _assemble(run, course, checkpoint.AdapterCheckpointIO(module), final_score)
+            reading = [Samples(run.folder, run.tokenizer)] if samples and not run.machine.sharded else []
+            trainer, best, final = _assemble(run, course, checkpoint.AdapterCheckpointIO(module), final_score, reading)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
                 run.data.start_at(run.resume.state["micro_batches"])
@@ -215,6 +218,7 @@ def _assemble(
     course: dict[str, Any],
     plugin: checkpoint.AdapterCheckpointIO,
     final_score: Callable[..., FinalScore],
+    afterwards: list[L.Callback],
 ) -> tuple[L.Trainer, BestAdapter, FinalScore]:
     """The Trainer with its callbacks in their order: each comes after those whose work it needs."""
     asked, settings, setpoint = run.request.run, run.request.trainer, run.controller.setpoint
@@ -242,7 +246,7 @@ def _assemble(
     cores = FreeCores() if may_change(run.machine.accelerator, bool(settings.get("deterministic"))) else None
     callbacks = [
         limit, cores, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,
-        checkpoints, GracefulStop(run.folder.path, checkpoints.save), final,
+        checkpoints, GracefulStop(run.folder, checkpoints.save), final, *afterwards,
     ]  # fmt: skip
     trainer = build_trainer(
         settings,

@@ -29,3 +29,10 @@ def test_a_request_from_dotted_settings_is_the_command_lines():
 def test_what_no_setting_takes_is_refused(settings):
     with pytest.raises(UserError, match=next(iter(settings))):
         Request.from_dotted(settings)
+
+
+def test_it_knows_what_differs_from_the_defaults():
+    usual = {"run.early_stopping"}
+    assert set(Request.from_dotted(SETTINGS).changed) == SETTINGS.keys() - usual
+    arguments = ["fit", "--base.name=tiny-granite-h", "--lora.rank=16"]
+    assert parse(arguments).request.changed == ["base.name"], "a rank of 16 is the default's"

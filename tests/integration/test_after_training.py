@@ -35,6 +35,12 @@ def told(call):
     return partial(call, commands.main)
 
 
+def test_its_report_has_what_both_models_make_of_test_documents(run):
+    found = json.loads((run / "samples.json").read_text(encoding="utf-8"))["samples"]
+    assert 1 <= len(found) <= 2 and all(each["prompt"] and each["base"] and each["adapter"] for each in found)
+    assert "What the models write" in (run / "report.html").read_text(encoding="utf-8")
+
+
 def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run, told, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -10,7 +10,7 @@ import pytest
 from killing import at_call, at_change
 
 from granite_scu.storage import checkpoint_list, manifest
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import STOPPED, RunFolder, read_json
 
 FLAGS = (
     *("--test-run", "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 2),
@@ -172,8 +172,12 @@ def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
     words = cut.log.read_text()
     assert f"stopped by {number.name} after step {newest.name.removeprefix('checkpoint-')}, which is saved" in words
     assert "Traceback" not in words and f"--resume-from-checkpoint {cut.folder}" in " ".join(words.split())
-    assert "recorded up to step" in (cut.folder / "report.html").read_text(encoding="utf-8")
+    step = int(newest.name.removeprefix("checkpoint-"))
+    stopped = {"signal": number.name, "step": step, "checkpoint": newest.name}
+    assert read_json(cut.folder / STOPPED) == stopped
+    assert f"stopped by {number.name}" in (cut.folder / "report.html").read_text(encoding="utf-8")
     assert same(whole(UNEVEN), cut.finish(UNEVEN))
+    assert not (cut.folder / STOPPED).exists(), "the run has gone on"
 
 
 def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):

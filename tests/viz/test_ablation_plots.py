@@ -56,14 +56,14 @@ def make(tmp_path):
 def test_runs_that_differ_in_their_seed_alone_are_one_group(make):
     runs = [make(seed=1), make(seed=2), make(seed=2, lora={"rank": 8}), make(target=0.05)]
     found = group(runs)
-    labels = ["pi, S* = 0.02, rank 16 (2 runs)", "pi, S* = 0.02, rank 8", "pi, S* = 0.05, rank 16"]
+    labels = ["pi, S* = 2 %, rank 16 (2 runs)", "pi, S* = 2 %, rank 8", "pi, S* = 5 %, rank 16"]
     assert [each.label for each in found] == labels
     assert [len(each.runs) for each in found] == [2, 1, 1]
 
 
 def test_where_a_run_was_written_or_ran_sets_nothing_apart(make):
     runs = [make(run={"output_dir": name}, machine={"name": name}, git_revision=name) for name in ("a", "b")]
-    assert [each.label for each in group(runs)] == ["pi, S* = 0.02 (2 runs)"]
+    assert [each.label for each in group(runs)] == ["pi, S* = 2 % (2 runs)"]
 
 
 def test_validations_that_are_no_numbers_are_none(make):
@@ -76,7 +76,7 @@ def test_runs_that_differ_in_much_go_by_their_folders_names(make, recwarn):
     runs = [make(), make(target=0.1, optimizer={"learning_rate": 0.5}, lora={"rank": 8, "targets": ["q_proj"] * 9})]
     groups = group(runs)
     assert [each.label for each in groups] == [
-        f"pi, S* = {s}, {run.name}" for s, run in zip((0.02, 0.1), runs, strict=True)
+        f"pi, S* = {s} %, {run.name}" for s, run in zip((2, 10), runs, strict=True)
     ]
     figures.plot_summary(groups).canvas.draw()
     assert not [str(each.message) for each in recwarn if "layout" in str(each.message)]
@@ -85,8 +85,8 @@ def test_runs_that_differ_in_much_go_by_their_folders_names(make, recwarn):
 def test_the_loader_sets_nothing_apart_and_of_a_path_its_name_does(make):
     found = group([make(), make(data={"num_workers": 4}), make(data={"path": ["/home/ada/letters", "notes.txt"]})])
     assert [each.label for each in found] == [
-        "pi, S* = 0.02, path stdlib-docs (2 runs)",
-        "pi, S* = 0.02, path letters+notes.txt",
+        "pi, S* = 2 %, path stdlib-docs (2 runs)",
+        "pi, S* = 2 %, path letters+notes.txt",
     ]
 
 
@@ -94,7 +94,7 @@ def test_a_setting_that_the_law_does_not_heed_sets_nothing_apart(make):
     runs = [make("fixed", None, 0.1), make("fixed", None, 0.1, control={"target_s": 0.3})]
     assert [each.label for each in group(runs)] == ["fixed, λ = 0.1 (2 runs)"]
     runs = [make(), make(control={"lambda_init": 0.5})]
-    labels = ["pi, S* = 0.02, lambda_init unset", "pi, S* = 0.02, lambda_init 0.5"]
+    labels = ["pi, S* = 2 %, lambda_init unset", "pi, S* = 2 %, lambda_init 0.5"]
     assert [each.label for each in group(runs)] == labels, "where it starts from"
 
 
@@ -102,7 +102,7 @@ def test_a_grid_is_in_its_order_and_told_apart_in_grey_and_by_the_colour_blind(m
     grid = [make("fixed", None, strength) for strength in (1.0, 0.01, 0.1)]
     found = group([make(), *grid, make("none", None, 0.0)])
     assert [each.label for each in found] == [
-        "pi, S* = 0.02",
+        "pi, S* = 2 %",
         "fixed, λ = 0.01",
         "fixed, λ = 0.1",
         "fixed, λ = 1",
@@ -133,7 +133,7 @@ def test_a_run_that_stopped_early_takes_part_as_far_as_it_got(make):
 
 def test_a_setpoint_that_moves_is_called_auto(make, moved):
     found = group([make(), read_run(moved)])
-    assert [each.label for each in found] == ["pi, S* auto", "pi, S* = 0.02"]
+    assert [each.label for each in found] == ["pi, S* auto", "pi, S* = 2 %"]
 
 
 # Figures of one run.
@@ -143,7 +143,7 @@ def test_every_figure_of_one_run_has_its_labels_and_units(make):
     drawn = {name: plot(group([make()])) for name, plot in figures.FIGURES.items()}
     assert list(drawn) == ["s", "lambda", "data_bpt", "param_bpt", "phase", "validation", "step_time", "summary"]
     named = {
-        "s": "S (ratio of bits)",
+        "s": "S (share of bits)",
         "lambda": "λ (no unit)",
         "data_bpt": "DataBPT (bits per token)",
         "param_bpt": "ParamBPT (bits per token)",
@@ -169,7 +169,7 @@ def test_one_run_is_drawn_as_it_was_measured(make):
     mean = lines(data)["running mean"].get_ydata()
     assert mean[10] == pytest.approx(run.column("data_bpt")[9:12].mean())
     (param,) = figures.plot_param_bpt(groups).axes
-    np.testing.assert_array_equal(lines(param)["pi, S* = 0.02"].get_ydata(), run.column("param_bpt"))
+    np.testing.assert_array_equal(lines(param)["pi, S* = 2 %"].get_ydata(), run.column("param_bpt"))
 
 
 def test_validation_shows_the_best(make):
@@ -187,7 +187,7 @@ def test_the_time_of_a_step_comes_from_tokens_and_their_rate(make):
 def test_the_phase_plot_ends_on_the_line_of_the_setpoint(make):
     run = make()
     left, right = figures.plot_phase(group([run])).axes
-    path = lines(left)["pi, S* = 0.02"].get_xydata()
+    path = lines(left)["pi, S* = 2 %"].get_xydata()
     np.testing.assert_array_equal(path[:, 0], run.column("lambda"))
     np.testing.assert_array_equal(path[:, 1], run.column("s_ema"))
     param, data = lines(right)["S*"].get_xydata().T
@@ -215,8 +215,8 @@ def test_a_grid_against_pi_has_a_line_each_and_one_band_for_the_one_setpoint(mak
     runs = [make(), *(make("fixed", None, strength) for strength in (0.01, 1.0))]
     figure = figures.plot_s(group(runs))
     (axes,) = figure.axes
-    assert {"pi, S* = 0.02", "fixed, λ = 0.01", "fixed, λ = 1"} == {name for name in lines(axes) if name[0] != "_"}
-    assert legend(figure) == ["pi, S* = 0.02", "fixed, λ = 0.01", "fixed, λ = 1"]
+    assert {"pi, S* = 2 %", "fixed, λ = 0.01", "fixed, λ = 1"} == {name for name in lines(axes) if name[0] != "_"}
+    assert legend(figure) == ["pi, S* = 2 %", "fixed, λ = 0.01", "fixed, λ = 1"]
     (band,) = axes.collections
     assert to_hex(band.get_facecolor()[0]) == style.GREEN.lower()
 
@@ -255,13 +255,13 @@ def test_the_size_that_held_out_text_would_have_is_drawn_where_a_run_asked(make,
     figure = figures.plot_adapter_size(groups)
     (axes,) = figure.axes
     assert lines(axes)["pi, S* auto"].get_ydata()[-1] == pytest.approx(-0.08)
-    assert legend(figure) == ["pi, S* auto", "pi, S* = 0.02: not measured", "the right size for held-out text"]
+    assert legend(figure) == ["pi, S* auto", "pi, S* = 2 %: not measured", "the right size for held-out text"]
     assert axes.get_ylim()[1] < 0.4, "the training text is not drawn"
 
 
 def test_what_cannot_be_drawn_is_named(make):
     groups = group([make(), make("none", None, 0.0)])
-    assert legend(figures.plot_lambda(groups)) == ["pi, S* = 0.02", "none: λ = 0"]
+    assert legend(figures.plot_lambda(groups)) == ["pi, S* = 2 %", "none: λ = 0"]
     (axes,) = figures.plot_lambda(groups[1:]).axes
     assert axes.texts[0].get_text() == "λ = 0 throughout: nothing is steered"
     assert figures.plot_phase(groups[1:]).axes[0].texts[0].get_text() == "λ = 0"
@@ -276,7 +276,7 @@ def test_the_summary_of_several_has_every_seed(make):
     scored, *_ = figures.plot_summary(group([*runs, make("none", None, 0.0, test=5.7)])).axes
     points = [line.get_xdata().tolist() for line in scored.get_lines() if line.get_marker() == "o"]
     assert points == [[5.8, 5.9, 6.0], [5.9], [5.7], [5.7]]
-    assert [label.get_text() for label in scored.get_yticklabels()] == ["pi, S* = 0.02 (3 runs)", "none"]
+    assert [label.get_text() for label in scored.get_yticklabels()] == ["pi, S* = 2 % (3 runs)", "none"]
 
 
 def test_runs_that_are_not_finished_are_drawn_as_far_as_they_got(make, cut_off):
@@ -364,7 +364,7 @@ def test_the_comparison_of_the_evidence_is_drawn():
     evidence = Path(viz.__file__).parents[1] / "evidence" / "comparison" / "comparison.json"
     tasks = json.loads(evidence.read_text(encoding="utf-8"))["tasks"]
     drawn = draw([evidence])
-    assert list(drawn) == ["comparison", "operating_points"]
+    assert list(drawn) == ["comparison", "comparison-2", "comparison-3", "operating_points"]
     panels = [axes for axes in drawn["operating_points"].axes if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in panels] == [task["name"] for task in tasks]
     points = {tuple(line.get_xydata()[0]) for line in panels[0].get_lines()}

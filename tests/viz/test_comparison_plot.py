@@ -28,7 +28,7 @@ def results() -> dict:
 
 
 def test_each_arm_has_a_line_and_each_verdict_a_marker(results):
-    figure = plot_comparison(results)
+    figure = plot_comparison(results)["comparison"]
     axes = figure.axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["pi", "fixed, swept", "replay", "none"]
     markers = {line.get_label(): line.get_marker() for line in axes.lines if not line.get_label().startswith("_")}
@@ -37,19 +37,19 @@ def test_each_arm_has_a_line_and_each_verdict_a_marker(results):
 
 def test_what_is_not_decided_is_drawn_as_no_difference(results):
     results["tasks"][0]["rows"][2]["decided"] = False  # of two seeds
-    lines = plot_comparison(results).axes[0].lines
+    lines = plot_comparison(results)["comparison"].axes[0].lines
     assert "better" not in [line.get_label() for line in lines]
 
 
 def test_a_point_far_to_the_right_is_written_at_the_edge_and_squeezes_none(results):
-    axes = plot_comparison(results).axes[0]
+    axes = plot_comparison(results)["comparison"].axes[0]
     assert axes.get_xlim()[1] < 5.2
     assert [text.get_text() for text in axes.texts] == ["7.500"]
 
 
 def test_the_reference_is_in_the_panel_though_all_others_lie_far_to_its_left(results):
     results["tasks"][0]["rows"] = [row("pi", 5.0)] + [row(f"arm {i}", 4.0 + i / 1000, -1.1, -0.9) for i in range(5)]
-    axes = plot_comparison(results).axes[0]
+    axes = plot_comparison(results)["comparison"].axes[0]
     assert axes.get_xlim()[0] < 4.0 < 5.0 < axes.get_xlim()[1]
     assert not axes.texts
 
@@ -57,14 +57,16 @@ def test_the_reference_is_in_the_panel_though_all_others_lie_far_to_its_left(res
 def test_an_interval_that_makes_room_for_a_far_point_has_it_drawn_whole(results):
     wide, far = row("fixed, swept (λ=0.1)", 5.01, -0.5, 0.5), row("none", 5.48, 0.3, 0.7)
     results["tasks"][0]["rows"] = [row("pi", 5.0), row("replay", 4.99, -0.02, -0.01), wide, far]
-    axes = plot_comparison(results).axes[0]
+    axes = plot_comparison(results)["comparison"].axes[0]
     assert not axes.texts and axes.get_xlim()[1] > 5.7
 
 
 def test_only_the_arms_that_one_of_two_neighbours_has_take_a_line(results):
     few = [row("pi", 5.0), row("replay", 4.98, -0.03, -0.01)]
     results["tasks"] += [{"name": name, "reference": "pi", "rows": few} for name in ("second", "third", "fourth")]
-    labels = [[text.get_text() for text in axes.get_yticklabels()] for axes in plot_comparison(results).axes]
+    labels = [
+        [text.get_text() for text in axes.get_yticklabels()] for axes in plot_comparison(results)["comparison"].axes
+    ]
     assert labels[0] == ["pi", "fixed, swept", "replay", "none"]
     assert labels[2] == ["pi", "replay"]
 

@@ -90,7 +90,7 @@ def test_s_is_drawn_against_its_setpoint_over_shared_steps(finished):
     run = read_run(finished)
     above, below = plot_control(run).axes
     drawn = lines(above)
-    assert set(drawn) == {"S at each tick", "S smoothed", "S* = 0.02 ± 10 %"}
+    assert set(drawn) == {"S at each tick", "S smoothed", "S* = 2 %, band ± 10 % of it"}
     np.testing.assert_array_equal(drawn["S at each tick"], run.column("s"))
     np.testing.assert_array_equal(drawn["S smoothed"], run.column("s_ema"))
     band = above.collections[0].get_datalim(above.transData)
@@ -109,8 +109,8 @@ def test_lambda_has_a_logarithmic_axis(finished):
 def test_a_setpoint_that_moves_is_a_line_without_a_band(moved):
     above, *_ = axes_of(moved)
     drawn = lines(above)
-    assert set(drawn) == {"S at each tick", "S smoothed", "S* (moves, 0.6 last)"} and not above.collections
-    setpoint = drawn["S* (moves, 0.6 last)"]
+    assert set(drawn) == {"S at each tick", "S smoothed", "S* (moves, 60 % last)"} and not above.collections
+    setpoint = drawn["S* (moves, 60 % last)"]
     np.testing.assert_allclose(setpoint[1:], np.linspace(0.21, 0.6, 40))
     assert setpoint[0] == setpoint[1], "held since the start"
 

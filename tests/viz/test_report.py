@@ -93,7 +93,7 @@ def test_of_a_run_that_was_scored_afterwards_it_has_the_verdict(finished, units,
     pairs = [{"a": "base", "b": "run", "verdict": "run is better than base by 0.5 <bits>"}]
     (finished / "eval_bpt.json").write_text(json.dumps({"units": units, "pairs": pairs}))
     text = page(finished).text
-    assert f"Scored by scripts/eval_bpt.py: run is better than base by 0.5 <bits>.{more}" in text
+    assert f"Scored by granite-scu eval: run is better than base by 0.5 <bits>.{more}" in text
     assert "no interval is given" not in text
 
 
@@ -186,6 +186,13 @@ def test_a_run_that_was_cut_off_is_drawn_as_far_as_it_got(cut_off):
     assert read.data["steps"] == list(range(10, 121, 10)) and read.data["validations"] == [[100, 6.1]]
     assert "The run has not come to its end: recorded up to step 120 of 400." in read.text
     assert "The run is unfinished" in read.text and "wall time" not in read.text
+
+
+def test_a_stopped_run_says_by_which_signal_and_how_to_go_on(cut_off):
+    (cut_off / "stopped.json").write_text(json.dumps({"signal": "SIGTERM<", "step": 120}))
+    text = page(cut_off).text
+    assert "The run was stopped by SIGTERM<: recorded up to step 120 of 400." in text
+    assert "granite-scu train --output-dir cut-off --resume-from-checkpoint last" in text
 
 
 def test_a_history_alone_is_enough(tmp_path):

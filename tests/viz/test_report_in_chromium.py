@@ -8,6 +8,7 @@ import pytest
 from chromium import Browser, find
 from folders import record, settings, write_run
 
+import viz
 from viz.report import write_report
 from viz.run_folder import read_run
 
@@ -101,6 +102,23 @@ def test_the_keyboard_does_it_too(opened):
     assert axis(opened, "s")[-1] == 400, "the range follows the cursor"
     opened.key("0")
     assert "shown" not in opened.text("#readout")
+
+
+def test_a_term_opens_by_keyboard_and_by_pointer_without_a_script(opened):
+    shown = (
+        "[...document.querySelectorAll('[popover]')].filter(each => each.matches(':popover-open')).map(each => each.id)"
+    )
+    opened.evaluate("document.querySelector('.term').focus()")
+    opened.key(" ")
+    assert opened.evaluate(shown) == ["term-s"] and "ParamBPT / (DataBPT" in opened.text("#term-s")
+    opened.key(" ")
+    assert opened.evaluate(shown) == []
+    left, top, width, height = opened.box("[popovertarget='term-lambda']")
+    finger = (left + width / 2 + 8, top + height / 2)  # beside the letter
+    opened.mouse("mousePressed", *finger, clicks=1)
+    opened.mouse("mouseReleased", *finger, clicks=1)
+    assert opened.evaluate(shown) == ["term-lambda"]
+    assert "popover" not in Path(viz.__file__).with_name("assets").joinpath("report.js").read_text(encoding="utf-8")
 
 
 def test_hidden_it_has_no_width_and_draws_when_it_is_shown_again(opened):

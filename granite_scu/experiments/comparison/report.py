@@ -48,9 +48,9 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     if results["tasks"]:
         from viz.comparison_plot import plot_comparison
         from viz.cost_plot import DEFAULT, plot_costs, ways
-        from viz.style import save
+        from viz.style import save, save_all
 
-        written += save(plot_comparison(results), folder / "comparison")
+        written += save_all(plot_comparison(results), folder)
         if DEFAULT in ways(results):
             written += save(plot_costs(results), folder / "cost")
     return written

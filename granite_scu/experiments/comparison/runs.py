@@ -115,7 +115,7 @@ def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
 
 def _train(run: PreparedRun, asked: dict[str, Any]) -> dict:
     """Train and score."""
-    summary = train(run, final_score=ScoreByDocument)
+    summary = train(run, final_score=ScoreByDocument, samples=False)
     law, ticks = _controller_as_run(run.folder.path), summary.pop("ticks")
     return {
         **summary,

@@ -152,7 +152,7 @@ def _experiment(
 def _train(run: PreparedRun, ticks: int) -> list[dict]:
     """Train, and return a record a tick."""
     with presented(run.folder):
-        train(run)
+        train(run, samples=False)
     history = run.folder.read_history()
     if len(history) < ticks:
         raise RunFailed(

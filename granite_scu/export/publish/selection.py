@@ -20,6 +20,8 @@ from granite_scu.storage.run_folder import (
     LAST_ADAPTER,
     METRICS,
     MODEL_CARD,
+    SAMPLES,
+    STOPPED,
     TRAINING_CONFIG,
     WEIGHTS,
     as_json,
@@ -41,7 +43,7 @@ PUBLISHED = (MODEL_CARD, *REQUIRED, *OPTIONAL)
 """Everything that is ever uploaded. The card is built anew."""
 
 KEPT = (
-    *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, "report.html"),
+    *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, SAMPLES, STOPPED, "report.html"),
     *("identification.*", "logs", BEST_ADAPTER, LAST_ADAPTER, "checkpoint-*"),
 )
 """What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from granite_scu.config.errors import INTERRUPTED, TERMINATED, Stopped
+from granite_scu.storage.run_folder import STOPPED, RunFolder
 from granite_scu.training.trainer import LOST_AFTER
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ class GracefulStop(L.Callback):
     Once training is over everything is saved, and signals act at once, as they do before it.
 
     Args:
-        folder: the run folder, in which the checkpoint is named.
+        folder: the run folder, which says afterwards what stopped the run.
         save: has a checkpoint of the newest step.
     """
 
-    def __init__(self, folder: Path, save: Callable[[L.Trainer], None]) -> None:
+    def __init__(self, folder: RunFolder, save: Callable[[L.Trainer], None]) -> None:
         self.folder, self.save = folder, save
         self.received = 0
         self._step = 0
@@ -85,10 +85,12 @@ class GracefulStop(L.Callback):
         if trainer.is_global_zero:
             if number == REQUEUE:
                 _requeue()
-            folder = self.folder / f"checkpoint-{trainer.global_step}"
+            name, step = signal.Signals(number).name, trainer.global_step
+            checkpoint = f"checkpoint-{step}"
+            self.folder.write_json(STOPPED, {"signal": name, "step": step, "checkpoint": checkpoint})
             line = (
-                f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, which is saved; "
-                f"--resume-from-checkpoint {folder} goes on from it"
+                f"stopped by {name} after step {step}, which is saved; "
+                f"--resume-from-checkpoint {self.folder.path / checkpoint} goes on from it"
             )
         raise Stopped(line, INTERRUPTED if number == signal.SIGINT else TERMINATED)
 

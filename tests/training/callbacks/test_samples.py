@@ -1,0 +1,53 @@
+"""Samples at the end of a run: the main process writes them, and none of them can end the run."""
+
+import contextlib
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from granite_scu.evaluation.samples import Sample
+from granite_scu.storage.run_folder import SAMPLES, RunFolder
+from granite_scu.training.callbacks import samples as callback
+from granite_scu.training.callbacks.samples import Samples
+
+TEXTS = Sample("once", " upon", " a", " time")
+
+
+@pytest.fixture
+def end(tmp_path, monkeypatch):
+    """Ends a run with what is made of the test text; returns the content of the file, None where there is none."""
+
+    def run(made, main: bool = True):
+        monkeypatch.setattr(callback, "openings", lambda blocks, count: [None] * count)
+        monkeypatch.setattr(callback, "sample", made)
+        plugin = SimpleNamespace(forward_context=contextlib.nullcontext)
+        data = SimpleNamespace(test=None)
+        trainer = SimpleNamespace(is_global_zero=main, precision_plugin=plugin, datamodule=data)
+        model = torch.nn.Linear(1, 1)
+        model.disable_adapter = contextlib.nullcontext
+        Samples(RunFolder(tmp_path), None).on_train_end(trainer, SimpleNamespace(model=model, language_model=model))
+        file = tmp_path / SAMPLES
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    return run
+
+
+def test_the_texts_and_how_they_were_drawn_are_in_the_file(end):
+    found = end(lambda *_: [TEXTS])
+    assert found["samples"] == [{"prompt": "once", "document": " upon", "base": " a", "adapter": " time"}]
+    assert found["max_new_tokens"] == 40 and found["seed"] == 42
+
+
+def test_a_generation_that_fails_costs_a_warning_and_not_the_run(end, caplog):
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    assert end(fails) is None
+    assert "the report has no samples: RuntimeError: out of memory" in caplog.text
+
+
+def test_other_processes_and_texts_without_a_beginning_write_nothing(end):
+    assert end(lambda *_: pytest.fail("asked for"), main=False) is None
+    assert end(lambda *_: []) is None

@@ -1,0 +1,149 @@
+"""What every picture keeps to: lines that can be seen on white, shares in per cent, no picture taller than a screen."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import rising, settings, write_run
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+import viz
+from viz import style
+from viz.comparison_plot import plot_comparison, plot_operating_points, read_comparison
+from viz.control_plot import plot_control
+from viz.cost_plot import plot_costs
+from viz.figures import draw_figures
+from viz.groups import group
+from viz.identification_plot import plot_identification
+from viz.run_folder import read_run
+from viz.tracking_plot import plot_tracking
+
+ROOT = Path(viz.__file__).parents[1]
+LEAST = 3.0
+"""Contrast of a line on its ground: WCAG 2.2, criterion 1.4.11."""
+
+
+def luminance(colour) -> float:
+    """Relative, of red, green and blue from 0 to 1."""
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in colour]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def contrast(colour, ground="white") -> float:
+    """Of a colour, with what shows through it, on a ground."""
+    (*own, alpha), below = to_rgba(colour), to_rgba(ground)[:3]
+    seen = [alpha * a + (1 - alpha) * b for a, b in zip(own, below, strict=True)]
+    light, dark = sorted((luminance(seen), luminance(below)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Makes groups of so many laws, each with so many setpoints."""
+
+    def make(laws: int, setpoints: int):
+        found = []
+        for law in range(laws):
+            for k in range(setpoints):
+                name, target = f"law-{law}", 0.02 * (k + 1)
+                asked = settings(control={"controller": name, "target_s": target})
+                folder = write_run(
+                    tmp_path / f"{name}-{k}", rising(), {"controller": name, "target_s": target}, asked, [(100, 6.1)]
+                )
+                found.append(read_run(folder))
+        return group(found)
+
+    return make
+
+
+@pytest.fixture
+def every_figure(runs, finished, moved) -> dict[str, Figure]:
+    """Of one run, of many, of comparisons, of an identification and of tracking."""
+    file = ROOT / "evidence" / "comparison" / "comparison.json"
+    comparison = read_comparison(file)
+    cell = {"disturbance": "", "setpoint": 0.02}
+    tracked = [(cell | {"learning_rate": 10.0**-k}, [(10, 0.5), (20, 1.0)]) for k in range(4)]
+    return {
+        "control": plot_control(read_run(finished)),
+        "moved": plot_control(read_run(moved)),
+        **{f"one {name}": figure for name, figure in draw_figures(group([read_run(moved)])).items()},
+        **{f"many {name}": figure for name, figure in draw_figures(runs(6, 5)).items()},
+        **plot_comparison(comparison),
+        "operating points": plot_operating_points(comparison),
+        "cost": plot_costs(comparison),
+        "identification": plot_identification(identified()),
+        "tracking": plot_tracking(tracked, 0.1),
+    }
+
+
+def identified() -> dict:
+    """The smallest result of ``identify``."""
+    one = {"value": 1.0, "standard_error": 0.1}
+    logs = [-4.0, -4.1, -3.9, -4.0]
+    return {
+        "model": {"gain": one, "tau": one, "theta": one},
+        "setpoint": 0.02,
+        "fit": {"start": 1, "r2": 0.9},
+        "excitation": {"log_s": logs, "log_s_fitted": logs, "log_lambda": [0.0, 0.5, -0.5, 0.0]},
+        "gains": {"kp": 1.0, "ki": 0.1},
+        "step_test": {"step": 1.5},
+        "verification": {"at": 2, "log_s": logs, "log_s_smoothed": logs, "predicted": {"response": [0.0, 1.0]}},
+    }
+
+
+def test_every_line_and_point_can_be_seen_on_white(every_figure):
+    seen = {
+        (name, str(colour)): contrast(colour)
+        for name, figure in every_figure.items()
+        for axes in figure.axes
+        for line in axes.get_lines()
+        for colour in [to_rgba(line.get_color(), line.get_alpha())]
+    }
+    assert len(seen) > 40
+    assert {where: round(value, 2) for where, value in seen.items() if value < LEAST} == {}
+
+
+def test_no_picture_is_taller_than_900_pixels_where_it_is_800_wide(every_figure):
+    shown = {name: 800 * figure.get_figheight() / figure.get_figwidth() for name, figure in every_figure.items()}
+    assert {name: height for name, height in shown.items() if height > 900} == {}
+
+
+def test_shares_are_in_per_cent(every_figure):
+    labelled = {
+        (name, axis.get_label_text() or figure.get_supxlabel()): axis.get_major_formatter()(0.025, 0)
+        for name, figure in every_figure.items()
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if "share of bits" in (axis.get_label_text() or (figure.get_supxlabel() if axis is axes.xaxis else ""))
+    }
+    assert {name for name, _ in labelled} >= {"control", "one s", "many s", "many phase", "many summary"}
+    assert {name for name, _ in labelled} >= {"operating points", "identification"}
+    assert set(labelled.values()) == {"2.5 %"}
+
+
+def test_the_lines_of_the_report_can_be_seen_on_both_grounds():
+    sheet = (ROOT / "viz" / "assets" / "report.css").read_text(encoding="utf-8")
+    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", part)) for part in sheet.split("@media", 2)[:2])
+    names = ("blue", "sky", "vermilion", "orange", "green", "purple", "ink", "faint")
+    found = {
+        (scheme["ground"], name): contrast(scheme[name], scheme["ground"]) for scheme in (light, dark) for name in names
+    }
+    assert len(found) == 16
+    assert {where: round(value, 2) for where, value in found.items() if value < LEAST} == {}
+
+
+def test_a_comparison_that_would_be_too_tall_is_several_pictures_with_every_task_once(tmp_path):
+    rows = [
+        {"name": f"arm {k}", "is_reference": not k, "test_bpt": {"mean": 5.0 + k}, "difference": None}
+        for k in range(20)
+    ]
+    file = tmp_path / "comparison.json"
+    file.write_text(json.dumps({"tasks": [{"name": f"task {k}", "rows": rows} for k in range(7)]}))
+    drawn = plot_comparison(read_comparison(file))
+    assert list(drawn)[:2] == ["comparison", "comparison-2"]
+    titles = [axes.get_title(loc="left") for figure in drawn.values() for axes in figure.axes if axes.get_visible()]
+    assert titles == [f"task {k}" for k in range(7)]
+    assert max(figure.get_figheight() for figure in drawn.values()) <= style.TALLEST

@@ -1,0 +1,96 @@
+"""Why S did not settle on its setpoint, and what to change."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from viz.run_folder import BAND, Run
+from viz.words import is_number, part, percent
+
+_BOUND = 0.5
+"""Share of the later ticks at a bound from which that is the reason."""
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """S did not stay at its setpoint to the end.
+
+    Attributes:
+        reason: what was seen, in sentences.
+        remedy: what to change, a sentence.
+        flags: of the training command, that change it; empty where the remedy is not one of its numbers.
+    """
+
+    reason: str
+    remedy: str
+    flags: str = ""
+
+
+def unsettled(run: Run) -> Unsettled | None:
+    """Why S was not within 10 per cent of S* to the end; None where it was, or where nothing was to hold it there."""
+    control = part(run.metrics, "control")
+    if not is_number(control.get("iae")) or control.get("settling_time") is not None:
+        return None
+    if advice := part(run.metrics, "reachability").get("advice"):
+        return Unsettled("S never settled: its setpoint was out of reach.", f"{advice}.")
+    later = slice(len(run.history) // 2, None)
+    ratios = run.column("s_ema")[later] / run.column("s_target")[later]
+    ratios[run.column("held")[later] == 1] = np.nan
+    if not np.isfinite(ratios).any():
+        return Unsettled(
+            "S never settled: the later half of the run has no usable measurement of it.",
+            "Look for a loss that is not finite: a lower learning rate avoids it.",
+            _rate(run),
+        )
+    return _at_a_bound(run, later) or _judged(run, ratios[np.isfinite(ratios)])
+
+
+def _at_a_bound(run: Run, later: slice) -> Unsettled | None:
+    """Lambda could go no further."""
+    share = float((run.column("saturated")[later] == 1).mean())
+    if share < _BOUND:
+        return None
+    strength, highest = float(run.column("lambda")[-1]), part(run.settings, "control").get("lambda_max")
+    upper = is_number(highest) and strength > 0.9 * highest
+    flag, other, value = ("--lambda-max", "larger", 100) if upper else ("--lambda-min", "smaller", 0.01)
+    return Unsettled(
+        f"S never settled: λ stood at a bound of {strength:g} at {percent(share)} of the later ticks.",
+        f"Give it more room with a {other} {flag}.",
+        f"{flag} {value * strength:g}",
+    )
+
+
+def _judged(run: Run, ratios: np.ndarray) -> Unsettled:
+    """By where the smoothed S stood against S* in the later half: (ticks,) ratios that are finite."""
+    target, last = float(run.column("s_target")[-1]), float(ratios[-1])
+    was = f"At the end it was {percent(last * target)}, and S* is {percent(target)}."
+    longer = f"--max-steps {2 * run.history[-1]['step']}"
+    if (ratios < 1 - BAND).all():
+        lower = percent(0.8 * last * target)
+        return Unsettled(
+            f"S never settled: it was still too low when the run ended. {was}",
+            f"Train longer, or lower the setpoint to about {lower} (--target-s {0.8 * last * target:.2g}).",
+            longer,
+        )
+    if (ratios > 1 + BAND).all():
+        return Unsettled(
+            f"S never settled: it was still too high when the run ended. {was}",
+            "Train longer: λ needs more ticks to bring it down. A larger --lambda-init starts nearer.",
+            longer,
+        )
+    inside = f"within {percent(BAND)} of S* at {percent(float((np.abs(ratios - 1) <= BAND).mean()))}"
+    return Unsettled(
+        f"S never settled: it came and went, and was {inside} of the later ticks. {was}",
+        "Measure S over more text: larger micro-batches or more of them in a step make it less noisy.",
+        _accumulation(run),
+    )
+
+
+def _accumulation(run: Run) -> str:
+    batches = part(run.settings, "trainer").get("accumulate_grad_batches")
+    return f"--gradient-accumulation-steps {2 * batches}" if isinstance(batches, int) else ""
+
+
+def _rate(run: Run) -> str:
+    rate = part(run.settings, "optimizer").get("learning_rate")
+    return f"--learning-rate {rate / 3:.1g}" if is_number(rate) else ""

@@ -1,0 +1,60 @@
+"""Numbers and settings in words, as a page has them."""
+
+import math
+from collections.abc import Mapping
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+NONE = "\N{EN DASH}"
+"""For what was not measured."""
+
+
+def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object of that name, empty where there is none."""
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def shown(value: object) -> str:
+    """A setting in words; of an absolute path only the last name, for where it lay is nobody else's business."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(shown, value))
+    if isinstance(value, str) and (PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()):
+        return "…/" + (PureWindowsPath(value) if "\\" in value else PurePosixPath(value)).name
+    return str(value)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def quantity(value: Any) -> str:
+    if not is_number(value):
+        return NONE
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(value: Any) -> str:
+    return f"{100 * value:.3g}\N{NO-BREAK SPACE}%" if is_number(value) else NONE
+
+
+def signed(change: float) -> str:
+    return f"{100 * change:+.1f}\N{NO-BREAK SPACE}%".replace("-", "\N{MINUS SIGN}")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    unit, size = ("min", 60) if seconds < 3600 else ("h", 3600)
+    whole, rest = divmod(round(seconds * 60 / size), 60)
+    return f"{whole}:{rest:02} {unit}"
