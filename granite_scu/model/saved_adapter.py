@@ -3,6 +3,7 @@
 import copy
 import filecmp
 import hashlib
+import json
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -188,9 +189,9 @@ def may_be_same(one: str, other: str) -> bool:
 
 def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
     try:
-        check_config(read_json(folder / ADAPTER_CONFIG))
+        check_config(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")))
         config = peft.PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
         raise UserError(f"{label}: {ADAPTER_CONFIG} is damaged, or of a newer PEFT ({error})") from error
     if not isinstance(config, peft.LoraConfig):
         raise UserError(f"{label}: is a {config.peft_type} adapter; only LoRA is supported")

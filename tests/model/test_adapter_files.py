@@ -1,0 +1,78 @@
+"""The configuration of an adapter from anywhere, before PEFT sees it."""
+
+import json
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from granite_scu.config.errors import UserError
+from granite_scu.model import saved_adapter
+from granite_scu.model.adapter_files import modules_of
+
+GOOD = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+SLOW = r"(([a-z_]+|\w+|[a-z0-9_.]+)+)+!"
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """Writes an adapter with these settings; returns its folder."""
+
+    def write(**settings):
+        text = json.dumps(GOOD | {"base_model_name_or_path": "tiny-granite-h"} | settings)
+        (tmp_path / "adapter_config.json").write_text(text)
+        layer = "base_model.model.model.layers.3.self_attn.q_proj"
+        save_file(
+            {f"{layer}.lora_A.weight": torch.ones(4, 128), f"{layer}.lora_B.weight": torch.ones(128, 4)},
+            tmp_path / "adapter_model.safetensors",
+        )
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"r": 10**9}, "r must be a rank, from 1 to 65,536, and is 1000000000"),
+        ({"r": 0}, "r must be a rank"),
+        ({"r": -1}, "r must be a rank"),
+        ({"r": None}, "r must be a rank"),
+        ({"r": True}, "r must be a rank"),
+        ({"r": "4"}, "r must be a rank"),
+        ({"lora_alpha": float("inf")}, "lora_alpha must be a finite number"),
+        ({"lora_alpha": [1]}, "lora_alpha must be a finite number"),
+        ({"target_modules": [1]}, "target_modules must be a list of layers' names"),
+        ({"target_modules": {"a": 1}}, "target_modules must be a list of layers' names"),
+        ({"rank_pattern": {SLOW: 2}}, "rank_pattern must be ranks by layers' names"),
+        ({"rank_pattern": {"q_proj": "x"}}, "rank_pattern must be ranks by layers' names"),
+        ({"alpha_pattern": [1]}, "alpha_pattern must be numbers by layers' names"),
+        ({"exclude_modules": SLOW}, "exclude_modules must be a list of layers' names"),
+        ({"base_model_name_or_path": 3}, "base_model_name_or_path must be a name"),
+    ],
+)
+def test_settings_that_would_be_dear_or_end_in_a_raw_error_are_refused_by_name(adapter, settings, words):
+    with pytest.raises(UserError) as refused:
+        saved_adapter.find(adapter(**settings))
+    assert words in str(refused.value)
+
+
+def test_a_configuration_that_is_nested_without_end_is_refused(adapter):
+    folder = adapter()
+    (folder / "adapter_config.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="is damaged"):
+        saved_adapter.find(folder)
+
+
+def test_a_pattern_of_names_is_never_matched(adapter):
+    """It could take for ever; the file itself has the names."""
+    found, start = saved_adapter.find(adapter(target_modules=SLOW)), time.monotonic()
+    with pytest.raises(UserError, match="does not fit"):
+        found.scales("tiny-granite-h")
+    assert time.monotonic() - start < 30
+
+
+def test_the_layers_are_those_that_the_file_has_factors_of():
+    names = ["base_model.model.a.b.lora_A.weight", "base_model.model.a.b.lora_B.weight", "base_model.model.c.bias"]
+    assert modules_of(names) == ["a.b"]
