@@ -125,4 +125,35 @@ def load_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
         return state
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UserError(f"--resume-from-checkpoint {path}: {STATE} is damaged; go on from another") from error
+        raise UserError(f"--resume-from-checkpoint {path}: {STATE} is damaged; continue from another") from error
+
+
+_CONTROL = "callbacks.ShannonControl"
+_SCHEMA: dict[str, Any] = {
+    "global_step": int, "epoch": int, "micro_batches": int, "frozen": dict, "settings": dict, "state_dict": dict,
+    "optimizer_states": list, "lr_schedulers": list, "loops": dict, "callbacks": dict,
+    _CONTROL: dict, f"{_CONTROL}.name": str, f"{_CONTROL}.latest": dict, f"{_CONTROL}.ticks": int,
+    "random.python": tuple, "random.numpy": tuple, "random.cpu": torch.Tensor,
+}  # fmt: skip
+"""What the state of a checkpoint holds, as far as it is looked at before training, and of which kind."""
+
+
+def check_state(state: dict[str, Any], path: Path) -> None:
+    """Refuse the state of a checkpoint that no run of ours has written.
+
+    Args:
+        state: as ``load_state`` has read it.
+        path: of the checkpoint, for the message.
+
+    Raises:
+        UserError: names what is missing, or of another kind.
+    """
+    for place, kind in _SCHEMA.items():
+        found: Any = state
+        for name in place.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(found, kind):
+            raise UserError(
+                f"--resume-from-checkpoint {path}: {STATE} is of no run ({place} is missing, or of another kind); "
+                "continue from another"
+            )

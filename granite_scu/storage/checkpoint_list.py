@@ -9,11 +9,14 @@ from pathlib import Path
 
 from granite_scu.config.errors import UserError
 from granite_scu.storage import manifest
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS, RunFolder
 
 log = logging.getLogger(__name__)
 
 STATE = "state.ckpt"
+
+_WHOLE = (STATE, WEIGHTS, ADAPTER_CONFIG)
+"""What a checkpoint is made of."""
 
 LAST, AUTO = "last", "auto"
 """What ``--resume-from-checkpoint`` takes beside a folder: the newest checkpoint; the same, or a fresh start."""
@@ -50,7 +53,7 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
     if resume in (LAST, AUTO):
         return _newest(resume, RunFolder(output_dir))
     path = Path(resume).expanduser()
-    if problem := manifest.damage(path):
+    if problem := manifest.damage(path, _WHOLE):
         raise UserError(f"--resume-from-checkpoint {resume}: {problem}; go on from another, or from the last that is "
                         f"whole with --resume-from-checkpoint {LAST} --output-dir {path.parent}")  # fmt: skip
     return path
@@ -59,7 +62,7 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
 def _newest(resume: str, folder: RunFolder) -> Path | None:
     problems: list[str] = []
     for path in reversed(folder.checkpoints()):
-        if (problem := manifest.damage(path)) is None:
+        if (problem := manifest.damage(path, _WHOLE)) is None:
             for line in problems:
                 log.warning("%s; going on from %s instead", line, path.name)
             return path
@@ -75,5 +78,5 @@ def prune(folder: RunFolder, keep: int) -> None:
     for path in reversed(folder.checkpoints()):
         if whole >= keep:
             shutil.rmtree(path)
-        elif manifest.damage(path) is None:
+        elif manifest.damage(path, _WHOLE) is None:
             whole += 1

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 NAME = "manifest.json"
@@ -14,18 +15,24 @@ def write(folder: Path) -> None:
     (folder / NAME).write_bytes(_text(folder, names))
 
 
-def damage(folder: Path) -> str | None:
+def damage(folder: Path, wanted: Sequence[str] = ()) -> str | None:
     """What differs from the manifest, in a few words; None where everything is as it was written.
 
     Files that came later are no damage.
+
+    Args:
+        folder: that ``write`` was called for.
+        wanted: files that must be among those that were written.
     """
     try:
         written = (folder / NAME).read_bytes()
         names = list(json.loads(written)["files"])
     except OSError:
         return f"{NAME} cannot be read"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{NAME} is damaged"
+    if unnamed := [name for name in wanted if name not in names]:
+        return f"{NAME} does not name {unnamed[0]}"
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         return f"{missing[0]} is missing"

@@ -75,7 +75,11 @@ def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
         UserError: there is no such checkpoint, or it is damaged.
     """
     path = checkpoint_list.find(resume, folder) if resume else None
-    return Resume(path, checkpoint.load_state(path), folder.resolve() in path.resolve().parents) if path else None
+    if path is None:
+        return None
+    state = checkpoint.load_state(path)
+    checkpoint.check_state(state, path)
+    return Resume(path, state, folder.resolve() in path.resolve().parents)
 
 
 def course_of(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:

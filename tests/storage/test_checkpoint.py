@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import shutil
+from pathlib import Path
 
 import killing
 import lightning as L
@@ -20,7 +21,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model import loading
 from granite_scu.storage import manifest
-from granite_scu.storage.checkpoint import AdapterCheckpointIO, load_state, save_adapter
+from granite_scu.storage.checkpoint import AdapterCheckpointIO, check_state, load_state, save_adapter
 from granite_scu.storage.checkpoint_list import STATE, find, prune
 from granite_scu.storage.run_folder import RunFolder
 
@@ -144,7 +145,7 @@ def several(tmp_path):
     for step in (900, 1000, 200):
         folder = tmp_path / f"checkpoint-{step}"
         (folder / "best").mkdir(parents=True)
-        for name in (STATE, "adapter_model.safetensors", "best/validation.json"):
+        for name in (STATE, "adapter_model.safetensors", "adapter_config.json", "best/validation.json"):
             (folder / name).write_bytes(f"{name} {step}".encode())
         manifest.write(folder)
     return tmp_path
@@ -170,6 +171,26 @@ def test_without_a_whole_one_nothing_goes_on(several):
     for resume in ("last", "auto"):  # auto does not begin again what may only have to be mended
         with pytest.raises(UserError, match=f"none in .* is whole .*checkpoint-200: {STATE} is missing"):
             find(resume, several)
+
+
+def test_a_manifest_that_names_nothing_makes_nothing_whole(several):
+    (several / "checkpoint-1000" / manifest.NAME).write_text('{"files": {}}')
+    with pytest.raises(UserError, match=f"manifest.json does not name {STATE}"):
+        find(str(several / "checkpoint-1000"), several)
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        ({}, "global_step"),
+        ([], "global_step"),
+        ({"global_step": "3"}, "global_step"),
+        ({"global_step": 3, "epoch": 0, "micro_batches": None}, "micro_batches"),
+    ],
+)
+def test_a_state_of_no_run_is_refused_by_what_it_lacks(state, place):
+    with pytest.raises(UserError, match=f"{STATE} is of no run \\({place} is missing, or of another kind"):
+        check_state(state, Path("checkpoint-3"))
 
 
 def test_auto_begins_where_there_is_no_checkpoint(tmp_path):
@@ -198,9 +219,7 @@ def test_a_file_that_the_disk_does_not_give_back_is_damage(several, monkeypatch)
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     monkeypatch.setattr(manifest, "_sha256", broken)
-    assert (
-        manifest.damage(several / "checkpoint-900") == "adapter_model.safetensors cannot be read (Input/output error)"
-    )
+    assert manifest.damage(several / "checkpoint-900") == "adapter_config.json cannot be read (Input/output error)"
 
 
 def test_files_that_came_later_are_no_damage(several):
