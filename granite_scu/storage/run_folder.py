@@ -251,6 +251,11 @@ def replacing(path: Path) -> Iterator[Path]:
         else:
             temporary.replace(path)
         sync(path.parent)
+    except shutil.Error as error:  # of a copied tree: a list of (source, target, why) in place of an error's number
+        _, target, why = error.args[0][0]
+        found = re.search(r"\[Errno (\d+)\]", str(why))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number), str(target)) from error
     except OSError as error:
         error.filename = error.filename or str(path)  # of a write that failed, the system does not say where
         raise

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -296,6 +297,26 @@ def test_a_finished_run_can_be_gone_on_with(folder):
 
 
 # Checkpoints
+
+
+def test_a_tree_that_cannot_be_copied_whole_says_which_file_and_why(tmp_path):
+    """A disk that is full, or a limit on the size of files: the library has a list of texts in place of an error."""
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "big").write_bytes(bytes(10_000))
+    code = f"""
+import resource, shutil
+from pathlib import Path
+from granite_scu.storage.run_folder import replacing
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    with replacing(Path({str(tmp_path / "to")!r})) as temporary:
+        shutil.copytree({str(tmp_path / "from")!r}, temporary)
+except OSError as error:
+    print(error.errno, error.strerror, Path(error.filename).name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"{errno.EFBIG} {os.strerror(errno.EFBIG)} big\n", done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["from"]
 
 
 def test_checkpoints_are_listed_by_step_and_half_written_ones_are_not(folder):
