@@ -9,6 +9,7 @@ layer that was held in 4 bits. The base is read shard by shard and never loaded 
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_WRITTEN = re.compile(
+    r"(model.*|config|generation_config|granite_scu_merge|tokenizer.*|special_tokens_map|added_tokens|vocab)\.json"
+    r"|model.*\.safetensors|README\.md|\w+\.model|(merges|vocab)\.txt|chat_template\.jinja|additional_chat_templates"
+)
+"""What a merge writes. Whatever else is in the folder is the user's."""
 
 SPARE = 64 * 2**20
 """Bytes of disk to be left over, for everything that is not weights."""
@@ -85,12 +92,21 @@ class Merger:
         for source in (self.adapter.folder.resolve(), self.source.resolve()):
             if resolved in (source, *source.parents):
                 raise UserError(f"--out {out}: holds {source.name}, which is merged from; choose another folder")
+        # The new model takes the place of the folder as a whole, and neither of these can be replaced.
+        if out.is_symlink():
+            raise UserError(f"--out {out}: is a link; name the folder that it leads to")
+        if out.is_mount():
+            raise UserError(f"--out {out}: a disk is mounted there; name a folder in it")
         require_writable("--out", out, make=False)
         if place == out and any(out.iterdir()):
             if not overwrite:
                 raise UserError(f"--out {out}: is not empty; choose another folder, or replace a model by --overwrite")
             if not (out / RECORD).is_file():
                 raise UserError(f"--overwrite: {out} is not empty and no merged model of ours, so it is left alone")
+            if others := [entry.name for entry in sorted(out.iterdir()) if not _WRITTEN.fullmatch(entry.name)]:
+                raise UserError(
+                    f"--overwrite: {out} holds {others[0]}, which no merge has written; move that elsewhere"
+                )
         wanted = sum((self.source / shard).stat().st_size for shard in self.shards) + SPARE
         free = shutil.disk_usage(place).free
         if free < wanted:

@@ -116,21 +116,6 @@ def test_a_wrong_request_gets_one_line(told, argv, words):
     assert words in err
 
 
-def test_help_lists_every_command(capfd):
-    with pytest.raises(SystemExit):
-        commands.main(["--help"])
-    shown = " ".join(capfd.readouterr().out.split())
-    for name, (_, meaning) in commands.ASIDE.items():
-        assert f"{name}: {meaning}" in shown
-
-
-@pytest.mark.parametrize("name", commands.ASIDE)
-def test_every_command_has_a_help_of_its_own(capfd, name):
-    with pytest.raises(SystemExit):
-        commands.main([name, "--help"])
-    assert f"usage: granite-scu {name}" in capfd.readouterr().out
-
-
 @pytest.fixture(scope="module")
 def gone_on(run, launch, short, tmp_path_factory):
     """A run that starts from a copy of the first one's adapter, and that copy."""
