@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -30,12 +29,12 @@ class GracefulStop(L.Callback):
     Once training is over everything is saved, and signals act at once, as they do before it.
 
     Args:
-        folder: the run folder, in which the checkpoint is named.
         save: has a checkpoint of the newest step.
+        again: the command that continues the run.
     """
 
-    def __init__(self, folder: Path, save: Callable[[L.Trainer], None]) -> None:
-        self.folder, self.save = folder, save
+    def __init__(self, save: Callable[[L.Trainer], None], again: str) -> None:
+        self.save, self.again = save, again
         self.received = 0
         self._step = 0
         self._hosts: Any = None
@@ -85,11 +84,8 @@ class GracefulStop(L.Callback):
         if trainer.is_global_zero:
             if number == REQUEUE:
                 _requeue()
-            folder = self.folder / f"checkpoint-{trainer.global_step}"
-            line = (
-                f"stopped by {signal.Signals(number).name} after step {trainer.global_step}, which is saved; "
-                f"--resume-from-checkpoint {folder} goes on from it"
-            )
+            by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            line = f"stopped by {by} after step {trainer.global_step}, which is saved; continue with: {self.again}"
         raise Stopped(line, INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
     def _over_ranks(self, number: int) -> int:
