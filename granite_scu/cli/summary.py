@@ -85,14 +85,14 @@ def _reachability(summary: dict[str, Any]) -> str:
         return f"yes: S was {band} at step {found['reached_at_step']}{afterwards}"
     if found["verdict"] == "not shown":
         return _not_shown(summary["s_ema"], summary["s_target"], band)
-    before = "" if found["reached_at_step"] is None else f", though S was there at step {found['reached_at_step']}"
-    return f"no, {found['verdict']} since step {found['since_step']}{before}: {found['advice']}"
+    before = "" if found["reached_at_step"] is None else f", no more since step {found['since_step']}"
+    return f"no{before}: {found['advice']}"
 
 
 def _not_shown(s: float | None, target: float, band: str) -> str:
     if s is None:
         return f"no: S was never {band}, and could not be measured at the end"
-    never = f"no: S was never {band}, and ended at {per_cent(s)} of the {per_cent(target)} aimed at"
+    never = f"no: S was never {band} = {per_cent(target)}, and ended at {per_cent(s)}"
     return f"{never}; train longer, or give --target-s {s:.2g}" if 0 < s < target else f"{never}; train longer"
 
 

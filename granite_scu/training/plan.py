@@ -96,6 +96,7 @@ def _memory(request: Request, machine: Machine) -> dict[str, Any]:
     fits = footprint.total <= allowed
     return {
         "batch_size": request.data.batch_size,
+        "auto_batch_size": request.run.auto_batch_size,
         "gradient_accumulation_steps": request.trainer["accumulate_grad_batches"],
         "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
         f"{request.trainer['accumulate_grad_batches']} times",

@@ -28,7 +28,7 @@ def in_words(facts: dict[str, Any]) -> dict[str, str]:
         "data": _data(facts["data"]),
         "device": _device(facts),
         "precision": _precision(facts),
-        "batch": f"{_batch(facts)} = {facts['tokens_per_step']:,} tokens a step",
+        "batch": _batch(facts),
         "length": _length(facts),
         "memory": _memory(facts),
         "time": _time(facts),
@@ -84,7 +84,8 @@ def _batch(facts: dict[str, Any]) -> str:
     accumulated = facts["gradient_accumulation_steps"]
     parts = [shape] + ([f"{accumulated} accumulated"] if accumulated > 1 else [])
     parts += [f"{facts['processes']} processes"] if facts["processes"] > 1 else []
-    return " x ".join(parts)
+    tried = "; tried out first, and made smaller where it does not fit" if facts["auto_batch_size"] else ""
+    return f"{' x '.join(parts)} = {facts['tokens_per_step']:,} tokens a step{tried}"
 
 
 def _length(facts: dict[str, Any]) -> str:

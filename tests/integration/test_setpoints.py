@@ -58,7 +58,7 @@ def test_it_is_seen_while_running_once_and_the_summary_says_so(unreachable):
     assert 0 < found["since_step"] < 30
     assert found["s_expected"] < 0.9
     assert "--target-s" in found["advice"]
-    assert "no, stuck below the setpoint since step" in printed
+    assert f"no: {found['advice']}"[:40] in printed
     assert read(folder, "scu_metrics.json")["stopped"] == {"reason": "max_steps", "step": 30}
 
 

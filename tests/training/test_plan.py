@@ -18,7 +18,7 @@ FACTS = {
     **{"precision": "bf16-mixed", "compiled": True, "quantize_4bit": False, "gradient_checkpointing": False},
     **{"first_step": 0, "steps": 1000, "tokens_per_step": 32768, "tokens": 32_768_000, "passes": 364.1},
     **{"controller": "pi", "control_every": 10, "target_s": 0.08, "advice": ["--warmup-steps 5: too long"]},
-    **{"batch_size": 4, "gradient_accumulation_steps": 8},
+    **{"batch_size": 4, "gradient_accumulation_steps": 8, "auto_batch_size": False},
     **{"memory_gib_estimate": 8.41, "memory_gib_allowed": 21.15, "memory_fits": True, "time_s_estimate": 21638},
     "output_dir": "runs/mine",
 }

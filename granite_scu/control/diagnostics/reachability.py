@@ -206,8 +206,10 @@ class Reachability:
             why = f"{is_at} with lambda on its upper bound of {lambda_max:g} since step {state.since}"
             return f"{out}: {why}; try --lambda-max {10 * lambda_max:g}; {OTHER_WAYS}"
         expected = last.s if state.expected is None else state.expected
-        why = f"with lambda on its lower bound of {lambda_min:g}" if last.at_low else "although lambda hardly counts"
-        if not last.lambda_is_idle:
+        why = "although lambda hardly holds it back"
+        if last.at_low:
+            why = f"with lambda on its lower bound of {lambda_min:g}"
+        elif not last.lambda_is_idle:
             why = "and even with no lambda the steps that are left are too few"
         lower = float(f"{0.8 * expected:.1g}")
         return (
