@@ -50,16 +50,16 @@ check-requirements: setup  ## what this machine has and lacks
 	$(BIN)/python scripts/train_granite_cuda.py --check-requirements
 
 check-hardware: setup  ## what this machine is, and the settings that suit it
-	$(BIN)/python -m granite_scu.cli.hardware
+	$(BIN)/granite-scu hardware
 
 check-gpu: setup  ## whether there is a GPU that PyTorch can use
-	$(BIN)/python -m granite_scu.cli.hardware --gpu
+	$(BIN)/granite-scu hardware --gpu
 
 gpu-check: setup  ## check and measure on an NVIDIA GPU, half an hour; ARGS="--only parity" and other flags
 	$(BIN)/python scripts/gpu_check.py $(ARGS)
 
 train-auto: setup  ## recommend settings for this machine and print the command to run
-	$(BIN)/python -m granite_scu.cli.hardware
+	$(BIN)/granite-scu hardware
 
 # ARGS holds more flags: make train-4090 ARGS="--data-dir my_texts/ --output-dir runs/mine"
 train-4090 train-3090 train-low-mem: train-%: setup

@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the presets of --hardware lie in configs/ and are installed inside the package."""
+"""What pyproject.toml cannot say: the files in configs/ are installed inside the package."""
 
 import shutil
 from pathlib import Path
@@ -7,14 +7,13 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 
-class WithPresets(build_py):
-    """Adds configs/hardware to the package; an editable installation reads them where they are."""
+class WithConfigs(build_py):
+    """Adds configs/ to the package; an editable installation reads them where they are."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib, "granite_scu", "hardware", "configs")
-            shutil.copytree(Path("configs", "hardware"), target, dirs_exist_ok=True)
+            shutil.copytree("configs", Path(self.build_lib, "granite_scu", "configs"), dirs_exist_ok=True)
 
 
-setup(cmdclass={"build_py": WithPresets})
+setup(cmdclass={"build_py": WithConfigs})

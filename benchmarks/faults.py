@@ -33,7 +33,7 @@ from benchmarks import killing
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
-from granite_scu.storage import checkpoint
+from granite_scu.storage import checkpoint, checkpoint_list
 from granite_scu.storage.run_folder import RunFolder
 
 SAVE_STEPS = 5
@@ -97,7 +97,7 @@ def _moment(rng: random.Random, folder: Path):
 def _steps_lost(folder: Path) -> int:
     """Steps that the history knows of and the newest whole checkpoint does not."""
     records = RunFolder(folder).read_history() if folder.is_dir() else []
-    newest = checkpoint.find(checkpoint.AUTO, folder) if folder.is_dir() else None
+    newest = checkpoint_list.find(checkpoint_list.AUTO, folder) if folder.is_dir() else None
     reached = records[-1]["step"] if records else 0
     return max(0, reached - (checkpoint.load_state(newest)["global_step"] if newest else 0))
 
@@ -112,7 +112,7 @@ def detect_corruptions(bench: Bench, count: int) -> dict:
         shutil.copytree(original, damaged)
         _damage(damaged / bench.rng.choice(names), bench.rng, cut=number % 4 == 0)
         try:
-            checkpoint.find(str(damaged), bench.place)
+            checkpoint_list.find(str(damaged), bench.place)
         except UserError:
             detected += 1
         shutil.rmtree(damaged)

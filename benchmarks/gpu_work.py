@@ -94,7 +94,7 @@ class Work:
         folder: of its own; logs and run folders stay there.
         device: "cpu" or "cuda".
         steps: optimizer steps of a short run.
-        machine: what ``python -m granite_scu.cli.hardware --json`` says.
+        machine: what ``granite-scu hardware --json`` says.
         deadline: when the leg has to have ended, on ``time.monotonic``'s clock, in seconds.
         end: the same of the whole check.
     """

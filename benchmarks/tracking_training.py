@@ -53,8 +53,7 @@ def request_of(cell: TrackingCell, folder: str) -> Any:
             "--learning-rate", str(cell.learning_rate), "--lora-r", str(cell.rank),
             "--lora-alpha", str(2 * cell.rank), "--seed", str(cell.seed),
             "--controller", cell.controller, "--target-s", str(cell.setpoint), *cell.settings,
-        ],
-        ROOT / "configs" / "tiny.yaml",
+        ]
     )  # fmt: skip
     from granite_scu.cli import request_parser as cli
     from granite_scu.training import controller as steering  # late: a wrong flag is refused before torch is imported

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -191,7 +190,7 @@ def make_request(device: str, case: Case, steps: int, flags: tuple[str, ...], fo
         "warmup-steps": 0, "learning-rate": LEARNING_RATE, "seed": SEED, "precision": case.precision,
         "target-s": 0.02,
     }  # fmt: skip
-    arguments, _ = translate([*(f"--{name}={value}" for name, value in given.items()), *flags], Path())
+    arguments, _ = translate([*(f"--{name}={value}" for name, value in given.items()), *flags])
     return cli.parse(arguments).request
 
 

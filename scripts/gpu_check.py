@@ -71,14 +71,14 @@ def parse(argv: list[str] | None) -> Namespace:
 
 
 def look_at_machine(device: str) -> dict[str, Any]:
-    """What ``python -m granite_scu.cli.hardware --json`` says, in its own process: this one takes no memory of a GPU.
+    """What ``granite-scu hardware --json`` says, in its own process: this one takes no memory of a GPU.
 
     Raises:
         UserError: there is no GPU, and one was asked for.
         RunFailed: the command fails.
     """
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    line = [sys.executable, "-m", "granite_scu.cli.hardware", "--json"]
+    line = [sys.executable, "-m", "granite_scu", "hardware", "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | hidden
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     if done.returncode:

@@ -1,10 +1,19 @@
 """How files get written whole or not at all, and what a command says about them."""
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def command_parser(name: str, about: str, examples: Iterable[str]) -> argparse.ArgumentParser:
+    """The parser of a command, whose help begins with what it does and with examples."""
+    lines = "\n".join(f"  {example}" for example in examples)
+    return argparse.ArgumentParser(
+        prog=name, description=f"{about}\n\nexamples:\n{lines}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 @contextmanager

@@ -6,7 +6,6 @@
 writes each as PNG and SVG into DIR. Runs that differ in nothing but their seed share a line with a band.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.progress import track
 from viz import style
 from viz.comparison_plot import plot_comparison, plot_operating_points, read_comparison
 from viz.figures import draw_figures
-from viz.files import make_folder, report_outcome
+from viz.files import command_parser, make_folder, report_outcome
 from viz.groups import group
 from viz.run_folder import read_measured_run
 
@@ -43,11 +42,10 @@ def draw(sources: Sequence[Path]) -> dict[str, Figure]:
     return draw_figures(group([read_measured_run(source) for source in sources]))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, name: str = "python -m viz.generate_ablation_plots") -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m viz.generate_ablation_plots", description="Draw runs, side by side where there are several."
-    )
+    examples = (f"{name} {sources} --out plots" for sources in ("runs/mine", "runs/seed-*", "comparison.json"))
+    parser = command_parser(name, "Draw one run, or several side by side.", examples)
     parser.add_argument(
         "sources", metavar="RUN", type=Path, nargs="+", help="run folders, finished or not; or one comparison.json"
     )

@@ -5,7 +5,6 @@
 writes ``report.html`` into the run folder, or FILE: one self-contained page that asks nothing of the network.
 """
 
-import argparse
 import base64
 import hashlib
 import json
@@ -19,7 +18,7 @@ from string import Template
 from typing import Any
 
 from viz.adapter_size import describe
-from viz.files import make_folder, replacing, report_outcome
+from viz.files import command_parser, make_folder, replacing, report_outcome
 from viz.report_data import chart_data
 from viz.run_folder import BAND, Run, read_measured_run
 
@@ -66,9 +65,10 @@ def write_report(run: Run, file: Path) -> Path:
     return file
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, name: str = "python -m viz.report") -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m viz.report", description="Write a run's report.")
+    examples = (f"{name} runs/mine", f"{name} runs/stopped", f"{name} runs/mine --out page.html")
+    parser = command_parser(name, "Write a run's report, one page to look at in a browser.", examples)
     parser.add_argument("run", metavar="RUN", type=Path, help="run folder, finished or not")
     parser.add_argument("--out", metavar="FILE", type=Path, help=f"the page (default: RUN/{NAME})")
     options = parser.parse_args(arguments)

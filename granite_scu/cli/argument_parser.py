@@ -1,16 +1,37 @@
-"""The argument parser of the commands that train, score, compare and publish, and of the benchmarks."""
+"""The argument parser of all commands, and of the benchmarks."""
 
 import argparse
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from granite_scu.config.errors import UserError
 
+WIDTH = 100
+"""Columns of a description."""
+
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviations, and reports a wrong flag in one line, through ``UserError``."""
+    """Takes no abbreviations, and reports a wrong flag in one line, through ``UserError``.
 
-    def __init__(self, **settings: Any) -> None:
+    Args:
+        examples: command lines that the help shows before the flags.
+        full_help: makes the text of ``--help-all``; None where ``--help`` shows every flag.
+    """
+
+    def __init__(
+        self, *, examples: Sequence[str] = (), full_help: Callable[[], str] | None = None, **settings: Any
+    ) -> None:
+        if examples:
+            lines = "\n".join(f"  {example}" for example in examples)
+            description = textwrap.fill(settings.pop("description", ""), WIDTH)
+            settings["description"] = f"{description}\n\nexamples:\n{lines}"
+            settings["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, **settings})
+        if full_help:
+            self.add_argument("--help-all", action=_Show, text=full_help, help="show every flag")
+        else:
+            self.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
@@ -18,3 +39,26 @@ class Parser(argparse.ArgumentParser):
     def add_debug(self, group: argparse._ArgumentGroup | None = None) -> None:
         """The flag that error messages speak of; ``guard.guarded`` is told whether it was given."""
         (group or self).add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+class _Show(argparse.Action):
+    """Prints a text that is made when it is asked for, and ends."""
+
+    def __init__(self, *, text: Callable[[], str], **settings: Any) -> None:
+        super().__init__(**{**settings, "nargs": 0, "default": argparse.SUPPRESS})
+        self.text = text
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(self.text(), end="")
+        parser.exit()
+
+
+def without_local_rank(argv: list[str]) -> list[str]:
+    """Without the ``--local-rank=N`` that ``python -m torch.distributed.launch`` adds: LOCAL_RANK says it as well."""
+    return [argument for argument in argv if not argument.startswith(("--local-rank=", "--local_rank="))]
+
+
+def hyphenated(argument: str) -> str:
+    """``--batch_size`` as ``--batch-size``; values and dotted flags stay as they are."""
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") and "." not in name else argument

@@ -1,20 +1,52 @@
-"""The commands beside training, for the command ``granite-scu`` and the help of those that train."""
+"""The commands of ``granite-scu``: where each is, and what it does."""
 
-ASIDE = {
-    "data": (
-        "granite_scu.cli.inspect_data",
-        "show what a run would train on: counts, lengths, samples with what is learned",
-    ),
-    "merge": ("granite_scu.cli.merge", "write base model and adapter as one plain model"),
-    "generate": ("granite_scu.cli.generate", "let base model and adapter go on with a text, side by side"),
-    "runs": ("granite_scu.cli.list_runs", "list the runs in a folder, and compare them"),
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        module: has ``add_arguments(parser)`` and ``run(options) -> exit code``, and perhaps ``EXAMPLES``; or, where it
+            reads its arguments itself, ``main(arguments, name) -> exit code``. Importing it takes no second, so that
+            ``--help`` does not either.
+        meaning: what it does, in a line.
+    """
+
+    module: str
+    meaning: str
+
+
+_CLI = "granite_scu.cli"
+_LIGHTNING = f"{_CLI}.lightning_commands"
+
+COMMANDS = {
+    "before a run": {
+        "check": Command(f"{_CLI}.train_commands", "say what a run needs and what this machine lacks for it"),
+        "hardware": Command(f"{_CLI}.hardware", "say what this machine is, and which settings suit it"),
+        "plan": Command(f"{_CLI}.train_commands", "say what a run would do, how long and in how much memory"),
+        "data": Command(f"{_CLI}.inspect_data", "show what a run would train on: counts, lengths, samples"),
+    },
+    "training": {
+        "train": Command(f"{_CLI}.train_commands", "fine-tune a model on your text"),
+        "fit": Command(_LIGHTNING, "the same from YAML files and dotted keys (LightningCLI)"),
+    },
+    "after a run": {
+        "runs": Command(f"{_CLI}.list_runs", "list the runs in a folder, and compare them"),
+        "report": Command("viz.report", "write a run's report, one page to look at in a browser"),
+        "plot": Command("viz.generate_ablation_plots", "draw one run, or several side by side"),
+        "eval": Command(f"{_CLI}.eval_bpt", "score base model and adapters on held-out text"),
+        "generate": Command(f"{_CLI}.generate", "let base model and adapter continue a text, side by side"),
+        "merge": Command(f"{_CLI}.merge", "write base model and adapter as one plain model"),
+        "publish": Command(f"{_CLI}.push_to_hf", "publish the adapter on the Hugging Face hub"),
+        "validate": Command(_LIGHTNING, "score the saved adapter on the validation split"),
+        "test": Command(_LIGHTNING, "score the saved adapter on the test split"),
+    },
+    "research": {
+        "compare": Command(f"{_CLI}.compare_controllers", "compare the ways to set lambda on small models"),
+        "identify": Command(_LIGHTNING, "measure what lambda does to S, and propose gains for the controller"),
+    },
 }
-"""Commands that train nothing, so that they need none of the configuration: module and meaning of each.
+"""By group, in the order of the overview."""
 
-The module has ``add_arguments(parser)`` and ``run(options) -> exit code``."""
-
-
-def describe() -> str:
-    """What there is besides, for the help of what trains."""
-    each = "; ".join(f"{name}: {meaning}" for name, (_, meaning) in ASIDE.items())
-    return f"Besides training, each with its own --help. {each}."
+BY_NAME = {name: command for group in COMMANDS.values() for name, command in group.items()}

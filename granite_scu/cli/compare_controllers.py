@@ -1,4 +1,4 @@
-"""The command ``scripts/compare_controllers.py``."""
+"""``granite-scu compare``, also ``scripts/compare_controllers.py``: every way to set lambda, and what it makes."""
 
 import argparse
 import logging
@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from granite_scu.cli.argument_parser import Parser
+from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.cli.console import WIDE, make_console, quiet
+from granite_scu.cli.guard import guarded
 from granite_scu.config import settings
 from granite_scu.config.errors import UserError
 from granite_scu.experiments.run_store import RunStore, working_folder
@@ -26,9 +27,20 @@ PRECISIONS = {"auto": None, **{name: settings.PRECISIONS[name] for name in ("bf1
 """What the flag says, and the Trainer's name for it. On a CPU, where the runs are done, there is no fp16."""
 
 
-def build_parser() -> Parser:
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout, where there is one."""
+
+EXAMPLES = (
+    "granite-scu compare --quick",
+    "granite-scu compare --report-only",
+    "granite-scu compare --fresh --seeds 1 --shard 1/2",
+)
+
+
+def build_parser(name: str = "granite-scu compare") -> Parser:
     parser = Parser(
-        prog="compare_controllers.py",
+        prog=name,
+        examples=EXAMPLES,
         description="Train the embedded model under every way to set lambda, and say what difference it makes. "
         "Finished runs are kept and never done again: stop at will, go on later, copy them between machines. "
         "Several machines share the work by --shard. "
@@ -45,7 +57,7 @@ def build_parser() -> Parser:
     which.add_argument("--scarce", action="store_true", help="the default in short runs and with little held-out "
                        "text: half an hour on two cores")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
-    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms (and the runs that they hang on)")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these arms (and the runs that they depend on)")
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds")
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of every run instead of the protocol's")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time, a thread each (default: physical cores)")
@@ -72,18 +84,18 @@ def build_parser() -> Parser:
     return parser
 
 
-def main(root: Path, argv: list[str] | None = None) -> int:
+def main(arguments: list[str], name: str = "granite-scu compare", root: Path | None = None) -> int:
     """Run the command; returns the exit code.
 
     Args:
-        root: of the checkout.
-        argv: the arguments; None takes the command line's.
+        arguments: of the command.
+        name: of the command.
+        root: where ``evidence`` and ``docs`` are; null takes the checkout, or where there is none this folder.
     """
-    from granite_scu.cli import guard
-
-    argv = sys.argv[1:] if argv is None else argv
-    how_to_continue = "the runs under way are lost, those finished are kept; the same command goes on"
-    return guard.guarded(lambda: _run(build_parser().parse_args(argv), root), "--debug" in argv, how_to_continue)
+    how_to_continue = "the runs under way are lost, those finished are kept; the same command continues"
+    root = root or (ROOT if (ROOT / "evidence").is_dir() else Path.cwd())
+    given = [hyphenated(argument) for argument in arguments]
+    return guarded(lambda: _run(build_parser(name).parse_args(given), root), "--debug" in given, how_to_continue)
 
 
 def _run(options: argparse.Namespace, root: Path) -> int:

@@ -13,10 +13,9 @@ from typing import Any
 import yaml
 
 from granite_scu import hardware
-from granite_scu.config import flags
+from granite_scu.config import flags, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
-from granite_scu.hardware.nvml import why_no_cuda
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +39,17 @@ def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
     asked = asked_preset(arguments)
     if asked is None:
         return arguments, None
-    chosen = asked
     if asked == presets.AUTO:
         accelerator = str(origins_and_values(without_preset(arguments)).get("trainer.accelerator", ("", "auto"))[1])
         if accelerator != "auto":  # whoever leaves it open gets the CPU's preset where there is no GPU
             accelerator = hardware.resolve_accelerator(accelerator)
         chosen = presets.choose(hardware.detect(accelerator))
         if chosen == "cpu" and accelerator == "auto":
+            from granite_scu.hardware.nvml import why_no_cuda  # late: it loads torch
+
             log.warning("%s auto: no CUDA device (%s), so the settings are those for the CPU", FLAG, why_no_cuda()[0])
+    else:
+        chosen = presets.named(asked)
     file = ("--config", str(presets.path(chosen)))
     return _joined([file if pair[0] == FLAG else pair for pair in _split(arguments)]), chosen
 
@@ -68,8 +70,12 @@ def without_preset(arguments: list[str]) -> list[str]:
 
 
 def put_first(arguments: list[str]) -> list[str]:
-    """The arguments of the CLI with the preset below all files, wherever its flag stands."""
-    return arguments[:1] + _joined(sorted(_split(arguments[1:]), key=lambda pair: pair[0] != FLAG))
+    """The arguments of the CLI with the preset below all files, wherever its flag stands, and each file's path."""
+    pairs = [
+        (name, shipped.find(value)) if name == "--config" and value else (name, value)
+        for name, value in _split(arguments[1:])
+    ]
+    return arguments[:1] + _joined(sorted(pairs, key=lambda pair: pair[0] != FLAG))
 
 
 def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
@@ -89,14 +95,18 @@ def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
 def check_files(arguments: list[str]) -> None:
     """Refuse a ``--config`` file that jsonargparse would refuse without its name, or read half of.
 
-    What stands there is no file (settings on the command line, a pipe, nothing at all) is left to jsonargparse.
+    Settings on the command line in place of a file, and what is no path of one, are left to jsonargparse.
 
     Raises:
         UserError: it is no YAML, has a key twice in a mapping, or holds no settings.
     """
     for name, value in _split(arguments):
-        if name == "--config" and value is not None and _is_file(value):
-            _check_file(value)
+        if name == "--config" and value is not None:
+            if _is_file(value):
+                _check_file(value)
+            elif re.fullmatch(r"[^\s{}:]+", value) and not _exists(value):
+                along = ", ".join(sorted(path.stem for path in shipped.folder().glob("*.yaml")))
+                raise UserError(f"--config {value}: there is no such file, and none of that name comes along ({along})")
 
 
 def _is_file(text: str) -> bool:
@@ -104,6 +114,13 @@ def _is_file(text: str) -> bool:
         return Path(text).expanduser().is_file()
     except (OSError, RuntimeError, ValueError):  # no path at all: too long for one, a stranger's home, a null
         return False
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # as above
+        return True
 
 
 def _check_file(path: str) -> None:
@@ -172,7 +189,7 @@ def with_file(line: str, arguments: list[str]) -> str:
     origins = origins_and_values(arguments)
     named = (keys.get(word, word.removeprefix("--")) for word in words)
     origin = next((origins[key][0] for key in named if key in origins), A_FLAG)
-    unnamed = origin == A_FLAG or Path(origin).resolve() == (presets.folder().parent / "tiny.yaml").resolve()
+    unnamed = origin == A_FLAG or Path(origin).resolve() == shipped.TEST_RUN.resolve()
     return line if unnamed else f"{subject} (in {origin}){line.removeprefix(subject)}"
 
 

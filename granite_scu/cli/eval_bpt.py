@@ -1,13 +1,10 @@
-"""The command ``scripts/eval_bpt.py``."""
+"""``granite-scu eval``, also ``scripts/eval_bpt.py``: bits per token of base model and adapters on the same text."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import make_console, quiet
-from granite_scu.cli.script_flags import hyphenated
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
@@ -15,15 +12,15 @@ from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 if TYPE_CHECKING:
     from granite_scu.evaluation.bpt.subjects import Subject
 
-HOW_TO_CONTINUE = "nothing was written"
+EXAMPLES = (
+    "runs/mine",
+    "runs/mine runs/other --data-dir held_out.jsonl",
+    "runs/mine --forgetting general.txt --csv scores.csv",
+)
 
 
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="eval_bpt.py",
-        description="Score a base model and adapters on the same held-out text: bits per token, bits per byte and "
-        "perplexity, each difference with its interval and a verdict.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
     parser.add_argument("models", nargs="*", metavar="MODEL", help="run folder, checkpoint, PEFT adapter, or whole "
                         "(merged) model: a folder or hub id")  # fmt: skip
     what = parser.add_argument_group("what")
@@ -55,21 +52,10 @@ def build_parser() -> Parser:
     output.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there, too (default: eval_bpt.json "
                         "in the run folder, when that alone is named)")  # fmt: skip
     output.add_argument("--csv", type=Path, metavar="FILE", help="write the scores of each document there")
-    parser.add_debug(output)
-    return parser
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    from granite_scu.cli import guard
-
-    argv = sys.argv[1:] if argv is None else argv
-    arguments = [hyphenated(argument) for argument in argv]
-    return guard.guarded(lambda: _run(arguments), "--debug" in arguments, HOW_TO_CONTINUE)
-
-
-def _run(argv: list[str]) -> int:
-    options = build_parser().parse_intermixed_args(argv)
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
     _check(options)
     # Late: what is wrong with a flag is said before torch is imported.
     from granite_scu.evaluation.bpt import report, results

@@ -5,22 +5,20 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from granite_scu import hardware
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
-from granite_scu.evaluation.generate import (
-    LEAST_WIDTH,
-    Sampling,
-    beside,
-    check_length,
-    one_after_another,
-    stream,
-    tokenized,
+from granite_scu.config.sampling import Sampling
+
+if TYPE_CHECKING:
+    from granite_scu.model.adapters import Switch
+
+EXAMPLES = (
+    'runs/mine --prompt "def add(a, b):"',
+    'runs/mine --chat --prompt "What is a walrus?"',
+    "runs/mine --prompt-file draft.txt --temperature 0",
 )
-from granite_scu.model import loading, saved_adapter
-from granite_scu.model.adapters import Switch, load_adapted
-from granite_scu.model.loading import WEIGHT_DTYPES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,27 +41,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
+    # Late: torch takes seconds, and a wrong flag is refused without it.
+    from granite_scu import hardware
+    from granite_scu.evaluation import generate
+    from granite_scu.model import loading, saved_adapter
+    from granite_scu.model.adapters import load_adapted
+
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
     prompt = read_prompt(options.prompt, options.prompt_file)
     adapter = saved_adapter.find(options.run)
     base = saved_adapter.base_of(adapter, options.model)
     adapter.scales(base.name)  # proves that it fits
     tokenizer = loading.load_tokenizer(base.name)
-    inputs = tokenized(tokenizer, prompt, options.chat)
-    check_length(inputs, options.max_new_tokens, loading.load_model_config(base.name), base.name)
+    inputs = generate.tokenized(tokenizer, prompt, options.chat)
+    generate.check_length(inputs, options.max_new_tokens, loading.load_model_config(base.name), base.name)
     device = loading.device_named(options.device)
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout
-    dtype = WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
+    dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
     model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
 
-    def write(switch: Switch, sink: Callable[[str], None]) -> None:
+    def write(switch: "Switch", sink: Callable[[str], None]) -> None:
         with switch():
-            stream(model, tokenizer, inputs, sampling, sink)
+            generate.stream(model, tokenizer, inputs, sampling, sink)
 
     headings = (f"base: {base.name}", f"adapter: {options.run}")
     texts = {heading: partial(write, switch) for heading, switch in zip(headings, switches, strict=True)}
-    show = beside if console.is_terminal and console.width >= LEAST_WIDTH else one_after_another
+    wide = console.is_terminal and console.width >= generate.LEAST_WIDTH
+    show = generate.beside if wide else generate.one_after_another
     show(texts, console)
     return 0
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
 
+NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
 HOW_TO_CONTINUE = "where the run folder holds a checkpoint, --resume-from-checkpoint last continues from it"
 

@@ -13,7 +13,7 @@ from granite_scu.cli import script_flags
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import TINY_MODEL, DataConfig
+from granite_scu.config.settings import BaseConfig, DataConfig
 
 SHARES = (0, 10, 50, 90, 99, 100)
 """Percentiles of the documents' lengths that are shown."""
@@ -21,7 +21,14 @@ SHARES = (0, 10, 50, 90, 99, 100)
 SHOWN = 600
 """Characters of a sample that are printed."""
 
-DEFAULT_MODEL = TINY_MODEL
+DEFAULT_MODEL = BaseConfig.name
+"""That of a run: another tokenizer counts other tokens, and another template lays chats out otherwise."""
+
+EXAMPLES = (
+    "inspect --data-dir my_texts/",
+    "inspect --data-dir chats.jsonl --block-size 1024 --samples 5",
+    "inspect --data-dir chats.jsonl --model tiny-granite-h --json",
+)
 
 SETTINGS = [
     "--data-dir", "--data-weights", "--text-column", "--encoding", "--split-seed", "--cache-dir",

@@ -13,6 +13,8 @@ from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import TRAINING_CONFIG
 from granite_scu.storage.run_list import SORTS, Summary, ordered, read_runs
 
+EXAMPLES = ("", "runs/ --sort bpt", "runs/ --json")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""

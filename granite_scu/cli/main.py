@@ -1,33 +1,68 @@
-"""The command ``granite-scu``, also ``python -m granite_scu``: training, and what comes before and after."""
+"""The command ``granite-scu``, also ``python -m granite_scu``: a verb for everything that a user does."""
 
-import argparse
+import difflib
 import sys
 from importlib import import_module
 
+import granite_scu
 from granite_scu.cli import guard
-from granite_scu.cli.argument_parser import Parser
-from granite_scu.cli.command_table import ASIDE
-from granite_scu.cli.script_flags import without_local_rank
+from granite_scu.cli.argument_parser import Parser, hyphenated, without_local_rank
+from granite_scu.cli.command_table import BY_NAME, COMMANDS
+from granite_scu.config.errors import UserError
+
+PROGRAM = "granite-scu"
+ABOUT = "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation."
+EXAMPLES = (
+    f"{PROGRAM} train --test-run                                try it: two minutes on a CPU, nothing is downloaded",
+    f"{PROGRAM} plan --data-dir my_texts/ --hardware gpu_4090   what a run would take",
+    f"{PROGRAM} train --data-dir my_texts/ --output-dir runs/mine",
+    f"{PROGRAM} report runs/mine",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     arguments = without_local_rank(sys.argv[1:] if argv is None else list(argv))
-    if arguments[:1] and arguments[0] in ASIDE:
-        return guard.guarded(lambda: _run(*arguments), "--debug" in arguments, how_to_continue="nothing was written")
-    from granite_scu.cli import train  # late: it loads Lightning
-
-    return train.main(arguments)
+    return guard.guarded(lambda: _run(*arguments), "--debug" in arguments, how_to_continue=guard.NOTHING_WRITTEN)
 
 
-def _run(name: str, *arguments: str) -> int:
-    module, meaning = ASIDE[name]
-    parser = Parser(prog=f"granite-scu {name}", description=f"{meaning[0].upper()}{meaning[1:]}.")
-    command = import_module(module)
-    command.add_arguments(parser)
+def _run(name: str = "--help", *arguments: str) -> int:
+    if name in ("--help", "-h", "--help-all", "help"):
+        print(overview(), end="")
+        return 0
+    if name == "--version":
+        print(f"{PROGRAM} {granite_scu.__version__}")
+        return 0
+    if name not in BY_NAME:
+        raise UserError(_unknown(name))
+    command = BY_NAME[name]
+    module = import_module(command.module)
+    if hasattr(module, "main"):
+        return module.main(list(arguments), f"{PROGRAM} {name}")
+    meaning = f"{command.meaning[0].upper()}{command.meaning[1:]}."
+    examples = [f"{PROGRAM} {name} {example}" for example in getattr(module, "EXAMPLES", ())]
+    parser = Parser(prog=f"{PROGRAM} {name}", description=meaning, examples=examples)
+    module.add_arguments(parser)
     parser.add_debug()
-    options: argparse.Namespace = parser.parse_args(arguments)
-    return command.run(options)
+    return module.run(parser.parse_intermixed_args([hyphenated(argument) for argument in arguments]))
+
+
+def overview() -> str:
+    """What there is to do."""
+    lines = [f"usage: {PROGRAM} COMMAND ...", "", ABOUT]
+    for group, commands in COMMANDS.items():
+        lines += ["", f"{group}:", *(f"  {name:10}{command.meaning}" for name, command in commands.items())]
+    lines += ["", "examples:", *(f"  {example}" for example in EXAMPLES)]
+    lines += ["", f"{PROGRAM} COMMAND --help has the commonest flags of each, --help-all every flag."]
+    return "\n".join(lines) + "\n"
+
+
+def _unknown(name: str) -> str:
+    if name.startswith("-"):
+        return f"{name}: comes after a command, as in: {PROGRAM} train {name} ...; {PROGRAM} --help lists the commands"
+    close = difflib.get_close_matches(name, BY_NAME, 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{name}: no such command; {hint}there are {', '.join(BY_NAME)}"
 
 
 def entry_point() -> None:

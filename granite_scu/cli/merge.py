@@ -5,8 +5,12 @@ import os
 from pathlib import Path
 
 from granite_scu.cli.console import make_console, quiet
-from granite_scu.export.merge import Merger
-from granite_scu.model import loading, saved_adapter
+
+EXAMPLES = (
+    "runs/mine --out merged",
+    "runs/mine/checkpoint-400 --out merged --overwrite",
+    "adapter --model ibm-granite/granite-4.0-h-1b --out merged",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
+    from granite_scu.export.merge import Merger  # late: torch takes seconds
+    from granite_scu.model import loading, saved_adapter
+
     console = make_console()
     quiet(console)
     adapter = saved_adapter.find(options.run)

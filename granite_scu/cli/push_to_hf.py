@@ -1,4 +1,4 @@
-"""The command ``tools/push_to_hf.py``: from flags to a published run."""
+"""``granite-scu publish``, also ``tools/push_to_hf.py``: from flags to a published run."""
 
 import argparse
 import re
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from granite_scu.cli import guard
-from granite_scu.cli.argument_parser import Parser
+from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.config.errors import UserError
 from granite_scu.export.publish import hub, selection
 from granite_scu.export.publish.leaks import redact
@@ -27,20 +27,27 @@ The token is that of HF_TOKEN or of `hf auth login`; it is never asked for, prin
 adapter_config.json, tokenizer, card, control.png and .svg and the scu_*.json are uploaded; --dry-run lists them."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+EXAMPLES = """
+examples:
+  granite-scu publish runs/mine --repo-id me/my-adapter --dry-run
+  granite-scu publish runs/mine --repo-id me/my-adapter --private
+  granite-scu publish runs/mine --repo-id me/my-adapter --revision v2 --yes
+"""
+
+
+def main(arguments: Sequence[str] | None = None, name: str = "granite-scu publish") -> int:
     """The command; returns its exit code: 2 for what must be changed first, 1 for what a second run may complete."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     token: list[str] = []  # once it is known, so that nothing that is printed holds it
     return guard.guarded(
-        lambda: _run(given, token),
+        lambda: _run(_parse(given, name), token),
         debug="--debug" in given,
         how_to_continue=hub.AGAIN,
         redact=lambda text: redact(text, token[0] if token else None),
     )
 
 
-def _run(arguments: Sequence[str], token: list[str]) -> int:
-    options = _parse(arguments)
+def _run(options: argparse.Namespace, token: list[str]) -> int:
     console = Console()
     publication = selection.prepare(
         options.run, options.repo_id, options.revision, options.base_model_id, options.license
@@ -66,15 +73,15 @@ def _run(arguments: Sequence[str], token: list[str]) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str], name: str) -> argparse.Namespace:
     if any(argument.split("=")[0] in ("--token", "--hf-token", "--api-key") for argument in arguments):
         raise UserError(
             "--token: there is none, since others see a command line and the shell keeps it; "
             "log in with `hf auth login`, or set HF_TOKEN"
         )
     parser = Parser(
-        prog="push_to_hf.py",
-        description=_DESCRIPTION,
+        prog=name,
+        description=f"{_DESCRIPTION}\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -91,7 +98,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="check, list what would be uploaded, show the card's head; no network")
     add("--yes", action="store_true", help="publish for everybody without asking")
     add("--debug", action="store_true", help="show tracebacks of errors, without tokens")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args([hyphenated(argument) for argument in arguments])
     for flag, value in (("--repo-id", options.repo_id), ("--base-model-id", options.base_model_id)):
         if value is not None:
             _check_id(flag, value)

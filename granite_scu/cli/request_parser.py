@@ -1,9 +1,11 @@
-"""``python -m granite_scu fit|validate|test|identify --config FILE.yaml``: one configuration for every way in.
+"""``granite-scu fit|validate|test|identify --config FILE.yaml``: one configuration for every way in.
 
 LightningCLI parses it (defaults < hardware preset < YAML files, layered < flags); ``cli.train`` carries it out. The
-flags of ``scripts/train_granite_cuda.py`` arrive here too, translated by ``cli.script_flags``.
+flags of ``granite-scu train`` arrive here too, translated by ``cli.script_flags``.
 """
 
+import difflib
+import inspect
 import logging
 import sys
 
@@ -11,8 +13,7 @@ import jsonargparse
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from granite_scu.cli import command_table, config_layers
-from granite_scu.config import flags
+from granite_scu.cli import config_layers
 from granite_scu.config import settings as config
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request, add_settings, check_values
@@ -23,7 +24,6 @@ COMMANDS = ("fit", "validate", "test", "identify")
 ABOUT = {
     "prog": "granite-scu",
     "description": "Fine-tune a Granite model while a controller holds S at its target.",
-    "epilog": command_table.describe(),
 }
 
 
@@ -112,10 +112,11 @@ def parse(arguments: list[str]) -> GraniteCLI:
 
 def _in_one_line(message: str) -> str:
     line = " ".join(part.strip() for part in message.splitlines() if part.strip())[:400]
-    if message.startswith("unrecognized arguments"):  # the script's flags have other names here
-        keys = {flag.name: flag.key for section in flags.SECTIONS.values() for flag in section}
-        given = [word.partition("=")[0].replace("_", "-") for word in message.split()]
-        if hint := ", ".join(f"{word} is --{keys[word]} here" for word in given if word in keys):
-            return f"{line}; {hint}"
+    if message.startswith("unrecognized arguments"):
+        names = [f"--trainer.{name}" for name in inspect.signature(L.Trainer).parameters]
+        words = (word.partition("=")[0] for word in message.split())
+        meant = [close[0] for word in words if (close := difflib.get_close_matches(word, names, 1, 0.8))]
+        if meant:
+            return f"{line}; did you mean {' '.join(meant)}?"
     known = f"; there are {', '.join(CONTROLLERS)}" if '"control.controller"' in message else ""
     return f"{line}{known}; see --help for every key" if line else "wrong arguments; see --help"

@@ -1,4 +1,4 @@
-"""The command line of ``scripts/train_granite_cuda.py``: the flags of ``config.flags``, translated into dotted keys.
+"""The flags of ``granite-scu train``, ``plan`` and ``check``: those of ``config.flags``, translated into dotted keys.
 
 What is given goes to the CLI as ``--key value`` after the YAML files, so flags win. Dotted flags
 (``--lora.targets [in_proj]``) pass through.
@@ -8,33 +8,49 @@ import argparse
 import difflib
 import json
 import math
-import sys
+import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from granite_scu.cli import guard
-from granite_scu.cli.argument_parser import Parser
+from granite_scu.cli.argument_parser import Parser, hyphenated
+from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
-from granite_scu.config.flags import NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
+from granite_scu.config.flags import COMMONEST, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
 from granite_scu.config.settings import RunConfig
 
 
-def build_parser() -> Parser:
-    """The script's argument parser; nothing is set unless it was given."""
+def build_parser(
+    name: str = "granite-scu train", about: str = "", examples: Sequence[str] = (), everything: bool = False
+) -> Parser:
+    """The parser of a command that takes these flags; nothing is set unless it was given.
+
+    Args:
+        name: of the command.
+        about: what it does.
+        examples: of its use, shown first.
+        everything: whether the help shows every flag, or the commonest alone.
+    """
+    in_full = partial(build_parser, name, about, examples, everything=True)
     parser = Parser(
-        prog="train_granite_cuda.py",
-        usage="%(prog)s [--test-run | --dry-run | --check-requirements] [flags] [--dotted.key value]",
-        description="Fine-tune IBM Granite with LoRA while a controller holds S = ParamBPT / (DataBPT + ParamBPT).",
+        prog=name,
+        usage="%(prog)s [flags] [--dotted.key value]",
+        description=about,
+        examples=examples,
+        full_help=None if everything else lambda: in_full().format_help(),
         argument_default=argparse.SUPPRESS,
     )
+    _add_first(parser)
     for title, section in SECTIONS.items():
         group = parser.add_argument_group(title)
         for flag in section:
-            group.add_argument(flag.name, dest=flag.key, **argument(flag))
+            shown = {} if everything or flag.name in COMMONEST else {"help": argparse.SUPPRESS}
+            group.add_argument(flag.name, dest=flag.key, **argument(flag) | shown)
             if flag.choices == tuple(SWITCH_OR_AUTO):
                 off = f"--no-{flag.name.removeprefix('--')}"
                 group.add_argument(off, dest=flag.key, action="store_const", const="off", help=argparse.SUPPRESS)
-    _add_special(parser)
+    _add_special(parser, everything)
     return parser
 
 
@@ -53,39 +69,48 @@ def argument(flag: Flag) -> dict[str, Any]:
     return {**options, "nargs": "+"} if flag.many else options
 
 
-def _add_special(parser: Parser) -> None:
-    """Flags that stand for more or less than one key."""
+def _add_first(parser: Parser) -> None:
+    """What stands for more than one key: layers of settings, each over the last."""
+    layers = parser.add_argument_group("where settings come from; of defaults, preset, files and flags the last wins")
+    layers.add_argument("--test-run", action="store_true", help="try it: a complete small run on the model and text "
+                        "that come along, on the CPU, in two minutes; every flag given still counts")  # fmt: skip
+    layers.add_argument("--hardware", metavar="CARD", help="preset for a card, such as gpu_4090; auto takes the one "
+                        "for this machine")  # fmt: skip
+    layers.add_argument("--config", action="append", metavar="YAML", help="configuration file, or the name of one that "
+                        "comes along, such as qlora; several are layered")  # fmt: skip
+
+
+def _add_special(parser: Parser, everything: bool) -> None:
+    """Short forms, and what is asked instead of a run."""
+
+    def shown(text: str) -> str:
+        return text if everything else argparse.SUPPRESS
+
     short = parser.add_argument_group("short forms")
-    short.add_argument("--max-length", type=int, metavar="INT", help="the same as --block-size")
-    short.add_argument("--bf16", action="store_true", help="the same as --precision bf16")
-    short.add_argument("--fp16", action="store_true", help="the same as --precision fp16")
-    layers = parser.add_argument_group("layers, each over the last: defaults, the preset, YAML files, flags")
-    layers.add_argument("--hardware", metavar="NAME", help="preset for a card (a file of configs/hardware), or auto "
-                        "for the one that fits this machine")  # fmt: skip
-    layers.add_argument("--config", action="append", metavar="YAML", help="configuration file; several are layered")
-    asking = parser.add_argument_group("asking")
-    asking.add_argument("--test-run", action="store_true", help="a complete miniature run on the embedded model and "
-                        "text, on the CPU, in under two minutes; every flag given still counts")  # fmt: skip
-    asking.add_argument("--check-requirements", action="store_true", help="say what is there and what is missing for "
-                        "the run that the other flags describe; exit 0 when it can start, 1 when not")  # fmt: skip
-    asking.add_argument("--dry-run", action="store_true", help="resolve everything, print the plan, train nothing")
+    short.add_argument("--max-length", type=int, metavar="INT", help=shown("the same as --block-size"))
+    short.add_argument("--bf16", action="store_true", help=shown("the same as --precision bf16"))
+    short.add_argument("--fp16", action="store_true", help=shown("the same as --precision fp16"))
+    asking = parser.add_argument_group("questions instead of a run")
+    asking.add_argument("--dry-run", action="store_true", help="the same as granite-scu plan")
+    asking.add_argument("--check-requirements", action="store_true", help="the same as granite-scu check: exit 0 when "
+                        "the run can start, 1 when not")  # fmt: skip
     asking.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.add_debug(asking)
     asking.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML, "
                         "and where each value is from")  # fmt: skip
+    parser.add_debug(asking)
 
 
-def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argparse.Namespace]:
-    """The CLI's arguments for the script's, and what was asked besides.
+def translate(argv: list[str], parser: Parser | None = None) -> tuple[list[str], argparse.Namespace]:
+    """The arguments of ``fit`` for those of ``train``, and what was asked besides.
 
     Args:
-        argv: the script's arguments.
-        test_run_config: the YAML whose values are the defaults under ``--test-run``.
+        argv: the arguments of ``train``.
+        parser: of the command, as ``build_parser`` makes it; null takes that of ``train``.
 
     Raises:
         UserError: an unknown flag, a value of the wrong type, or flags that contradict each other.
     """
-    parser = build_parser()
+    parser = parser or build_parser()
     known, dotted = parser.parse_known_args([hyphenated(argument) for argument in argv])
     given = vars(known)
     _refuse_unknown(parser, dotted)
@@ -95,12 +120,12 @@ def translate(argv: list[str], test_run_config: Path) -> tuple[list[str], argpar
             "trainer.max_steps", -1
         )  # epochs given alone: no limit on steps, not one of a YAML file either
     # --test-run changes defaults only, so its file lies below the preset; so does what a run that goes on began with.
-    files = [str(test_run_config)] if "test_run" in given else []
+    files = [str(shipped.TEST_RUN)] if "test_run" in given else []
     if "run.resume" in given:
         files += _settings_of_the_run(given)
     arguments = ["fit", *(f"--config={name}" for name in files)]
     arguments += [f"--hardware={given['hardware']}"] if "hardware" in given else []
-    arguments += [f"--config={name}" for name in given.get("config", [])]
+    arguments += [f"--config={shipped.find(name)}" for name in given.get("config", [])]
     for section in SECTIONS.values():
         for flag in section:
             if flag.key in given:
@@ -137,12 +162,6 @@ def _as_yaml(flag: Flag, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def hyphenated(argument: str) -> str:
-    """``--batch_size`` as ``--batch-size``; values and dotted flags stay as they are."""
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") and "." not in name else argument
-
-
 def _refuse_unknown(parser: Parser, rest: list[str]) -> None:
     """What argparse did not know must be dotted flags, each with its value."""
     flags = [name for action in parser._actions for name in action.option_strings]
@@ -151,14 +170,26 @@ def _refuse_unknown(parser: Parser, rest: list[str]) -> None:
         if argument.startswith("--"):
             name = argument.partition("=")[0]
             if "." not in name:
-                close = difflib.get_close_matches(name, flags, 1)
-                hint = f"did you mean {close[0]}? " if close else ""
-                raise UserError(f"unknown flag {name}: {hint}see --help for all of them")
+                raise UserError(f"unknown flag {name}: {_meant(name, flags)}see --help-all for all of them")
             previous_takes_value = "=" not in argument
         elif previous_takes_value:
             previous_takes_value = False
         else:
-            raise UserError(f"{argument!r} belongs to no flag; see --help")
+            raise UserError(f"{argument!r} belongs to no flag; {_as_a_flag(argument, flags)}see --help")
+
+
+def _meant(name: str, flags: list[str]) -> str:
+    close = difflib.get_close_matches(name, flags, 1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def _as_a_flag(argument: str, flags: list[str]) -> str:
+    """A hint for ``hardware=gpu_4090`` and ``training.batch_size=20``, as other tools have it."""
+    setting, equals, value = argument.partition("=")
+    name = "--" + re.split(r"[./]", setting)[-1].replace("_", "-")
+    if not equals:
+        return ""
+    return f"did you mean {name} {value}? " if name in flags else _meant(name, flags)
 
 
 def _resolve_short_forms(given: dict[str, Any]) -> None:
@@ -174,25 +205,3 @@ def _resolve_short_forms(given: dict[str, Any]) -> None:
         raise UserError(f"--block-size {block} and --max-length {length} are the same setting; give one of them")
     if length is not None:
         given["data.block_size"] = length
-
-
-def without_local_rank(argv: list[str]) -> list[str]:
-    """Without the ``--local-rank=N`` that ``python -m torch.distributed.launch`` adds: LOCAL_RANK says it as well."""
-    return [argument for argument in argv if not argument.startswith(("--local-rank=", "--local_rank="))]
-
-
-def main(test_run_config: Path, argv: list[str] | None = None) -> int:
-    """Run the script; returns the exit code."""
-    argv = without_local_rank(sys.argv[1:] if argv is None else argv)
-
-    def run() -> int:
-        arguments, asked = translate(argv, test_run_config)
-        from granite_scu.cli import train  # late: a wrong flag is refused before torch is imported
-
-        if getattr(asked, "check_requirements", False):
-            return train.check_requirements(arguments, as_json=getattr(asked, "json", False))
-        if getattr(asked, "dry_run", False):
-            return train.dry_run(arguments, as_json=getattr(asked, "json", False))
-        return train.run(arguments)
-
-    return guard.guarded(run, debug="--debug" in argv)

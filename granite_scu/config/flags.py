@@ -1,4 +1,4 @@
-"""The table of the flags of ``scripts/train_granite_cuda.py``: each stands for one dotted key of the configuration.
+"""The table of the flags of ``granite-scu train``: each stands for one dotted key of the configuration.
 
 Type, choices, default and meaning of a flag are those of the configuration's field and of its line in the docstring;
 the table says what differs. ``cli.script_flags`` makes the parser of the table, and translates.
@@ -32,7 +32,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of the script.
+    """A flag of ``granite-scu train``.
 
     Attributes:
         name: the flag, with hyphens; the same with underscores is accepted.
@@ -79,15 +79,17 @@ def _of_law(setting: str) -> str | None:
     return f"the controller's own; {name}'s: {WORKED_OUT[setting] if default is None else default}"
 
 
-def ratio_or_auto(text: str) -> str:
-    """The value of ``--target-s``, whose range the configuration checks."""
+def share(text: str) -> str:
+    """The value of ``--target-s``, a share such as 0.1 or 10%, whose range the configuration checks."""
+    if text == "auto":
+        return text
     try:
-        understood = text == "auto" or math.isfinite(float(text))
+        ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        understood = False
-    if not understood:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a ratio between 0 and 1 nor auto")
-    return text
+        ratio = math.nan
+    if not math.isfinite(ratio):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share, such as 10% or 0.1, and not auto")
+    return f"{ratio:.12g}" if text.endswith("%") else text
 
 
 def _flag(
@@ -137,7 +139,7 @@ DEFAULTS: dict[str, Any] = {
 """The default of every dotted key that a flag stands for."""
 
 SECTIONS: dict[str, tuple[Flag, ...]] = {
-    "what": (
+    "model, data and run folder": (
         _flag("--model", "base.name"),
         _flag("--data-dir", "data.path", default="wikitext-2 from the hub"),
         _flag("--data-weights", "data.weights", default="1 each"),
@@ -151,13 +153,13 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--adapter", "lora.adapter", default="none: a new one"),
         _flag("--seed", "seed_everything", int, "seed of everything random", config.SEED),
     ),
-    "length": (
+    "length of the run": (
         _flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
               f"{config.DEFAULT_STEPS}, off when --num-epochs is given alone"),
         _flag("--num-epochs", "data.num_epochs"),
         _flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS"),
     ),
-    "step": (
+    "batch, learning rate and adapter": (
         _flag("--batch-size", "data.batch_size"),
         _flag("--eval-batch-size", "data.eval_batch_size", default="--batch-size"),
         _flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", int, "micro-batches in a step"),
@@ -190,25 +192,40 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--prefetch-factor", "data.prefetch_factor"),
         _flag("--deterministic", "trainer.deterministic", bool, "deterministic kernels, slower on a GPU"),
     ),
-    "machine": (
+    "devices": (
         _flag("--accelerator", "trainer.accelerator", str, "device; without a GPU, cpu must be asked for",
               choices=("auto", "cpu", "cuda")),
         _flag("--multi-gpu", "run.multi_gpu"),
         _flag("--auto-batch-size", "run.auto_batch_size"),
         _flag("--fsdp", "run.fsdp"),
     ),
-    "control": (
+    "controller": (
         _flag("--controller", "control.controller", help=f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
-        _flag("--target-s", "control.target_s", ratio_or_auto, "setpoint S*, a ratio between 0 and 1, or auto: pi's "
-              "setpoint is moved at every tick by the slope of the held-out loss"),
+        _flag("--target-s", "control.target_s", share, "setpoint S* as a share, such as 10% or 0.1; auto finds "
+              "it during the run, from the slope of the held-out loss"),
         _flag("--kp", "control.kp"),
         _flag("--ki", "control.ki"),
         _flag("--control-every", "control.every"),
-        _flag("--ema-alpha", "control.ema_alpha"),
-        _flag("--deadband", "control.deadband"),
         _flag("--lambda-init", "control.lambda_init"),
         _flag("--lambda-min", "control.lambda_min"),
         _flag("--lambda-max", "control.lambda_max"),
+        _flag("--prior-sigma", "prior.sigma"),
+    ),
+    "checkpoints, validation and stopping": (
+        _flag("--save-steps", "run.save_steps"),
+        _flag("--keep", "run.keep"),
+        _flag("--resume-from-checkpoint", "run.resume", help="checkpoint folder; last: the newest whole one in "
+              "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
+              "of the run that is continued, and without --output-dir it continues in its own folder"),
+        _flag("--eval-steps", "run.eval_steps"),
+        _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
+        _flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
+        _flag("--early-stopping", "run.early_stopping"),
+        _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),
+    ),
+    "research: controllers that a comparison takes, and what they measure": (
+        _flag("--ema-alpha", "control.ema_alpha"),
+        _flag("--deadband", "control.deadband"),
         _flag("--lambda-end", "control.lambda_end"),
         _flag("--target-kl", "control.target_kl"),
         _flag("--cpr-bound", "control.cpr_bound", default="what it takes after --cpr-warmup ticks"),
@@ -216,19 +233,12 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--replay", "control.replay"),
         _flag("--measure", "control.measure"),
         _flag("--actuator", "control.actuator"),
-        _flag("--prior-sigma", "prior.sigma"),
         _flag("--n-tokens", "prior.n_tokens", default="supervised tokens of the training set"),
     ),
-    "keeping": (
-        _flag("--save-steps", "run.save_steps"),
-        _flag("--keep", "run.keep"),
-        _flag("--resume-from-checkpoint", "run.resume", help="checkpoint folder; last: the newest whole one in "
-              "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
-              "of the run that is gone on with, and without --output-dir it goes on in its own folder"),
-        _flag("--eval-steps", "run.eval_steps"),
-        _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
-        _flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
-        _flag("--early-stopping", "run.early_stopping"),
-        _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),
-    ),
 }  # fmt: skip
+
+COMMONEST = (
+    "--model", "--data-dir", "--output-dir", "--max-steps", "--num-epochs", "--batch-size", "--block-size",
+    "--learning-rate", "--lora-r", "--4bit-quantization", "--target-s", "--resume-from-checkpoint",
+)  # fmt: skip
+"""What most runs set: shown by ``--help``, the others by ``--help-all``."""

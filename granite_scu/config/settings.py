@@ -62,6 +62,16 @@ def is_local(model: str) -> bool:
     return model != TINY_MODEL and (Path(model).is_dir() or is_path(model) or model.count("/") != 1)
 
 
+def check_model(name: str) -> None:
+    """Refuse the name of a base model that is a folder which is not there. Asks nobody.
+
+    Raises:
+        UserError: it is one.
+    """
+    if is_local(name) and not Path(name).expanduser().is_dir():
+        raise UserError(f"--model {name}: no such folder, and not a hub id (owner/name) or {TINY_MODEL}")
+
+
 Settings = TypeVar("Settings")
 
 

@@ -1,37 +1,30 @@
 """The machine: what it has, what of it a run is given, and how it is kept busy."""
 
-from granite_scu.hardware.advice import detect_gpu_info, get_recommended_config, print_hardware_info
-from granite_scu.hardware.detection import GIB, MARGIN, Device, detect, detect_all
-from granite_scu.hardware.measuring import MemoryTracker, benchmark_dataloader, matmul_tflops
-from granite_scu.hardware.peaks import Peak, peak_flops
-from granite_scu.hardware.precision import resolve_accelerator, resolve_precision
-from granite_scu.hardware.tuning import (
-    compile_model,
-    enable_memory_efficient_mode,
-    get_optimal_num_workers,
-    optimize_pytorch_settings,
-    set_tf32,
-)
+import importlib
+from typing import Any
 
-__all__ = [
-    "GIB",
-    "MARGIN",
-    "Device",
-    "MemoryTracker",
-    "Peak",
-    "benchmark_dataloader",
-    "compile_model",
-    "detect",
-    "detect_all",
-    "detect_gpu_info",
-    "enable_memory_efficient_mode",
-    "get_optimal_num_workers",
-    "get_recommended_config",
-    "matmul_tflops",
-    "optimize_pytorch_settings",
-    "peak_flops",
-    "print_hardware_info",
-    "resolve_accelerator",
-    "resolve_precision",
-    "set_tf32",
-]
+_PUBLIC = {
+    "advice": ("detect_gpu_info", "get_recommended_config", "print_hardware_info"),
+    "detection": ("GIB", "MARGIN", "Device", "detect", "detect_all"),
+    "measuring": ("MemoryTracker", "benchmark_dataloader", "matmul_tflops"),
+    "peaks": ("Peak", "peak_flops"),
+    "precision": ("resolve_accelerator", "resolve_precision"),
+    "tuning": (
+        "compile_model",
+        "enable_memory_efficient_mode",
+        "get_optimal_num_workers",
+        "optimize_pytorch_settings",
+        "set_tf32",
+    ),
+}
+"""The public names by the module that each is in."""
+
+__all__ = [name for names in _PUBLIC.values() for name in names]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, found when they are first asked for: torch takes seconds, and a preset is refused without."""
+    for module, names in _PUBLIC.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

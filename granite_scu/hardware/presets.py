@@ -5,12 +5,15 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
-from granite_scu.hardware.detection import Device
+
+if TYPE_CHECKING:  # torch takes seconds, and a wrong name is refused without it
+    from granite_scu.hardware.detection import Device
 
 AUTO = "auto"
 
@@ -34,7 +37,7 @@ class Preset:
     memory_gb: tuple[float, float] = (0, math.inf)
     kind: str = "cuda"
 
-    def fits(self, device: Device) -> bool:
+    def fits(self, device: "Device") -> bool:
         """Whether this device is one of those."""
         low, high = self.memory_gb
         named = self.pattern is None or re.search(self.pattern, device.name, re.IGNORECASE)
@@ -67,9 +70,31 @@ PRESETS = {
 
 
 def folder() -> Path:
-    """Where the presets are: inside an installed package, or ``configs/hardware`` of a checkout (see ``setup.py``)."""
-    installed = Path(__file__).with_name("configs")
-    return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "configs" / "hardware"
+    """Where the presets are."""
+    return shipped.folder() / "hardware"
+
+
+def named(text: str) -> str:
+    """The preset that a text names, also as ``4090``, ``RTX-4090`` or ``rtx4090``.
+
+    Raises:
+        UserError: there is none of that name, or there are several.
+    """
+    if text in PRESETS:
+        return text
+    alike = [name for name in PRESETS if _plain(text) and _plain(name) == _plain(text)]
+    begun = [name for name in PRESETS if _plain(text) and _plain(name).startswith(_plain(text))]
+    if len(alike or begun) == 1:
+        return (alike or begun)[0]
+    if begun:
+        raise UserError(f"--hardware {text}: there are {' and '.join(begun)}; choose one of them")
+    close = difflib.get_close_matches(text, PRESETS, 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise UserError(f"--hardware {text}: no such preset; {hint}choose {AUTO}, {', '.join(PRESETS)}")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"nvidia|geforce|rtx|gpu|[^a-z0-9]", "", text.lower())
 
 
 def path(name: str) -> Path:
@@ -78,11 +103,7 @@ def path(name: str) -> Path:
     Raises:
         UserError: there is none of that name.
     """
-    if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, 1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(f"--hardware {name}: no such preset; {hint}choose {AUTO}, {', '.join(PRESETS)}")
-    return folder() / f"{name}.yaml"
+    return folder() / f"{named(name)}.yaml"
 
 
 def settings(name: str) -> dict[str, Any]:
@@ -90,7 +111,7 @@ def settings(name: str) -> dict[str, Any]:
     return yaml.safe_load(path(name).read_text(encoding="utf-8"))
 
 
-def choose(device: Device) -> str:
+def choose(device: "Device") -> str:
     """The preset for a device: that of its card, or else one that its memory allows."""
     if device.kind == "cpu":
         return "cpu"
@@ -111,7 +132,7 @@ def for_memory(gpu_memory_gb: float) -> str:
     return next((name for least, name in sizes if gpu_memory_gb >= least), smaller)
 
 
-def mismatch(name: str | None, device: Device) -> str | None:
+def mismatch(name: str | None, device: "Device") -> str | None:
     """A warning in one line, where a preset is for other devices than this one, and another would fit it better."""
     if name is None or PRESETS[name].fits(device) or name == choose(device):
         return None

@@ -1,5 +1,6 @@
 """Find and load the frozen model and its tokenizer: embedded, from a folder, or from the hub."""
 
+import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,7 +22,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import TINY_MODEL, BaseConfig, is_local
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, check_model
 from granite_scu.model.mamba2 import kernels, mamba
 from granite_scu.model.mamba2.proof import Sizes
 
@@ -52,8 +54,7 @@ def resolve(name: str) -> str:
         if not (path / "config.json").is_file():
             raise UserError(f"--model {name}: the folder holds no config.json, so it is not a saved model")
         return str(path)
-    if is_local(name):
-        raise UserError(f"--model {name}: no such folder, and not a hub id (owner/name) or {TINY_MODEL}")
+    check_model(name)
     return name
 
 
@@ -84,6 +85,8 @@ def device_named(name: str, flag: str = "--device") -> torch.device:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises UserError when it cannot be had."""
     with _hub_errors(name):
+        if resolve(name) == name and not Path(name).is_dir() and not constants.HF_HUB_OFFLINE:
+            _announce(name)
         return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
 
 
@@ -175,8 +178,29 @@ def _hub_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"--model {name}: cannot be loaded ({reason}); check the name and the network, "
-            f"give a local folder, or use the embedded {TINY_MODEL}"
-        ) from error
+        raise UserError(f"--model {name}: cannot be loaded: {_why(name, error)}") from error
+
+
+def _why(name: str, error: BaseException) -> str:
+    """What an error of the hub's comes from, and what to do about it."""
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
+        return f"it is gated; accept its licence at {constants.ENDPOINT}/{name}, then log in with: hf auth login"
+    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+        return "the hub has no model of that name, or it is private; check the spelling, or log in with: hf auth login"
+    instead = f"give a local folder, or use the embedded {TINY_MODEL}"
+    if constants.HF_HUB_OFFLINE:
+        return f"it is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub; unset that, {instead}"
+    if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes):
+        return (
+            f"{constants.ENDPOINT} cannot be reached, and the model is not in the cache; check the network, {instead}"
+        )
+    reason = str(error).strip().splitlines()[0]
+    return f"{reason}; check the name, {instead}"
+
+
+@functools.cache
+def _announce(name: str) -> None:
+    log.info("looking up %s on the Hugging Face hub", name)

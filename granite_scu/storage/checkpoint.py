@@ -23,14 +23,10 @@ from safetensors import SafetensorError
 
 from granite_scu.config.errors import UserError
 from granite_scu.storage import manifest
-from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder, replacing
+from granite_scu.storage.checkpoint_list import STATE
+from granite_scu.storage.run_folder import BEST_ADAPTER, replacing
 
 log = logging.getLogger(__name__)
-
-STATE = "state.ckpt"
-
-LAST, AUTO = "last", "auto"
-"""What ``--resume-from-checkpoint`` takes beside a folder: the newest checkpoint; the same, or a fresh start."""
 
 
 def save_adapter(model: Any, folder: Path, base_name: str) -> None:
@@ -130,51 +126,3 @@ def load_state(path: Path) -> dict[str, Any]:
         return state
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"--resume-from-checkpoint {path}: {STATE} is damaged; go on from another") from error
-
-
-def find(resume: str, output_dir: str | Path) -> Path | None:
-    """The checkpoint folder that ``--resume-from-checkpoint`` names, whole to the last byte.
-
-    Of ``last`` and ``auto`` it is the newest that is whole; those passed over are named in the log.
-
-    Returns:
-        None where ``auto`` finds no checkpoint.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
-    if resume in (LAST, AUTO):
-        return _newest(resume, RunFolder(output_dir))
-    path = Path(resume).expanduser()
-    if not (path / STATE).is_file():
-        hint = f"; the newest of that run is {LAST} --output-dir {path}" if RunFolder(path).checkpoints() else ""
-        raise UserError(f"--resume-from-checkpoint {resume}: is not a checkpoint folder (no {STATE} in it){hint}")
-    if problem := manifest.damage(path):
-        raise UserError(f"--resume-from-checkpoint {resume}: {problem}; go on from another, or from the last that is "
-                        f"whole with --resume-from-checkpoint {LAST} --output-dir {path.parent}")  # fmt: skip
-    return path
-
-
-def _newest(resume: str, folder: RunFolder) -> Path | None:
-    problems: list[str] = []
-    for path in reversed(folder.checkpoints()):
-        if (problem := manifest.damage(path)) is None:
-            for line in problems:
-                log.warning("%s; going on from %s instead", line, path.name)
-            return path
-        problems.append(f"{path.name}: {problem}")
-    if problems:
-        raise UserError(f"--resume-from-checkpoint {resume}: none in {folder.path} is whole ({'; '.join(problems)})")
-    if resume == LAST:
-        raise UserError(f"--resume-from-checkpoint {LAST}: {folder.path} holds no checkpoint")
-    return None
-
-
-def prune(folder: RunFolder, keep: int) -> None:
-    """Remove the checkpoints that are older than the newest ``keep`` whole ones. A damaged one counts for nothing."""
-    whole = 0
-    for path in reversed(folder.checkpoints()):
-        if whole >= keep:
-            shutil.rmtree(path)
-        elif manifest.damage(path) is None:
-            whole += 1

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,20 @@ LOCK = ".lock"
 MODEL_CARD = "README.md"
 """The last file that a run writes."""
 
+_WRITTEN = (
+    re.escape(TRAINING_CONFIG), r"config\.yaml", r"scu_\w+\.jsonl?", re.escape(DOCUMENTS), re.escape(EVALUATION),
+    re.escape(WEIGHTS), re.escape(ADAPTER_CONFIG), BEST_ADAPTER, LAST_ADAPTER, r"checkpoint-\d+", "logs",
+    re.escape(LOCK), re.escape(MODEL_CARD), r"report\.html", r"samples\.json", r"(control|identification)\.(png|svg)",
+    r"identification\.json", "excitation", "verification", r"restarted-\d+",
+    # of tokenizers
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json", r"\w+\.model", r"(merges|vocab)\.txt",
+    r"chat_template\.jinja", "additional_chat_templates",
+)  # fmt: skip
+"""What a run writes at the top of its folder. Whatever else is there is the user's."""
+
+_UNFINISHED = re.compile(r"\..+\.\d+\.(tmp|old)")
+"""What ``replacing`` calls a file or folder that is not whole yet, and one that steps aside."""
+
 
 class RunFolder:
     """A folder that holds one run.
@@ -50,7 +65,8 @@ class RunFolder:
         """Refuse a folder that cannot be written or holds something else. Makes and deletes nothing.
 
         Raises:
-            UserError: not writable, or not empty and neither ``overwrite`` nor ``resuming``.
+            UserError: not writable, not empty and neither ``overwrite`` nor ``resuming``, or to be replaced and
+                holding what no run has written.
         """
         require_writable("--output-dir", self.path, make=False)
         if resuming or not self.path.exists() or all(map(_is_trace, self.path.iterdir())):
@@ -62,6 +78,10 @@ class RunFolder:
             )
         if not (self.path / TRAINING_CONFIG).is_file():
             raise UserError(f"--overwrite: {self.path} is not empty and not a run folder, so it is left alone")
+        others = [entry.name for entry in sorted(self.path.iterdir()) if not _is_ours(entry)]
+        if others:
+            listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+            raise UserError(f"--overwrite: {self.path} holds {listed}, which no run has written; move that elsewhere")
 
     def make(self) -> None:
         """Make the folder, and those above it, where they are missing."""
@@ -85,16 +105,27 @@ class RunFolder:
         self._lock.release(force=True)
 
     def clear(self) -> None:
-        """Empty a run folder that is to be replaced. What marks it as one goes last: it may be cut short by a kill."""
+        """Empty a run folder that is to be replaced. What marks it as one goes last: it may be cut short by a kill.
+
+        What no run has written stays, should it have come since ``check``.
+        """
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
-            if entry.name != LOCK:
+            if entry.name != LOCK and _is_ours(entry):
                 _remove(entry)
+
+    def set_aside(self) -> None:
+        """Move a run that ended before its first checkpoint into a folder of its own: it may have validated well."""
+        number = 1 + len(list(self.path.glob("restarted-*")))
+        aside = self.path / f"restarted-{number}"
+        aside.mkdir()
+        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
+            if entry.name != LOCK and not entry.name.startswith("restarted-") and _is_ours(entry):
+                entry.rename(aside / entry.name)
 
     def sweep(self) -> None:
         """Remove what a run that was killed while it wrote has left half-written."""
-        for pattern in (".*.tmp", ".*.old"):
-            for entry in self.path.rglob(pattern):
-                _remove(entry)
+        for entry in [entry for entry in self.path.rglob(".*") if _UNFINISHED.fullmatch(entry.name)]:
+            _remove(entry)
 
     @property
     def trained(self) -> bool:
@@ -225,7 +256,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def _is_trace(entry: Path) -> bool:
     """Whether it is all that a run leaves that was killed before its first file was whole: the lock, half a file."""
-    return entry.name == LOCK or (entry.name.startswith(".") and entry.suffix == ".tmp")
+    return entry.name == LOCK or bool(_UNFINISHED.fullmatch(entry.name))
+
+
+def _is_ours(entry: Path) -> bool:
+    return _is_trace(entry) or any(re.fullmatch(pattern, entry.name) for pattern in _WRITTEN)
 
 
 def _remove(entry: Path) -> None:

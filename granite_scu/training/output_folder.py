@@ -10,9 +10,11 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.storage import checkpoint
+from granite_scu.data.sources import files
+from granite_scu.data.sources.read import is_path
+from granite_scu.storage import checkpoint_list
 from granite_scu.storage.provenance import git_revision, versions
-from granite_scu.storage.run_folder import DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
+from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume, restore_records
 
@@ -36,22 +38,44 @@ def check_folder(folder: RunFolder, request: Request, resume: Resume | None) -> 
     folder.check(_replaces(folder, resume, request.run.resume, request.run.overwrite), resuming=in_place)
     if (folder.path / LOCK).is_file():  # otherwise nobody has it, and a refusal leaves nothing behind
         folder.lock()
+    _check_apart(folder, request)
     if request.run.overwrite and not in_place:
         here = folder.path.resolve()
-        for flag, path in (
-            *(("--data-dir", source) for source in request.data.sources),
-            ("--model", request.base.name),
-            ("--replay", request.control.replay),
-            ("--adapter", request.lora.adapter),
-        ):
-            source = Path(path).expanduser().resolve() if path else None
-            if source and source.exists() and here in (source, *source.parents):
+        for flag, path in _read(request):
+            if here in (path.resolve(), *path.resolve().parents):
                 raise UserError(f"--overwrite: would delete {flag} {path}, which lies in {here}; move one of them")
+
+
+def _read(request: Request) -> Iterator[tuple[str, Path]]:
+    """What the run reads of this machine's files, each with its flag: of a pattern or a folder every file."""
+    for source in filter(is_path, request.data.sources):
+        yield "--data-dir", Path(source).expanduser()
+        yield from (("--data-dir", file) for file in files.find(source))
+    named = {"--model": request.base.name, "--replay": request.control.replay, "--adapter": request.lora.adapter}
+    for flag, name in named.items():
+        if name and (path := Path(name).expanduser()).exists():
+            yield flag, path
+
+
+def _check_apart(folder: RunFolder, request: Request) -> None:
+    """Refuse a run folder in which text is looked for, and kept tokens in the run folder: the next run would fail."""
+    here = folder.path.resolve()
+    for source in filter(is_path, request.data.sources):
+        root = Path(source).expanduser()
+        searched = root if root.is_dir() else Path(str(root).partition("**")[0]) if "**" in source else None
+        if searched and searched.resolve() in (here, *here.parents):
+            raise UserError(
+                f"--output-dir {folder.path}: lies in --data-dir {source}, so that the next run would read this one's "
+                "files as text; choose a folder elsewhere"
+            )
+    cache = request.data.cache_dir
+    if cache and here in (Path(cache).expanduser().resolve(), *Path(cache).expanduser().resolve().parents):
+        raise UserError(f"--cache-dir {cache}: lies in --output-dir {folder.path}; choose a folder elsewhere")
 
 
 def _replaces(folder: RunFolder, resume: Resume | None, asked: str | None, overwrite: bool) -> bool:
     """Whether a run that lies in the folder makes way: as was asked, or because it ended before a checkpoint."""
-    begun = asked == checkpoint.AUTO and resume is None and not folder.trained
+    begun = asked == checkpoint_list.AUTO and resume is None and not folder.trained
     return begun or (overwrite and not (resume and resume.in_place))
 
 
@@ -87,7 +111,8 @@ def open_run_folder(run: PreparedRun, opening: Sequence[str] = ()) -> None:
     folder.lock()
     check_folder(folder, request, resume)  # another run may have come and gone since the last check
     if _replaces(folder, resume, request.run.resume, request.run.overwrite):
-        folder.clear()
+        keep = not request.run.overwrite and (folder.path / BEST_ADAPTER).is_dir()
+        folder.set_aside() if keep else folder.clear()
     folder.sweep()
     folder.write_json(TRAINING_CONFIG, training_config(run))  # first: it says whose the rest is
     (folder.path / "logs").mkdir(exist_ok=True)

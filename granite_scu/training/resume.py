@@ -11,7 +11,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.control import AUTO, CONTROLLERS, PI, AutoSetpoint
 from granite_scu.hardware.machine import Machine
-from granite_scu.storage import checkpoint, manifest
+from granite_scu.storage import checkpoint, checkpoint_list, manifest
 from granite_scu.storage.run_folder import RunFolder, step_of
 from granite_scu.training.callbacks.checkpoints import has_ended
 
@@ -74,7 +74,7 @@ def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
     """
-    path = checkpoint.find(resume, folder) if resume else None
+    path = checkpoint_list.find(resume, folder) if resume else None
     return Resume(path, checkpoint.load_state(path), folder.resolve() in path.resolve().parents) if path else None
 
 

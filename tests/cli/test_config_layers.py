@@ -12,7 +12,7 @@ import yaml
 from devices import A100, CPU, RTX_4090, T4
 
 from granite_scu import hardware
-from granite_scu.cli import config_layers, script_flags
+from granite_scu.cli import config_layers, script_flags, train_commands
 from granite_scu.cli import request_parser as cli
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
@@ -26,7 +26,7 @@ TINY = CONFIGS / "tiny.yaml"
 
 
 def script(*argv: str):
-    return cli.parse(script_flags.translate(list(argv), TINY)[0]).request
+    return cli.parse(script_flags.translate(list(argv))[0]).request
 
 
 def module(*arguments: str):
@@ -96,6 +96,7 @@ def test_what_a_preset_of_another_card_asks_for_is_refused_with_the_preset_that_
     [
         (["--hardware", "gpu_4900"], "--hardware gpu_4900: no such preset; did you mean gpu_4090? choose auto, gpu_t4"),
         (["--hardware", "../tiny"], "no such preset"),
+        (["--hardware", "a100"], "--hardware a100: there are gpu_a100_40 and gpu_a100_80; choose one of them"),
         (["--hardware", "cpu", "--hardware", "cpu"], "given 2 times"),
         (["--hardware"], "expected a name; choose auto"),
         (["--hardware="], "expected a name"),
@@ -109,7 +110,7 @@ def test_what_names_no_preset_is_refused(arguments, words):
 
 def test_each_value_says_where_it_is_from(layer, capsys):
     argv = ["--test-run", "--hardware", "gpu_4090", "--config", layer, "--lora-r", "3", "--print-config"]
-    assert script_flags.main(TINY, argv) == 0
+    assert train_commands.main(argv) == 0
     printed = capsys.readouterr().out
     lines = dict(line.strip().split(": ", 1) for line in printed.splitlines() if ": " in line)
     assert lines["learning_rate"] == f"0.001  # {TINY}"
@@ -276,7 +277,7 @@ def test_every_other_configuration_can_be_run(prepared, path, tmp_path, monkeypa
 
 def test_an_error_names_the_users_file_and_not_that_of_the_test_runs_defaults(layer):
     line = "--batch-size 5: too large; --output-dir x: taken"
-    test_run = script_flags.translate(["--test-run"], TINY)[0]
+    test_run = script_flags.translate(["--test-run"])[0]
     assert config_layers.with_file("--output-dir x: taken", test_run) == "--output-dir x: taken"
     assert config_layers.with_file(line, [*test_run, "--config", layer]).startswith(
         f"--batch-size 5 (in {layer}): too large"

@@ -16,7 +16,23 @@ def chats(tmp_path):
 
 
 def test_samples_show_what_is_learned(chats, capsys):
-    assert commands.main(["data", "inspect", "--data-dir", str(chats), "--block-size", "64", "--samples", "1"]) == 0
+    assert (
+        commands.main(
+            [
+                "data",
+                "inspect",
+                "--model",
+                "tiny-granite-h",
+                "--data-dir",
+                str(chats),
+                "--block-size",
+                "64",
+                "--samples",
+                "1",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     asked, answered = (
         r"user<\|end_of_role\|>q(\d+)<\|end_of_text\|>\n",
@@ -28,20 +44,28 @@ def test_samples_show_what_is_learned(chats, capsys):
 
 
 def test_counts_as_json(chats, capsys):
-    assert commands.main(["data", "inspect", "--data-dir", str(chats), "--block-size", "64", "--json"]) == 0
+    assert (
+        commands.main(
+            ["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(chats), "--block-size", "64", "--json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert sum(found[split]["documents"] for split in ("train", "validation", "test")) == 40
     assert found["document_tokens"]["p0"] <= found["document_tokens"]["p50"] <= found["document_tokens"]["p100"]
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path, capsys):
-    assert commands.main(["data", "inspect", "--data-dir", str(tmp_path / "none")]) == 2
+    assert commands.main(["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(tmp_path / "none")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
 
 
 def test_neither_a_path_with_brackets_nor_a_terminal_of_few_characters_is_in_the_way(chats, monkeypatch):
     path = chats.rename(chats.with_name("[o]k[bold].jsonl"))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True))
-    assert commands.main(["data", "inspect", "--data-dir", str(path), "--block-size", "64"]) == 0
+    assert (
+        commands.main(["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(path), "--block-size", "64"])
+        == 0
+    )
     shown = sys.stdout.buffer.getvalue().decode()
     assert str(path) in shown.replace("\n", "") and r"\xaba" in shown

@@ -9,7 +9,7 @@ import pytest
 import torch
 from devices import A100, CPU, RTX_4090, T4, V100, gpu
 
-from granite_scu.cli import requirements, script_flags
+from granite_scu.cli import requirements, train_commands
 from granite_scu.cli.requirements import Check, can_start, check_requirements, print_requirements
 from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL
@@ -309,5 +309,5 @@ def test_the_preset_is_looked_at(machine, name, device, starts, remedy):
 def test_the_answer_is_0_or_1_whatever_the_preset(machine, capsys, tmp_path, name, code):
     machine(CPU, driver=None, build=None)
     run = ["--model", TINY_MODEL, "--data-dir", "stdlib-docs", "--output-dir", str(tmp_path)]
-    assert script_flags.main(tmp_path, ["--check-requirements", "--json", "--hardware", name, *run]) == code
+    assert train_commands.main(["--check-requirements", "--json", "--hardware", name, *run]) == code
     assert json.loads(capsys.readouterr().out)["can_start"] is (code == 0)

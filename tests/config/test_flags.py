@@ -1,17 +1,15 @@
 """Every flag of the script exists, says its default, and lands on its key of the configuration."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from granite_scu.cli import script_flags
+from granite_scu.cli.argument_parser import without_local_rank
 from granite_scu.cli.script_flags import translate
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.control import CPR, KL, PI, Linear
-
-TEST_RUN_CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
 # Flag, its key, a value to give and what the configuration then holds. None as a value: a switch.
 FLAGS = [
@@ -157,7 +155,7 @@ OF_A_LAW = {
 
 
 def arguments(*argv: str) -> list[str]:
-    return translate(list(argv), TEST_RUN_CONFIG)[0]
+    return translate(list(argv))[0]
 
 
 def given(name: str, value: str | None) -> list[str]:
@@ -179,7 +177,7 @@ def value_of(request, key: str):
 
 def shown_defaults() -> dict[str, str]:
     """What --help says is the default of each flag."""
-    entries = re.split(r"\n  (?=--)|\n\n", script_flags.build_parser().format_help())
+    entries = re.split(r"\n  (?=--)|\n\n", script_flags.build_parser(everything=True).format_help())
     lines = (re.sub(r"(\w)- ", r"\1-", " ".join(entry.split())) for entry in entries)  # broken after a hyphen
     found = (re.fullmatch(r"(--[\w-]+).* \(default: (.*)\)", line) for line in lines)
     return {match[1]: match[2] for match in found if match}
@@ -239,20 +237,20 @@ def test_help_shows_every_flag_and_its_default():
         assert shown[name] == in_words, name
 
 
-def test_help_names_what_can_be_asked_and_the_short_forms(capsys):
+@pytest.mark.parametrize("asked", ["--help", "--help-all"])
+def test_help_names_what_most_runs_set_and_help_all_the_rest(capsys, asked):
     with pytest.raises(SystemExit) as stop:
-        translate(["--help"], TEST_RUN_CONFIG)
+        translate([asked])
     assert stop.value.code == 0
-    shown = capsys.readouterr().out
-    for name in [*ASKING, "--bf16", "--fp16", "--max-length"]:
-        assert f"  {name}" in shown
+    shown = set(re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
+    first = {"--test-run", "--hardware", "--config", "--debug", "--help-all", *ASKING, *flags.COMMONEST}
+    rest = {"--bf16", "--fp16", "--max-length", *(name for name, _, _, _ in FLAGS)}
+    assert shown | {"--help-all"} == (first if asked == "--help" else first | rest)
 
 
 @pytest.mark.parametrize("name", ASKING[:-1])
 def test_what_is_asked_can_be_written_with_underscores(name):
-    assert vars(translate([name.replace("-", "_").replace("__", "--", 1)], TEST_RUN_CONFIG)[1]) == {
-        name[2:].replace("-", "_"): True
-    }
+    assert vars(translate([name.replace("-", "_").replace("__", "--", 1)])[1]) == {name[2:].replace("-", "_"): True}
 
 
 @pytest.mark.parametrize(
@@ -327,8 +325,11 @@ def test_a_test_run_ticks_at_least_forty_times():
     assert request.trainer["max_steps"] // request.control.every >= 40
 
 
-def test_the_setpoint_is_a_ratio_or_auto():
+def test_the_setpoint_is_a_share_or_auto():
     assert resolved("--target-s", "auto").control.target_s == "auto"
+    assert resolved("--target-s", "7%").control.target_s == 0.07
+    with pytest.raises(UserError, match="--target-s: 'ten' is no share, such as 10%"):
+        resolved("--target-s", "ten")
     assert resolved("--target-s", "5e-3").control.target_s == 0.005
     for wrong in ("0", "1", "-0.1"):
         with pytest.raises(UserError, match=f"--target-s {wrong}.*: must lie between 0 and 1, or be auto"):
@@ -336,7 +337,7 @@ def test_the_setpoint_is_a_ratio_or_auto():
 
 
 def test_what_the_older_launcher_adds_is_passed_over():
-    assert script_flags.without_local_rank(["--local-rank=1", "--max-steps", "3"]) == ["--max-steps", "3"]
+    assert without_local_rank(["--local-rank=1", "--max-steps", "3"]) == ["--max-steps", "3"]
 
 
 def test_dotted_flags_pass_through():
@@ -354,11 +355,14 @@ def test_dotted_flags_pass_through():
         (["--xyzzy"], "unknown flag --xyzzy: see --help"),
         (["--max"], "unknown flag --max"),  # no abbreviations: a later flag would change what they mean
         (["stray"], "'stray' belongs to no flag"),
+        (["hardware=gpu_4090"], "belongs to no flag; did you mean --hardware gpu_4090? see --help"),
+        (["training.batch_size=20"], "did you mean --batch-size 20?"),
+        (["batchsize=20"], "did you mean --batch-size?"),
         (["--trainer.limit_train_batches", "3", "stray"], "'stray' belongs to no flag"),
         (["--max-steps"], "--max-steps: expected one argument"),
         (["--max-steps", "many"], "--max-steps: invalid int value: 'many'"),
-        (["--target-s", "auot"], "--target-s: 'auot' is neither a ratio between 0 and 1 nor auto"),
-        (["--target-s", "nan"], "--target-s: 'nan' is neither a ratio between 0 and 1 nor auto"),
+        (["--target-s", "auot"], "--target-s: 'auot' is no share, such as 10% or 0.1, and not auto"),
+        (["--target-s", "nan"], "--target-s: 'nan' is no share, such as 10% or 0.1, and not auto"),
         (["--actuator", "adam"], "--actuator: invalid choice: 'adam'"),
         (["--lr-scheduler", "step"], "--lr-scheduler: invalid choice: 'step'"),
     ],

@@ -178,7 +178,7 @@ def test_what_is_recommended_is_predicted_to_fit(machine):
 
 @pytest.mark.slow
 def test_the_command_says_what_it_was_asked_and_nothing_else():
-    line = [sys.executable, "-m", "granite_scu.cli.hardware"]
+    line = [sys.executable, "-m", "granite_scu", "hardware"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([*line, "--json"], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")

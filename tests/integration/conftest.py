@@ -15,7 +15,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "train_granite_cuda.py"
-TEST_RUN_CONFIG = ROOT / "configs" / "tiny.yaml"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -90,9 +89,9 @@ def call():
 @pytest.fixture(scope="session")
 def launch(call):
     """Runs the script's ``main`` in this process; returns exit code, stdout and stderr."""
-    from granite_scu.cli import script_flags
+    from granite_scu.cli import train_commands
 
-    return partial(call, partial(script_flags.main, TEST_RUN_CONFIG))
+    return partial(call, train_commands.main)
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +131,7 @@ def train(corpus, tmp_path_factory):
     def run(*argv) -> Path:
         folder = tmp_path_factory.mktemp("train") / "run"
         flags = ("--test-run", *FEW, "--eval-batch-size", 16, "--data-dir", corpus, "--output-dir", folder, *argv)
-        arguments, _ = script_flags.translate([str(flag) for flag in flags], TEST_RUN_CONFIG)
+        arguments, _ = script_flags.translate([str(flag) for flag in flags])
         recipe.train(recipe.prepare(parse(arguments).request, Console(quiet=True)))
         return folder
 

@@ -172,7 +172,7 @@ def test_a_configuration_says_what_it_is_and_chooses_its_controller(name):
     path = CONFIGS / f"{name}.yaml"
     header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert f"--config configs/controller/{name}.yaml" in "".join(header)
-    arguments, _ = script_flags.translate(["--test-run", "--config", str(path)], CONFIGS.parent / "tiny.yaml")
+    arguments, _ = script_flags.translate(["--test-run", "--config", str(path)])
     assert cli.parse(arguments).request.control.controller == name
 
 

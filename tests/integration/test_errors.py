@@ -105,7 +105,10 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--trainer.gradient_clip_val", "2"], "--trainer.gradient_clip_val 2: follows from other settings; use"),
         (["--trainer.max_epochs", "2"], "--trainer.max_epochs 2: follows from other settings; use --num-epochs"),
         (["--trainer.barebones", "true"], "barebones"),
-        (["--control.lambda_i", "5"], "unrecognized arguments: --control.lambda_i"),
+        (
+            ["--control.lambda_i", "5"],
+            "--control.lambda_i: there is no such setting; did you mean --control.lambda_",
+        ),
         (["--config", "no/such.yaml"], "no/such.yaml"),
         (["--data-dir", "no/such/folder"], "--data-dir no/such/folder: no such file or folder; give a"),
         # of the controller
@@ -155,10 +158,41 @@ def test_a_folder_that_holds_something_else(launch, tmp_path):
 @pytest.mark.parametrize("flag", ["--data-dir", "--model"])
 def test_a_folder_that_holds_what_the_run_reads(refusal, precious, flag):
     """Replacing the folder would delete the text or the model."""
-    inside = precious / "inside"
+    inside = precious / "logs"
     shutil.copytree(files("granite_scu.model") / "assets" / "tiny-granite-h", inside)
     (inside / "text.txt").write_text("This text has no copy. " * 1000)
     assert f"--overwrite: would delete {flag} {inside}, which lies in {precious}" in refusal(flag, inside)
+
+
+def test_a_folder_that_holds_a_text_by_pattern_or_behind_a_link(refusal, precious, tmp_path):
+    text = precious / "logs" / "text.txt"
+    text.parent.mkdir()
+    text.write_text("This text has no copy. " * 1000)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "link.txt").symlink_to(text)
+    for given in (precious / "logs" / "*.txt", tmp_path / "texts", tmp_path / "texts" / "*.txt"):
+        assert "--overwrite: would delete --data-dir" in refusal("--data-dir", given)
+
+
+def test_a_folder_that_holds_what_no_run_has_written(refusal, precious):
+    (precious / "my.yaml").write_text("data: {batch_size: 2}\n")
+    words = f"--overwrite: {precious} holds my.yaml, which no run has written; move that elsewhere"
+    assert words in refusal("--config", precious / "my.yaml")
+
+
+def test_a_folder_in_which_text_is_looked_for(launch, tmp_path):
+    (tmp_path / "text.txt").write_text("This text has no copy. " * 1000)
+    for given in (tmp_path, f"{tmp_path}/**/*.txt"):
+        code, _, err = launch("--test-run", "--data-dir", given, "--output-dir", tmp_path / "run")
+        assert code == 2 and f"--output-dir {tmp_path / 'run'}: lies in --data-dir {given}" in one_line(err)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_kept_tokens_in_the_run_folder(launch, tmp_path):
+    cache = tmp_path / "run" / "cache"
+    code, _, err = launch("--test-run", "--cache-dir", cache, "--output-dir", tmp_path / "run")
+    assert code == 2 and f"--cache-dir {cache}: lies in --output-dir {tmp_path / 'run'}" in one_line(err)
+    assert not (tmp_path / "run").exists()
 
 
 # Around it

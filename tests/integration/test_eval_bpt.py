@@ -26,9 +26,9 @@ def run(train, topics, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def score(call):
     """Runs the command in this process; returns exit code, stdout and stderr."""
-    from granite_scu.cli import eval_bpt as command
+    from granite_scu.cli.main import main
 
-    return partial(call, command.main, "--precision", "fp32")
+    return partial(call, main, "eval", "--precision", "fp32")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import killing
 import pytest
 from killing import at_call, at_change
 
-from granite_scu.storage import checkpoint, manifest
+from granite_scu.storage import checkpoint_list, manifest
 from granite_scu.storage.run_folder import RunFolder
 
 FLAGS = (
@@ -141,7 +141,7 @@ def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
     assert 1 in codes and set(codes) <= {0, 1}  # what cannot be tidied up stops no run
     assert cut.log.read_text().count(f"{os.strerror(error)}; ") == codes.count(1)
     assert "Traceback" not in cut.log.read_text()
-    newest = checkpoint.find("auto", cut.folder)
+    newest = checkpoint_list.find("auto", cut.folder)
     assert newest is None or manifest.damage(newest) is None
     if codes[-1]:
         assert cut.run(FLAGS) == 0

@@ -1,5 +1,7 @@
 import gc
+import http.server
 import importlib.util
+import threading
 from pathlib import Path
 
 import pytest
@@ -91,7 +93,52 @@ def test_a_path_that_does_not_exist_is_refused(name):
 @LOADERS
 def test_a_hub_model_that_cannot_be_had_is_refused_in_one_line(load, offline):
     message = refusal(load, "granite-scu-tests/no-such-model")
-    assert "cannot be loaded" in message and "network" in message and TINY_MODEL in message
+    assert "it is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub" in message and TINY_MODEL in message
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Answers as the hub does for a repository that is gated, and for one that there is not."""
+
+    def do_HEAD(self):
+        self.send_response(403 if "/gated/" in self.path else 401)
+        self.send_header("X-Error-Code", "GatedRepo" if "/gated/" in self.path else "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub on this machine that has nothing; gives it, and takes it away."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path),
+        "HUGGINGFACE_CO_URL_TEMPLATE": f"http://127.0.0.1:{server.server_port}"
+        "/{repo_id}/resolve/{revision}/{filename}",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(constants, name, value)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_gated_and_a_mistyped_name_are_told_apart(hub, caplog):
+    caplog.set_level("INFO", "granite_scu")
+    assert "it is gated; accept its licence at http://127.0.0.1" in refusal(loading.load_tokenizer, "gated/model")
+    assert caplog.messages == ["looking up gated/model on the Hugging Face hub"]
+    assert "the hub has no model of that name, or it is private" in refusal(loading.load_tokenizer, "nobody/model")
+
+
+@pytest.mark.slow  # the hub's library tries again for most of a minute
+def test_a_hub_that_cannot_be_reached_is_named(hub):
+    hub.shutdown()
+    hub.server_close()
+    assert "cannot be reached, and the model is not in the cache" in refusal(loading.load_tokenizer, "any/model")
 
 
 def test_a_damaged_model_is_refused_in_one_line(tmp_path):

@@ -20,7 +20,8 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model import loading
 from granite_scu.storage import manifest
-from granite_scu.storage.checkpoint import STATE, AdapterCheckpointIO, find, load_state, prune, save_adapter
+from granite_scu.storage.checkpoint import AdapterCheckpointIO, load_state, save_adapter
+from granite_scu.storage.checkpoint_list import STATE, find, prune
 from granite_scu.storage.run_folder import RunFolder
 
 

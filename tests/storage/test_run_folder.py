@@ -81,6 +81,33 @@ def test_what_is_no_run_folder_is_never_overwritten(folder):
     assert (folder.path / "thesis.tex").read_text() == "years of work"
 
 
+def test_what_no_run_has_written_is_neither_replaced_nor_cleared(folder):
+    for name in (TRAINING_CONFIG, "notes.txt", "scu_history.json"):
+        (folder.path / name).write_text("mine")
+    assert "holds notes.txt, which no run has written" in refusal(folder, overwrite=True)
+    folder.clear()
+    assert contents(folder.path) == ["notes.txt"]
+
+
+def test_a_run_that_is_set_aside_is_whole_and_out_of_the_way(folder):
+    for round_ in (1, 2):
+        for name in (TRAINING_CONFIG, "scu_history.jsonl"):
+            (folder.path / name).write_text(str(round_))
+        (folder.path / "best").mkdir()
+        folder.set_aside()
+    assert contents(folder.path) == ["restarted-1", "restarted-2"]
+    assert contents(folder.path / "restarted-1") == ["best", "scu_history.jsonl", TRAINING_CONFIG]
+    assert (folder.path / "restarted-1" / TRAINING_CONFIG).read_text() == "1"
+
+
+def test_only_what_we_call_unfinished_is_swept(folder):
+    for name in (".precious.tmp", ".config.yaml.77.tmp", "logs.old"):
+        (folder.path / name).write_text("")
+    folder.sweep()
+    assert contents(folder.path) == [".precious.tmp", "logs.old"]
+    assert "is not empty" in refusal(folder)
+
+
 def test_what_is_no_folder_or_lies_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
@@ -102,7 +129,7 @@ def test_clearing_empties_the_folder_and_follows_no_link(folder, tmp_path):
     (folder.path / "logs").mkdir()
     (folder.path / "logs" / "log").write_text("")
     (folder.path / TRAINING_CONFIG).write_text("{}")
-    (folder.path / "link").symlink_to(outside)
+    (folder.path / "best").symlink_to(outside)
     folder.clear()
     assert contents(folder.path) == []
     assert contents(outside) == ["kept"]

@@ -5,7 +5,6 @@ where they would not fit. A guide that names a range is taken at its upper end; 
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import devices
 import pytest
@@ -15,8 +14,6 @@ from granite_scu.cli import request_parser as cli
 from granite_scu.cli import script_flags
 from granite_scu.hardware import machine as machines
 from granite_scu.training import memory_budget
-
-TINY = Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
 RTX_3070 = devices.gpu("NVIDIA GeForce RTX 3070", 7.8, (8, 6))
 
@@ -59,7 +56,7 @@ def _case(guide: str, card: hardware.Device, flags: str):
 @pytest.mark.parametrize(("card", "flags"), [_case(*row) for row in COMMANDS])
 def test_a_command_of_a_guide_fits_its_card(machine, monkeypatch, card, flags):
     machine(card)
-    request = cli.parse(script_flags.translate(flags.split(), TINY)[0]).request
+    request = cli.parse(script_flags.translate(flags.split())[0]).request
     found = machines.resolve_request(request)
     allowed = found.memory_limit(request.run.memory_fraction)
     settled = memory_budget.with_checkpointing_settled(request, found)

@@ -8,13 +8,34 @@ from granite_scu.training.output_folder import open_run_folder
 from granite_scu.training.recipe import prepare
 
 
-def test_a_run_that_ended_there_after_the_first_check_is_not_overwritten(tmp_path):
-    """Two runs start on one free folder; one of them trains while the other one still looks for its batch size."""
+@pytest.fixture
+def settings(tmp_path):
+    """Of a run of four steps into ``run``."""
     text, folder = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("".join(f"Line {number} of a text.\n" for number in range(300)))
     settings = {"base.name": "tiny-granite-h", "data.path": str(text), "data.block_size": 32, "trainer.max_steps": 4}
     more = {"run.output_dir": str(folder), "trainer.accelerator": "cpu", "control.target_s": 0.02, "control.every": 2}
-    late = prepare(Request.from_dotted(settings | more))
+    return settings | more
+
+
+def test_what_an_attempt_without_a_checkpoint_has_validated_is_kept_where_the_run_begins_again(settings, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "best").mkdir(parents=True)
+    for name in ("training_config.json", "scu_history.jsonl", "best/adapter_model.safetensors"):
+        (folder / name).write_text(f"the first attempt's {name}")
+    run = prepare(Request.from_dotted(settings | {"run.resume": "auto"}))
+    open_run_folder(run)
+    run.folder.unlock()
+    kept = folder / "restarted-1"
+    assert (kept / "best" / "adapter_model.safetensors").read_text().startswith("the first attempt's")
+    assert sorted(path.name for path in kept.iterdir()) == ["best", "scu_history.jsonl", "training_config.json"]
+    assert not (folder / "best").exists() and (folder / "training_config.json").is_file()
+
+
+def test_a_run_that_ended_there_after_the_first_check_is_not_overwritten(settings, tmp_path):
+    """Two runs start on one free folder; one of them trains while the other one still looks for its batch size."""
+    folder = tmp_path / "run"
+    late = prepare(Request.from_dotted(settings))
     folder.mkdir()
     (folder / "training_config.json").write_text("the other run's")
     with pytest.raises(UserError, match="is not empty; choose another folder"):

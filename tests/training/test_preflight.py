@@ -69,7 +69,7 @@ def judged(machine):
 
     def judge(device, *argv) -> list[Check]:
         machine(device)
-        request = cli.parse(script_flags.translate(["--data-dir", "stdlib-docs", *argv], CONFIG)[0]).request
+        request = cli.parse(script_flags.translate(["--data-dir", "stdlib-docs", *argv])[0]).request
         return with_the_run([Check("GPU memory", "12 GiB", None, False, "not yet known")], request)
 
     return judge

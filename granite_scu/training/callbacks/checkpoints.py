@@ -4,7 +4,7 @@ from typing import Any
 
 import lightning as L
 
-from granite_scu.storage import checkpoint
+from granite_scu.storage import checkpoint_list
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.module import GraniteModule
@@ -70,7 +70,7 @@ class Checkpoints(L.Callback):
             self.folder.sync_history()
         trainer.save_checkpoint(self.folder.path / f"checkpoint-{trainer.global_step}")
         if trainer.is_global_zero:
-            checkpoint.prune(self.folder, self.keep)
+            checkpoint_list.prune(self.folder, self.keep)
         self._saved = trainer.global_step
 
     def _save_between_steps(self, trainer: L.Trainer) -> None:

@@ -57,7 +57,7 @@ def _threads(monkeypatch):
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2(arguments, words, capsys, tmp_path):
-    assert main(tmp_path, arguments) == 2
+    assert main(arguments, root=tmp_path) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and len(printed.err.splitlines()) == 1
     assert words in printed.err
@@ -68,7 +68,7 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(arguments, words, capsys, t
 )
 def test_a_record_that_lacks_something_is_named_with_it(capsys, tmp_path, text, lacks):
     (tmp_path / "torn.json").write_text(text)
-    assert main(tmp_path, ["--report-only", "--evidence", str(tmp_path)]) == 2
+    assert main(["--report-only", "--evidence", str(tmp_path)], root=tmp_path) == 2
     error = capsys.readouterr().err
     assert f"torn.json is not the record of a run, for it lacks {lacks}" in error and len(error.splitlines()) == 1
 
@@ -77,7 +77,7 @@ def test_a_record_that_lacks_something_is_named_with_it(capsys, tmp_path, text, 
 def test_a_file_is_no_folder_of_evidence(capsys, tmp_path, asked):
     file = tmp_path / "run.json"
     file.write_text("{}")
-    assert main(tmp_path, [asked, "--evidence", str(file)]) == 2
+    assert main([asked, "--evidence", str(file)], root=tmp_path) == 2
     assert f"--evidence {file}: is a file; give the folder" in capsys.readouterr().err
 
 
@@ -86,23 +86,24 @@ def test_where_nothing_can_be_written_is_refused_before_the_first_run(capsys, tm
     file = tmp_path / "out"
     file.write_text("mine")
     for place in (file, file / "inside"):
-        assert main(tmp_path, ["--quick", "--output-dir", str(place)]) == 2
+        assert main(["--quick", "--output-dir", str(place)], root=tmp_path) == 2
         error = capsys.readouterr().err
         assert f"--output-dir {place}: cannot be written to" in error and len(error.splitlines()) == 1
     assert file.read_text() == "mine"
-    assert main(tmp_path, ["--quick", "--evidence", str(file / "inside"), "--output-dir", str(tmp_path / "new")]) == 2
+    inside = ["--evidence", str(file / "inside"), "--output-dir", str(tmp_path / "new")]
+    assert main(["--quick", *inside], root=tmp_path) == 2
     assert "--evidence" in capsys.readouterr().err
 
 
 def test_a_page_without_marks_is_refused_before_the_first_run(bf16, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "carry_out", lambda *_: pytest.fail("a run was started"))
-    assert main(tmp_path, ["--write-docs"]) == 2
+    assert main(["--write-docs"], root=tmp_path) == 2
     error = capsys.readouterr().err
     assert "--write-docs: " in error and "evidence.md lacks the lines" in error and len(error.splitlines()) == 1
 
 
 def test_list_counts_and_trains_nothing(capsys, tmp_path):
-    assert main(tmp_path, ["--quick", "--list"]) == 0
+    assert main(["--quick", "--list"], root=tmp_path) == 0
     printed = capsys.readouterr().out
     # Of three seeds none, two lambdas, cascade and PI, of which two on the first seed, and the base model.
     assert "0 of 18 runs finished" in printed
@@ -111,17 +112,17 @@ def test_list_counts_and_trains_nothing(capsys, tmp_path):
 
 def test_the_varied_protocol_has_a_place_of_its_own(bf16, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "carry_out", lambda *_: (0, {}))
-    assert main(tmp_path, ["--varied", "--list"]) == 0
+    assert main(["--varied", "--list"], root=tmp_path) == 0
     # Of eight tasks three lambdas, the default and the cascade on three seeds, and the base model.
     assert "0 of 200 runs finished" in capsys.readouterr().out
-    assert main(tmp_path, ["--varied"]) == 0
+    assert main(["--varied"], root=tmp_path) == 0
     assert "claim" not in (tmp_path / "evidence" / "varied" / "comparison.md").read_text()
 
 
 def test_list_does_not_import_torch(tmp_path):
     code = (
         "import sys; from pathlib import Path; from granite_scu.cli.compare_controllers import main;"
-        f"main(Path({str(tmp_path)!r}), ['--list']); sys.exit('torch' in sys.modules)"
+        f"main(['--list'], root=Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
@@ -135,7 +136,7 @@ def begun(monkeypatch) -> list[Plan]:
 
 
 def test_a_cpu_with_bf16_takes_it_and_says_nothing(bf16, begun, capsys, tmp_path):
-    assert main(tmp_path, []) == 0
+    assert main([], root=tmp_path) == 0
     [plan] = begun
     assert plan.next().precision == "bf16-mixed"
     assert plan.evidence.folder == tmp_path / "evidence" / "comparison" / "runs"
@@ -145,7 +146,7 @@ def test_a_cpu_with_bf16_takes_it_and_says_nothing(bf16, begun, capsys, tmp_path
 def test_a_cpu_without_bf16_takes_fp32_and_keeps_it_apart(no_bf16, begun, capsys, tmp_path):
     """Of the full protocol too: its folder in the repository is of the published precision."""
     for arguments in ([], ["--quick"]):
-        assert main(tmp_path, arguments) == 0
+        assert main(arguments, root=tmp_path) == 0
         words = (
             "runs in 32-true, since PyTorch finds neither AMX nor AVX512-BF16 in this CPU: compared among themselves,"
         )
@@ -157,32 +158,32 @@ def test_a_cpu_without_bf16_takes_fp32_and_keeps_it_apart(no_bf16, begun, capsys
 
 
 def test_bf16_is_refused_where_it_would_be_emulated(no_bf16, begun, capsys, tmp_path):
-    assert main(tmp_path, ["--quick", "--precision", "bf16"]) == 2
+    assert main(["--quick", "--precision", "bf16"], root=tmp_path) == 2
     error = capsys.readouterr().err
     assert "bf16 would be emulated; use --precision fp32" in error and len(error.splitlines()) == 1 and not begun
 
 
 def test_the_page_is_about_the_published_precision(capsys, tmp_path):
-    assert main(tmp_path, ["--precision", "fp32", "--report-only", "--write-docs"]) == 2
+    assert main(["--precision", "fp32", "--report-only", "--write-docs"], root=tmp_path) == 2
     assert "--write-docs: the page is about runs in bf16-mixed, and these are in 32-true" in capsys.readouterr().err
 
 
 def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(capsys, tmp_path, evidence, finish):
     places = tmp_path / "elsewhere", tmp_path / "evidence" / "comparison" / "runs"
     elsewhere = ["--report-only", "--evidence", str(places[0])]
-    assert main(tmp_path, elsewhere) == 2
+    assert main(elsewhere, root=tmp_path) == 2
     assert f"--evidence {places[0]}: there is no such folder" in capsys.readouterr().err
     places[0].mkdir()
-    assert main(tmp_path, elsewhere) == 2
+    assert main(elsewhere, root=tmp_path) == 2
     assert f"--evidence {places[0]}: holds no finished run" in capsys.readouterr().err
     record = finish(Plan(FULL, evidence).spec(Cell(FULL.tasks[0], NONE, 0, FULL.rates[0])))
     write_record(places[0] / "none.json", record)
-    assert main(tmp_path, elsewhere) == 0
+    assert main(elsewhere, root=tmp_path) == 0
     assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "evidence").exists()
-    assert main(tmp_path, [*elsewhere, "--write-docs"]) == 2
+    assert main([*elsewhere, "--write-docs"], root=tmp_path) == 2
     assert "--write-docs: the page is about the runs in evidence; leave out --evidence" in capsys.readouterr().err
     shutil.copytree(places[0], places[1])
-    assert main(tmp_path, ["--report-only", "--evidence", str(places[1])]) == 0
+    assert main(["--report-only", "--evidence", str(places[1])], root=tmp_path) == 0
     assert (tmp_path / "evidence" / "comparison" / "comparison.md").is_file()
 
 

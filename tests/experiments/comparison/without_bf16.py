@@ -14,4 +14,4 @@ if __name__ in ("__main__", "__mp_main__"):  # the command and its workers, and 
 if __name__ == "__main__":
     from granite_scu.cli.compare_controllers import main
 
-    sys.exit(main(root=Path(__file__).parents[3]))
+    sys.exit(main(sys.argv[1:], root=Path(__file__).parents[3]))

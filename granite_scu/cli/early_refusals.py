@@ -1,0 +1,178 @@
+"""What is wrong with a request that can be told at once: unknown keys, values of the wrong kind, what is not there.
+
+Everything here is checked again where it is used. This looks without torch and Lightning, which take seconds to
+import, and in words of its own where the parser behind LightningCLI has none for people.
+"""
+
+import difflib
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+
+from granite_scu.cli import config_layers
+from granite_scu.config import flags, settings
+from granite_scu.config.errors import UserError
+from granite_scu.hardware import presets
+from granite_scu.storage import checkpoint_list
+from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training.controller import build_controller
+
+NOT_OURS = ("trainer", "seed_everything", "step_test", "print_config")
+"""Keys whose settings only the parser behind LightningCLI knows."""
+
+UNKNOWN = object()
+"""A value that only the parser behind LightningCLI can make."""
+
+
+def refuse(arguments: list[str]) -> None:
+    """Refuse a request whose fault shows at once.
+
+    Args:
+        arguments: of ``fit``, as ``script_flags.translate`` makes them.
+
+    Raises:
+        UserError: an unknown preset or key, a value of the wrong kind or out of its range, a file, a text, a model or
+            a checkpoint that is not there, a run folder that is not empty.
+    """
+    with config_layers.naming_files(arguments):
+        asked = config_layers.asked_preset(arguments)
+        if asked == presets.AUTO:  # which one, takes a look at the machine
+            arguments = config_layers.without_preset(arguments)
+        else:
+            arguments, _ = config_layers.take_preset(arguments)
+        config_layers.check_files(arguments)
+        given = config_layers.origins_and_values(arguments)
+        for key, (origin, _) in given.items():
+            _check_key(key, origin)
+        values = {key: _understood(key, value) for key, (_, value) in given.items() if key in flags.HINTS}
+        groups = _built(values)
+        if "--print_config" not in arguments:
+            _check_what_is_there(groups, trains=arguments[0] not in ("validate", "test"))
+
+
+def _check_key(key: str, origin: str) -> None:
+    if key in flags.HINTS or key in flags.GROUPS or key.partition(".")[0] in NOT_OURS:
+        return
+    is_flag = origin == config_layers.A_FLAG
+    if is_flag and "." not in key:
+        of_train = {flag.name.removeprefix("--"): flag.key for section in flags.SECTIONS.values() for flag in section}
+        if (name := key.replace("_", "-")) in of_train:
+            raise UserError(f"--{key}: is a flag of granite-scu train; here it is --{of_train[name]}")
+        return
+    names = [*flags.HINTS, *flags.GROUPS]
+    close = difflib.get_close_matches(key, names, 1, 0.7) or [
+        name for name in names if name.partition(".")[2].replace("_", "") == key.rpartition(".")[2].replace("_", "")
+    ]
+    meant = f"; did you mean {'--' if is_flag else ''}{close[0]}?" if close else ""
+    if is_flag:
+        raise UserError(f"--{key}: there is no such setting{meant}")
+    raise UserError(f"--config {origin}{_line(origin, key)}: there is no setting {key}{meant}")
+
+
+def _line(path: str, key: str) -> str:
+    """Where in a YAML file a key stands, as ``:7``; nothing where it cannot be told."""
+    try:
+        node = yaml.compose(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return ""
+    found, line = node, ""
+    for name in key.split("."):
+        if not isinstance(found, yaml.MappingNode):
+            break
+        for inner, value in found.value:
+            if inner.value == name:
+                found, line = value, f":{inner.start_mark.line + 1}"
+                break
+    return line
+
+
+def _understood(key: str, value: Any) -> Any:
+    """A value as its setting has it; ``UNKNOWN`` where that is left to the parser behind LightningCLI.
+
+    Raises:
+        UserError: it is of the wrong kind.
+    """
+    hint = flags.HINTS[key]
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if isinstance(value, str) and (str not in kinds or value.startswith("[")):
+        value = _from_yaml(value)
+    if value is None:
+        return None if NoneType in kinds else UNKNOWN
+    for kind in kinds:
+        if (made := _made(kind, value)) is not UNKNOWN:
+            return made
+    if isinstance(value, list | dict) or str in kinds or any(get_origin(kind) is list for kind in kinds):
+        return UNKNOWN
+    words = " or ".join(words for kind in kinds if (words := _in_words(kind)))
+    raise UserError(f"{_named(key)} {value}: must be {words}")
+
+
+def _from_yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """A value of a kind, from one that may be of another; ``UNKNOWN`` where it is none."""
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else UNKNOWN
+    if get_origin(kind) is list:
+        inner = get_args(kind)[0]
+        return value if isinstance(value, list) and all(isinstance(each, inner) for each in value) else UNKNOWN
+    if kind in (bool, str) or isinstance(value, bool):
+        return value if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) else UNKNOWN
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return UNKNOWN
+    if kind is int:
+        return int(number) if number.is_integer() else UNKNOWN
+    return number if kind is float else UNKNOWN
+
+
+def _in_words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "")
+
+
+def _named(key: str) -> str:
+    names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
+    return names.get(key, f"--{key}")
+
+
+def _built(values: dict[str, Any]) -> dict[str, Any]:
+    """The groups of settings, which refuse what is out of its range; without those that have an unknown value."""
+    built: dict[str, Any] = {}
+    for group, kind in flags.GROUPS.items():
+        mine = {key.partition(".")[2]: value for key, value in values.items() if key.partition(".")[0] == group}
+        if UNKNOWN not in mine.values():
+            built[group] = kind(**mine)
+    return built
+
+
+def _check_what_is_there(groups: dict[str, Any], trains: bool) -> None:
+    run: settings.RunConfig | None = groups.get("run")
+    if run and trains:
+        if run.resume:
+            checkpoint_list.check_there(run.resume, run.output_dir)
+        elif not run.overwrite:
+            RunFolder(run.output_dir).check(overwrite=False, resuming=False)
+    if control := groups.get("control"):
+        build_controller(control)
+    if data := groups.get("data"):
+        _check_sources(data.sources)
+    if base := groups.get("base"):
+        settings.check_model(base.name)
+
+
+def _check_sources(sources: list[str]) -> None:
+    from granite_scu.data.sources import files, read  # late: numpy
+
+    for source in sources:
+        if read.is_path(source) and (not source.strip() or not files.find(source)):
+            read.readable_files(source)

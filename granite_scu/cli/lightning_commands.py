@@ -1,0 +1,64 @@
+"""The commands ``fit``, ``validate``, ``test`` and ``identify``: YAML files and dotted keys, through LightningCLI."""
+
+import argparse
+
+from granite_scu.cli import config_layers, early_refusals, guard, script_flags
+from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.flags import COMMONEST, SECTIONS
+
+ABOUT = {
+    "fit": "Fine-tune a model as YAML files and dotted keys say. Of defaults, preset, files and keys the last wins.",
+    "validate": "Score the adapter in the run folder on the validation split, in bits per token.",
+    "test": "Score the adapter in the run folder on the test split, in bits per token.",
+    "identify": "Step lambda in a real run, fit what S does, propose gains for the controller, and try them.",
+}
+EXAMPLES = {
+    "fit": ("--config granite_4.0_h_1b --data.path my_texts/", "--config mine.yaml --config qlora --hardware gpu_4090",
+            "--config mine.yaml --print_config"),
+    "validate": ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --data.batch_size 4",
+                 "--config runs/mine/config.yaml --trainer.accelerator cpu"),
+    "test": ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --data.batch_size 4",
+             "--config runs/mine/config.yaml --trainer.accelerator cpu"),
+    "identify": ("--config demo --control.target_s 0.02 --run.output_dir runs/tune",
+                 "--config mine.yaml --control.target_s 0.1", "--config mine.yaml --control.target_s 0.1 --json"),
+}  # fmt: skip
+
+
+def main(arguments: list[str], name: str) -> int:
+    """One of the commands; returns the exit code."""
+    command = name.split()[-1]
+    if "--help" in arguments or "-h" in arguments:
+        print(guide(name, command).format_help(), end="")
+        return 0
+    asked = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    return guard.guarded(lambda: _run([command, *asked]), "--debug" in arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    if "--help" not in arguments:
+        early_refusals.refuse(config_layers.put_first(arguments))
+    from granite_scu.cli import train  # late: Lightning takes seconds
+
+    return train.main(arguments)
+
+
+def guide(name: str, command: str) -> Parser:
+    """A parser that is there for its help: LightningCLI's own takes seconds, and lists all of Lightning's Trainer."""
+    examples = [f"{name} {example}" for example in EXAMPLES[command]]
+    parser = Parser(prog=name, usage="%(prog)s --config YAML [--group.key value]", description=ABOUT[command],
+                    examples=examples, full_help=str, argument_default=argparse.SUPPRESS)  # fmt: skip
+    first = parser.add_argument_group("where settings come from")
+    first.add_argument("--config", metavar="YAML", help="a file, or the name of one that comes along; several are "
+                       "layered")  # fmt: skip
+    first.add_argument("--hardware", metavar="CARD", help="preset for a card; auto takes the one for this machine")
+    first.add_argument("--print_config", action="store_true", help="print the resolved configuration, which can be "
+                       "given as --config again")  # fmt: skip
+    if command == "identify":
+        first.add_argument("--json", action="store_true", help="print what was found as JSON")
+    common = parser.add_argument_group("commonest keys")
+    for section in SECTIONS.values():
+        for flag in section:
+            if flag.name in COMMONEST:
+                common.add_argument(f"--{flag.key}", **script_flags.argument(flag))
+    parser.add_debug()
+    return parser

@@ -1,0 +1,47 @@
+"""The commands ``train``, ``plan`` and ``check``, which take the same flags; and ``scripts/train_granite_cuda.py``."""
+
+from granite_scu.cli import early_refusals, guard, script_flags
+
+ABOUT = {
+    "train": "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation, lambda.",
+    "plan": "Say what a run would do, how long it would take and in how much memory. Nothing is trained or written.",
+    "check": "Say what a run needs and what this machine lacks for it. Exit code 0 where it can start, 1 where not.",
+}
+EXAMPLES = {
+    "train": (
+        "granite-scu train --test-run",
+        "granite-scu train --data-dir my_texts/ --output-dir runs/mine",
+        "granite-scu train --data-dir chats.jsonl --hardware gpu_4090 --num-epochs 3 --output-dir runs/chats",
+    ),
+    "plan": (
+        "granite-scu plan --data-dir my_texts/",
+        "granite-scu plan --data-dir chats.jsonl --hardware gpu_4090 --num-epochs 3",
+        "granite-scu plan --test-run --json",
+    ),
+    "check": (
+        "granite-scu check",
+        "granite-scu check --hardware gpu_4090 --4bit-quantization",
+        "granite-scu check --model ibm-granite/granite-4.0-h-tiny --json",
+    ),
+}
+_FLAG = {"train": [], "plan": ["--dry-run"], "check": ["--check-requirements"]}
+
+
+def main(arguments: list[str], name: str = "granite-scu train") -> int:
+    """One of the commands; returns the exit code."""
+    return guard.guarded(lambda: _run(arguments, name), debug="--debug" in arguments)
+
+
+def _run(arguments: list[str], name: str) -> int:
+    command = name.split()[-1]
+    parser = script_flags.build_parser(name, ABOUT[command], EXAMPLES[command])
+    translated, asked = script_flags.translate([*arguments, *_FLAG[command]], parser)
+    if not getattr(asked, "check_requirements", False):
+        early_refusals.refuse(translated)
+    from granite_scu.cli import train  # late: torch takes seconds
+
+    if getattr(asked, "check_requirements", False):
+        return train.check_requirements(translated, as_json=getattr(asked, "json", False))
+    if getattr(asked, "dry_run", False):
+        return train.dry_run(translated, as_json=getattr(asked, "json", False))
+    return train.run(translated)

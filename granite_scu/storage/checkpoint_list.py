@@ -1,0 +1,79 @@
+"""The checkpoints of a run folder: which one is meant, which are whole, and which are old enough to go.
+
+Imports nothing heavy: a checkpoint that is not there is refused at once.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+
+from granite_scu.config.errors import UserError
+from granite_scu.storage import manifest
+from granite_scu.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+STATE = "state.ckpt"
+
+LAST, AUTO = "last", "auto"
+"""What ``--resume-from-checkpoint`` takes beside a folder: the newest checkpoint; the same, or a fresh start."""
+
+
+def check_there(resume: str, output_dir: str | Path) -> None:
+    """Refuse a ``--resume-from-checkpoint`` that names nothing. Reads no checkpoint.
+
+    Raises:
+        UserError: a folder that is no checkpoint, or ``last`` where there is none.
+    """
+    if resume == LAST and not RunFolder(output_dir).checkpoints():
+        raise UserError(f"--resume-from-checkpoint {LAST}: {RunFolder(output_dir).path} holds no checkpoint")
+    if resume in (LAST, AUTO):
+        return
+    path = Path(resume).expanduser()
+    if not (path / STATE).is_file():
+        hint = f"; the newest of that run is {LAST} --output-dir {path}" if RunFolder(path).checkpoints() else ""
+        raise UserError(f"--resume-from-checkpoint {resume}: is not a checkpoint folder (no {STATE} in it){hint}")
+
+
+def find(resume: str, output_dir: str | Path) -> Path | None:
+    """The checkpoint folder that ``--resume-from-checkpoint`` names, whole to the last byte.
+
+    Of ``last`` and ``auto`` it is the newest that is whole; those passed over are named in the log.
+
+    Returns:
+        None where ``auto`` finds no checkpoint.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    check_there(resume, output_dir)
+    if resume in (LAST, AUTO):
+        return _newest(resume, RunFolder(output_dir))
+    path = Path(resume).expanduser()
+    if problem := manifest.damage(path):
+        raise UserError(f"--resume-from-checkpoint {resume}: {problem}; go on from another, or from the last that is "
+                        f"whole with --resume-from-checkpoint {LAST} --output-dir {path.parent}")  # fmt: skip
+    return path
+
+
+def _newest(resume: str, folder: RunFolder) -> Path | None:
+    problems: list[str] = []
+    for path in reversed(folder.checkpoints()):
+        if (problem := manifest.damage(path)) is None:
+            for line in problems:
+                log.warning("%s; going on from %s instead", line, path.name)
+            return path
+        problems.append(f"{path.name}: {problem}")
+    if problems:
+        raise UserError(f"--resume-from-checkpoint {resume}: none in {folder.path} is whole ({'; '.join(problems)})")
+    return None
+
+
+def prune(folder: RunFolder, keep: int) -> None:
+    """Remove the checkpoints that are older than the newest ``keep`` whole ones. A damaged one counts for nothing."""
+    whole = 0
+    for path in reversed(folder.checkpoints()):
+        if whole >= keep:
+            shutil.rmtree(path)
+        elif manifest.damage(path) is None:
+            whole += 1

@@ -1,0 +1,115 @@
+"""Wrong requests that are answered at once, in words."""
+
+import subprocess
+import sys
+
+import pytest
+
+from granite_scu.cli import early_refusals, script_flags
+from granite_scu.cli.main import main
+from granite_scu.config import shipped
+from granite_scu.config.errors import UserError
+
+
+def refusal(*argv: str) -> str:
+    with pytest.raises(UserError) as refused:
+        early_refusals.refuse(script_flags.translate(["--data-dir", "stdlib-docs", *argv])[0])
+    return str(refused.value)
+
+
+@pytest.fixture
+def layer(tmp_path):
+    """Writes a YAML file; returns its path."""
+
+    def write(text: str) -> str:
+        (tmp_path / "mine.yaml").write_text(text)
+        return str(tmp_path / "mine.yaml")
+
+    return write
+
+
+def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(layer):
+    path = layer("data:\n  batch_size: 2\ncontrol:\n  # how\n  target: 0.1\n")
+    assert refusal("--config", path) == (
+        f"--config {path}:5: there is no setting control.target; did you mean control.target_s?"
+    )
+    path = layer("controll: {kp: 1.0}\n")
+    assert f"{path}:1: there is no setting controll.kp; did you mean control.kp?" in refusal("--config", path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--data.batchsize", "3"], "--data.batchsize: there is no such setting; did you mean --data.batch_size?"),
+        (["--data.batch_size", "3.5"], "--batch-size 3.5: must be a whole number"),
+        (["--lora.dropout", "some"], "--lora-dropout some: must be a number"),
+        (["--run.tf32", "maybe"], "--tf32 maybe: must be true or false"),
+        (["--optimizer.schedule", "step"], "--lr-scheduler step: must be cosine or linear or constant"),
+        (["--target-s", "1.5"], "--target-s 1.5: must lie between 0 and 1"),
+        (["--controller", "pid"], "no controller is called 'pid'; there are none, fixed"),
+        (["--hardware", "gpu_9"], "--hardware gpu_9: no such preset"),
+        (["--config", "nope.yaml"], "nope.yaml: there is no such file, and none of that name comes along (demo,"),
+        (["--data-dir", "no/texts"], "--data-dir no/texts: no such file or folder"),
+        (["--model", "./no-model"], "--model ./no-model: no such folder"),
+        (["--output-dir", "no-run", "--resume-from-checkpoint", "last"], "no-run holds no checkpoint"),
+        (["--resume-from-checkpoint", "x/checkpoint-3"], "x/checkpoint-3: is not a checkpoint folder"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_words(argv, words):
+    assert words in refusal(*argv)
+
+
+def test_a_value_of_the_wrong_kind_in_a_file_is_named_with_the_file(layer):
+    path = layer("data: {batch_size: eight}\n")
+    assert refusal("--config", path) == f"--batch-size eight (in {path}): must be a whole number"
+
+
+def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    folder = ["--output-dir", str(tmp_path)]
+    assert "is not empty" in refusal(*folder)
+    given = script_flags.translate(["--data-dir", "stdlib-docs", *folder])[0]
+    early_refusals.refuse(["validate", *given[1:]])
+    early_refusals.refuse([*given, "--print_config"])
+
+
+@pytest.mark.parametrize("path", sorted(shipped.folder().rglob("*.yaml")), ids=lambda path: path.stem)
+def test_the_files_that_come_along_are_let_through(path, tmp_path):
+    given = ["fit", f"--config={path}", f"--run.output_dir={tmp_path}", "--data.path=stdlib-docs"]
+    if path.stem == "replay":  # what it repeats is the user's
+        with pytest.raises(UserError, match=r"--replay .*runs/recorded"):
+            early_refusals.refuse(given)
+    else:
+        early_refusals.refuse(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--data.weights=[1, 0.5]", "--data.path=[stdlib-docs, stdlib-source]", "--optimizer.learning_rate=1e-3",
+        "--data.batch_size=8.0", "--trainer.callbacks=null", "--control.kp=null", "--base.compile=null",
+        "--hardware=auto", "--lora.targets=[in_proj]", "--control={kp: 2, ki: 0.1}", "--seed_everything=true",
+    ],
+)  # fmt: skip
+def test_what_the_parser_understands_is_let_through(given, tmp_path):
+    early_refusals.refuse(["fit", "--data.path=stdlib-docs", f"--run.output_dir={tmp_path / 'run'}", given])
+
+
+def test_a_refusal_loads_neither_torch_nor_lightning():
+    code = (
+        "import sys; from granite_scu.cli.main import main; code = main(['train', '--data-dir', 'no/texts']);"
+        "sys.exit(code if not {'torch', 'lightning', 'transformers'} & set(sys.modules) else 99)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--config", "nope"], "--config nope: there is no such file"),
+        (["--max-steps", "3"], "--max-steps: is a flag of granite-scu train; here it is --trainer.max_steps"),
+    ],
+)
+def test_fit_is_refused_as_early(capsys, argv, words):
+    assert main(["fit", *argv]) == 2
+    assert words in capsys.readouterr().err

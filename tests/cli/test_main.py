@@ -1,0 +1,52 @@
+"""The one command: what it offers, how fast it says so, and what it says to a verb that there is not."""
+
+import subprocess
+import sys
+
+import pytest
+
+from granite_scu.cli.command_table import BY_NAME
+from granite_scu.cli.main import main
+
+HEAVY = ("torch", "transformers", "lightning", "peft", "datasets")
+
+
+@pytest.mark.parametrize("asked", [[], ["--help"]])
+def test_the_overview_lists_every_command(capsys, asked):
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("  ") and "granite-scu" not in line] == [
+        *BY_NAME
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], "trian: no such command; did you mean train? there are check, hardware,"),
+        (["--data-dir", "x"], "--data-dir: comes after a command, as in: granite-scu train --data-dir"),
+        (["runs", "--sort_", "time"], "unrecognized arguments: --sort-"),
+    ],
+)
+def test_what_there_is_not_is_refused_in_one_line(capsys, arguments, words):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+def test_the_help_of_each_command_has_three_examples_and_loads_nothing_heavy():
+    """In one process of its own: what this one has loaded says nothing."""
+    code = f"""
+import contextlib, io, sys
+from granite_scu.cli.main import main
+for name in {[*BY_NAME]!r}:
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        main([name, "--help"])
+    text = shown.getvalue()
+    assert text.startswith(f"usage: granite-scu {{name}} "), text
+    examples = sum(line.startswith(f"  granite-scu {{name}}") for line in text.splitlines())
+    assert examples >= 3, (name, examples)
+assert not [name for name in {HEAVY!r} if name in sys.modules], sorted(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
