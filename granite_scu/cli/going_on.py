@@ -7,8 +7,8 @@ from pathlib import Path
 
 from granite_scu.hardware.machine import launched_processes
 
-PROGRAMS = ("granite-scu", "train_granite_cuda.py", "__main__.py")
-"""What ``sys.argv`` begins with where one of our training commands was started."""
+PROGRAMS = ("granite-scu", "train_granite_cuda.py", "granite_scu/__main__.py")
+"""What the first of ``sys.argv`` ends with where one of our training commands was started."""
 
 FLAG, DOTTED = "--resume-from-checkpoint", "--run.resume"
 REPLACED = (FLAG, DOTTED, "--output-dir", "--run.output_dir")
@@ -27,7 +27,7 @@ def command(folder: str) -> str:
         folder: the run folder.
     """
     launched = launched_processes() is not None  # the launcher's own words are not known
-    if launched or Path(sys.argv[0]).name not in PROGRAMS:
+    if launched or not f"/{Path(sys.argv[0]).as_posix()}".endswith(tuple(f"/{program}" for program in PROGRAMS)):
         return f"the same command and {flag()}"
     words, output = sys.argv[1:], "--run.output_dir" if sys.argv[1:2] == ["fit"] else "--output-dir"
     return shlex.join([*_program(), *_kept(words), output, folder, *flag().split()])

@@ -172,7 +172,7 @@ def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
     words = cut.log.read_text()
     by, step = "Ctrl-C" if number == signal.SIGINT else number.name, newest.name.removeprefix("checkpoint-")
     assert f"stopped by {by} after step {step}, which is saved; continue with: " in words
-    assert "Traceback" not in words and "error" not in words and "--resume-from-checkpoint last" in words
+    assert "Traceback" not in words and "error:" not in words and "--resume-from-checkpoint last" in words
     assert "recorded up to step" in (cut.folder / "report.html").read_text(encoding="utf-8")
     assert same(whole(UNEVEN), cut.finish(UNEVEN))
 
