@@ -1,12 +1,7 @@
 """Devices to simulate: the ``machine`` fixture puts them behind torch and NVML."""
 
 from granite_scu.hardware import Device
-
-
-def gpu(name: str, memory_gb: float, capability: tuple[int, int], count: int = 1) -> Device:
-    ampere = capability >= (8, 0)
-    return Device("cuda", name, memory_gb, capability, count, ampere, ampere, ampere)
-
+from granite_scu.hardware.detection import gpu
 
 P100 = gpu("Tesla P100-PCIE-16GB", 16.0, (6, 0))
 V100 = gpu("Tesla V100-SXM2-16GB", 16.0, (7, 0))

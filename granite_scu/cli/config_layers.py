@@ -3,6 +3,7 @@
 jsonargparse lays them over each other and forgets which was which; this looks at the same arguments in the same order.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from granite_scu.config import flags, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
 
+log = logging.getLogger(__name__)
+
 FLAG = "--hardware"
 A_FLAG = "a flag"
 """Where a value is from that is in no file."""
@@ -27,19 +30,24 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
     """The arguments without ``--hardware``, with the preset's file in its place; and the preset's name.
 
-    ``auto`` stands for the preset of this machine's GPU, or for that of its CPU where the other arguments say that the
-    CPU is meant.
+    ``auto`` stands for the preset of this machine's GPU, or for that of its CPU where there is none or the other
+    arguments say that the CPU is meant.
 
     Raises:
-        UserError: no name, several of them, no such preset, or ``auto`` without a GPU.
+        UserError: no name, several of them, no such preset, or ``auto`` for a GPU that is not there.
     """
     asked = asked_preset(arguments)
     if asked is None:
         return arguments, None
     if asked == presets.AUTO:
-        accelerator = origins_and_values(without_preset(arguments)).get("trainer.accelerator", ("", "auto"))[1]
-        device = hardware.detect(hardware.resolve_accelerator(str(accelerator)))
-        chosen = presets.choose(device)
+        accelerator = str(origins_and_values(without_preset(arguments)).get("trainer.accelerator", ("", "auto"))[1])
+        if accelerator != "auto":  # whoever leaves it open gets the CPU's preset where there is no GPU
+            accelerator = hardware.resolve_accelerator(accelerator)
+        chosen = presets.choose(hardware.detect(accelerator))
+        if chosen == "cpu" and accelerator == "auto":
+            from granite_scu.hardware.nvml import why_no_cuda  # late: it loads torch
+
+            log.warning("%s auto: no CUDA device (%s), so the settings are those for the CPU", FLAG, why_no_cuda()[0])
     else:
         chosen = presets.named(asked)
     file = ("--config", str(presets.path(chosen)))

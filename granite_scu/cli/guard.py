@@ -16,7 +16,7 @@ from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQ
 
 NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
-HOW_TO_CONTINUE = "where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"
+HOW_TO_CONTINUE = "where the run folder holds a checkpoint, --resume-from-checkpoint last continues from it"
 
 _REMEDIES = {
     errno.ENOSPC: "free some space",
@@ -32,7 +32,7 @@ _REMEDIES = {
 def guarded(
     run: Callable[[], int], debug: bool, how_to_continue: str = HOW_TO_CONTINUE, redact: Callable[[str], str] = str
 ) -> int:
-    """Call ``run``; an error becomes one line and an exit code, with ``debug`` a traceback too.
+    """Call ``run``; an error, or somebody's stop, becomes one line and an exit code, with ``debug`` a traceback too.
 
     Args:
         run: returns the exit code.
@@ -59,7 +59,8 @@ def guarded(
         if debug:
             print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         if line:  # of several processes that stop together, one speaks
-            print(redact(f"error: {' '.join(line.split())}"), file=sys.stderr)
+            asked_for = isinstance(error, KeyboardInterrupt | Stopped)  # and no error
+            print(redact(("" if asked_for else "error: ") + " ".join(line.split())), file=sys.stderr)
         return code
 
 
@@ -73,7 +74,7 @@ def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int
         case UserError() | RunFailed() | Stopped():
             return str(error), error.code
         case KeyboardInterrupt():
-            return f"interrupted; {how_to_continue}", INTERRUPTED
+            return f"stopped by Ctrl-C; {how_to_continue}", INTERRUPTED
         case RuntimeError() if "determine home directory" in str(error):  # by pathlib, for ~name/file
             return (
                 "a path begins with ~ and no user of this machine is called what follows; write it out",

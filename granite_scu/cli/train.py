@@ -5,20 +5,22 @@ import sys
 
 from rich.console import Console
 
-from granite_scu.cli import config_layers, guard, requirements
-from granite_scu.cli.console import make_console, print_facts, print_summary, quiet
+from granite_scu.cli import config_layers, going_on, guard, requirements
+from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.request_parser import parse
+from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.evaluation.split_score import score_split
 from granite_scu.experiments.identification import step_test
 from granite_scu.export.present import presented
-from granite_scu.hardware import presets
+from granite_scu.hardware import cards, presets
 from granite_scu.hardware.machine import resolve_request
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training import preflight, recipe
+from granite_scu.training import plan, plan_in_words, recipe
+from granite_scu.training.output_folder import is_main
 
 SCORED = {"validate": "validation", "test": "test"}
 """Commands that print a score, and the split that they score."""
@@ -53,8 +55,11 @@ def run(arguments: list[str]) -> int:
 def fit(request: Request, console: Console) -> int:
     """Train, and leave everything to look at in the run folder."""
     run = recipe.prepare(request, console)
+    opening = plan_in_words.opening(plan.facts(run), going_on.flag()) if is_main() else []
+    for line in opening:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     with presented(run.folder):
-        summary = recipe.train(run)
+        summary = recipe.train(run, opening=opening, again=going_on.command(str(run.folder.path)))
     if summary:
         print_summary(summary, run.folder.path, console)
     return 0
@@ -79,13 +84,18 @@ def print_config(arguments: list[str]) -> int:
 
 
 def dry_run(arguments: list[str], as_json: bool) -> int:
-    """Resolve everything, load the tokenizer and one batch, print the plan."""
-    console = make_console()
+    """Resolve everything, load the tokenizer and one batch, print the plan: of this machine, or of a preset's card."""
+    console = make_console(stderr=as_json)
     with config_layers.naming_files(arguments):
-        cli = parse(arguments)
-        quiet(make_console(stderr=True) if as_json else console)
-        facts = preflight.describe(recipe.prepare(cli.request, console))
-    print(json.dumps(facts, indent=2)) if as_json else print_facts("plan (nothing is trained)", facts, console)
+        request = parse(arguments).request
+        quiet(console)
+        card = cards.absent(request.hardware, request.trainer["accelerator"])
+        facts = plan.describe(recipe.prepare(request, console, card=card), here=card is None)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        rows = plan_in_words.in_words(facts) | plan_in_words.details(facts)
+        print_facts("plan (nothing is trained)", rows, console)
     return 0
 
 

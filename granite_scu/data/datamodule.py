@@ -89,6 +89,12 @@ class TextDataModule(LightningDataModule):
         other.config = replace(self.config, batch_size=size)
         return other
 
+    def in_this_process(self) -> "TextDataModule":
+        """The same prepared data without loader processes: for a look at it, they take longer than all the rest."""
+        other = copy.copy(self)
+        other.config = replace(self.config, num_workers=0)
+        return other
+
     def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
 

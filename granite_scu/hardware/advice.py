@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.config.settings import TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
+from granite_scu.config.settings import PRECISIONS, TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect
 from granite_scu.hardware.nvml import driver, why_no_cuda
@@ -112,13 +112,28 @@ def print_hardware_info(console: Console | None = None, predict: Predictor | Non
     }
     if device.kind == "cpu":
         found["CPU"] = device.name
-    advice = get_recommended_config(predict=predict)
-    for title, rows in (("this machine", found), ("recommended", advice)):
+    for title, rows in (("this machine", found), ("recommended", _in_words(get_recommended_config(predict=predict)))):
         table = Table(title=title, title_justify="left", show_header=False)
         for name, value in rows.items():
-            table.add_row(name.replace("_", " "), _yes(value) if isinstance(value, bool) else str(value))
+            table.add_row(name, value)
         console.print(table)
     console.print(f"train with it:  {training_command()}", highlight=False, soft_wrap=True)
+
+
+def _in_words(advice: dict[str, Any]) -> dict[str, str]:
+    """What ``get_recommended_config`` says, for people."""
+    tokens = f"{advice['batch_size']} x {advice['block_size']} tokens"
+    taken, workers = advice["memory_gib_estimate"], advice["num_workers"]
+    return {
+        "preset": advice["preset"],
+        "batch": f"{tokens} x {advice['gradient_accumulation_steps']} accumulated",
+        "precision": {name: short for short, name in PRECISIONS.items()}.get(advice["precision"], advice["precision"]),
+        "base model in 4 bits": _yes(advice["quantize_4bit"]),
+        "compiled layers": _yes(advice["compile"]),
+        "activations computed again": _yes(advice["gradient_checkpointing"]),
+        "processes that load data": str(workers) if workers else "none but the training's own",
+        "memory, predicted": "not predicted" if taken is None else f"{taken} GiB",
+    }
 
 
 def training_command() -> str:

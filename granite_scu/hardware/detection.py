@@ -53,9 +53,13 @@ def detect_all() -> list[Device]:
 def _detect_gpu(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
+    return gpu(properties.name, properties.total_memory / GIB, capability, torch.cuda.device_count())
+
+
+def gpu(name: str, memory_gb: float, capability: tuple[int, int], count: int = 1) -> Device:
+    """A GPU with what its compute capability says of it."""
     ampere = capability >= (8, 0)  # bf16, TF32 and the flash kernels all came with this generation
-    memory = properties.total_memory / GIB
-    return Device("cuda", properties.name, memory, capability, torch.cuda.device_count(), ampere, ampere, ampere)
+    return Device("cuda", name, memory_gb, capability, count, ampere, ampere, ampere)
 
 
 def _detect_cpu() -> Device:

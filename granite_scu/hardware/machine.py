@@ -78,16 +78,29 @@ class Machine:
             hardware.set_tf32(self.tf32)
 
 
-def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: bool = False) -> Machine:
-    """What the request stands for here; with ``isolate`` attention is to keep documents apart.
+def resolve(
+    base: BaseConfig,
+    run: RunConfig,
+    trainer: dict[str, Any],
+    isolate: bool = False,
+    card: hardware.Device | None = None,
+) -> Machine:
+    """What the request stands for here, or on a card that is not here.
+
+    Args:
+        base: of the request, as the next two.
+        run: the same.
+        trainer: the same.
+        isolate: whether attention is to keep documents apart.
+        card: what the run is planned for in place of this machine's device.
 
     Raises:
-        UserError: this machine lacks something that was asked for.
+        UserError: this machine, or the card, lacks something that was asked for.
     """
-    accelerator = hardware.resolve_accelerator(trainer["accelerator"])
-    device = hardware.detect(accelerator)
+    accelerator = "cuda" if card else hardware.resolve_accelerator(trainer["accelerator"])
+    device = card or hardware.detect(accelerator)
     devices, nodes = processes_for(run.multi_gpu, device.kind, device.count)
-    if device.kind == "cuda" and devices > 1:
+    if device.kind == "cuda" and devices > 1 and not card:
         device = _least(hardware.detect_all()[:devices])
     precision = hardware.resolve_precision(trainer["precision"], device)
     _check_graphs(base, trainer.get("accumulate_grad_batches", 1), device)
@@ -96,18 +109,18 @@ def resolve(base: BaseConfig, run: RunConfig, trainer: dict[str, Any], isolate: 
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
     kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
-    compiled = not run.fsdp and compiles(device) if base.compile is None else base.compile
+    compiled = not run.fsdp and compiles(device, here=not card) if base.compile is None else base.compile
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32)
 
 
-def resolve_request(request: Request) -> Machine:
-    """What a request stands for here.
+def resolve_request(request: Request, card: hardware.Device | None = None) -> Machine:
+    """What a request stands for here, or on a ``card`` that is not here.
 
     Raises:
         UserError: this machine lacks something that was asked for, by a flag or by a preset.
     """
     try:
-        return resolve(request.base, request.run, request.trainer, request.data.isolate_documents)
+        return resolve(request.base, request.run, request.trainer, request.data.isolate_documents, card)
     except UserError as error:  # what a preset asks for is in no flag that was given
         device = hardware.detect(asked := request.trainer["accelerator"])
         warning = presets.mismatch(request.hardware, device)
@@ -178,7 +191,7 @@ def launched_processes() -> tuple[int, int] | None:
     return None
 
 
-def compiles(device: hardware.Device) -> bool:
+def compiles(device: hardware.Device, here: bool = True) -> bool:
     """Whether the layers are compiled where nothing else is asked for: on a GPU for which Triton has all it needs.
 
     A step there is bound by what moves through memory, and a compiled layer moves a third of it. On a CPU the layers
@@ -186,6 +199,8 @@ def compiles(device: hardware.Device) -> bool:
     """
     if device.capability is None:
         return False
+    if not here:  # what is installed on its machine, nobody knows; a plan supposes that it is all there
+        return device.capability >= TRITON_FROM
     lacking = _lacking_for_triton(device.capability)
     if lacking:
         log.warning("the decoder's layers are not compiled, and training is slower: %s", lacking)

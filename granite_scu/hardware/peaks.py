@@ -73,11 +73,17 @@ def peak_flops(device: Device, precision: str, tf32: bool = False) -> Peak:
         precision: Lightning's, such as ``bf16-mixed``.
         tf32: whether fp32 products are taken in TF32, at half the rate of bf16 on every card that has it.
     """
+    measured = "measured: large matrix products on this machine"
+    return printed_peak(device, precision, tf32) or Peak(_measured(device.kind, precision, tf32), measured)
+
+
+def printed_peak(device: Device, precision: str, tf32: bool = False) -> Peak | None:
+    """The vendor's figure alone, as ``peak_flops``; None for a device that no row knows."""
     for pattern, half, single, source in _CARDS if device.kind == "cuda" else ():
         if re.search(pattern, device.name):
             single = max(single, half / 2) if tf32 else single
             return Peak((single if precision == "32-true" else half) * 1e12, source)
-    return Peak(_measured(device.kind, precision, tf32), "measured: large matrix products on this machine")
+    return None
 
 
 @functools.cache

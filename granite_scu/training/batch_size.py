@@ -65,6 +65,7 @@ def prove(run: PreparedRun) -> PreparedRun:
     allowed = run.machine.memory_limit(run.request.run.memory_fraction)
     for size in memory_budget.sizes(run.request.blocks_per_step, run.request.data.batch_size):
         request = memory_budget.with_batch(run.request, size)
+        log.info("finding the batch size: trying %d x %d tokens", size, request.data.block_size)
         tried = replace(run, request=request, data=run.data.with_batch_size(size))
         taken = _try(tried)
         if taken is not None and taken <= allowed:

@@ -1,7 +1,7 @@
 """The run folder at the start of a run: who may have it, what makes way, and what is written first."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +17,8 @@ from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume, restore_records
+
+log = logging.getLogger(__name__)
 
 LOG = "cuda_optimized_training.log"
 
@@ -97,8 +99,13 @@ def claimed(folder: RunFolder, request: Request, resume: Resume | None) -> Itera
         folder.unlock()
 
 
-def open_run_folder(run: PreparedRun) -> None:
-    """Make the folder, clear it of what makes way, and write what says whose it is."""
+def open_run_folder(run: PreparedRun, opening: Sequence[str] = ()) -> None:
+    """Make the folder, clear it of what makes way, and write what says whose it is.
+
+    Args:
+        run: whose it is.
+        opening: lines that its log file begins with; the console has had them.
+    """
     folder, request, resume = run.folder, run.request, run.resume
     folder.make()
     folder.lock()
@@ -115,6 +122,8 @@ def open_run_folder(run: PreparedRun) -> None:
     handler = logging.FileHandler(folder.path / "logs" / LOG, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("granite_scu").addHandler(handler)
+    for line in opening:
+        handler.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, line, (), None))
     if resume:
         restore_records(folder, resume, drop_later=request.run.overwrite)
 

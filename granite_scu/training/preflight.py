@@ -1,22 +1,20 @@
-"""What a run will cost, said before it starts. Estimates, and marked as such."""
+"""What a run is warned of before it starts."""
 
 import logging
+import math
 from typing import Any
 
 import torch
 
-from granite_scu import hardware
 from granite_scu.config.request import Request
-from granite_scu.config.settings import IGNORED
 from granite_scu.control import PI, Controller
+from granite_scu.control.diagnostics.reachability import OTHER_WAYS
 from granite_scu.control.laws.auto import FREE, SHORT, START
 from granite_scu.control.laws.wrapper import Wrapper
-from granite_scu.data.workers import errors_in_one_line
-from granite_scu.hardware.machine import Machine
+from granite_scu.control.units import counted, per_cent
 from granite_scu.model.document_mask import can_isolate
-from granite_scu.model.loading import WEIGHT_DTYPES, announce_kernels
+from granite_scu.model.loading import announce_kernels
 from granite_scu.storage.recording import recorded_weight
-from granite_scu.training import memory_budget
 from granite_scu.training.prepared_run import PreparedRun
 
 log = logging.getLogger(__name__)
@@ -25,64 +23,17 @@ log = logging.getLogger(__name__)
 FEED_FORWARD_ERROR = 3.0
 """Factor within which the lambda that PI starts from is what holds S*; see ``control.pi``."""
 
+FOUND_OF_CEILING = 0.2
+"""Share of the ceiling that S was found at, roughly: ``control.diagnostics.ceiling``."""
+
 SAME_WEIGHT = 1.1
 """Factor within which two runs' sigma^2 N count as one. The training text of another seed differs by less."""
 
+HANDFUL = 100
+"""Optimizer steps below which a run by epochs is called short."""
+
 FEW = 5
 """Held-out documents below which S* follows their peculiarities."""
-
-UTILISATION = 0.3
-"""Share of the measured matrix-product rate that a training step is assumed to reach."""
-
-
-def describe(run: PreparedRun) -> dict:
-    """The plan of a run as readable facts: steps, tokens, first batch, memory and time estimates.
-
-    Memory: what ``model.memory`` finds. Time: the operations of ``model.flops`` at ``UTILISATION`` of the rate that
-    matrix products are measured to have here.
-    """
-    request, length, machine, size = run.request, run.length, run.machine, run.size
-    dtype = WEIGHT_DTYPES[machine.precision]
-    with errors_in_one_line():
-        batch = next(iter(run.data.train_dataloader()))
-    rate = hardware.matmul_tflops(machine.device.kind, dtype, tf32=machine.tf32) * 1e12 * UTILISATION
-    seconds = length.steps * length.tokens_per_step / machine.world_size * size.flops_per_token / rate
-    return {
-        "model": request.base.name,
-        "parameters": f"{size.frozen:,} frozen, {size.trained:,} trained in {len(size.adapted)} adapters",
-        "data": run.data.summary(),
-        "first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {(batch['labels'] != IGNORED).sum():,} supervised",
-        "device": machine.device.name,
-        "precision": machine.precision,
-        "processes": machine.world_size,
-        "steps": length.steps,
-        "tokens_per_step": length.tokens_per_step,
-        "tokens": length.steps * length.tokens_per_step,
-        "n_tokens": length.n_tokens,
-        "controller": request.control.controller,
-        "target_s": "auto: moved at every tick" if run.controller.needs_slopes else run.controller.setpoint,
-        "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
-        **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),
-        **_memory(request, machine),
-        "time_s_estimate": round(seconds),
-        "output_dir": str(run.folder.path),
-    }
-
-
-def _memory(request: Request, machine: Machine) -> dict:
-    """What the run takes of the device's memory, what it may take, and what to change where that is less; GiB."""
-    footprint = memory_budget.predict(request, machine)
-    allowed = machine.memory_limit(request.run.memory_fraction)
-    fits = footprint.total <= allowed
-    return {
-        "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
-        f"{request.trainer['accumulate_grad_batches']} times",
-        "memory_gib_estimate": round(footprint.total / hardware.GIB, 3),
-        "memory_parts": memory_budget.describe(footprint),
-        "memory_gib_allowed": round(allowed / hardware.GIB, 3),
-        "memory_fits": fits,
-        **({} if fits else {"memory_advice": memory_budget.advice(request, machine)}),
-    }
 
 
 def out_of_reach(run: PreparedRun) -> list[str]:
@@ -101,10 +52,11 @@ def beyond_the_ceiling(setpoint: float, most: float | None) -> str | None:
     """A warning in one line, if the setpoint lies above the ceiling."""
     if most is None or setpoint <= most:
         return None
+    lower = float(f"{FOUND_OF_CEILING * most:.1g}")
     return (
-        f"S* = {setpoint:.3g} cannot be expected: with this many steps at these learning rates S comes to {most:.2g} "
-        "at the very most, and usually to a fraction of that; lower --target-s (auto finds one), train longer, raise "
-        "--learning-rate, or take a smaller --prior-sigma (sigma and S* are one knob: only sigma^2 N counts)"
+        f"S* = {per_cent(setpoint)} cannot be expected: with this many steps at these learning rates S reaches "
+        f"{per_cent(most)} at the very most, and usually a fraction of that; try --target-s {lower:g} "
+        f"({per_cent(lower)}); {OTHER_WAYS}"
     )
 
 
@@ -122,8 +74,50 @@ def beyond_the_bounds(controller: Controller[Any]) -> str | None:
         else ("--lambda-min", low, "lower", "lower --target-s", "below")
     )
     return (
-        f"{flag} {bound:g}: S* = {law.setpoint:.3g} is expected to take a lambda of {wanted:.2g}, so S may come "
-        f"to rest {side} it with lambda on that bound; {change} {flag} to {wanted:.2g} or further, or {other}"
+        f"{flag} {bound:g}: S* = {per_cent(law.setpoint)} is expected to take a lambda of {wanted:.2g}, so S may stay "
+        f"{side} it with lambda on that bound; {change} {flag} to {wanted:.2g} or further, or {other}"
+    )
+
+
+# Settings that do not go together with the length of the run
+
+
+def out_of_proportion(request: Request, steps: int) -> list[str]:
+    """What is too long or too rare for a run of so many optimizer steps, a line each with a number that would do."""
+    found = (
+        _long_warmup(request.optimizer.warmup_steps, steps),
+        _few_steps(request.data.num_epochs, request.trainer, steps),
+        _no_validation(request.run.eval_steps, steps),
+    )
+    return [line for line in found if line]
+
+
+def _long_warmup(warmup: int, steps: int) -> str | None:
+    if warmup <= steps / 10:
+        return None
+    much = f"takes {per_cent(warmup / steps)} of the {steps} steps"
+    if warmup >= steps:
+        much = f"the run has {counted(steps, 'step')}, so the learning rate never reaches its peak"
+    return f"--warmup-steps {warmup}: {much}; --warmup-steps {steps // 10} takes a tenth"
+
+
+def _few_steps(epochs: float | None, trainer: dict[str, Any], steps: int) -> str | None:
+    shortened = trainer["max_steps"] > 0 and steps >= trainer["max_steps"]
+    if epochs is None or shortened or steps >= HANDFUL:
+        return None
+    accumulated = trainer["accumulate_grad_batches"]
+    more = f"--num-epochs {math.ceil(epochs * HANDFUL / steps)} makes {HANDFUL} or more"
+    if accumulated > 1:
+        more = f"--gradient-accumulation-steps 1 makes about {steps * accumulated} of the same text"
+    return f"--num-epochs {epochs:g}: makes {counted(steps, 'step')}, few for an adapter to learn in; {more}"
+
+
+def _no_validation(every: int, steps: int) -> str | None:
+    if every < steps or steps == 1:
+        return None
+    return (
+        f"--eval-steps {every}: the run has {counted(steps, 'step')}, so only the last adapter is validated; "
+        f"--eval-steps {max(1, steps // 5)} lets the run keep the best of five"
     )
 
 

@@ -1,7 +1,7 @@
 """A training run from what was asked for to the run folder, top to bottom: ``prepare``, then ``train``."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ def prepare(
     *,
     controller: control.Controller | None = None,
     data: TextDataModule | None = None,
+    card: hardware.Device | None = None,
 ) -> PreparedRun:
     """Refuse what can be refused without loading a model. Makes no run folder; what it tokenises is cached.
 
@@ -67,6 +68,7 @@ def prepare(
         console: where progress goes.
         controller: steers in place of the one that ``request.control`` describes.
         data: is trained on in place of what ``request.data`` describes; not yet prepared.
+        card: is planned for in place of this machine's device; such a run can be described, not trained.
 
     Raises:
         UserError: the request cannot be met on this machine, or its data is wrong.
@@ -79,8 +81,9 @@ def prepare(
         check_equilibrium_stop(request.control)
 
     # The machine.
-    machine = machines.resolve_request(request)
-    kernels.check(machine.kernels, machine.accelerator)
+    machine = machines.resolve_request(request, card)
+    if not card:
+        kernels.check(machine.kernels, machine.accelerator)
     request = replace(request, base=replace(request.base, compile=machine.compiled))
     if warning := presets.mismatch(request.hardware, machine.device):
         log.warning(warning)
@@ -104,7 +107,8 @@ def prepare(
     request = memory_budget.with_checkpointing_settled(request, machine)
 
     # The text, and with it N and the length of the run.
-    data = data or build_data(request)
+    data, console = data or build_data(request), console or Console()
+    console.print(f"reading the text {request.data.named}", highlight=False, markup=False, soft_wrap=True)
     data.prepare(tokenizer)
     data.check_processes(machine.world_size)
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
@@ -124,7 +128,7 @@ def prepare(
         check_slopes(request.control.every, length.steps)
     return PreparedRun(
         request=request,
-        console=console or Console(),
+        console=console,
         machine=machine,
         folder=folder,
         resume=resume,
@@ -138,13 +142,22 @@ def prepare(
     )
 
 
-def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalScore, samples: bool = True) -> dict:
+def train(
+    run: PreparedRun,
+    *,
+    final_score: Callable[..., FinalScore] = FinalScore,
+    samples: bool = True,
+    opening: Sequence[str] = (),
+    again: str = "the same settings, and the checkpoint to resume from",
+) -> dict:
     """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds.
 
     Args:
         run: the run.
         final_score: makes the callback that scores and saves at the end, of ``FinalScore``'s arguments.
-        samples: whether base model and adapter then go on with two test documents; of weights in shares they do not.
+        samples: whether base model and adapter then continue two test documents; of weights in shares they do not.
+        opening: lines that the log file begins with.
+        again: the command that continues the run, for whoever stops it.
     """
     L.seed_everything(run.request.seed, workers=True, verbose=False)
     with claimed(run.folder, run.request, run.resume):
@@ -160,22 +173,23 @@ def train(run: PreparedRun, *, final_score: Callable[..., FinalScore] = FinalSco
                 module.require_same_settings(run.resume.state)
                 law, overwrite = type(run.controller).__name__, run.request.run.overwrite
                 check_resumable(run.resume, law, run.length.steps, course, overwrite)
-            run.console.print(f"loading {run.request.base.name}", highlight=False)
+            run.console.print(f"loading the model {run.request.base.name}", highlight=False)
             module.configure_model()
 
             # What measures, steers, scores and saves.
             reading = [Samples(run.folder, run.tokenizer)] if samples and not run.machine.sharded else []
-            trainer, best, final = _assemble(run, course, checkpoint.AdapterCheckpointIO(module), final_score, reading)
+            plugin = checkpoint.AdapterCheckpointIO(module)
+            trainer, best, final = _assemble(run, course, plugin, final_score, reading, again)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
                 run.data.start_at(run.resume.state["micro_batches"])
 
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():
-                open_run_folder(run)
+                open_run_folder(run, opening)
                 announce(run, module.language_model)
             if run.resume:
-                run.console.print(f"going on from {run.resume.path.name} at step {run.resume.step}", highlight=False)
+                run.console.print(f"continuing from {run.resume.path.name} at step {run.resume.step}", highlight=False)
                 best.resume(run.resume.path / BEST_ADAPTER, write=is_main())
 
             # The training itself, and the score at its end.
@@ -219,6 +233,7 @@ def _assemble(
     plugin: checkpoint.AdapterCheckpointIO,
     final_score: Callable[..., FinalScore],
     afterwards: list[L.Callback],
+    again: str,
 ) -> tuple[L.Trainer, BestAdapter, FinalScore]:
     """The Trainer with its callbacks in their order: each comes after those whose work it needs."""
     asked, settings, setpoint = run.request.run, run.request.trainer, run.controller.setpoint
@@ -246,7 +261,7 @@ def _assemble(
     cores = FreeCores() if may_change(run.machine.accelerator, bool(settings.get("deterministic"))) else None
     callbacks = [
         limit, cores, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,
-        checkpoints, GracefulStop(run.folder, checkpoints.save), final, *afterwards,
+        checkpoints, GracefulStop(run.folder, checkpoints.save, again), final, *afterwards,
     ]  # fmt: skip
     trainer = build_trainer(
         settings,

@@ -143,7 +143,8 @@ def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], o
         )
     before = resume.state["settings"]
     if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
-        log.warning("the run does not go on as it would have without the interruption: %s", ", ".join(changed))
+        differs = "the result will differ from an uninterrupted run"
+        log.warning("changed since the checkpoint: %s; %s", ", ".join(changed), differs)
 
 
 def _later(resume: Resume) -> list[Path]:

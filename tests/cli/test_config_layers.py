@@ -17,7 +17,7 @@ from granite_scu.cli import config_layers, script_flags, train_commands
 from granite_scu.cli import request_parser as cli
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
-from granite_scu.training import memory_budget, preflight
+from granite_scu.training import memory_budget, plan
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.recipe import prepare
 
@@ -69,12 +69,15 @@ def test_auto_takes_the_preset_of_the_machine(machine, device):
     assert script("--hardware", "auto") == script("--hardware", presets.choose(device))
 
 
-def test_auto_takes_the_cpu_only_where_that_is_meant(machine):
+def test_auto_takes_the_cpu_where_it_is_meant_and_says_why_where_there_is_no_gpu(machine, caplog):
     machine(CPU, driver=None)
     assert script("--hardware", "auto", "--accelerator", "cpu").hardware == "cpu"
     assert script("--hardware", "auto", "--test-run").hardware == "cpu"
+    assert not caplog.records
+    assert script("--hardware", "auto").trainer["accelerator"] == "cpu"
+    assert "no CUDA device (no NVIDIA driver), so the settings are those for the CPU" in caplog.text
     with pytest.raises(UserError, match="no CUDA device: no NVIDIA driver"):
-        script("--hardware", "auto")
+        script("--hardware", "auto", "--accelerator", "cuda")
 
 
 def test_the_preset_for_the_cpu_says_that_it_is_meant(machine):
@@ -247,7 +250,7 @@ def test_every_preset_can_be_planned_and_fits_its_cards(prepared, full_size, mon
     cards = cards_of(name)
     least = min([card for card in cards if presets.PRESETS[name].fits(card)], key=lambda card: card.memory_gb)
     run = prepared(presets.path(name), least, full_size)
-    facts = preflight.describe(run)
+    facts = plan.describe(run)
     assert facts["device"] == least.name and facts["steps"] > 0
     # Estimated: what a process of CUDA takes before the model, and what fragments, are to fit into the rest.
     assert facts["memory_fits"], facts.get("memory_advice")

@@ -152,6 +152,7 @@ def test_memory_alone_is_enough_for_advice(machine, memory, name):
     ("device", "words"),
     [
         (devices.A100, ["2 x NVIDIA A100", "79.0 GiB", "8.0", "gpu_a100_80", "--hardware gpu_a100_80 --data-dir"]),
+        (devices.A100, ["8 x 2048 tokens x 8 accumulated", "bf16 "]),
         (devices.CPU, ["none: no NVIDIA driver", "Plain CPU", "--hardware cpu --data-dir"]),
     ],
 )

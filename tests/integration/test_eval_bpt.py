@@ -70,6 +70,8 @@ def test_a_run_alone_is_scored_on_what_it_held_out(run, call, tmp_path, monkeypa
     difference = adapter["bits_per_token"] - base["bits_per_token"]
     assert pair["difference_bits_per_token"] == pytest.approx(difference, abs=1e-9)
     assert pair["verdict"] in out.replace("\n", " ")
+    own = json.loads((run / "scu_metrics.json").read_text(encoding="utf-8"))["adapter_test_bpt"]
+    assert f"topics itself reported {own:.4f} bits/token" in out.replace("\n", " ")  # other windows, said why
     rows = list(csv.DictReader((tmp_path / "each.csv").open()))
     assert len(rows) == 2 * found["documents"]
     for model in found["models"]:
@@ -157,6 +159,7 @@ def test_documents_that_the_run_has_seen_are_left_out(run, scored, score, topics
     found = scored(run, "--data-dir", topics, "--forgetting", topics)
     seen = len(records(run)["train"]) + len(records(run)["validation"])
     assert found["excluded_documents"] == seen == 30 - found["documents"]
+    assert "run" not in found  # its own figure is of another text
     assert found["models"][1]["forgetting"]["excluded_documents"] == seen
     code, out, _ = score(run, "--data-dir", topics)
     assert code == 0 and f"{seen} left out because a run was trained or validated on them" in out

@@ -170,10 +170,10 @@ def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
     assert killing.wait(child) == code
     (*_, newest) = RunFolder(cut.folder).checkpoints()
     words = cut.log.read_text()
-    assert f"stopped by {number.name} after step {newest.name.removeprefix('checkpoint-')}, which is saved" in words
-    assert "Traceback" not in words and f"--resume-from-checkpoint {cut.folder}" in " ".join(words.split())
-    step = int(newest.name.removeprefix("checkpoint-"))
-    stopped = {"signal": number.name, "step": step, "checkpoint": newest.name}
+    by, step = "Ctrl-C" if number == signal.SIGINT else number.name, newest.name.removeprefix("checkpoint-")
+    assert f"stopped by {by} after step {step}, which is saved; continue with: " in words
+    assert "Traceback" not in words and "error:" not in words and "--resume-from-checkpoint last" in words
+    stopped = {"signal": number.name, "step": int(step), "checkpoint": newest.name}
     assert read_json(cut.folder / STOPPED) == stopped
     assert f"stopped by {number.name}" in (cut.folder / "report.html").read_text(encoding="utf-8")
     assert same(whole(UNEVEN), cut.finish(UNEVEN))

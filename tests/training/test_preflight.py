@@ -23,17 +23,17 @@ CONFIG = Path(__file__).parents[2] / "configs" / "tiny.yaml"
         (
             0.004,
             {"lambda_max": 0.1},
-            "--lambda-max 0.1: S* = 0.004 is expected to take a lambda of 3.2, so S",
+            "--lambda-max 0.1: S* = 0.4 % is expected to take a lambda of 3.2, so S",
         ),
         (
             0.004,
             {"lambda_max": 0.1},
-            "rest above it with lambda on that bound; raise --lambda-max to 3.2 or further",
+            "stay above it with lambda on that bound; raise --lambda-max to 3.2 or further",
         ),
         (
             0.5,
             {"lambda_min": 0.3},
-            "rest below it with lambda on that bound; lower --lambda-min to 0.08 or further, or lower",
+            "stay below it with lambda on that bound; lower --lambda-min to 0.08 or further, or lower",
         ),
         (0.004, {"lambda_max": 1.1}, None),
         (0.5, {"lambda_min": 0.2}, None),

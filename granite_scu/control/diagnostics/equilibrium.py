@@ -9,6 +9,7 @@ from typing import Any
 
 from granite_scu.control.diagnostics.fit import line
 from granite_scu.control.laws.base import require, require_setpoint
+from granite_scu.control.units import per_cent
 
 MIN_WINDOW = 8
 """Ticks below which neither a slope nor an answer of lambda can be told from chance."""
@@ -180,7 +181,7 @@ class Equilibrium:
             return Decision(False, f"DataBPT is too noisy to tell: it may still fall by {fall + doubt:.3g}")
         return Decision(
             True,
-            f"S held {self.setpoint:.3g} within {self.band:.0%} for {len(ticks)} ticks (steps {steps[0]} to "
+            f"S stayed within {self.band:.0%} of {per_cent(self.setpoint)} for {len(ticks)} ticks (steps {steps[0]} to "
             f"{steps[-1]}) under a lambda that acts, and DataBPT at {mean:.3f} no longer falls "
             f"(by {fall:.2g} +- {doubt:.2g})",
         )

@@ -8,13 +8,14 @@ from typing import Any, Literal
 from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.control.diagnostics.fit import line
 from granite_scu.control.laws.base import clip, require, require_setpoint
+from granite_scu.control.units import per_cent
 
 POWERLESS = 0.05
 """Norm of the penalty's gradient over that of the data's, below which lambda is not what holds S down. Where PI holds S
 at 0.5 to 10 % it is 0.15 to 0.4."""
 
-MOST = 0.9
-"""The largest setpoint that is advised: above, lambda does little."""
+OTHER_WAYS = "other ways: docs/troubleshooting.md"
+"""Behind the one remedy that a warning gives."""
 
 STILL = 0.02
 """Exponent of the growth that counts as none, however exactly it is known: over the rest of a run of which a tenth is
@@ -196,29 +197,24 @@ class Reachability:
         return 1.0 if self.growth is None else ceiling(self.growth, moved_at_end, data_bpt)
 
     def advice(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> str | None:
-        """What is seen and what to change, in a line; None while the setpoint is in reach."""
+        """What is seen and the first thing to change, in a line; None while the setpoint is in reach."""
         if state.side is None:
             return None
         last = state.recent[-1]
-        expected = last.s if state.expected is None else state.expected
-        one_knob = "sigma and S* are one knob: only sigma^2 N counts"
+        out, is_at = f"S* = {per_cent(self.setpoint)} is out of reach", f"S is {per_cent(last.s)}"
         if state.side == "above":
-            wider = 1.2 * last.s
-            higher = f", or --target-s to about {wider:.2g}" if wider <= MOST else ""
-            return (
-                f"S* = {self.setpoint:.3g} is out of reach: S is {last.s:.3g} with lambda on its upper bound of "
-                f"{lambda_max:g} since step {state.since}; raise --lambda-max{higher}, or take a larger --prior-sigma "
-                f"({one_knob})"
-            )
-        why = f"with lambda on its lower bound of {lambda_min:g}" if last.at_low else "without lambda holding it back"
-        if not last.lambda_is_idle:
-            why = "and the steps at their learning rates take it no further by the end, whatever lambda does"
-        held_back = (last.penalty_share or 0.0) >= POWERLESS
-        bound = "" if not held_back else "lower --lambda-min, " if last.at_low else "lower --lambda-init, "
+            why = f"{is_at} with lambda on its upper bound of {lambda_max:g} since step {state.since}"
+            return f"{out}: {why}; try --lambda-max {10 * lambda_max:g}; {OTHER_WAYS}"
+        expected = last.s if state.expected is None else state.expected
+        why = "although lambda hardly holds it back"
+        if last.at_low:
+            why = f"with lambda on its lower bound of {lambda_min:g}"
+        elif not last.lambda_is_idle:
+            why = "and even with no lambda the steps that are left are too few"
+        lower = float(f"{0.8 * expected:.1g}")
         return (
-            f"S* = {self.setpoint:.3g} is out of reach (S_free below S*): S is {last.s:.3g} {why}, and heads for about "
-            f"{expected:.2g} at the end; lower --target-s to about {0.8 * expected:.1g}, {bound}train longer, raise "
-            f"--learning-rate, or take a smaller --prior-sigma ({one_knob})"
+            f"{out}: {is_at} {why}, and about {per_cent(expected)} is expected at the end; try --target-s {lower:g} "
+            f"({per_cent(lower)}); {OTHER_WAYS}"
         )
 
     def summary(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ bytes, so that a token's bytes are known from its id alone; plain texts then tak
 cores and without offsets, while the next ones are read.
 """
 
+import logging
 import re
 import struct
 from collections import deque
@@ -21,9 +22,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.progress import Pulse
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
 from granite_scu.data.tokens.chat import Renderer
+
+_log = logging.getLogger(__name__)
 
 CHUNK = 50_000
 """Characters from which a long text is cut, so that every core has some of it: the library takes one for each text."""
@@ -156,13 +160,20 @@ def encode(
 
 
 def with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
-    """The parts as they come, with a bar on stderr where their text has many bytes."""
+    """The parts as they come, with a bar on stderr where their text has many bytes; a line each minute in its place
+    where stderr is no terminal."""
     columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=size < LONG) as progress:
+    console, pulse, done = Console(stderr=True), Pulse(size), 0
+    hidden = size < LONG or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("tokenising", total=size)
         for part in parts:
             yield part
-            progress.advance(task, int(part.widths.sum(dtype=int)))
+            done += int(part.widths.sum(dtype=int))
+            progress.update(task, completed=done)
+            if hidden and size and pulse.is_due():
+                pulse.said()
+                _log.info("tokenising: %.0f of %.0f MB  %s", done / 1e6, size / 1e6, pulse.left(done))
 
 
 def joined(parts: Sequence[Part]) -> Stream:

@@ -2,7 +2,7 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
+from granite_scu.config.progress import Pulse
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.passes import score_windows
@@ -27,7 +28,7 @@ from granite_scu.model import loading
 from granite_scu.model.adapters import leave_casting_to_autocast, load_adapted
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
+from granite_scu.storage.run_folder import METRICS, TRAINING_CONFIG, read_json
 
 MAX_LENGTH = 1024
 """Tokens of a window where no run says what it was trained at."""
@@ -82,7 +83,35 @@ def evaluate(
         "tokens_per_s": sum(corpus.n_tokens for corpus in corpora) * len(named) / seconds,
         "versions": versions(),
     }
-    return results.report(corpora[0], named, corpora[1] if len(corpora) > 1 else None, settings), corpora
+    found = results.report(corpora[0], named, corpora[1] if len(corpora) > 1 else None, settings)
+    own = None if options.data_dir else _own_figures(subjects, runs)
+    return found | ({"run": own} if own else {}), corpora
+
+
+def _own_figures(subjects: Sequence[Subject], runs: Sequence[Path]) -> dict[str, Any] | None:
+    """What the run whose text is scored says of itself, where it was named by its folder."""
+    whole = [subject.run for subject in subjects if subject.run and subject.run.resolve() == subject.path.resolve()]
+    if not runs or runs[0] not in whole or not (runs[0] / METRICS).is_file():
+        return None
+    metrics = read_json(runs[0] / METRICS)
+    scores = {name: metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt")}
+    if any(score is None for score in scores.values()):
+        return None
+    return {"name": runs[0].name, **scores, "block_size": texts.data_config(runs[0]).block_size}
+
+
+def _told(phase: str, total: int, console: Console) -> Callable[[float], None]:
+    """Takes what was done since the last call, in tokens, and says each minute how far the phase is."""
+    pulse, done = Pulse(total), 0.0
+
+    def advance(tokens: float) -> None:
+        nonlocal done
+        done += tokens
+        if pulse.is_due():
+            pulse.said()
+            console.print(f"{phase}: {done / total:.0%}  {pulse.left(done)}", highlight=False, markup=False)
+
+    return advance
 
 
 def _texts(data_dir: str | None, forgetting: str | None, column: str, runs: Sequence[Path]) -> list[texts.Texts]:
@@ -162,8 +191,9 @@ def _score(
     seconds = 0.0
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         for corpus in corpora:
-            task = progress.add_task(f"{', '.join(names)} on {corpus.name}", total=corpus.n_tokens)
-            advance = partial(progress.advance, task)
+            phase = f"scoring {', '.join(names)} on {corpus.name}"
+            task = progress.add_task(phase, total=corpus.n_tokens)
+            advance = partial(progress.advance, task) if console.is_terminal else _told(phase, corpus.n_tokens, console)
             started = time.perf_counter()
             nats = score_windows(loaded, switches, corpus, batch_size, autocast=autocast, advance=advance)
             seconds += time.perf_counter() - started

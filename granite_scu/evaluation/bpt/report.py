@@ -69,6 +69,12 @@ def _circumstances(found: dict[str, Any], forgetting: dict[str, Any] | None) -> 
         f"{found['precision']} on {found['device']}{', base in 4 bits' if found['quantize_4bit'] else ''}; "
         f"{found['tokens_per_s']:,.0f} tokens/s"
     )
+    if own := found.get("run"):
+        scores = f"{own['adapter_test_bpt']:.4f} bits/token (base {own['base_test_bpt']:.4f})"
+        lines.append(
+            f"{own['name']} itself reported {scores}, for it scores the text in blocks of {own['block_size']} tokens "
+            "that do not overlap, and counts the ends of documents (docs/scoring.md)"
+        )
     return lines
 
 

@@ -62,8 +62,20 @@ def _pair(corpus: ScoringCorpus, reference: str, arm: str) -> dict[str, Any]:
         "high": None if math.isnan(found.high) else found.high,
         "confidence": statistics.LEVEL,
         "documents_better": better,
-        "verdict": statistics.verdict(arm, reference, found),
+        "verdict": verdict(arm, reference, found),
     }
+
+
+def verdict(arm: str, reference: str, found: Estimate) -> str:
+    """One sentence on a difference, in which what an arm gains and its interval count upwards.
+
+    >>> verdict("run", "base", Estimate(-0.4755, -0.5336, -0.4278))
+    'run is better than base by 0.4755 bits/token (nominal 95 % interval 0.4278 to 0.5336)'
+    """
+    if found.differs and found.mean < 0:
+        interval = f"nominal 95 % interval {-found.high:.4f} to {-found.low:.4f}"
+        return f"{arm} is better than {reference} by {-found.mean:.4f} bits/token ({interval})"
+    return statistics.verdict(arm, reference, found)
 
 
 def report(

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import lightning as L
 from rich.console import Console
-from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import Diverged
@@ -18,6 +17,7 @@ from granite_scu.evaluation.score import Score
 from granite_scu.storage.checkpoint import save_adapter
 from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder, replacing
 from granite_scu.training.callbacks.best_adapter import BestAdapter
+from granite_scu.training.callbacks.progress import tracked
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
@@ -113,10 +113,9 @@ class FinalScore(L.Callback):
             self.tokenizer.save_pretrained(self.folder.path)
 
     def _score_test(self, trainer: L.Trainer, module: GraniteModule, what: str) -> Score:
-        hidden = not (trainer.is_global_zero and self.console.is_terminal)
         loader = trainer.datamodule.test_dataloader()
-        batches = track(loader, f"scoring the {what}", console=self.console, disable=hidden, transient=True)
-        return module.score(batches)
+        shown = trainer.is_global_zero
+        return module.score(tracked(loader, f"scoring the {what}", self.console) if shown else loader)
 
     def _summarise(self, trainer: L.Trainer, base_bpt: float, adapter: Score) -> dict:
         history = self.folder.finish_history()

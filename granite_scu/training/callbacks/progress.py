@@ -1,11 +1,14 @@
 """The live line, and the lines that remain where there is no terminal."""
 
 import logging
+from collections.abc import Collection, Iterator
+from typing import TypeVar
 
 import lightning as L
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
 
+from granite_scu.config.progress import Pulse
 from granite_scu.training.callbacks.shannon_control import ControlTick
 
 log = logging.getLogger(__name__)
@@ -14,11 +17,26 @@ LIVE = "shown_live"
 """Marks a log record that says what the live line shows too."""
 
 
+Item = TypeVar("Item")
+
+
+def tracked(items: Collection[Item], phase: str, console: Console) -> Iterator[Item]:
+    """The items, with a bar on a terminal; elsewhere, and in the log file, the phase's name and a line each minute."""
+    live, pulse = {LIVE: True}, Pulse(len(items))
+    log.info("%s", phase, extra=live)
+    shown = track(items, phase, console=console, transient=True) if console.is_terminal else items
+    for done, item in enumerate(shown, start=1):
+        yield item
+        if pulse.is_due():
+            pulse.said()
+            log.info("%s: %d/%d  %s", phase, done, len(items), pulse.left(done), extra=live)
+
+
 class ProgressLine(L.Callback):
     """One line: steps, loss, S against S*, lambda, tokens a second, MFU, the GPU's memory and sensors, time left.
 
     On a terminal it is redrawn in place; elsewhere, and in the log file, a line is written every
-    ``logging_steps`` optimizer steps, at the next tick.
+    ``logging_steps`` optimizer steps, at the next tick, and a short one where that takes more than a minute.
 
     Args:
         logging_steps: optimizer steps between written lines.
@@ -33,8 +51,12 @@ class ProgressLine(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._written = self._shown = trainer.global_step
+        self._pulse = Pulse(trainer.max_steps, trainer.global_step)
+        if trainer.is_global_zero and trainer.global_step < trainer.max_steps:
+            log.info("training", extra={LIVE: True})
         if trainer.is_global_zero and self.console.is_terminal:
-            columns = (MofNCompleteColumn(), BarColumn(20), TextColumn("{task.description}"), TimeRemainingColumn())
+            text, left = TextColumn("{task.description}"), TimeRemainingColumn()
+            columns = (TextColumn("training"), MofNCompleteColumn(), BarColumn(20), text, left)
             self._progress = Progress(*columns, console=self.console)
             self._task = self._progress.add_task("", total=trainer.max_steps, completed=self._shown)
             self._progress.start()
@@ -51,10 +73,14 @@ class ProgressLine(L.Callback):
         text = describe(record) if record else ""
         if self._progress:
             self._progress.update(self._task, completed=step, description=text)
-        if record and record["step"] == step and step - self._written >= self.logging_steps:
-            self._written = step
-            if trainer.is_global_zero:
-                log.info("step %d/%d  %s", step, trainer.max_steps, text, extra={LIVE: True})
+        fresh = bool(record) and record["step"] == step and step - self._written >= self.logging_steps
+        if not (fresh or self._pulse.is_due()):
+            return
+        self._written = step if fresh else self._written
+        self._pulse.said()
+        if trainer.is_global_zero:
+            parts = [f"step {step}/{trainer.max_steps}", text if fresh else "", self._pulse.left(step)]
+            log.info("%s", "  ".join(filter(None, parts)), extra={LIVE: True})
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if trainer.is_global_zero:
@@ -85,9 +111,13 @@ def describe(record: dict) -> str:
 
 
 def _device(record: dict) -> list[str]:
-    """What there is of MFU, memory (now, peak, total) and sensors."""
-    parts = [] if record.get("mfu") is None else [f"mfu {record['mfu']:.1%}"]
+    """What there is of a GPU's MFU, memory (now, peak, total) and sensors.
+
+    MFU on a CPU is in the history alone: it is a share of a rate measured there, which tells a user nothing.
+    """
+    parts = []
     if record.get("gpu_memory_gb") is not None:
+        parts += [] if record.get("mfu") is None else [f"mfu {record['mfu']:.1%}"]
         memory = (record[f"gpu_memory_{name}"] for name in ("now_gb", "gb", "total_gb"))
         parts.append("/".join(f"{value:.1f}" for value in memory) + " GiB")
     for name, unit in (("gpu_utilisation", " %"), ("gpu_temperature_c", " C"), ("gpu_power_w", " W")):

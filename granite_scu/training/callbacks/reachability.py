@@ -7,6 +7,7 @@ from dataclasses import asdict
 import lightning as L
 
 from granite_scu.control.diagnostics.reachability import Reachability, Sight
+from granite_scu.control.units import per_cent
 from granite_scu.training.callbacks.shannon_control import ControlTick, penalty_share
 from granite_scu.training.learning_rate import PlannedRates
 
@@ -43,7 +44,7 @@ class ReachabilityMonitor(L.Callback):
         if self.state.side is not None and self.state.side != before.side:
             log.warning("step %d: %s", record["step"], self.law.advice(self.state, self.low, self.high))
         elif self.state.side is None and before.side is not None:
-            log.info("step %d: S* = %.3g is in reach again", record["step"], self.law.setpoint)
+            log.info("step %d: S* = %s is in reach again", record["step"], per_cent(self.law.setpoint))
 
     def _sight(self, tick: ControlTick) -> Sight | None:
         record, moved = tick

@@ -32,10 +32,11 @@ class GracefulStop(L.Callback):
     Args:
         folder: the run folder, which says afterwards what stopped the run.
         save: has a checkpoint of the newest step.
+        again: the command that continues the run.
     """
 
-    def __init__(self, folder: RunFolder, save: Callable[[L.Trainer], None]) -> None:
-        self.folder, self.save = folder, save
+    def __init__(self, folder: RunFolder, save: Callable[[L.Trainer], None], again: str) -> None:
+        self.folder, self.save, self.again = folder, save, again
         self.received = 0
         self._step = 0
         self._hosts: Any = None
@@ -86,12 +87,9 @@ class GracefulStop(L.Callback):
             if number == REQUEUE:
                 _requeue()
             name, step = signal.Signals(number).name, trainer.global_step
-            checkpoint = f"checkpoint-{step}"
-            self.folder.write_json(STOPPED, {"signal": name, "step": step, "checkpoint": checkpoint})
-            line = (
-                f"stopped by {name} after step {step}, which is saved; "
-                f"--resume-from-checkpoint {self.folder.path / checkpoint} goes on from it"
-            )
+            self.folder.write_json(STOPPED, {"signal": name, "step": step, "checkpoint": f"checkpoint-{step}"})
+            by = "Ctrl-C" if number == signal.SIGINT else name
+            line = f"stopped by {by} after step {step}, which is saved; continue with: {self.again}"
         raise Stopped(line, INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
     def _over_ranks(self, number: int) -> int:

@@ -91,7 +91,7 @@ def test_ctrl_c_is_one_line(hub, run, tmp_path):
     )
     _, err = process.communicate(timeout=120)
     assert arrived.is_set() and process.returncode == 130
-    assert err.startswith("error: interrupted; run the same command again") and err.count("\n") == 1
+    assert err.startswith("stopped by Ctrl-C; run the same command again") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_gpu_tells_memory_and_sensors(on_gpu):
 def test_the_line_can_be_searched_for_mfu(on_gpu):
     line = describe(RECORD | on_gpu.read(1, 1.0) | {"mfu": 0.1523})
     assert "12,346 tok/s  mfu 15.2%  11.0/18.0/79.0 GiB  93 %  71 C  251 W" in line
-    assert describe(RECORD).endswith("12,346 tok/s  mfu 15.2%")
+    assert describe(RECORD).endswith("12,346 tok/s")  # on a CPU, MFU is of a rate that nobody knows
 
 
 def test_the_summary_is_of_the_whole_run(on_gpu):

@@ -1,0 +1,104 @@
+"""What a run says at its end: what came of it, and the commands to continue with."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from granite_scu.cli.console import print_facts
+from granite_scu.control.units import counted, duration, per_cent
+from granite_scu.storage.run_folder import LAST_ADAPTER
+from viz import adapter_size
+
+ENDED = {
+    "max_steps": "after its last step, {step:,}",
+    "max_time": "at step {step:,}, by --max-time",
+    "early_stopping": "at step {step:,}, by --early-stopping: validation no longer improved",
+    "equilibrium": "at step {step:,}, by --stop-at-equilibrium: S stays at S* and the loss no longer falls",
+}
+"""How a run ended, by the reason in ``scu_metrics.json``."""
+
+NEXT = (
+    ("granite-scu report {run}", "open the report"),
+    ('granite-scu generate {run} --prompt "..."', "base model and adapter continue a text, side by side"),
+    ("granite-scu eval {run}", "is the adapter better? with an interval"),
+)
+"""Commands that continue with a finished run, and what each does."""
+
+
+def print_summary(summary: dict[str, Any], folder: Path, console: Console) -> None:
+    """The table at the end of a run, and what to do next."""
+    start, size = summary.get("start_test_bpt"), adapter_size.describe(summary)
+    without = summary["control"]["held_ticks"]
+    facts = {
+        "held-out text, base model": f"{summary['base_test_bpt']:.4f} bits/token",
+        "held-out text, adapter at the start": None if start is None else f"{start:.4f} bits/token",
+        "held-out text, adapter": _gain(summary["base_test_bpt"], summary["adapter_test_bpt"]),
+        "validation": f"{summary['best_val_bpt']:.4f} bits/token",
+        "best adapter": which_adapter(summary),
+        "S at the end": _s(summary),
+        "S* reached": None if summary["s_target"] is None else _reachability(summary),
+        "lambda at the end": f"{summary['lambda']:.4g}",
+        "adapter size": size,
+        "ticks without a measurement": f"{without}" if without else None,
+        "training": _training(summary),
+        "ended": ENDED.get(summary["stopped"]["reason"], "at step {step:,}").format(step=summary["stopped"]["step"]),
+        "folder": str(folder),
+    }
+    print_facts("done", {name: fact for name, fact in facts.items() if fact is not None}, console)
+    commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in NEXT]
+    width = max(len(command) for command, _ in commands)
+    for command, meaning in commands:
+        console.print(f"{command:<{width}}  # {meaning}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _gain(base: float, adapter: float) -> str:
+    change = (base - adapter) / base if base else 0.0
+    return f"{adapter:.4f} bits/token, {per_cent(abs(change))} {'more' if change < 0 else 'less'} than the base model"
+
+
+def which_adapter(summary: dict[str, Any]) -> str:
+    """Which step's adapter a run left, and what became of the last one."""
+    if summary["best_val_step"] == summary["steps"]:
+        return "that of the last step"
+    return (
+        f"that of step {summary['best_val_step']:,}; that of the last step has {summary['final_val_bpt']:.4f} "
+        f"bits/token in validation and is in {LAST_ADAPTER}/"
+    )
+
+
+def _s(summary: dict[str, Any]) -> str:
+    found, target = summary["s_ema"], summary["s_target"]
+    measured = "not measured" if found is None else per_cent(found)
+    return measured if target is None else f"{measured}; S* = {per_cent(target)}"
+
+
+def _reachability(summary: dict[str, Any]) -> str:
+    found = summary["reachability"]
+    if found is None:
+        return "not judged: S* moves during the run"
+    band = f"within {per_cent(found['band'])} of S*"
+    if found["verdict"] == "reached":
+        share = summary["control"]["in_band"]
+        afterwards = "" if share is None else f", and at {per_cent(share)} of the ticks since then"
+        return f"yes: S was {band} at step {found['reached_at_step']}{afterwards}"
+    if found["verdict"] == "not shown":
+        return _not_shown(summary["s_ema"], summary["s_target"], band)
+    before = "" if found["reached_at_step"] is None else f", no more since step {found['since_step']}"
+    return f"no{before}: {found['advice']}"
+
+
+def _not_shown(s: float | None, target: float, band: str) -> str:
+    if s is None:
+        return f"no: S was never {band}, and could not be measured at the end"
+    never = f"no: S was never {band} = {per_cent(target)}, and ended at {per_cent(s)}"
+    return f"{never}; train longer, or give --target-s {s:.2g}" if 0 < s < target else f"{never}; train longer"
+
+
+def _training(summary: dict[str, Any]) -> str:
+    speed = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] else ""
+    on_gpu = summary.get("gpu_memory_total_gb") is not None  # on a CPU it is a share of nothing that anybody knows
+    mfu = f", {per_cent(summary['mfu'])} of the card's peak (mfu)" if on_gpu and summary.get("mfu") else ""
+    much = f"{counted(summary['steps'], 'step')}, {summary['tokens']:,} tokens"
+    return f"{much} in {duration(summary['train_time_s'])}{speed}{mfu}"

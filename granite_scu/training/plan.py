@@ -1,0 +1,108 @@
+"""The plan of a run: what it trains on what, and what that will cost. Estimates are marked as such."""
+
+from typing import Any
+
+from granite_scu import hardware
+from granite_scu.config.request import Request
+from granite_scu.config.settings import IGNORED
+from granite_scu.data.workers import errors_in_one_line
+from granite_scu.hardware.machine import Machine
+from granite_scu.hardware.peaks import printed_peak
+from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.training import memory_budget
+from granite_scu.training.preflight import out_of_proportion, out_of_reach
+from granite_scu.training.prepared_run import PreparedRun
+
+OF_MEASURED, OF_PRINTED = 0.3, 0.2
+"""Share that a training step is assumed to reach of the rate of matrix products: of the rate measured on this machine,
+and of the one that the vendor prints, of which the presets expect a fifth too."""
+
+
+def describe(run: PreparedRun, here: bool = True) -> dict[str, Any]:
+    """The facts of a plan, and a look at its first batch.
+
+    Args:
+        run: what is planned.
+        here: whether the device is in this machine.
+    """
+    with errors_in_one_line():
+        batch = next(iter(run.data.in_this_process().train_dataloader()))
+    supervised = (batch["labels"] != IGNORED).sum()
+    return facts(run, here) | {"first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {supervised:,} supervised"}
+
+
+def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
+    """What a run does and costs, as JSON has it.
+
+    Memory, in GiB: what ``model.memory`` finds. Time, in seconds of training alone: the operations of ``model.flops``
+    at a share of the rate that matrix products have; null for a card that is not here and whose rate is not known.
+
+    Args:
+        run: what is planned.
+        here: whether the device is in this machine.
+    """
+    request, length, machine, size = run.request, run.length, run.machine, run.size
+    blocks = length.steps * length.tokens_per_step / request.data.block_size
+    seconds = _seconds(run, here)
+    return {
+        "model": request.base.name,
+        "parameters": f"{size.frozen:,} frozen parameters, {size.trained:,} trained in {len(size.adapted)} adapters",
+        "data": run.data.summary(),
+        "device": machine.device.name,
+        "device_is_here": here,
+        "accelerator": machine.accelerator,
+        "processes": machine.world_size,
+        "precision": machine.precision,
+        "compiled": bool(machine.compiled),
+        "kernels": machine.kernels,
+        "quantize_4bit": request.base.quantize_4bit,
+        "gradient_checkpointing": bool(request.base.gradient_checkpointing),
+        "first_step": run.resume.step if run.resume else 0,
+        "steps": length.steps,
+        "tokens_per_step": length.tokens_per_step,
+        "tokens": length.steps * length.tokens_per_step,
+        "passes": None if request.data.stream else round(blocks / len(run.data.train), 2),
+        "n_tokens": length.n_tokens,
+        "controller": request.control.controller,
+        "control_every": request.control.every,
+        "target_s": "auto: moved at every tick" if run.controller.needs_slopes else run.controller.setpoint,
+        "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
+        **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),
+        "advice": out_of_proportion(run.request, length.steps),
+        **_memory(request, machine),
+        "time_s_estimate": None if seconds is None else round(seconds),
+        "output_dir": str(run.folder.path),
+    }
+
+
+def _seconds(run: PreparedRun, here: bool) -> float | None:
+    """Of the training that is left."""
+    machine, length = run.machine, run.length
+    if here:
+        dtype = WEIGHT_DTYPES[machine.precision]
+        rate = OF_MEASURED * hardware.matmul_tflops(machine.device.kind, dtype, tf32=machine.tf32) * 1e12
+    elif peak := printed_peak(machine.device, machine.precision, machine.tf32):
+        rate = OF_PRINTED * peak.flops
+    else:
+        return None
+    steps = length.steps - (run.resume.step if run.resume else 0)
+    return steps * length.tokens_per_step / machine.world_size * run.size.flops_per_token / rate
+
+
+def _memory(request: Request, machine: Machine) -> dict[str, Any]:
+    """What the run takes of the device's memory, what it may take, and what to change where that is less; GiB."""
+    footprint = memory_budget.predict(request, machine)
+    allowed = machine.memory_limit(request.run.memory_fraction)
+    fits = footprint.total <= allowed
+    return {
+        "batch_size": request.data.batch_size,
+        "auto_batch_size": request.run.auto_batch_size,
+        "gradient_accumulation_steps": request.trainer["accumulate_grad_batches"],
+        "batch": f"{request.data.batch_size} x {request.data.block_size} tokens, accumulated "
+        f"{request.trainer['accumulate_grad_batches']} times",
+        "memory_gib_estimate": round(footprint.total / hardware.GIB, 3),
+        "memory_parts": memory_budget.describe(footprint),
+        "memory_gib_allowed": round(allowed / hardware.GIB, 3),
+        "memory_fits": fits,
+        **({} if fits else {"memory_advice": memory_budget.advice(request, machine)}),
+    }

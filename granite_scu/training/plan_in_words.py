@@ -1,0 +1,126 @@
+"""The plan of a run in words: the lines that a run begins with, and the table of a dry run."""
+
+from typing import Any
+
+from granite_scu.config.settings import PRECISIONS
+from granite_scu.control import TRACKING
+from granite_scu.control.units import counted, duration, per_cent
+
+_SHORT_PRECISION = {name: short for short, name in PRECISIONS.items()}
+
+
+def opening(facts: dict[str, Any], resume: str = "--resume-from-checkpoint last") -> list[str]:
+    """What a run says of itself before it starts, at most twelve lines, and what is wrong with its settings.
+
+    Args:
+        facts: as ``plan.facts`` finds them.
+        resume: the flag that continues the run.
+    """
+    rows = in_words(facts) | {"Ctrl-C": f"saves, and the same command with {resume} continues"}
+    width = max(map(len, rows)) + 2
+    return [*(f"{name:<{width}}{text}" for name, text in rows.items()), *(f"note: {line}" for line in facts["advice"])]
+
+
+def in_words(facts: dict[str, Any]) -> dict[str, str]:
+    """What a person wants to know of a run first, by the name of each row."""
+    return {
+        "model": f"{facts['model']}: {facts['parameters']}",
+        "data": _data(facts["data"]),
+        "device": _device(facts),
+        "precision": _precision(facts),
+        "batch": _batch(facts),
+        "length": _length(facts),
+        "memory": _memory(facts),
+        "time": _time(facts),
+        "controller": _controller(facts),
+        "folder": facts["output_dir"],
+    }
+
+
+def details(facts: dict[str, Any]) -> dict[str, str]:
+    """What is worth knowing besides, of a dry run."""
+    ceiling = facts["s_ceiling_estimate"]
+    rows = {
+        "memory is taken by": facts["memory_parts"].partition(": ")[2] + " (GiB)",
+        "first batch": facts["first_batch"],
+        "N": f"{facts['n_tokens']:,} tokens, over which the description of the adapter is spread",
+        "largest S": "" if ceiling is None else f"{per_cent(ceiling)}, by these learning rates and steps (estimate)",
+        "setpoint": facts.get("target_s_advice", ""),
+        "note": "\n".join(facts["advice"]),
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
+def _data(data: dict[str, Any]) -> str:
+    train, validation, test = (data[split] for split in ("train", "validation", "test"))
+    kind = "conversation" if data["conversations"] else "document"
+    learned = "streamed, and counted as it is read"
+    if not train.get("streamed"):
+        learned = f"{counted(train['documents'], kind)}, {train['supervised_tokens']:,} tokens to train on"
+    held_out = f"{counted(validation['documents'], kind)} to validate on, {test['documents']:,} to test on"
+    return f"{data['path']}: {learned}; {held_out}"
+
+
+def _device(facts: dict[str, Any]) -> str:
+    name = f"{facts['device']} (CPU)" if facts["accelerator"] == "cpu" else facts["device"]
+    several = f", {facts['processes']} processes" if facts["processes"] > 1 else ""
+    return f"{name}{several}" + (
+        "" if facts["device_is_here"] else "; not in this machine: the plan is for such a card"
+    )
+
+
+def _precision(facts: dict[str, Any]) -> str:
+    words = (
+        _SHORT_PRECISION.get(facts["precision"], facts["precision"]),
+        "base model in 4 bits" if facts["quantize_4bit"] else "",
+        "compiled layers" if facts["compiled"] else "",
+        "activations computed again in the backward pass" if facts["gradient_checkpointing"] else "",
+    )
+    return ", ".join(filter(None, words))
+
+
+def _batch(facts: dict[str, Any]) -> str:
+    shape = f"{facts['batch_size']} x {facts['data']['block_size']} tokens"
+    accumulated = facts["gradient_accumulation_steps"]
+    parts = [shape] + ([f"{accumulated} accumulated"] if accumulated > 1 else [])
+    parts += [f"{facts['processes']} processes"] if facts["processes"] > 1 else []
+    tried = "; tried out first, and made smaller where it does not fit" if facts["auto_batch_size"] else ""
+    return f"{' x '.join(parts)} = {facts['tokens_per_step']:,} tokens a step{tried}"
+
+
+def _length(facts: dict[str, Any]) -> str:
+    steps = counted(facts["steps"], "step")
+    if facts["first_step"]:
+        steps = f"{steps}, of which {facts['first_step']:,} are done"
+    passes = "" if facts["passes"] is None else f", {facts['passes']:.3g} passes over the data"
+    return f"{steps}: {facts['tokens']:,} tokens{passes}"
+
+
+def _memory(facts: dict[str, Any]) -> str:
+    taken, allowed = facts["memory_gib_estimate"], facts["memory_gib_allowed"]
+    free = " free" if facts["accelerator"] == "cpu" else ""
+    amount = f"{_gib(taken)} of {_gib(allowed)} GiB{free}"
+    if facts["memory_fits"]:
+        return f"{amount}, fits (predicted)"
+    return f"{amount}, does not fit (predicted); {facts['memory_advice']}"
+
+
+def _gib(amount: float) -> str:
+    return f"{amount:.1f}" if amount >= 1 else f"{amount:.2f}"
+
+
+def _time(facts: dict[str, Any]) -> str:
+    seconds = facts["time_s_estimate"]
+    if seconds is None:
+        return "not predicted: the speed of this card is not known"
+    basis = "from the speed of matrix products here" if facts["device_is_here"] else "from the vendor's figures"
+    return f"about {duration(seconds)} of training, a rough estimate {basis}"
+
+
+def _controller(facts: dict[str, Any]) -> str:
+    name, target, every = facts["controller"], facts["target_s"], counted(facts["control_every"], "step")
+    if isinstance(target, str):
+        return f"{name} sets lambda every {every}, and S* is found during the run"
+    if target is not None and name in TRACKING:
+        return f"{name} sets lambda every {every} so that S comes to S* = {per_cent(target)}"
+    return f"{name}, without a setpoint for S"

@@ -1,0 +1,98 @@
+"""What a run says at its end."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from granite_scu.cli.summary import print_summary, which_adapter
+from granite_scu.control.diagnostics.metrics import summarise
+from granite_scu.control.diagnostics.reachability import Reachability, Sight
+
+
+def summary_of(**more) -> dict:
+    bits = ("base_test_bpt", "adapter_test_bpt", "final_val_bpt", "best_val_bpt")
+    return {
+        **dict.fromkeys((*bits, "s_ema", "s_target", "lambda", "train_time_s", "tokens_per_s"), 0.5),
+        **dict.fromkeys(("best_val_step", "steps", "tokens"), 100),
+        "control": {"held_ticks": 0},
+        "stopped": {"reason": "max_steps", "step": 100},
+        "reachability": None,
+        **more,
+    }
+
+
+def printed(summary: dict, folder: Path) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(summary, folder, console)
+    return console.file.getvalue()
+
+
+def test_the_summary_says_what_size_held_out_text_would_have_the_adapter(tmp_path):
+    shown = printed(summary_of(best_scale=1.08, best_scale_error=0.03, best_scale_training=1.6), tmp_path)
+    assert "held-out text would have the adapter 8 % larger (± 3 %), the training text 60 % larger" in shown
+    assert "S* = 50 %" in shown
+    of_a_number = printed(summary_of(), tmp_path)
+    assert "adapter size" not in of_a_number
+
+
+@pytest.mark.parametrize("held", [0, 3])
+def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
+    assert ("ticks without a measurement │ 3" in printed(summary_of(control={"held_ticks": held}), tmp_path)) == (
+        held == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("sights", "s_ema", "words"),
+    [
+        (
+            [(10, 0.2), (20, 0.49), (30, 0.6)],
+            0.6,
+            "yes: S was within 10 % of S* at step 20, and at 50 % of the ticks since then",
+        ),
+        (
+            [(10, 0.1), (20, 0.2)],
+            0.2,
+            "no: S was never within 10 % of S* = 50 %, and ended at 20 %; train longer, or give --target-s 0.2",
+        ),
+        ([], None, "no: S was never within 10 % of S*, and could not be measured at the end"),
+        (None, 0.2, "not judged"),
+    ],
+)
+def test_the_summary_claims_a_setpoint_only_where_s_came_to_it(sights, s_ema, words, tmp_path):
+    law = Reachability(0.5)
+    state = law.init()
+    for step, s in sights or []:
+        state = law.update(state, Sight(step, s, 1.0, s / (1 - s), False, False, 0.3, 1e-3 * step, 1.0))
+    found = None if sights is None else law.summary(state, 1e-4, 1e6)
+    ticks = [
+        {"step": step, "s_ema": s, "s_target": 0.5, "lambda": 1.0, "saturated": False, "held": False}
+        for step, s in sights or []
+    ]
+    more = {"reachability": found, "control": summarise(ticks)}
+    assert words in printed(summary_of(s_ema=s_ema, s_target=0.5, **more), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (100, "that of the last step"),
+        (80, "that of step 80; that of the last step has 5.2500 bits/token in validation and is in final/"),
+    ],
+)
+def test_the_summary_says_which_steps_adapter_was_left(step, words):
+    assert which_adapter({"best_val_step": step, "steps": 100, "final_val_bpt": 5.25}) == words
+
+
+def test_the_summary_says_what_was_gained_and_how_to_continue(tmp_path):
+    folder = tmp_path / "my run"
+    shown = printed(summary_of(base_test_bpt=5.0, adapter_test_bpt=4.5, mfu=0.3, peak_tflops=1.0), folder)
+    assert "4.5000 bits/token, 10 % less than the base model" in shown
+    assert "after its last step, 100" in shown and "max_steps" not in shown
+    assert "mfu" not in shown  # of a CPU
+    assert f"granite-scu report '{folder}'  " in shown
+    assert f"granite-scu generate '{folder}' --prompt \"...\"  " in shown
+    assert f"granite-scu eval '{folder}'  " in shown
+    assert "30 % of the card's peak (mfu)" in printed(summary_of(mfu=0.3, gpu_memory_total_gb=24.0), folder)

@@ -1,0 +1,80 @@
+"""The plan of a run in words, and settings that do not go with its length."""
+
+import pytest
+
+from granite_scu.config.request import Request
+from granite_scu.training.plan_in_words import in_words, opening
+from granite_scu.training.preflight import out_of_proportion
+
+SPLIT = {"documents": 5, "supervised_tokens": 90_000}
+FACTS = {
+    "model": "ibm-granite/granite-4.0-h-1b",
+    "parameters": "1 frozen",
+    "data": {
+        **{"path": "my_texts/", "block_size": 1024, "conversations": 0},
+        **dict.fromkeys(("train", "validation", "test"), SPLIT),
+    },
+    **{"device": "NVIDIA GeForce RTX 4090", "device_is_here": False, "accelerator": "cuda", "processes": 1},
+    **{"precision": "bf16-mixed", "compiled": True, "quantize_4bit": False, "gradient_checkpointing": False},
+    **{"first_step": 0, "steps": 1000, "tokens_per_step": 32768, "tokens": 32_768_000, "passes": 364.1},
+    **{"controller": "pi", "control_every": 10, "target_s": 0.08, "advice": ["--warmup-steps 5: too long"]},
+    **{"batch_size": 4, "gradient_accumulation_steps": 8, "auto_batch_size": False},
+    **{"memory_gib_estimate": 8.41, "memory_gib_allowed": 21.15, "memory_fits": True, "time_s_estimate": 21638},
+    "output_dir": "runs/mine",
+}
+
+
+def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
+    lines = opening(FACTS)
+    assert len([line for line in lines if not line.startswith("note: ")]) <= 12
+    assert lines[-1] == "note: --warmup-steps 5: too long"
+    words = " | ".join(lines)
+    for said in (
+        "my_texts/: 5 documents, 90,000 tokens to train on",
+        "RTX 4090; not in this machine: the plan is for such a card",
+        "bf16, compiled layers",
+        "4 x 1024 tokens x 8 accumulated = 32,768 tokens a step",
+        "1,000 steps: 32,768,000 tokens, 364 passes",
+        "8.4 of 21.1 GiB, fits",
+        "about 6 hours of training, a rough estimate from the vendor's figures",
+        "pi sets lambda every 10 steps so that S comes to S* = 8 %",
+        "runs/mine",
+        "saves, and the same command with --resume-from-checkpoint last continues",
+    ):
+        assert said in words
+
+
+def test_what_is_not_known_or_does_not_fit_is_said():
+    more = {"memory_fits": False, "memory_advice": "try --batch-size 2", "time_s_estimate": None}
+    rows = in_words(FACTS | more | {"target_s": "auto: moved at every tick", "first_step": 20})
+    assert rows["memory"].endswith("does not fit (predicted); try --batch-size 2")
+    assert rows["time"].startswith("not predicted")
+    assert rows["controller"] == "pi sets lambda every 10 steps, and S* is found during the run"
+    assert rows["length"].startswith("1,000 steps, of which 20 are done")
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "words"),
+    [
+        ({"optimizer.warmup_steps": 50}, 20, ["the run has 20 steps, so", "--warmup-steps 2 takes a tenth"]),
+        ({"optimizer.warmup_steps": 50}, 200, ["takes 25 % of the 200 steps; --warmup-steps 20"]),
+        (
+            {"data.num_epochs": 3, "trainer.max_steps": -1},
+            20,
+            ["--num-epochs 3: makes 20 steps", "--gradient-accumulation-steps 1 makes about 80 of the same text"],
+        ),
+        (
+            {"data.num_epochs": 3, "trainer.max_steps": -1, "trainer.accumulate_grad_batches": 1},
+            20,
+            ["--num-epochs 15 makes 100 or more"],
+        ),
+        ({"run.eval_steps": 200}, 100, ["only the last adapter is validated; --eval-steps 20"]),
+        ({"data.num_epochs": 3, "trainer.max_steps": 20}, 20, []),
+        ({}, 1000, []),
+    ],
+)
+def test_a_setting_out_of_proportion_is_said_with_the_number_that_would_do(settings, steps, words):
+    fitting = {"optimizer.warmup_steps": 0, "run.eval_steps": 1}
+    said = out_of_proportion(Request.from_dotted(fitting | settings), steps)
+    assert len(said) == bool(words)
+    assert all(word in said[0] for word in words)
