@@ -10,8 +10,9 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from granite_scu.cli.lasting_output import open_what_is_closed
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
 
 NOTHING_WRITTEN = "nothing was written"
@@ -45,6 +46,7 @@ def guarded(
         SIGTERM.
     """
     hush_renamings()
+    open_what_is_closed()
     try:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few characters must not end a run
@@ -60,7 +62,8 @@ def guarded(
             print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         if line:  # of several processes that stop together, one speaks
             asked_for = isinstance(error, KeyboardInterrupt | Stopped)  # and no error
-            print(redact(("" if asked_for else "error: ") + " ".join(line.split())), file=sys.stderr)
+            with suppress(OSError):  # there may be nobody left to read it
+                print(redact(("" if asked_for else "error: ") + " ".join(line.split())), file=sys.stderr)
         return code
 
 

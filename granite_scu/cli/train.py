@@ -7,6 +7,7 @@ from rich.console import Console
 
 from granite_scu.cli import config_layers, going_on, guard, requirements
 from granite_scu.cli.console import make_console, print_facts, quiet
+from granite_scu.cli.lasting_output import lasting_output
 from granite_scu.cli.request_parser import parse
 from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
@@ -44,10 +45,11 @@ def run(arguments: list[str]) -> int:
         console = make_console(stderr=as_json)
         answers = as_json or cli.subcommand in SCORED
         quiet(make_console(stderr=True) if answers else console)  # what goes to stdout is JSON then, and nothing else
-        if cli.step_test is not None:
-            return step_test.identify(cli.request, cli.step_test, console, as_json)
-        if cli.subcommand == "fit":
-            return fit(cli.request, console)
+        if cli.step_test is not None or cli.subcommand == "fit":
+            with lasting_output():
+                if cli.step_test is None:
+                    return fit(cli.request, console)
+                return step_test.identify(cli.request, cli.step_test, console, as_json)
         console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
         return 0
 

@@ -4,6 +4,9 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import killing
 import pytest
@@ -11,6 +14,9 @@ from killing import at_call, at_change
 
 from granite_scu.storage import checkpoint_list, manifest
 from granite_scu.storage.run_folder import STOPPED, RunFolder, read_json
+from granite_scu.training.output_folder import LOG
+
+ROOT = Path(__file__).parents[2]
 
 FLAGS = (
     *("--test-run", "--precision", "fp32", "--batch-size", 2, "--block-size", 64, "--eval-iters", 2),
@@ -160,7 +166,12 @@ def test_a_disk_that_fills_up_inside_a_file_is_named(cut, most):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 143, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
     # A background shell has its children ignore Ctrl-C, and they theirs.
@@ -178,6 +189,38 @@ def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
     assert f"stopped by {number.name}" in (cut.folder / "report.html").read_text(encoding="utf-8")
     assert same(whole(UNEVEN), cut.finish(UNEVEN))
     assert not (cut.folder / STOPPED).exists(), "the run has gone on"
+
+
+@pytest.mark.slow
+def test_under_nohup_a_lost_terminal_stops_nothing(whole, cut):
+    child = cut.start(UNEVEN, lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    killing.until(lambda: killing.ticks(cut.folder) >= 1)
+    os.kill(child, signal.SIGHUP)
+    assert killing.wait(child) == 0
+    assert same(whole(UNEVEN), killing.outcome(cut.folder))
+
+
+def _full() -> None:
+    for number in (1, 2):
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+
+
+def test_a_run_outlives_its_console(whole, cut):
+    """Its disk is full: the log file says so, and the run ends well."""
+    assert cut.run(FLAGS, _full) == 0
+    log = (cut.folder / "logs" / LOG).read_text()
+    assert "standard output cannot be written any more" in log and "the run goes on without it" in log
+    assert same(whole(FLAGS), killing.outcome(cut.folder))
+
+
+@pytest.mark.slow
+def test_a_run_outlives_the_reader_of_its_output(tmp_path):
+    """As ``| head`` goes away; a process of its own, as the end of one is part of it."""
+    script = ROOT / "scripts" / "train_granite_cuda.py"
+    line = f"set -o pipefail; {sys.executable} {script} --test-run --max-steps 8 --output-dir run | head -1"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "standard output cannot be written any more" in (tmp_path / "run" / "logs" / LOG).read_text()
 
 
 def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SLURM's signal to requeue: finish the optimizer step, save, and stop on every rank."""
+"""Signals, from Ctrl-C to SLURM's to requeue: finish the optimizer step, save, and stop on every rank."""
 
 import logging
 import os
@@ -20,6 +20,11 @@ log = logging.getLogger(__name__)
 
 REQUEUE = getattr(signal, "SIGUSR1", None)
 """Under SLURM: save, and put the job into the queue again (``#SBATCH --signal=SIGUSR1@90``)."""
+
+
+LOST = [getattr(signal, name) for name in ("SIGHUP", "SIGXCPU", "SIGUSR2") if hasattr(signal, name)]
+"""The terminal is gone, the processor time allowed is used up, and what schedulers send ahead of the end: each would
+kill at once. Under nohup the first is ignored, and stays so."""
 
 
 class GracefulStop(L.Callback):
@@ -47,6 +52,7 @@ class GracefulStop(L.Callback):
         if trainer.world_size > 1:
             self._hosts = torch.distributed.new_group(backend="gloo", timeout=LOST_AFTER)
         handled = [signal.SIGINT, signal.SIGTERM, *([REQUEUE] if REQUEUE and SLURMEnvironment.detect() else [])]
+        handled += [number for number in LOST if signal.getsignal(number) is not signal.SIG_IGN]
         self._previous = {number: signal.signal(number, self._note) for number in handled}
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:

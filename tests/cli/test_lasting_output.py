@@ -1,0 +1,32 @@
+"""Standard streams that are closed, full or without a reader."""
+
+import subprocess
+import sys
+
+import pytest
+
+WRITE = """
+import sys
+from granite_scu.cli.lasting_output import lasting_output, open_what_is_closed
+open_what_is_closed()
+with lasting_output():
+    for _ in range(3):
+        print("a line", flush=True)
+        print("a line", file=sys.stderr, flush=True)
+file = open("ours.txt", "w")
+file.write("ours")
+file.close()
+"""
+
+
+@pytest.mark.parametrize("streams", [">&-", ">&- 2>&-", "<&- >&- 2>&-", "> /dev/full 2> /dev/full", "| true"])
+def test_what_cannot_be_written_ends_nothing_and_leads_into_no_other_file(streams, tmp_path):
+    shell = f"set -o pipefail; {sys.executable} -c '{WRITE}' {streams}"
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ours.txt").read_text() == "ours"
+
+
+def test_what_can_be_written_is_written(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WRITE], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == done.stderr == "a line\n" * 3
