@@ -114,11 +114,13 @@ class AutoSetpointState:
         law: state of the inner loop.
         odds: S*/(1 - S*) in force.
         readings: of the last two windows, oldest first, each as ``SlopeReading``.
+        turned: whether held-out text has asked for a smaller adapter before.
     """
 
     law: PIState
     odds: float
     readings: tuple[tuple[float | None, ...], ...] = ()
+    turned: bool = False
 
     def column(self, name: str) -> list[float]:
         """One figure of all readings; NaN where the training text had none."""
@@ -146,9 +148,11 @@ class AutoSetpoint:
         z >  doubt:    o <- o exp(rate min(1, z / sure)), not raised above ``ahead`` times the odds of S
         z < -doubt:    o <- min(o, odds of S times x*^2), x* <= 1 the best scale on held-out text
 
-    ParamBPT goes with the square of the size, and so do the odds of S. Where |z| is within ``doubt`` S* stays. Nothing
-    winds up: S* runs ahead of S by no more than ``ahead``, and falls from where S is. No constant here has the unit of
-    a loss or of S: they say how many ticks a decision takes, and how sure it must be.
+    ParamBPT goes with the square of the size, and so do the odds of S. Where |z| is within ``doubt`` S* stays. But
+    until z was below -doubt once, doubt counts as a yes, and S* rises by the full rate: an adapter that is kept small
+    at first costs more than one that falls some ticks later. Nothing winds up: S* runs ahead of S by no more than
+    ``ahead``, and falls from where S is. No constant here has the unit of a loss or of S: they say how many ticks a
+    decision takes, and how sure it must be.
 
     A tick whose slopes are not finite is held as a whole. Why this rule: docs/design.md.
 
@@ -156,7 +160,7 @@ class AutoSetpoint:
         law: the inner loop; its setpoint is S* at the start.
         rate: the largest rise of ln o in a tick, and half the largest fall below the odds of S.
         sure: z from which S* rises at the full rate.
-        doubt: |z| up to which it does not move.
+        doubt: |z| up to which it may be chance.
         ahead: the factor that S* may be ahead of S by, in odds.
     """
 
@@ -201,27 +205,26 @@ class AutoSetpoint:
                     size=math.log(measurement.param_bpt) / 2,
                 )
                 state = replace(state, readings=(*state.readings, tuple(reading))[-2 * WINDOW :])
-                state = replace(state, odds=self._moved(state))
+                state = self._moved(state)
         law, output = self._inner(state.odds).update(state.law, measurement)
         state = replace(state, law=law)
         return state, self._with_setpoint(state, output)
 
-    def _moved(self, state: AutoSetpointState) -> float:
-        """The setpoint's odds after a reading."""
+    def _moved(self, state: AutoSetpointState) -> AutoSetpointState:
+        """With the setpoint's odds after a reading."""
         if state.law.position is None or len(state.readings) < LEAST_READINGS:
-            return state.odds
+            return state
         saved, odds_of_s = state.column("held_out"), math.exp(state.law.position)
         slope = level(state.column("held_out_slope"))
         z = slope.certainty + rise(saved, slope.mean, state.column("size")).certainty
-        if z > self.doubt:
-            raised = state.odds * math.exp(self.rate * min(1.0, z / self.sure))
-            odds = min(raised, max(state.odds, odds_of_s * self.ahead))
+        turned, odds = state.turned or z < -self.doubt, state.odds
+        if not turned or z > self.doubt:
+            raised = odds * math.exp(self.rate * (min(1.0, z / self.sure) if turned else 1.0))
+            odds = min(raised, max(odds, odds_of_s * self.ahead))
         elif z < -self.doubt:
             wanted = clip(best_scale(level(saved).mean, slope.mean), math.exp(-self.rate), 1.0)
-            odds = min(state.odds, odds_of_s * wanted**2)
-        else:
-            odds = state.odds
-        return clip(odds, LEAST_ODDS, MOST_ODDS)
+            odds = min(odds, odds_of_s * wanted**2)
+        return replace(state, odds=clip(odds, LEAST_ODDS, MOST_ODDS), turned=turned)
 
     def _with_setpoint(self, state: AutoSetpointState, output: Output) -> Output:
         """The inner loop's output, with S* and what it follows from."""

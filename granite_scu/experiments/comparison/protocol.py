@@ -342,14 +342,12 @@ FRESH_AGAIN = replace(
         _fresh("quests-small", "endless-sky", SMALL),
         _fresh("manual-medium", "man-pages", MEDIUM),
     ),
-    arms=(NONE, STOPPED, *FIXED, *FIXED_STOPPED),
-    judged="",
+    arms=(NONE, STOPPED, *FIXED, *FIXED_STOPPED, AUTO, *_stopped(AUTO)),
     unseen=("questions-small", "rust-once", "handbook-medium", "typescript-small", "quests-small", "manual-medium"),
     page="research/fresh-again.md",
 )
 """The same question of a law that was changed after the first answer, on text that no law has seen. Its own section of
-docs/research/protocol.md was written before the first run. The default joins, and is judged, when the code has that
-law."""
+docs/research/protocol.md was written before the first run."""
 
 SCARCE_STEPS, SCARCE_BLOCKS = 36, 8
 """Nine ticks; a micro-batch."""

@@ -1,7 +1,7 @@
 import math
 import random
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import pairwise, product
 from statistics import fmean, stdev
 
 import pytest
@@ -118,7 +118,20 @@ def test_where_training_only_harms_the_adapter_grows_no_further():
 
 def test_what_may_be_chance_moves_nothing():
     law = AutoSetpoint(doubt=1e6)
-    assert run(law, [at(0.25, slopes) for slopes in course(0.3)])[0].odds == pytest.approx(0.25)
+    turned = replace(law.init(), turned=True)
+    assert run(law, [at(0.25, slopes) for slopes in course(0.3)], turned)[0].odds == pytest.approx(0.25)
+
+
+def test_until_held_out_text_has_asked_for_less_doubt_lets_the_setpoint_rise():
+    """It asks for less from the 24th reading on, and for more again from the 32nd."""
+    law = AutoSetpoint(doubt=50.0, ahead=1e6)
+    asked = [*course(0.0, count=24), *course(-2.0, noise=1e-3, count=8), *course(0.0, count=24)]
+    state, outputs = run(law, [at(0.25, slopes) for slopes in asked])
+    odds = [odds_of(output) for output in outputs]
+    assert all(after == pytest.approx(before * math.exp(law.rate)) for before, after in pairwise(odds[1:24]))
+    assert state.turned
+    assert min(odds[24:32]) < 0.25
+    assert odds[-1] <= odds[32]
 
 
 def test_before_s_has_been_measured_nothing_moves():
