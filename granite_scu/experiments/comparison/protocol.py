@@ -325,11 +325,11 @@ FRESH = Protocol(
     headline=("none", "early-stopping", "fixed", "fixed-stopped", "pi-auto", "pi-auto-stopped", "cascade"),
     first_seeds=2,
     unseen=("speeches-small", "go-once", "faq-medium", "javascript-small", "dialogues-small", "jargon-medium"),
-    judged="pi-auto-stopped",
+    formed_on_all=("pi-auto", "pi-auto-stopped"),
     page="research/fresh.md",
 )
-"""Tasks and models that had no part in forming a law. What counts as success was written down before the first run:
-docs/research/protocol.md."""
+"""Tasks and models that had no part in forming a law, until they showed what was wrong with the default's first rule.
+What counted as success was written down before the first run: docs/research/protocol.md."""
 
 FRESH_AGAIN = replace(
     FRESH,
@@ -343,6 +343,8 @@ FRESH_AGAIN = replace(
         _fresh("manual-medium", "man-pages", MEDIUM),
     ),
     arms=(NONE, STOPPED, *FIXED, *FIXED_STOPPED, AUTO, *_stopped(AUTO)),
+    formed_on_all=(),
+    judged="pi-auto-stopped",
     unseen=("questions-small", "rust-once", "handbook-medium", "typescript-small", "quests-small", "manual-medium"),
     page="research/fresh-again.md",
 )
