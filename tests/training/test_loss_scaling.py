@@ -83,9 +83,9 @@ def test_steps_that_overflow_are_skipped_counted_and_leave_no_trace(make_fp16, f
 
 
 def test_a_penalty_that_overflows_skips_the_step_and_not_the_scale(make_fp16, fit_fp16, make_batches, trained):
-    module = make_fp16(sigma=1e-18, n_tokens=1)
+    module = make_fp16(sigma=1e-12, n_tokens=1)
     set_factors(module, trained)
-    module.reg_strength = 1e6
+    module.reg_strength = 1e24
     scaler = fit_fp16(module, make_batches(2)).precision_plugin.scaler
     window = module.read_window()
     assert (window.applied, window.skipped) == (0, 2)
