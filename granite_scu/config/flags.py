@@ -219,6 +219,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
               "of the run that is continued, and without --output-dir it continues in its own folder"),
         _flag("--eval-steps", "run.eval_steps"),
         _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
+        _flag("--samples", "run.samples"),
         _flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
         _flag("--early-stopping", "run.early_stopping"),
         _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),

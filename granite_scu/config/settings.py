@@ -392,6 +392,8 @@ class RunConfig:
         save_steps: optimizer steps between checkpoints.
         keep: checkpoints kept.
         eval_steps: optimizer steps between validations.
+        samples: test documents that base model and adapter continue at the end, for the report, which quotes them; 0
+            leaves them out.
         early_stopping: validations without improvement after which the run stops; null never stops early.
         stop_at_equilibrium: ticks after which the run stops if a closed loop has held S, and the data's bits have not
             fallen, over all of them; null never stops for that.
@@ -412,6 +414,7 @@ class RunConfig:
     save_steps: int = 500
     keep: int = 2
     eval_steps: int = 200
+    samples: int = 2
     early_stopping: int | None = None
     stop_at_equilibrium: int | None = None
     auto_batch_size: bool = False
@@ -423,6 +426,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _require(_at_least(1), {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
+        _check(0 <= self.samples <= 20, "--samples", self.samples, "must be from 0 to 20")
         _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
         _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
         _require(_SHARE, {"--memory-fraction": self.memory_fraction})

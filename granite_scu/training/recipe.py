@@ -146,7 +146,6 @@ def train(
     run: PreparedRun,
     *,
     final_score: Callable[..., FinalScore] = FinalScore,
-    samples: bool = True,
     opening: Sequence[str] = (),
     again: str = "the same settings, and the checkpoint to resume from",
 ) -> dict:
@@ -155,7 +154,6 @@ def train(
     Args:
         run: the run.
         final_score: makes the callback that scores and saves at the end, of ``FinalScore``'s arguments.
-        samples: whether base model and adapter then continue two test documents; of weights in shares they do not.
         opening: lines that the log file begins with.
         again: the command that continues the run, for whoever stops it.
     """
@@ -177,7 +175,8 @@ def train(
             module.configure_model()
 
             # What measures, steers, scores and saves.
-            reading = [Samples(run.folder, run.tokenizer)] if samples and not run.machine.sharded else []
+            count = 0 if run.machine.sharded else run.request.run.samples  # no process has all of the weights
+            reading = [Samples(run.folder, run.tokenizer, count)] if count else []
             plugin = checkpoint.AdapterCheckpointIO(module)
             trainer, best, final = _assemble(run, course, plugin, final_score, reading, again)
             if run.resume:

@@ -31,6 +31,7 @@ NO_INFLUENCE = {
         "multi_gpu",
         "fsdp",
         "expected_mfu",
+        "samples",
     ),
 }
 """Settings that change no number: where files lie and how fast it goes. The text itself and the adapter

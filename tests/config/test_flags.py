@@ -81,6 +81,7 @@ FLAGS = [
     ("--n-tokens", "prior.n_tokens", "5000", 5000),
     ("--save-steps", "run.save_steps", "77", 77),
     ("--keep", "run.keep", "4", 4),
+    ("--samples", "run.samples", "0", 0),
     ("--resume-from-checkpoint", "run.resume", "last", "last"),
     ("--eval-steps", "run.eval_steps", "33", 33),
     ("--eval-iters", "trainer.limit_val_batches", "21", 21),

@@ -149,7 +149,7 @@ def unmeasured(out: str) -> list[str]:
     Which of two processes tokenises the text, and which waits for it, is chance.
     """
     lines = [line for line in out.splitlines() if line.lstrip("│ ")[:1].isalpha()]
-    own = ("waiting for", "batch", "memory", "time ")  # a process of two has half of the batch
+    own = ("waiting for", "batch", "memory", "time ", "folder")  # of a half, and its place
     return [" ".join(line.split()[:2]) for line in lines if not line.startswith(own)]
 
 
@@ -172,6 +172,7 @@ def test_two_processes_go_on_from_an_adapter_as_one_does(runs, start, controller
     assert scores[0]["adapter_test_bpt"] == pytest.approx(scores[1]["adapter_test_bpt"], rel=1e-5)
 
 
+@pytest.mark.slow  # the shares of test_sharding.py move it together, too
 def test_the_processes_move_the_setpoint_together(corpus, tmp_path, monkeypatch):
     """To the bit. And nearly as one process does: its held-out micro-batches have the blocks of both of theirs."""
     monkeypatch.syspath_prepend(Path(__file__).parent)

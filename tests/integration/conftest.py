@@ -91,7 +91,8 @@ def launch(call):
     """Runs the script's ``main`` in this process; returns exit code, stdout and stderr."""
     from granite_scu.cli import train_commands
 
-    return partial(call, train_commands.main)
+    # Two seconds less for each run; a test that is about the samples asks for them again.
+    return partial(call, train_commands.main, "--samples", 0)
 
 
 @pytest.fixture(scope="session")
@@ -130,7 +131,19 @@ def train(corpus, tmp_path_factory):
 
     def run(*argv) -> Path:
         folder = tmp_path_factory.mktemp("train") / "run"
-        flags = ("--test-run", *FEW, "--eval-batch-size", 16, "--data-dir", corpus, "--output-dir", folder, *argv)
+        flags = (
+            "--test-run",
+            "--samples",
+            0,
+            *FEW,
+            "--eval-batch-size",
+            16,
+            "--data-dir",
+            corpus,
+            "--output-dir",
+            folder,
+            *argv,
+        )
         arguments, _ = script_flags.translate([str(flag) for flag in flags])
         recipe.train(recipe.prepare(parse(arguments).request, Console(quiet=True)))
         return folder

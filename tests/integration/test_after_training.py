@@ -24,7 +24,7 @@ def short(topics):
 def run(launch, short, tmp_path_factory):
     """A short run."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
-    code, _, err = launch(*short, "--learning-rate", "1e-2", "--output-dir", folder)
+    code, _, err = launch(*short, "--samples", 2, "--learning-rate", "1e-2", "--output-dir", folder)
     assert code == 0, err
     return folder
 

@@ -55,7 +55,18 @@ def flags_of(recorded):
     return flags
 
 
-@pytest.mark.parametrize("name", [name for name in CONTROLLERS if name != "cascade"])
+QUICK = ("none", "fixed", "pi", "kl", "replay")
+"""Each has a state, or none, of another kind."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in CONTROLLERS
+        if name != "cascade"  # its test is below
+    ],
+)
 def test_a_controller_trains_and_goes_on_as_if_it_had_not_stopped(train, trained, flags_of, name):
     flags = flags_of(name)
     whole = trained(*flags)

@@ -90,6 +90,7 @@ def dotted_settings(spec: Spec, settings: dict[str, Any], folder: Path) -> dict[
         "data.isolate_documents": False,  # the protocol's: its evidence is from before documents were kept apart
         "run.output_dir": folder,
         "run.save_steps": 1_000_000,  # never: a run is minutes long
+        "run.samples": 0,
         "trainer.limit_val_batches": VALIDATION_TOKENS,  # the text is cut to size itself
     }
     if (base := ROOT / str(given["base.name"])).is_dir():
@@ -115,7 +116,7 @@ def _write_history(spec: Spec, evidence: Path, folder: Path) -> str:
 
 def _train(run: PreparedRun, asked: dict[str, Any]) -> dict:
     """Train and score."""
-    summary = train(run, final_score=ScoreByDocument, samples=False)
+    summary = train(run, final_score=ScoreByDocument)
     law, ticks = _controller_as_run(run.folder.path), summary.pop("ticks")
     return {
         **summary,

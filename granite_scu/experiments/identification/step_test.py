@@ -131,6 +131,7 @@ def _experiment(
         output_dir=str(RunFolder(request.run.output_dir).path / name),
         eval_steps=steps,  # what the adapter is worth is not the question
         save_steps=steps,
+        samples=0,
         early_stopping=None,
         stop_at_equilibrium=None,
     )
@@ -152,7 +153,7 @@ def _experiment(
 def _train(run: PreparedRun, ticks: int) -> list[dict]:
     """Train, and return a record a tick."""
     with presented(run.folder):
-        train(run, samples=False)
+        train(run)
     history = run.folder.read_history()
     if len(history) < ticks:
         raise RunFailed(

@@ -1,4 +1,4 @@
-"""After the score: what base model and adapter make of two test documents, for the report."""
+"""After the score: what base model and adapter make of a few test documents, for the report."""
 
 import logging
 from dataclasses import asdict
@@ -13,11 +13,9 @@ from granite_scu.training.module import GraniteModule, evaluation_mode
 
 log = logging.getLogger(__name__)
 
-COUNT = 2
-
 
 class Samples(L.Callback):
-    """Writes ``samples.json``, where the test text has documents to go on with. Comes after ``FinalScore``.
+    """Writes ``samples.json``, where the test text has documents to continue. Comes after ``FinalScore``.
 
     One process does it, the others wait at the end of the run: none has a part in another's forward pass, as long as
     the weights are not in shares.
@@ -25,15 +23,16 @@ class Samples(L.Callback):
     Args:
         folder: the run folder.
         tokenizer: of the base model.
+        count: documents that are continued.
     """
 
-    def __init__(self, folder: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.folder, self.tokenizer = folder, tokenizer
+    def __init__(self, folder: RunFolder, tokenizer: PreTrainedTokenizerBase, count: int) -> None:
+        self.folder, self.tokenizer, self.count = folder, tokenizer, count
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if not trainer.is_global_zero:
             return
-        beginnings = openings(trainer.datamodule.test, COUNT)
+        beginnings = openings(trainer.datamodule.test, self.count)
         try:
             with trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
                 model, base = module.language_model, module.model.disable_adapter

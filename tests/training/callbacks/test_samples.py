@@ -27,7 +27,7 @@ def end(tmp_path, monkeypatch):
         trainer = SimpleNamespace(is_global_zero=main, precision_plugin=plugin, datamodule=data)
         model = torch.nn.Linear(1, 1)
         model.disable_adapter = contextlib.nullcontext
-        Samples(RunFolder(tmp_path), None).on_train_end(trainer, SimpleNamespace(model=model, language_model=model))
+        Samples(RunFolder(tmp_path), None, 2).on_train_end(trainer, SimpleNamespace(model=model, language_model=model))
         file = tmp_path / SAMPLES
         return json.loads(file.read_text()) if file.is_file() else None
 
