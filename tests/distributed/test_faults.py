@@ -41,7 +41,8 @@ def codes(children):
     return [killing.wait(child) for child in children]
 
 
-@pytest.mark.parametrize("told", [pytest.param((0, 1), id="all", marks=pytest.mark.slow), pytest.param((1,), id="one")])
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [pytest.param((0, 1), id="all"), pytest.param((1,), id="one")])
 def test_processes_stop_together_and_save(start, tmp_path, told):
     children = start("cut", 2)
     killing.until(lambda: killing.ticks(tmp_path / "cut") >= 1)

@@ -149,6 +149,7 @@ def test_auto_continues_from_a_checkpoint_as_if_it_had_not_stopped(auto, launch,
     assert whole == rest
 
 
+@pytest.mark.slow
 def test_a_run_that_died_at_its_last_step_is_measured_there_as_it_would_have_been(launch, corpus, tmp_path):
     """That step is no tick; the run's extra one tells of the micro-batch before it, which nothing trains on again."""
     flags = (*SMALL, "--target-s", "auto", "--max-steps", 10, "--save-steps", 5, "--control-every", 4)

@@ -236,6 +236,7 @@ def check_ended(folder: Path, done: subprocess.CompletedProcess, runs: int) -> l
     return task["rows"]
 
 
+@pytest.mark.slow
 def test_it_does_its_runs_and_ends_with_table_json_and_plot(tmp_path):
     done = subprocess.run([*command(tmp_path), "--arms", "none"], capture_output=True, text=True)
     check_ended(tmp_path, done, runs=2)  # the base model's and none
