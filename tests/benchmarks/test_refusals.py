@@ -5,6 +5,7 @@ from running import refuses
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
+        ("command_line", ["--repeats", "0"], "--repeats 0: must be at least 1"),
         ("busy", ["--repeats", "0"], "--repeats 0: must be at least 1"),
         ("controller_overhead", ["--batch", "-1"], "--batch -1"),
         ("data", ["--repeats", "0"], "--repeats 0: must be at least 1"),
