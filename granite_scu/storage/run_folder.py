@@ -43,7 +43,7 @@ _WRITTEN = (
     re.escape(TRAINING_CONFIG), r"config\.yaml", r"scu_\w+\.jsonl?", re.escape(DOCUMENTS), re.escape(EVALUATION),
     re.escape(WEIGHTS), re.escape(ADAPTER_CONFIG), BEST_ADAPTER, LAST_ADAPTER, r"checkpoint-\d+", "logs",
     re.escape(LOCK), re.escape(MODEL_CARD), r"report\.html", re.escape(SAMPLES), re.escape(STOPPED),
-    r"(control|identification)\.(png|svg)", r"identification\.json", "excitation", "verification", r"restarted-\d+",
+    r"(control|identification)\.(png|svg)", r"identification\.json", "excitation", "verification",
     # of tokenizers
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json", r"\w+\.model", r"(merges|vocab)\.txt",
     r"chat_template\.jinja", "additional_chat_templates",
@@ -108,13 +108,17 @@ class RunFolder:
         """Let others in."""
         self._lock.release(force=True)
 
-    def clear(self) -> None:
+    def clear(self, set_aside: bool = True) -> None:
         """Empty a run folder that is to be replaced. What marks it as one goes last: it may be cut short by a kill.
 
         What no run has written stays, should it have come since ``check``.
+
+        Args:
+            set_aside: whether runs that were set aside go, too.
         """
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
-            if entry.name != LOCK and _is_ours(entry):
+            stays = entry.name == LOCK or not _is_ours(entry) or (_is_aside(entry) and not set_aside)
+            if not stays:
                 _remove(entry)
 
     def set_aside(self) -> None:
@@ -123,7 +127,7 @@ class RunFolder:
         aside = self.path / f"restarted-{number}"
         aside.mkdir()
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
-            if entry.name != LOCK and not entry.name.startswith("restarted-") and _is_ours(entry):
+            if entry.name != LOCK and not _is_aside(entry) and _is_ours(entry):
                 entry.rename(aside / entry.name)
 
     def sweep(self) -> None:
@@ -264,8 +268,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _is_trace(entry: Path) -> bool:
-    """Whether it is all that a run leaves that was killed before its first file was whole: the lock, half a file."""
-    return entry.name == LOCK or bool(_UNFINISHED.fullmatch(entry.name))
+    """Whether it is all that a run leaves that was killed before its first file was whole: the lock, half a file, runs
+    that it had set aside."""
+    return entry.name == LOCK or _is_aside(entry) or bool(_UNFINISHED.fullmatch(entry.name))
+
+
+def _is_aside(entry: Path) -> bool:
+    return re.fullmatch(r"restarted-\d+", entry.name) is not None
 
 
 def _is_ours(entry: Path) -> bool:

@@ -112,7 +112,7 @@ def open_run_folder(run: PreparedRun, opening: Sequence[str] = ()) -> None:
     check_folder(folder, request, resume)  # another run may have come and gone since the last check
     if _replaces(folder, resume, request.run.resume, request.run.overwrite):
         keep = not request.run.overwrite and (folder.path / BEST_ADAPTER).is_dir()
-        folder.set_aside() if keep else folder.clear()
+        folder.set_aside() if keep else folder.clear(set_aside=request.run.overwrite)
     folder.sweep()
     folder.write_json(TRAINING_CONFIG, training_config(run))  # first: it says whose the rest is
     (folder.path / "logs").mkdir(exist_ok=True)

@@ -99,6 +99,12 @@ def test_a_run_that_is_set_aside_is_whole_and_out_of_the_way(folder):
     assert contents(folder.path) == ["restarted-1", "restarted-2"]
     assert contents(folder.path / "restarted-1") == ["best", "scu_history.jsonl", TRAINING_CONFIG]
     assert (folder.path / "restarted-1" / TRAINING_CONFIG).read_text() == "1"
+    folder.check(overwrite=False, resuming=False)  # a kill may have come before the next run has written anything
+    (folder.path / TRAINING_CONFIG).write_text("{}")
+    folder.clear(set_aside=False)
+    assert contents(folder.path) == ["restarted-1", "restarted-2"]
+    folder.clear()
+    assert contents(folder.path) == []
 
 
 def test_only_what_we_call_unfinished_is_swept(folder):
