@@ -6,12 +6,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see --help\n")
 
 
 def command_parser(name: str, about: str, examples: Iterable[str]) -> argparse.ArgumentParser:
     """The parser of a command, whose help begins with what it does and with examples."""
     lines = "\n".join(f"  {example}" for example in examples)
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=name, description=f"{about}\n\nexamples:\n{lines}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
 

@@ -116,7 +116,7 @@ def _try(run: Run) -> Iterator[Advice]:
     rate = part(run.settings, "optimizer").get("learning_rate")
     if is_number(base) and is_number(adapter) and adapter >= base and is_number(rate):
         text = "It learned nothing that holds for other documents. A lower learning rate, or more text, may."
-        yield Advice("Try a lower learning rate", text, _again(run, f"--learning-rate {rate / 3:.1g}"))
+        yield Advice("Try a lower learning rate", text, _again(run, f"--learning-rate {min(rate / 3, 1e-3):.1g}"))
     else:
         yield from _length(run)
     if found := unsettled(run):

@@ -45,7 +45,8 @@ def _kept(words: Sequence[str]) -> list[str]:
         name, equals, _ = word.partition("=")
         name = name if "." in name else name.replace("_", "-")
         if name.startswith("--"):
-            skip_value = name in REPLACED and not equals
+            takes_value = name in REPLACED or (name in DROPPED and "." in name)
+            skip_value = takes_value and not equals
             if name in REPLACED + DROPPED:
                 continue
         elif skip_value:

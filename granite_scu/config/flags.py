@@ -201,8 +201,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     ),
     "controller": (
         _flag("--controller", "control.controller", help=f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
-        _flag("--target-s", "control.target_s", share, "setpoint S* as a share, such as 10% or 0.1; auto finds "
-              "it during the run, from the slope of the held-out loss"),
+        _flag("--target-s", "control.target_s", share, "setpoint S* as a share, such as 0.1 (or 10% with "
+              "--target-s); auto finds it during the run, from the slope of the held-out loss"),
         _flag("--kp", "control.kp"),
         _flag("--ki", "control.ki"),
         _flag("--control-every", "control.every"),

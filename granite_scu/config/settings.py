@@ -426,6 +426,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _require(_at_least(1), {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
+        _check(bool(self.output_dir.strip()), "--output-dir", "''", "is empty; name a folder")
+        _check(self.resume is None or bool(self.resume.strip()), "--resume-from-checkpoint", "''",
+               "is empty; name a checkpoint, last or auto, or leave it out")  # fmt: skip
         _check(0 <= self.samples <= 20, "--samples", self.samples, "must be from 0 to 20")
         _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
         _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})

@@ -19,7 +19,7 @@ def find(name: str) -> str:
     """
     found = re.fullmatch(r"(?:configs/)?((?:\w+/)?[\w.-]+?)(?:\.yaml)?", name)
     known = folder() / f"{found[1]}.yaml" if found else None
-    return str(known) if known and known.is_file() and not Path(name).exists() else name
+    return str(known) if known and known.is_file() and not Path(name).is_file() else name
 
 
 TEST_RUN = folder() / "tiny.yaml"

@@ -50,6 +50,13 @@ _WRITTEN = (
 )  # fmt: skip
 """What a run writes at the top of its folder. Whatever else is there is the user's."""
 
+_INSIDE = re.compile(
+    r"adapter_model\.safetensors|adapter_config\.json|state\.ckpt|manifest\.json|validation\.json|best|README\.md"
+    r"|csv|tensorboard|from-checkpoint-\d+|version_\d+|metrics\.csv|hparams\.yaml|events\.out\.tfevents\..*"
+    r"|cuda_optimized_training\.log"
+)
+"""What a run writes into the folders of its own: adapters, checkpoints and logs."""
+
 _UNFINISHED = re.compile(r"\..+\.\d+\.(tmp|old)")
 """What ``replacing`` calls a file or folder that is not whole yet, and one that steps aside."""
 
@@ -82,7 +89,7 @@ class RunFolder:
             )
         if not (self.path / TRAINING_CONFIG).is_file():
             raise UserError(f"--overwrite: {self.path} is not empty and not a run folder, so it is left alone")
-        others = [entry.name for entry in sorted(self.path.iterdir()) if not _is_ours(entry)]
+        others = [str(entry.relative_to(self.path)) for entry in _foreign(self.path)]
         if others:
             listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
             raise UserError(f"--overwrite: {self.path} holds {listed}, which no run has written; move that elsewhere")
@@ -123,8 +130,8 @@ class RunFolder:
 
     def set_aside(self) -> None:
         """Move a run that ended before its first checkpoint into a folder of its own: it may have validated well."""
-        number = 1 + len(list(self.path.glob("restarted-*")))
-        aside = self.path / f"restarted-{number}"
+        before = [int(entry.name.partition("-")[2]) for entry in self.path.iterdir() if _is_aside(entry)]
+        aside = self.path / f"restarted-{max(before, default=0) + 1}"
         aside.mkdir()
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
             if entry.name != LOCK and not _is_aside(entry) and _is_ours(entry):
@@ -275,6 +282,22 @@ def _is_trace(entry: Path) -> bool:
 
 def _is_aside(entry: Path) -> bool:
     return re.fullmatch(r"restarted-\d+", entry.name) is not None
+
+
+def _foreign(folder: Path) -> Iterator[Path]:
+    """What no run has written in a run folder, or in a folder of one."""
+    for entry in sorted(folder.iterdir()):
+        if not _is_ours(entry):
+            yield entry
+        elif entry.is_dir() and not entry.is_symlink():
+            of_a_run = entry.name in ("excitation", "verification") or _is_aside(entry)
+            yield from _foreign(entry) if of_a_run else _foreign_inside(entry)
+
+
+def _foreign_inside(folder: Path) -> Iterator[Path]:
+    for entry in sorted(folder.rglob("*")):
+        if not (_INSIDE.fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name)):
+            yield entry
 
 
 def _is_ours(entry: Path) -> bool:

@@ -86,6 +86,14 @@ def test_what_no_run_has_written_is_neither_replaced_nor_cleared(folder):
     for name in (TRAINING_CONFIG, "notes.txt", "scu_history.json"):
         (folder.path / name).write_text("mine")
     assert "holds notes.txt, which no run has written" in refusal(folder, overwrite=True)
+    (folder.path / "notes.txt").rename(folder.path / "kept")
+    (folder.path / "kept").unlink()
+    for inside in ("logs/csv", "best", "restarted-2/checkpoint-3"):
+        (folder.path / inside).mkdir(parents=True)
+        (folder.path / inside / "mine.txt").write_text("mine")
+        assert f"holds {inside}/mine.txt, which no run has written" in refusal(folder, overwrite=True)
+        (folder.path / inside / "mine.txt").unlink()
+    (folder.path / "notes.txt").write_text("mine")
     folder.clear()
     assert contents(folder.path) == ["notes.txt"]
 

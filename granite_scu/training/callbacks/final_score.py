@@ -1,5 +1,6 @@
 """The end of a run: leave the best validated adapter, score it and the base on held-out documents, summarise."""
 
+import logging
 import math
 import shutil
 import time
@@ -22,6 +23,8 @@ from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.module import GraniteModule
+
+log = logging.getLogger(__name__)
 
 
 class Stopper(Protocol):
@@ -79,6 +82,9 @@ class FinalScore(L.Callback):
             with module.at_start():
                 start["start_test_bpt"] = self._score_test(trainer, module, "adapter at the start").bits_per_token
         if trainer.is_global_zero:
+            if (more := adapter.bits_per_token - base.bits_per_token) > 0:
+                log.warning("on held-out text the adapter is worse than the base model, by %.3g bits/token; lower "
+                            "--learning-rate, or train for fewer steps", more)  # fmt: skip
             self.summary = self._summarise(trainer, base.bits_per_token, adapter) | start
             self.folder.write_json("scu_metrics.json", self.summary)
             shutil.rmtree(self.best.folder, ignore_errors=True)
