@@ -1,10 +1,11 @@
 """What is wrong with a request that can be told at once: unknown keys, values of the wrong kind, what is not there.
 
-Everything here is checked again where it is used. This looks without torch and Lightning, which take seconds to
-import, and in words of its own where the parser behind LightningCLI has none for people.
+Everything here is checked again where it is used. This check needs neither torch nor Lightning, which take seconds to
+import, and says what the parser behind LightningCLI only says in terms of Python.
 """
 
 import difflib
+import os
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -49,7 +50,7 @@ def refuse(arguments: list[str]) -> None:
         values = {key: _understood(key, value) for key, (_, value) in given.items() if key in flags.HINTS}
         groups = _built(values)
         if "--print_config" not in arguments:
-            _check_what_is_there(groups, trains=arguments[0] not in ("validate", "test"))
+            _check_what_is_there(groups, writes=arguments[0] not in ("validate", "test") and _is_first())
 
 
 def _check_key(key: str, origin: str) -> None:
@@ -155,9 +156,15 @@ def _built(values: dict[str, Any]) -> dict[str, Any]:
     return built
 
 
-def _check_what_is_there(groups: dict[str, Any], trains: bool) -> None:
+def _is_first() -> bool:
+    """Whether this process writes the run folder: another one may start when the first has begun to."""
+    ranks = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
+    return next(ranks, "0") == "0"
+
+
+def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:
     run: settings.RunConfig | None = groups.get("run")
-    if run and trains:
+    if run and writes:
         if run.resume:
             checkpoint_list.check_there(run.resume, run.output_dir)
         elif not run.overwrite:

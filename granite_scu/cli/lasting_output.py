@@ -40,7 +40,7 @@ class LastingStream:
             lost, self._stream = self._stream, open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
             with suppress(OSError, ValueError):  # what it still holds would fail again as the process ends
                 os.dup2(self._stream.fileno(), lost.fileno())
-            self._unsaid = f"{self._name} cannot be written any more ({error}); the run goes on without it"
+            self._unsaid = f"{self._name} cannot be written any more ({error}); the run continues without it"
         if self._unsaid and _say(self._unsaid):  # at once, or as soon as there is a log file
             self._unsaid = ""
 

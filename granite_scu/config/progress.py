@@ -1,4 +1,4 @@
-"""How far a phase is, in words: for a log file or CI, where no line can be redrawn."""
+"""How far a phase is, for a log file or CI, where no line can be redrawn."""
 
 import time
 from collections.abc import Callable

@@ -122,5 +122,5 @@ def _controller(facts: dict[str, Any]) -> str:
     if isinstance(target, str):
         return f"{name} sets lambda every {every}, and S* is found during the run"
     if target is not None and name in TRACKING:
-        return f"{name} sets lambda every {every} so that S comes to S* = {per_cent(target)}"
+        return f"{name} sets lambda every {every} so that S reaches S* = {per_cent(target)}"
     return f"{name}, without a setpoint for S"

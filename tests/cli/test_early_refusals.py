@@ -1,4 +1,4 @@
-"""Wrong requests that are answered at once, in words."""
+"""Wrong requests that are answered at once."""
 
 import subprocess
 import sys
@@ -64,12 +64,18 @@ def test_a_value_of_the_wrong_kind_in_a_file_is_named_with_the_file(layer):
     assert refusal("--config", path) == f"--batch-size eight (in {path}): must be a whole number"
 
 
-def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(tmp_path):
+def test_a_run_folder_that_is_not_empty_is_refused_where_a_run_would_be_written(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("mine")
     folder = ["--output-dir", str(tmp_path)]
     assert "is not empty" in refusal(*folder)
     given = script_flags.translate(["--data-dir", "stdlib-docs", *folder])[0]
     early_refusals.refuse(["validate", *given[1:]])
+    monkeypatch.setenv("RANK", "1")  # the first process has begun to write there
+    early_refusals.refuse(given)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert "is not empty" in refusal(*folder)
+    monkeypatch.delenv("RANK")
     early_refusals.refuse([*given, "--print_config"])
 
 

@@ -211,7 +211,7 @@ def test_a_run_outlives_its_console(whole, cut):
     """Its disk is full: the log file says so, and the run ends well."""
     assert cut.run(FLAGS, _full) == 0
     log = (cut.folder / "logs" / LOG).read_text()
-    assert "standard output cannot be written any more" in log and "the run goes on without it" in log
+    assert "standard output cannot be written any more" in log and "the run continues without it" in log
     assert same(whole(FLAGS), killing.outcome(cut.folder))
 
 

@@ -37,7 +37,7 @@ def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
         "1,000 steps: 32,768,000 tokens, 364 passes",
         "8.4 of 21.1 GiB, fits",
         "about 6 hours of training, a rough estimate from the vendor's figures",
-        "pi sets lambda every 10 steps so that S comes to S* = 8 %",
+        "pi sets lambda every 10 steps so that S reaches S* = 8 %",
         "runs/mine",
         "saves, and the same command with --resume-from-checkpoint last continues",
     ):

@@ -20,7 +20,7 @@ class Opening:
 
     Attributes:
         tokens: (time,) int32: of a text its first ones, of a conversation all before the first that is learned.
-        rest: (time,) int32, what the document goes on with.
+        rest: (time,) int32, how the document continues.
     """
 
     tokens: NDArray[np.int32]
