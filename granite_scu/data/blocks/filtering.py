@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from granite_scu.config.errors import UserError
 from granite_scu.data.blocks.packing import Blocks, Layout, best_fit
 from granite_scu.data.tokens.encoding import Stream
+from granite_scu.data.tokens.stored import StoredArray
 
 BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}
 """What becomes of documents that are longer than a block, in words."""
@@ -116,7 +117,7 @@ def filter_documents(
     return bounds, Counter(long=n_long, unsupervised=n_unsupervised, dropped=dropped)
 
 
-def _learned(targets: NDArray[np.bool_], bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _learned(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
     """(documents,) whether any token between the bounds is supervised."""
     return np.fromiter((targets[start:stop].any() for start, stop in bounds), bool, len(bounds))
 

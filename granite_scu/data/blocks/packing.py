@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.data.tokens.encoding import Stream
+from granite_scu.data.tokens.stored import PIECE, StoredArray, in_pieces
 
 GROUP = 8192
 """Blocks that are counted at a time."""
@@ -161,7 +162,8 @@ class Blocks:
         """Of the tokens and of how they are cut, a few hexadecimal digits: equal blocks in the same order."""
         digest = hashlib.sha256(repr((self.block_size, self.padding, self.numbers)).encode())
         for of_stream in (self.stream.tokens, self.stream.targets):
-            digest.update(np.ascontiguousarray(of_stream))
+            for piece in in_pieces(of_stream):
+                digest.update(np.ascontiguousarray(piece))
         everything = replace(self, numbers=range(self.cuts.n_blocks))
         for spans, _ in everything._groups():
             digest.update(np.ascontiguousarray(spans))
@@ -223,12 +225,12 @@ class Blocks:
             yield spans, firsts
 
     def _predicted(self) -> Iterator[slice]:
-        """The stream's tokens that are predicted, in slices as long as they may be."""
+        """The stream's tokens that are predicted, in slices of at most ``PIECE``."""
         for spans, _ in self._groups():
             new = np.flatnonzero(np.append(True, spans[1:, 0] != spans[:-1, 1]))
             stops = spans[np.append(new[1:], len(spans)) - 1, 1]
             for start, stop in zip(spans[new, 0].tolist(), stops.tolist(), strict=True):
-                yield slice(start + 1, stop + 1)
+                yield from (slice(at + 1, min(at + PIECE, stop) + 1) for at in range(start, stop, PIECE))
 
 
 def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -276,7 +278,7 @@ def best_fit(stream: Stream, bounds: NDArray[np.int64], block_size: int, padding
     return Blocks(stream, block_size, padding, cuts, range(cuts.n_blocks))
 
 
-def _pieces(targets: NDArray[np.bool_], bounds: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+def _pieces(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
     """(pieces, 2) what predicts something supervised, in stretches of a document as long as fit into a block."""
     counts = -(-(bounds[:, 1] - 1 - bounds[:, 0]) // block_size)
     within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)

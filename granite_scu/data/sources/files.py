@@ -18,6 +18,9 @@ PACKED = (".gz", ".zst")
 PIECE = 1 << 20
 """Bytes read at a time."""
 
+LONGEST_LINE = 50_000_000
+"""Characters of a line or field of a file of records, which is read at once."""
+
 
 def kind(path: Path) -> str:
     """The suffix that says what a file holds, in lower case and without that of a compression.
@@ -174,11 +177,21 @@ def _is_utf8(encoding: str) -> bool:
 
 
 def lines(path: Path, encoding: str) -> Iterator[str]:
-    """The file's lines, each with its line end: those at ``\\n`` alone, for U+2028 and its like may stand in a text."""
-    rest = ""
+    """The file's lines, each with its line end: those at ``\\n`` alone, for U+2028 and its like may stand in a text.
+
+    Raises:
+        UserError: a line too long to be one record, or what ``decoded`` raises.
+    """
+    rest, number = "", 1
     for piece in decoded(path, encoding):
         first, *others = piece.split("\n")
         rest += first
+        if len(rest) > LONGEST_LINE:
+            raise UserError(
+                f"--data-dir {path}:{number}: a line of more than {LONGEST_LINE:,} characters, and a record is read at "
+                "once; give long texts as files of their own (.txt)"
+            )
+        number += len(others)
         for other in others:
             yield rest + "\n"
             rest = other

@@ -6,7 +6,6 @@ known here (see ``samples``).
 
 import csv
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -67,7 +66,7 @@ def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tu
     Raises:
         UserError: a row with more or fewer fields than the header, or quotes that do not end.
     """
-    csv.field_size_limit(sys.maxsize)  # the module's own limit is 128 KiB: less than many a text
+    csv.field_size_limit(files.LONGEST_LINE)  # the module's own limit is 128 KiB: less than many a text
     lines = files.lines(path, encoding)
     number, first = next(((n, line) for n, line in enumerate(lines, start=1) if line.strip()), (1, ""))
     if not first:

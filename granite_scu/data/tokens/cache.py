@@ -1,8 +1,8 @@
-"""Tokens on disk: written once for a text, a tokenizer and the settings that matter, and mapped into memory after.
+"""Tokens on disk: written once for a text, a tokenizer and the settings that matter, and read from there after.
 
-A folder of plain arrays, and ``meta.json`` that says how far they go. It is moved into place as a whole, under a lock:
-of two runs that prepare the same text one waits for the other. What an interrupted preparation has written is taken up
-again.
+A folder of plain arrays, and ``meta.json`` that says how far they go, with a checksum of each. It is moved into place
+as a whole, under a lock: of two runs that prepare the same text one waits for the other. What an interrupted
+preparation has written is taken up again.
 """
 
 import hashlib
@@ -10,10 +10,11 @@ import json
 import logging
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,11 +24,12 @@ from numpy.typing import NDArray
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.tokens.encoding import Part, Piece, Stream, joined
+from granite_scu.data.tokens.stored import StoredArray, in_pieces
 from granite_scu.storage.run_folder import replacing
 
 _log = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 """Of the layout, and of where long texts are cut (an interrupted preparation counts the pieces): part of the key."""
 
 OF_TOKENS: dict[str, Any] = {"tokens": np.int32, "widths": np.uint16, "targets": np.bool_}
@@ -42,7 +44,7 @@ ARRAYS = OF_TOKENS | OF_DOCUMENTS
 """The files of a prepared text, with an entry for each token or for each document."""
 
 NOTHING: dict[str, Any] = {
-    "pieces": 0, "sizes": {}, "digest": "", "n_conversations": 0, "n_empty": 0, "first_empty": "",
+    "pieces": 0, "sizes": {}, "checksums": {}, "n_conversations": 0, "n_empty": 0, "first_empty": "",
 }  # fmt: skip
 """What is noted of a preparation, before it has begun."""
 KINDS = {name: type(value) for name, value in NOTHING.items()}
@@ -58,7 +60,7 @@ class Prepared:
     """A tokenised text.
 
     Attributes:
-        stream: the tokens, mapped and not read.
+        stream: the tokens, read where they are asked for.
         digests: (documents,) by which their texts are known again.
         places: (documents,) of the texts in the seeded order of splits.
         characters: (documents,) of their texts.
@@ -114,25 +116,28 @@ def key_of(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([VERSION, facts], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]]) -> Prepared:
+def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]], n_vocabulary: int) -> Prepared:
     """The tokens of this name: found, or made and kept.
 
     Args:
         folder: of all prepared texts.
         key: the text's name.
         make: given the pieces that were tokenised before an interruption, yields the parts that are left.
+        n_vocabulary: token ids that there are; what is kept with others is made again.
 
     Raises:
         UserError: the folder cannot be written, or what ``make`` raises.
     """
     found = folder / key
     with _naming(folder, "what is kept there cannot be read", "have its permissions changed"):
-        if _is_whole(found):  # moved there as a whole, perhaps by someone else: it may be that we can only read
+        if _is_sound(
+            found, n_vocabulary
+        ):  # moved there as a whole, perhaps by someone else: it may be that we can only read
             return _open(found)
     with _naming(folder, "cannot be written", "make room"):
         folder.mkdir(parents=True, exist_ok=True)
         with _turn(folder / f"{key}.lock"):
-            if not _is_whole(found):
+            if not _is_sound(found, n_vocabulary):
                 if found.exists():
                     _log.warning("the kept tokens in %s are damaged, and are made again", found)
                 _write(folder / f"{key}.partial", make)
@@ -168,7 +173,7 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
     if progress is None:
         if (partial / META).exists():
             _log.warning("what an interrupted preparation left in %s is damaged; it starts again", partial)
-        progress = {**NOTHING, "sizes": {}}
+        progress = {**NOTHING, "sizes": {}, "checksums": {}}
     with ExitStack() as opened:
         files: dict[str, BinaryIO] = {name: opened.enter_context((partial / name).open("ab")) for name in FILES}
         for name, file in files.items():
@@ -176,7 +181,7 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             file.seek(0, os.SEEK_END)
         length = progress["sizes"].get("tokens", 0) // np.dtype(ARRAYS["tokens"]).itemsize
         for number, part in enumerate(make(progress["pieces"]), start=1):
-            _append(files, part, length)
+            _append(files, progress["checksums"], part, length)
             length += len(part.tokens)
             progress["pieces"] += part.n_pieces
             progress["n_conversations"] += part.n_conversations
@@ -186,7 +191,6 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
                 _save(partial / META, files, progress)
         for file in files.values():
             file.flush()
-        progress["digest"] = _digest(partial)
         _save(partial / META, files, progress)
 
 
@@ -194,9 +198,9 @@ def _noted(folder: Path) -> dict[str, Any] | None:
     """What ``_save`` wrote there; None where there is nothing, something else, or less than it says in a file."""
     try:
         noted = json.loads((folder / META).read_text(encoding="utf-8"))
-        held = {name: (folder / name).stat().st_size for name in FILES}
+        found = {name: (folder / name).stat().st_size for name in FILES}
         same = {name: type(value) for name, value in noted.items()} == KINDS and noted["pieces"] >= 0
-        return noted if same and all(0 <= noted["sizes"][name] <= held[name] for name in FILES) else None
+        return noted if same and all(0 <= noted["sizes"][name] <= found[name] for name in FILES) else None
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, KeyError, TypeError):
         return None
 
@@ -211,47 +215,48 @@ def _save(path: Path, files: dict[str, BinaryIO], progress: dict[str, Any]) -> N
         temporary.write_text(json.dumps(progress), encoding="utf-8")
 
 
-def _append(files: dict[str, BinaryIO], part: Part, begin: int) -> None:
+def _append(files: dict[str, BinaryIO], checksums: dict[str, int], part: Part, begin: int) -> None:
     arrays = {name: getattr(part, name) for name in OF_TOKENS}
     arrays |= {"ends": part.ends + begin, **_facts(part.documents)}
-    for name, array in arrays.items():
-        files[name].write(np.ascontiguousarray(array, ARRAYS[name]).data)
     names = "".join(" ".join(piece.name.splitlines()) + "\n" for piece in part.documents)
-    files[NAMES].write(names.encode(errors="backslashreplace"))  # a file's may be of any bytes
+    written = {name: np.ascontiguousarray(array, ARRAYS[name]).data for name, array in arrays.items()}
+    written[NAMES] = memoryview(names.encode(errors="backslashreplace"))  # a file's may be of any bytes
+    for name, data in written.items():
+        files[name].write(data)
+        checksums[name] = zlib.crc32(data, checksums.get(name, 0))
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether a text is kept there: no file shorter than it was written, and what is said of documents unchanged.
+def _is_sound(folder: Path, n_vocabulary: int) -> bool:
+    """Whether a text is kept there, to the last byte as it was written, and of tokens that there are.
 
-    The tokens themselves are not read for that: they may be many gigabytes.
+    Reads all of it, which takes a second or two for a gigabyte of text.
     """
     noted = _noted(folder)
-    return noted is not None and _digest(folder) == noted["digest"]
+    return (
+        noted is not None
+        and all(_checksum(folder / name, noted["sizes"][name]) == noted["checksums"].get(name, 0) for name in FILES)
+        and all(ids.max() < n_vocabulary and ids.min() >= 0 for ids in in_pieces(_stored(folder, noted, "tokens")))
+    )
 
 
-def _digest(folder: Path) -> str:
-    """Of what is kept for each document, some hundred bytes of it."""
-    digest = hashlib.sha256()
-    for name in (*OF_DOCUMENTS, NAMES):
-        with (folder / name).open("rb") as file:
-            while data := file.read(1 << 20):
-                digest.update(data)
-    return digest.hexdigest()
+def _checksum(path: Path, size: int) -> int:
+    """CRC-32 of the first ``size`` bytes, against disks that err; who may write there can set it as well."""
+    return reduce(lambda sum, piece: zlib.crc32(piece, sum), in_pieces(StoredArray(path, np.uint8, size)), 0)
+
+
+def _stored(folder: Path, noted: dict[str, Any], name: str) -> StoredArray:
+    return StoredArray(folder / name, ARRAYS[name], noted["sizes"][name] // np.dtype(ARRAYS[name]).itemsize)
 
 
 def _open(folder: Path) -> Prepared:
     meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    arrays = {name: _mapped(folder / name, kind, meta["sizes"][name]) for name, kind in ARRAYS.items()}
-    stream = Stream(*(arrays.pop(name) for name in ("tokens", "ends", "widths", "targets")))
+    arrays = {name: _stored(folder, meta, name) for name in ARRAYS}
+    of_documents = {name: arrays[name][:] for name in OF_DOCUMENTS}
+    stream = Stream(ends=of_documents.pop("ends"), **{name: arrays[name] for name in OF_TOKENS})
     counts = {name: meta[name] for name in ("n_conversations", "n_empty", "first_empty")}
-    return Prepared(stream, **arrays, name=partial(_line, folder / NAMES), **counts)
+    return Prepared(stream, **of_documents, name=partial(_line, folder / NAMES), **counts)
 
 
 def _line(path: Path, wanted: int) -> str:
     with path.open(encoding="utf-8") as lines:
         return next(line.rstrip("\n") for number, line in enumerate(lines) if number == wanted)
-
-
-def _mapped(path: Path, kind: Any, size: int) -> NDArray[Any]:
-    length = size // np.dtype(kind).itemsize
-    return np.memmap(path, kind, "r", shape=length) if length else np.zeros(0, kind)  # nothing cannot be mapped

@@ -26,6 +26,7 @@ from granite_scu.config.progress import Pulse
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
 from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.stored import StoredArray
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ LONG_CHUNK = 1_000_000
 """As ``CHUNK``, for tokenizers with which a cut may change a token: seldom enough, and the memory is bounded."""
 GROUP = 500_000
 """Characters given to the library at a time; they take many times their size in memory until they are one array."""
+LIMIT = 1_000_000
+"""Characters after which a text is cut wherever that is: what is tokenised at once takes a hundred times its size."""
+LONGEST_CHAT = 2_000_000
+"""Characters of a conversation, which is always tokenised at once."""
 AT_ONCE = 2
 """Groups that are tokenised at the same time: with one, the library's own threads would be idle whenever it waits for
 the interpreter. Another is read meanwhile."""
@@ -47,6 +52,8 @@ _LINE_END = r"(?<=\S)\n(?=[^\W_])"
 _WORD_END = r"(?<=[^\W\d_])(?=[ ,.;:!?\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f])"
 _CUT = re.compile(_LINE_END)
 _CUT_LATE = re.compile(f"{_LINE_END}|{_WORD_END}")
+_CUT_LAST = re.compile(r"(?<=[^\W\d_])(?=\d)")
+"""Between a letter and a digit, which such tokenizers never join either: where base64 and its like can be cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,16 +61,16 @@ class Stream:
     """Documents as one row of T tokens.
 
     Attributes:
-        tokens: (T,) int32 token ids; the last one ends a document.
-        ends: (documents,) int64 positions of the tokens that end a document, rising.
+        tokens: (T,) int32 token ids; the last one ends a document. In a file or in memory, as the next two.
+        ends: (documents,) int64 positions of the tokens that end a document, rising; in memory.
         widths: (T,) uint16 UTF-8 bytes of the text that each token stands for.
         targets: (T,) bool, whether a token is supervised; a document's first never is, for nothing predicts it.
     """
 
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32] | StoredArray
     ends: NDArray[np.int64]
-    widths: NDArray[np.uint16]
-    targets: NDArray[np.bool_]
+    widths: NDArray[np.uint16] | StoredArray
+    targets: NDArray[np.bool_] | StoredArray
 
     @property
     def bounds(self) -> NDArray[np.int64]:
@@ -77,10 +84,13 @@ class Stream:
 
     def part(self, documents: NDArray[np.int64]) -> "Stream":
         """Some documents, by number, as a stream of their own in memory."""
-        begins, stops = self.bounds_of(documents).T
-        after = (stops - begins).cumsum()
-        places = np.repeat(stops - after, stops - begins) + np.arange(after[-1] if len(after) else 0)
-        return Stream(self.tokens[places], after - 1, self.widths[places], self.targets[places])
+        bounds = self.bounds_of(documents)
+        ends = (bounds[:, 1] - bounds[:, 0]).cumsum() - 1
+        tokens, widths, targets = (
+            np.concatenate([array[:0], *(array[start:stop] for start, stop in bounds.tolist())])
+            for array in (self.tokens, self.widths, self.targets)
+        )
+        return Stream(tokens, ends, widths, targets)
 
 
 @dataclass(frozen=True)
@@ -222,7 +232,7 @@ def _may_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
     return all(
         backend.encode(first + second, add_special_tokens=False).ids
         == [token for text in (first, second) for token in backend.encode(text, add_special_tokens=False).ids]
-        for first, second in (("a.\n", "b"), ("a", " b"))
+        for first, second in (("a.\n", "b"), ("a", " b"), ("a", "1"))
     )
 
 
@@ -413,18 +423,26 @@ def pieces_of(
 ) -> Iterator[Piece]:
     """The document's text: where it is long, in pieces of ``least`` to about twice as many characters; a
     conversation always as a whole.
+
+    Raises:
+        UserError: a conversation that is too long for that, or what reading and rendering raise.
     """
     fingerprint = Fingerprint(split_seed)
     if isinstance(document, Conversation):
         fingerprint.update(document.text)
         text, spans = renderer.render(document) if document.text else ("", None)
+        if len(text) > LONGEST_CHAT:
+            raise UserError(
+                f"--data-dir {document.name}: a conversation of {len(text):,} characters, which is tokenised as a "
+                f"whole; divide it into several of at most {LONGEST_CHAT:,}"
+            )
         yield Piece(text, document.name, fingerprint, source, is_conversation=True, spans=spans)
         return
     text, begin, searched, is_first = "", 0, least, True
     for more in document.pieces():
         fingerprint.update(more)
         text, begin = text[begin:] + more, 0
-        while cut := _cut(text, begin, searched, least):
+        while cut := _cut(text, begin, searched, least) or _forced_cut(text, begin, least, document.name):
             yield Piece(text[begin:cut], document.name, fingerprint, source, is_first, is_last=False)
             begin, searched, is_first = cut, least, False
         searched = max(least, len(text) - begin - 2)
@@ -443,8 +461,20 @@ def _cut(text: str, begin: int, searched: int, least: int) -> int | None:
     latest = 2 * least
     found = _CUT.search(text, begin + searched, begin + latest)
     if found is None and len(text) >= begin + latest:
-        found = _CUT_LATE.search(text, begin + (searched if searched > latest else least))
+        late = searched if searched > latest else least
+        found = _CUT_LATE.search(text, begin + late, begin + max(latest, LIMIT))
     return found.end() if found else None
+
+
+def _forced_cut(text: str, begin: int, least: int, name: str) -> int | None:
+    """Where a text is cut in which no line and no word ends: for now nowhere, if it is short enough."""
+    limit = begin + max(2 * least, LIMIT)
+    if len(text) <= limit:
+        return None
+    if found := _CUT_LAST.search(text, (begin + limit) // 2, limit):
+        return found.end()
+    _log.warning("%s: no line and no word ends in %d characters; it is cut there, within a token", name, limit - begin)
+    return limit
 
 
 def groups_of(pieces: Iterable[Piece], least: int, whole: bool = False) -> Iterator[list[Piece]]:

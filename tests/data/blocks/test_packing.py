@@ -139,8 +139,9 @@ def test_a_tokenizer_without_end_of_text_is_refused(tokenizer):
         "Une première ligne.\nThe second\n\n  is indented;\n\tso this, 12\nthe last 😀\nline (end)\nAgain\n",
         "2024-01-02 it's a log!\n17 is (no)\n2 letter; x²  two spaces, it 's\n",
         "one line without an end. It's 3 pm,  don't! 这是一句话。没有空格、也没有换行。名字 's ",
+        "data:image/png;base64,iVBORw0KGgo5AAAANSUhEUgAAAAUAAAAFCAYAAACNbyblAAAAHElEQVQI12P4",
     ],
-    ids=["lines", "log", "one line"],
+    ids=["lines", "log", "one line", "base64"],
 )
 def test_a_long_text_in_pieces_gives_the_tokens_and_bytes_of_the_whole(monkeypatch, word_split, text):
     text = text * 30
@@ -158,11 +159,19 @@ def test_a_long_text_in_pieces_gives_the_tokens_and_bytes_of_the_whole(monkeypat
 
     whole = encode(documents_of(text, "short"), trained)
     monkeypatch.setattr(encoding, "CHUNK", 50)
+    monkeypatch.setattr(encoding, "LIMIT", 200)
     monkeypatch.setattr(encoding, "GROUP", 200)
     assert len(list(encoding.pieces_of(documents_of(text)[0], 0, None, 0, 50))) > 20
     pieces = encode(documents_of(text, "short"), trained)
     for field in ("tokens", "ends", "widths", "targets"):
         np.testing.assert_array_equal(getattr(pieces, field), getattr(whole, field))
+
+
+def test_a_text_without_a_word_is_cut_all_the_same_and_that_is_said(tokenizer, monkeypatch, caplog):
+    monkeypatch.setattr(encoding, "LIMIT", 200)
+    pieces = list(encoding.pieces_of(documents_of("a" * 501)[0], 0, None, 0, 50))
+    assert [len(piece.text) for piece in pieces] == [200, 200, 101]
+    assert caplog.text.count("no line and no word ends in 200 characters; it is cut there, within a token") == 2
 
 
 def test_a_long_text_shows_its_progress_on_stderr_alone(tokenizer, monkeypatch, capsys):

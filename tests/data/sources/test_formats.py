@@ -117,6 +117,20 @@ def test_a_text_file_is_the_same_in_pieces_of_any_size(tmp_path, monkeypatch, si
     assert texts_of(tmp_path) == ["\n".join(TEXTS), *TEXTS]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.jsonl", '{"text": "x"}\n%s'), ("a.csv", "text\nx\n%s"), ("b.csv", 'text\n"%s')]
+)
+def test_a_line_too_long_to_be_a_record_is_refused(tmp_path, monkeypatch, name, text):
+    """Or else it is all in memory, several times, before anything can be said of it."""
+    monkeypatch.setattr(files, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(files, "PIECE", 100)
+    (tmp_path / name).write_text(text % ("two words\n" * 200 if name == "b.csv" else "y" * 2000))
+    with pytest.raises(
+        UserError, match=rf"{name}:\d: (a line of more than 1,000 char|not valid csv .field larger than)"
+    ):
+        texts_of(tmp_path / name)
+
+
 def test_places_are_the_lines_at_which_rows_begin(tmp_path):
     write_csv(tmp_path / "a.csv", ["one", "two\nlines", "three"])
     assert [d.name for d in load(str(tmp_path / "a.csv"), "text")] == [f"{tmp_path / 'a.csv'}:{n}" for n in (2, 3, 5)]

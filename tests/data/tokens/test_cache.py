@@ -4,9 +4,11 @@ import errno
 import json
 import logging
 import os
+import pickle
 import shutil
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -22,6 +24,7 @@ from granite_scu.data.sources.read import load
 from granite_scu.data.tokens import cache, corpus, encoding
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.tokens.encoding import encode
+from granite_scu.data.tokens.stored import StoredArray
 
 TEXT = "Une première ligne.\nThe second\n\n  is indented;\nthe last 😀\nline (end)\nAgain\n"
 ARRAYS = ("tokens", "ends", "widths", "targets")
@@ -47,12 +50,12 @@ def _short_pieces(monkeypatch):
 
 
 def place(found: cache.Prepared) -> Path:
-    return Path(found.stream.tokens.filename).parent
+    return found.stream.tokens.path.parent
 
 
 def same(found: cache.Prepared, tokenizer, config: DataConfig) -> bool:
     expected = encode(load(config.path, "text"), tokenizer)
-    return all(np.array_equal(getattr(found.stream, name), getattr(expected, name)) for name in ARRAYS)
+    return all(np.array_equal(getattr(found.stream, name)[:], getattr(expected, name)) for name in ARRAYS)
 
 
 def counted(monkeypatch) -> list[int]:
@@ -76,7 +79,7 @@ def test_tokens_on_disk_are_those_in_memory(tokenizer, config, caplog):
     assert found.characters.tolist() == [len(document.text) for document in documents]
     assert [found.name(i) for i in range(found.n_documents)] == [document.name for document in documents]
     assert (found.n_empty, found.n_conversations) == (2, 1)
-    assert isinstance(found.stream.tokens, np.memmap)
+    assert isinstance(found.stream.tokens, StoredArray)
     assert "left out 2 of 34 texts, which are empty; the first is " in caplog.text
 
 
@@ -308,3 +311,35 @@ def test_a_cache_that_cannot_be_written_names_its_flag(tokenizer, config, tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--cache-dir .*file/cache: cannot be written \(.*Not a directory"):
         prepare(replace(config, cache_dir=str(tmp_path / "file" / "cache")), tokenizer)
+
+
+def _set(file: Path, number: int, entry: int) -> None:
+    ids = np.fromfile(file, np.int32)
+    ids[number] = entry
+    ids.tofile(file)
+
+
+def test_a_token_that_has_changed_is_found_and_all_are_made_again(tokenizer, config, caplog):
+    before = place(prepare(config, tokenizer)) / "tokens"
+    _set(before, 17, 5)
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    assert "are damaged, and are made again" in caplog.text
+
+
+def test_ids_that_the_vocabulary_has_not_are_not_believed_whatever_the_checksum_says(tokenizer, config):
+    folder = place(prepare(config, tokenizer))
+    _set(folder / "tokens", 17, len(tokenizer))
+    noted = json.loads((folder / cache.META).read_text())
+    noted["checksums"]["tokens"] = zlib.crc32((folder / "tokens").read_bytes())
+    (folder / cache.META).write_text(json.dumps(noted))
+    assert same(prepare(config, tokenizer), tokenizer, config)
+
+
+def test_a_file_that_is_cut_while_it_is_used_is_told_in_words(tokenizer, config):
+    found = prepare(config, tokenizer)
+    copy = pickle.loads(pickle.dumps(found.stream.tokens))
+    os.truncate(found.stream.tokens.path, 40)
+    for tokens in (found.stream.tokens, copy):
+        assert tokens[:10].tolist() == encode(load(config.path, "text"), tokenizer).tokens[:10].tolist()
+        with pytest.raises(UserError, match=r"--cache-dir .*/cache: .*/tokens was cut while the run read it; start"):
+            tokens[8:12]
