@@ -471,13 +471,9 @@ class GraniteModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         expected = {name: p.shape for name, p in self.state_dict().items() if _is_adapter(name)}
-        found = {name: p.shape for name, p in checkpoint["state_dict"].items()}
-        if expected != found:
-            raise UserError(
-                "--resume-from-checkpoint: the checkpoint's adapters do not fit this model; "
-                "resume with the same --model, --adapter, --lora-r and targets"
-            )
-        self.require_same_settings(checkpoint)
+        if expected != {name: p.shape for name, p in checkpoint["state_dict"].items()}:
+            raise _other_adapters()
+        self.require_same_settings(checkpoint, sum(shape.numel() for shape in expected.values()))
         self.micro_batches = checkpoint["micro_batches"]
         self._set_own_settings(checkpoint)
         self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
@@ -486,12 +482,18 @@ class GraniteModule(L.LightningModule):
             self._slope.copy_(torch.tensor(checkpoint["slope"], dtype=torch.float64))
         self._newest_nats = checkpoint.get("newest_nats", math.nan)
 
-    def require_same_settings(self, checkpoint: dict) -> None:
+    def require_same_settings(self, checkpoint: dict, n_parameters: int) -> None:
         """Refuse a checkpoint that measured or read by other settings; needs no model.
+
+        Args:
+            checkpoint: its state.
+            n_parameters: that are trained.
 
         Raises:
             UserError: one of them differs.
         """
+        if sum(tensor.numel() for tensor in checkpoint["state_dict"].values()) != n_parameters:
+            raise _other_adapters()
         now = self._frozen_settings()
         for name, then in checkpoint["frozen"].items():
             if now.get(name) != then:
@@ -513,6 +515,13 @@ class GraniteModule(L.LightningModule):
         measured = {"--n-tokens": self.n_tokens, "--prior-sigma": self.prior_sigma, "--measure": self.measure}
         start = self.start.sha256 if self.start else "none"
         return {**measured, "--actuator": self.actuator, SHA256: start, **self.position}
+
+
+def _other_adapters() -> UserError:
+    return UserError(
+        "--resume-from-checkpoint: the checkpoint's adapters do not fit this model; "
+        "resume with the same --model, --adapter, --lora-r and targets"
+    )
 
 
 def not_compiled() -> AbstractContextManager:

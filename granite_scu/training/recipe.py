@@ -46,7 +46,7 @@ from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
-from granite_scu.training.resume import Resume, check_resumable, course_of, open_checkpoint
+from granite_scu.training.resume import Resume, check_resumable, course_of, open_checkpoint, warn_of_changes
 from granite_scu.training.slopes import SlopeSensor
 from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
 
@@ -126,7 +126,7 @@ def prepare(
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
         check_slopes(request.control.every, length.steps)
-    return PreparedRun(
+    run = PreparedRun(
         request=request,
         console=console,
         machine=machine,
@@ -140,6 +140,14 @@ def prepare(
         growth=growth if request.control.measure == "delta" else None,  # factors are not zero at the start
         controller=controller,
     )
+
+    # What must be as it was at the checkpoint, and what is not.
+    if resume:
+        build_module(run).require_same_settings(resume.state, size.trained)
+        course = _course(run)
+        check_resumable(resume, type(controller).__name__, length.steps, course, request.run.overwrite)
+        warn_of_changes(resume, course)
+    return run
 
 
 def train(
@@ -166,9 +174,8 @@ def train(
         with memory_budget.explained(run.request, run.machine):
             # The model and its adapters.
             module = build_module(run)
-            course = course_of(run.request, run.machine, run.length.steps, run.controller.setpoint)
-            if run.resume:
-                module.require_same_settings(run.resume.state)
+            course = _course(run)
+            if run.resume:  # again, now that no other process has the folder
                 law, overwrite = type(run.controller).__name__, run.request.run.overwrite
                 check_resumable(run.resume, law, run.length.steps, course, overwrite)
             run.console.print(f"loading the model {run.request.base.name}", highlight=False)
@@ -208,6 +215,10 @@ def build_data(request: Request) -> TextDataModule:
     """The text that a request describes, not yet prepared."""
     kind = StreamedDataModule if request.data.stream else TextDataModule
     return kind(request.data, request.seed, uniform_batches=bool(request.base.compile))
+
+
+def _course(run: PreparedRun) -> dict[str, Any]:
+    return course_of(run.request, run.machine, run.length.steps, run.controller.setpoint)
 
 
 def _open_start(request: Request, resume: Resume | None) -> initial_adapter.InitialAdapter | None:

@@ -106,7 +106,7 @@ def course_of(request: Request, machine: Machine, steps: int, setpoint: float | 
 
 
 def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], overwrite: bool) -> None:
-    """Refuse what needs no model to be seen, before one is loaded, and name what will not be as it would have been.
+    """Refuse what needs no model to be seen, before one is loaded.
 
     Args:
         resume: the checkpoint.
@@ -142,6 +142,10 @@ def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], o
             f"{where} {newer[-1]} is newer; go on from that, go on from here in another --output-dir, or drop what is "
             "newer with --overwrite"
         )
+
+
+def warn_of_changes(resume: Resume, now: dict[str, Any]) -> None:
+    """Say which settings differ from the checkpoint's; ``now`` is the run's ``course_of``."""
     before = resume.state["settings"]
     if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
         differs = "the result will differ from an uninterrupted run"
