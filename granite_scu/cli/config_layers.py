@@ -4,6 +4,7 @@ jsonargparse lays them over each other and forgets which was which; this looks a
 """
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 FLAG = "--hardware"
 A_FLAG = "a flag"
 """Where a value is from that is in no file."""
+
+_LARGEST = 10_000
+"""Entries of a configuration, each alias counted as what it stands for: a few hundred are in the largest of ours."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The reader that jsonargparse takes, whose YAML is a little wider than that of the one in Python."""
@@ -152,6 +156,8 @@ def _check_file(path: str) -> None:
     except yaml.MarkedYAMLError as error:
         what = "; ".join(" ".join(words.split()) for words in (error.context, error.problem) if words)
         raise UserError(f"--config {path}: is no YAML{_place(error.problem_mark)}: {what}") from error
+    except RecursionError as error:
+        raise UserError(f"--config {path}: is nested deeper than any setting is") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config {path}: is no YAML in UTF-8: {' '.join(str(error).split())}") from error
     except OSError as error:
@@ -159,6 +165,13 @@ def _check_file(path: str) -> None:
     if not isinstance(root, yaml.MappingNode):
         what = "is empty" if root is None else "holds no mapping"
         raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
+    if _size(root, {}) > _LARGEST:
+        raise UserError(f"--config {path}: has more than {_LARGEST:,} entries once its aliases (*name) are followed")
+    for number in _octals(root):
+        raise UserError(
+            f"--config {path}: {number.value}{_place(number.start_mark)} is {int(number.value, 8)} to YAML, which "
+            "reads what begins with 0 as octal; write it without the 0"
+        )
     for key in _repeated(root):
         place = _place(key.start_mark)
         raise UserError(f"--config {path}: {key.value} comes twice{place}, and what stands under the first is lost")
@@ -168,21 +181,44 @@ def _place(mark: yaml.Mark | None) -> str:
     return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
-def _repeated(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
-    """Keys that their mapping has had before: of these YAML's loaders keep the last in silence. ``<<`` may repeat."""
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    """The nodes that a mapping or a list has."""
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _nodes(root: yaml.Node) -> Iterator[yaml.Node]:
+    """All nodes, each once however many aliases it has."""
     open_nodes, seen = [root], set()
     while open_nodes:
         node = open_nodes.pop()
-        if id(node) in seen:  # an alias, perhaps of what it stands in
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            open_nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            open_nodes += _inside(node)
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Nodes below one, and itself, with aliases followed; infinite where one stands for what it is in."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # as long as it is being counted
+        known[id(node)] = 1 + sum(_size(part, known) for part in _inside(node))
+    return known[id(node)]
+
+
+def _octals(root: yaml.Node) -> Iterator[yaml.Node]:
+    """Numbers such as 010, which is 8 in YAML 1.1 and ten to nearly everybody."""
+    return (node for node in _nodes(root) if node.tag == "tag:yaml.org,2002:int" and re.match(r"[-+]?0\d", node.value))
+
+
+def _repeated(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
+    """Keys that their mapping has had before: of these YAML's loaders keep the last in silence. ``<<`` may repeat."""
+    for node in _nodes(root):
+        if isinstance(node, yaml.MappingNode):
             keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")]
             names = [(key.tag, key.value) for key in keys]
             yield from (key for place, key in enumerate(keys) if names[place] in names[:place])
-            open_nodes += [value for _, value in node.value]
 
 
 @contextmanager
@@ -258,7 +294,7 @@ def _load(text: str) -> Any:
     """A file's content, or that of an argument; nothing where either is malformed, which jsonargparse then reports."""
     try:
         return yaml.safe_load(Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         return None
 
 

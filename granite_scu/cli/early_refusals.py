@@ -76,7 +76,7 @@ def _line(path: str, key: str) -> str:
     """Where in a YAML file a key stands, as ``:7``; nothing where it cannot be told."""
     try:
         node = yaml.compose(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         return ""
     found, line = node, ""
     for name in key.split("."):
@@ -113,7 +113,7 @@ def _understood(key: str, value: Any) -> Any:
 def _from_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
 
 

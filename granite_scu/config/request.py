@@ -1,6 +1,7 @@
 """What describes a run: everything that was asked for."""
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -129,7 +130,7 @@ def check_values(given: jsonargparse.Namespace, groups: Mapping[str, Any]) -> No
     kinds: dict[str, Any] = {"trainer": object, **groups}
     for group, kind in kinds.items():
         if not isinstance(given[group], Mapping | jsonargparse.Namespace):
-            raise UserError(f"{group}: must be a mapping of settings, and is {given[group]!r}")
+            raise UserError(f"{group}: must be a mapping of settings, and is {reprlib.repr(given[group])}")
         for name, hint in get_type_hints(kind).items():
             if given[group][name] is None and NoneType not in get_args(hint):
                 default = kind.__dataclass_fields__[name].default

@@ -128,7 +128,7 @@ class StreamedBlocks(IterableDataset):
         config: the text and how it is cut.
         tokenizer: of the model.
         layout: of the documents of a megabyte of text.
-        held_out: digests of the documents that are not trained on.
+        held_out: texts that are not trained on, as ``Fingerprint.bare``.
         seed: of the order of blocks.
         rank: this process's number.
         world_size: processes that share the stream.
@@ -138,7 +138,7 @@ class StreamedBlocks(IterableDataset):
     config: DataConfig
     tokenizer: PreTrainedTokenizerBase
     layout: Layout
-    held_out: frozenset[str]
+    held_out: frozenset[int]
     seed: int
     rank: int = 0
     world_size: int = 1
@@ -191,7 +191,7 @@ class StreamedBlocks(IterableDataset):
         for source, document in in_turn(self.readers):
             known = as_document(document)
             if isinstance(known, Document):
-                if next(turn) % of == number and known.digest not in self.held_out:
+                if next(turn) % of == number and known.bare not in self.held_out:
                     yield from pieces_of(known, source, self.renderer, self.config.split_seed, SHARED)
                 continue
             for piece in pieces_of(known, source, self.renderer, self.config.split_seed, SHARED):
@@ -262,9 +262,9 @@ class StreamedDataModule(TextDataModule):
         rank, world_size = self._rank_and_world_size()
         parts, layout = self.division.parts, self._layout(self.division.corpus.n_conversations)
         assert parts is not None
-        held_out = self.division.corpus.digests[np.concatenate([parts["validation"], parts["test"]])]
-        names = frozenset(f"{digest:016x}" for digest in held_out.tolist())
-        blocks = StreamedBlocks(self.config, self._tokenizer, layout, names, self.seed, rank, world_size, start)
+        held_out = self.division.corpus.bare[np.concatenate([parts["validation"], parts["test"]])]
+        texts = frozenset(held_out.tolist())
+        blocks = StreamedBlocks(self.config, self._tokenizer, layout, texts, self.seed, rank, world_size, start)
         return self._loader(blocks, batch_size=self.config.batch_size)
 
     @staticmethod

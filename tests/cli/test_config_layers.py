@@ -145,6 +145,14 @@ def test_groups_given_whole_say_where_they_are_from(tmp_path):
         (b"lora:\n  rank: 4\n  rank: 8\n", "rank comes twice at line 3, column 3, and"),
         (b"data: {path: \xff}\n", "is no YAML in UTF-8: 'utf-8' codec can't decode byte 0xff in position 13"),
         (b"data: {path: \x00}\n", "is no YAML"),
+        (b"data: " + b"[" * 5000, "is no YAML at line 1, column 1006: "),
+        (b"&all\ndata: *all\n", "has more than 10,000 entries once its aliases (*name) are followed"),
+        (
+            b"a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + b"".join(b"%c: &%c [%s]\n" % (n + 1, n + 1, b", ".join([b"*%c" % n] * 10)) for n in b"abcd"),
+            "has more than 10,000 entries",
+        ),
+        (b"seed_everything: 010\n", "010 at line 1, column 18 is 8 to YAML, which reads what begins with 0 as octal"),
         (b"# nothing yet\n", "is empty; it must hold groups of settings, as data: {batch_size: 4}"),
         (b"- data\n- lora\n", "holds no mapping; it must hold groups of settings"),
     ],

@@ -83,8 +83,8 @@ def divide(corpus: Prepared, is_published: bool, streamed: bool = False) -> Divi
     """
     if is_published:
         return _as_published(corpus, streamed)
-    parts = assign(corpus.places, corpus.characters)
-    if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.digests))):
+    parts = assign(corpus.places, corpus.characters, corpus.bare)
+    if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.bare))):
         _log.warning(
             "%d of the %d documents are copies of others; as they are not divided by document, what is held out may be "
             "trained on as well: leave the copies out",
@@ -98,9 +98,9 @@ def _as_published(corpus: Prepared, streamed: bool) -> Division:
     without the training documents that either has; of a stream, those are passed over as they come."""
     train, validation, test = (np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS)))
     held_out = np.concatenate([validation, test])
-    validation = _not_in(corpus.digests, "validation", validation, test, "test has")
+    validation = _not_in(corpus.bare, "validation", validation, test, "test has")
     if not streamed:
-        train = _not_in(corpus.digests, "train", train, held_out, "validation or test have")
+        train = _not_in(corpus.bare, "train", train, held_out, "validation or test have")
     return Division(corpus, "published", dict(zip(SPLITS, (train, validation, test), strict=True)), streamed)
 
 
@@ -119,34 +119,40 @@ def _not_in(
     return documents[~copied]
 
 
-def assign(places: NDArray[np.uint64], characters: NDArray[np.uint64]) -> dict[str, NDArray[np.int64]] | None:
+def assign(
+    places: NDArray[np.uint64], characters: NDArray[np.uint64], texts: NDArray[np.uint64]
+) -> dict[str, NDArray[np.int64]] | None:
     """Divide documents 80/10/10 by characters.
 
-    Equal texts, which have the same place, count as one, so all copies fall on one side. Texts are taken in the order
-    of their places; one that fits into what the part that lacks most still lacks goes there, any other to training. A
-    text's place thus hangs on the texts and not on their order or names.
+    Copies of a text count as one, so all fall on one side. Texts are taken in the order of their places, copies at the
+    first of theirs; one that fits into what the part that lacks most still lacks goes there, any other to training. A
+    text's side thus depends on the texts and not on their order or names.
 
     Args:
-        places: of the documents' texts in the seeded order, (documents,); those of different texts differ.
+        places: of the documents' texts in the seeded order, (documents,).
         characters: of the same texts.
+        texts: numbers that copies have in common.
 
     Returns:
         The numbers of the documents of each part, rising. None, with the reason logged, where the documents cannot be
         divided: fewer than ``MIN_DOCUMENTS``, one with more than half of the characters, or lengths of which no tenth
         can be put together.
     """
-    texts, owners = np.unique(places, return_inverse=True)
-    sizes = np.bincount(owners, characters, len(texts)).astype(np.int64)  # of the copies of a text together
+    different, owners = np.unique(texts, return_inverse=True)
+    sizes = np.bincount(owners, characters, len(different)).astype(np.int64)  # of the copies of a text together
+    firsts = np.full(len(different), np.iinfo(np.uint64).max, np.uint64)
+    np.minimum.at(firsts, owners, places)
     total, longest = int(sizes.sum()), int(sizes.max(initial=0))
     lacking = {1: total // 10, 2: total // 10}
-    sides = np.zeros(len(texts), np.int8)
-    for number, size in enumerate(map(int, sizes)):
+    sides = np.zeros(len(different), np.int8)
+    for number in np.argsort(firsts):
+        size = int(sizes[number])
         neediest = 1 if lacking[1] >= lacking[2] else 2
         if size <= lacking[neediest]:
             sides[number] = neediest
             lacking[neediest] -= size
-    if len(texts) < MIN_DOCUMENTS:
-        reason = f"there are {len(texts)} different documents, fewer than {MIN_DOCUMENTS}"
+    if len(different) < MIN_DOCUMENTS:
+        reason = f"there are {len(different)} different documents, fewer than {MIN_DOCUMENTS}"
     elif 2 * longest > total:
         reason = f"one document holds {longest / total:.0%} of the characters"
     elif max(lacking.values()) > total // 20:

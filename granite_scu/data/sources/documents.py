@@ -26,6 +26,8 @@ class Fingerprint:
     def __init__(self, seed: int) -> None:
         self._text = hashlib.sha256()
         self._order = hashlib.sha256(f"{seed}:".encode())
+        self._bare = hashlib.sha256()
+        self._blank = ""  # white space that may be the end
         self.characters = 0
 
     def update(self, text: str) -> None:
@@ -34,6 +36,10 @@ class Fingerprint:
         self._text.update(data)
         self._order.update(data)
         self.characters += len(text)
+        body = text.rstrip()
+        if body:
+            self._bare.update((self._blank + body).encode())
+        self._blank = text[len(body) :] if body else self._blank + text
 
     @property
     def digest(self) -> int:
@@ -44,6 +50,11 @@ class Fingerprint:
     def place(self) -> int:
         """Where the text comes among all texts, 64 bits."""
         return int.from_bytes(self._order.digest()[:8], "big")
+
+    @property
+    def bare(self) -> int:
+        """As ``digest``, of the text without white space at its end: copies differ in that."""
+        return int.from_bytes(self._bare.digest()[:8], "big")
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,11 @@ class Document:
     def digest(self) -> str:
         """By which the text is known again: the first 16 hexadecimal digits of its SHA-256."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    @property
+    def bare(self) -> int:
+        """As ``Fingerprint.bare``."""
+        return int.from_bytes(hashlib.sha256(self.text.rstrip().encode()).digest()[:8], "big")
 
     def pieces(self) -> Iterator[str]:
         """The text in one piece or several."""

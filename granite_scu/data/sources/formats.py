@@ -45,13 +45,22 @@ def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[
 
 def _object(line: str, place: str) -> Record:
     try:
-        record = json.loads(line.rstrip())
+        record = json.loads(line.rstrip(), object_pairs_hook=_unambiguous)
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise UserError(f"--data-dir {place}: not valid JSON ({reason}); each line must be one JSON object") from error
     if not isinstance(record, dict):
         kind = type(record).__name__
         raise UserError(f'--data-dir {place}: a {kind}, not an object; each line must be one, as {{"text": "..."}}')
+    return record
+
+
+def _unambiguous(fields: list[tuple[str, Any]]) -> Record:
+    """An object of JSON, which takes the last of two fields of one name in silence otherwise."""
+    record = dict(fields)
+    if len(record) < len(fields):
+        names = [name for name, _ in fields]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in an object")
     return record
 
 
@@ -123,6 +132,8 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             table = parquet.ParquetFile(stream)
             names = table.schema_arrow.names
             wanted = [name for name in names if name in columns]
+            if twice := next((name for name in wanted if wanted.count(name) > 1), None):
+                raise UserError(f"--data-dir {path}: has two columns {twice}; name one of them differently")
             text, messages, prompt, completion, _ = columns
             complete = {text, messages} & set(names) or {prompt, completion} <= set(names)
             if not complete and table.metadata.num_rows:  # what is missing is said by who misses it

@@ -36,6 +36,7 @@ OF_TOKENS: dict[str, Any] = {"tokens": np.int32, "widths": np.uint16, "targets":
 OF_DOCUMENTS: dict[str, Any] = {
     "ends": np.int64,
     "digests": np.uint64,
+    "bare": np.uint64,
     "places": np.uint64,
     "characters": np.uint64,
     "sources": np.uint16,
@@ -62,6 +63,7 @@ class Prepared:
     Attributes:
         stream: the tokens, read where they are asked for.
         digests: (documents,) by which their texts are known again.
+        bare: (documents,) as ``digests``, of the texts without white space at their ends.
         places: (documents,) of the texts in the seeded order of splits.
         characters: (documents,) of their texts.
         sources: (documents,) number of what each came from.
@@ -73,6 +75,7 @@ class Prepared:
 
     stream: Stream
     digests: NDArray[np.uint64]
+    bare: NDArray[np.uint64]
     places: NDArray[np.uint64]
     characters: NDArray[np.uint64]
     sources: NDArray[np.uint16]
@@ -105,6 +108,7 @@ def _facts(documents: list[Piece]) -> dict[str, list[int]]:
     prints = [piece.fingerprint for piece in documents]
     return {
         "digests": [fingerprint.digest for fingerprint in prints],
+        "bare": [fingerprint.bare for fingerprint in prints],
         "places": [fingerprint.place for fingerprint in prints],
         "characters": [fingerprint.characters for fingerprint in prints],
         "sources": [piece.source for piece in documents],

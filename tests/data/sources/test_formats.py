@@ -187,6 +187,7 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
         ("a.csv", b'id,text\n1,a\n2,"b\nc', "a.csv:3: not valid csv (unexpected end of data); close quotes"),
         ("a.csv", b"id,body\n1,a\n", "a.csv:2: no field 'text', there are: id, body; name one with --text-column"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl:3: not valid JSON ("),
+        ("a.jsonl", b'{"text": "a", "text": "b"}\n', "a.jsonl:1: not valid JSON ('text' comes twice in an object)"),
         ("a.jsonl", b"[" * 10**6, "a.jsonl:1: not valid JSON ("),
         ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", "a.jsonl:1: not valid JSON ("),
         ("a.jsonl", b"[1]", "a.jsonl:1: a list, not an object; each line must be one, as"),
@@ -239,6 +240,12 @@ def test_a_parquet_file_whose_texts_are_none_is_named_with_its_rows(tmp_path):
     texts = pa.array([b"a", b"caf\xe9"]).view(pa.string())
     pa.parquet.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     assert "a.parquet: rows 1 to 2: cannot be read (bytes that are not UTF-8 in a column" in refused(tmp_path)
+
+
+def test_a_column_of_parquet_that_comes_twice_is_refused(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    assert "a.parquet: has two columns text; name one of them differently" in refused(tmp_path)
 
 
 def test_a_missing_byte_order_mark_is_explained(tmp_path):
