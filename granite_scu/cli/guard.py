@@ -26,8 +26,12 @@ _REMEDIES = {
     errno.EROFS: "the file system is mounted read-only",
     errno.EACCES: "allow writing there",
     errno.EIO: "the disk itself failed, look at the system's log",
+    errno.ENOENT: "it was deleted or moved while it was needed",
 }
 """What to do about the ways in which a file cannot be written."""
+
+_NO_HOME = "no home folder of this user is known, and a path needs it: set HOME, or name --cache-dir and --output-dir"
+_NO_SUCH_HOME = "a path begins with ~ and no user of this machine is called what follows; write it out"
 
 
 def guarded(
@@ -79,12 +83,9 @@ def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int
         case KeyboardInterrupt():
             return f"stopped by Ctrl-C; {how_to_continue}", INTERRUPTED
         case RuntimeError() if "determine home directory" in str(error):  # by pathlib, for ~name/file
-            return (
-                "a path begins with ~ and no user of this machine is called what follows; write it out",
-                WRONG_REQUEST,
-            )
+            return _NO_SUCH_HOME if "HOME" in os.environ else _NO_HOME, WRONG_REQUEST
         case OSError(errno=int()):  # as a rule a disk that is full or may not be written to
-            where = f"{error.filename}: " if error.filename else ""
+            where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
             remedy = _REMEDIES.get(error.errno or 0, "--debug shows where")
             return f"{where}{error.strerror}; {remedy}; {how_to_continue}", FAILED
     # The boundary of the program: whatever got here is a defect of ours or of the machine.

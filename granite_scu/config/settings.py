@@ -8,6 +8,7 @@ Settings that Lightning's Trainer has itself stay there; ``TRAINER_DEFAULTS`` li
 
 import codecs
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -427,6 +428,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         _require(_at_least(1), {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
         _check(bool(self.output_dir.strip()), "--output-dir", "''", "is empty; name a folder")
+        _check(not re.search("[\ud800-\udfff]", self.output_dir), "--output-dir", ascii(self.output_dir),
+               "has bytes that are not UTF-8, which records of the run cannot have; choose another name")  # fmt: skip
         _check(self.resume is None or bool(self.resume.strip()), "--resume-from-checkpoint", "''",
                "is empty; name a checkpoint, last or auto, or leave it out")  # fmt: skip
         _check(0 <= self.samples <= 20, "--samples", self.samples, "must be from 0 to 20")

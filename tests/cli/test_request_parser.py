@@ -1,5 +1,6 @@
 """One configuration for every way in: YAML, dotted keys and the script's flags."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -207,6 +208,7 @@ def test_debug_shows_where_an_error_came_from(capsys):
         (RunFailed("step 3: not finite"), 1, "step 3: not finite"),
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C; where the run folder holds a checkpoint, --resume"),
         (Stopped("stopped by SIGTERM after step 3", 143), 143, "stopped by SIGTERM after step 3"),
+        (FileNotFoundError(2, "No such file", b"run/h.jsonl"), 1, "run/h.jsonl: No such file; it was deleted or moved"),
         (RuntimeError("two\n  lines"), 1, "RuntimeError: two lines; --debug shows where"),
         (RuntimeError("very " * 1000 + "long"), 1, "very ...; --debug shows where"),
         (ZeroDivisionError(), 1, "ZeroDivisionError: no message"),
@@ -221,6 +223,18 @@ def test_an_exception_becomes_an_exit_code_and_one_line(error, code, words, caps
     assert words in printed
     assert printed.startswith("error: ") != (code > 128)  # what somebody asked for is none
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("home", "words"), [(None, "no home folder of this user is known"), ("/", "begins with ~ and no")]
+)
+def test_a_home_that_is_not_known_is_told_from_a_user_that_is_not(monkeypatch, home, words, capsys):
+    monkeypatch.delenv("HOME", raising=False)
+    if home:
+        monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where nobody's home is known
+    assert guard.guarded(lambda: Path.home() and 0, debug=False) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
