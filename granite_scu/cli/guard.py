@@ -30,6 +30,9 @@ _REMEDIES = {
 }
 """What to do about the ways in which a file cannot be written."""
 
+_LONG = 500
+"""Characters of a word that are printed as they are; a path may have as many."""
+
 _NO_HOME = "no home folder of this user is known, and a path needs it: set HOME, or name --cache-dir and --output-dir"
 _NO_SUCH_HOME = "a path begins with ~ and no user of this machine is called what follows; write it out"
 
@@ -67,13 +70,20 @@ def guarded(
         if line:  # of several processes that stop together, one speaks
             asked_for = isinstance(error, KeyboardInterrupt | Stopped)  # and no error
             with suppress(OSError):  # there may be nobody left to read it
-                print(redact(("" if asked_for else "error: ") + " ".join(line.split())), file=sys.stderr)
+                print(redact(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
         return code
 
 
 def hush_renamings() -> None:
     """Leave out what libraries say of their own renamings in this process: it is for who calls them."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft|torch")
+
+
+def _readable(line: str) -> str:
+    """A message as one line, without the middle of what somebody gave that fills a screen."""
+    words = [word if len(word) <= _LONG else f"{word[:100]}...{word[-50:]}" for word in line.split()]
+    text = " ".join(words)
+    return text if len(text) <= 3 * _LONG else f"{text[:_LONG]} ... {text[-_LONG:]}"
 
 
 def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int]:

@@ -1,0 +1,220 @@
+"""Attempts to break a command: each in a child of one process that has imported everything, with bounds on time and
+memory; and the rule that every one of them must keep."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SECONDS = 10
+"""Of processor time that a command may take, whatever it is given."""
+WALL_SECONDS = 120
+"""After which one is ended that waits: other processes may have the cores."""
+MEGABYTES = 2000
+"""That a command may have beyond what its imports take."""
+MARKER = "hostile-marker-5f1e"
+"""What a kind of input may put where a secret would be."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What became of a command.
+
+    Attributes:
+        argv: of the command.
+        code: exit code; that of a signal is negative.
+        out: what it printed, without the middle of what is long.
+        err: as ``out``, on stderr.
+        seconds: of processor time.
+        megabytes: at its largest, imports included.
+        changed: files that are other than before outside of the folder that it may write.
+    """
+
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+    seconds: float
+    megabytes: float
+    changed: tuple[str, ...] = ()
+
+
+def broken(attempt: Attempt) -> str | None:
+    """The rule: success, or one line that says what is wrong and exit code 2; in bounds, and nothing else changed."""
+    errors = [line for line in attempt.err.splitlines() if re.match(r"(granite-scu.*: )?error: ", line)]
+    if attempt.code in (-signal.SIGKILL, -signal.SIGXCPU) or attempt.seconds > SECONDS:
+        return f"took {attempt.seconds:.0f} s of processor time and more"
+    if attempt.code < 0:
+        return f"died of {signal.Signals(-attempt.code).name}"
+    if "Traceback (most recent call last)" in attempt.out + attempt.err:
+        return "printed a traceback"
+    if attempt.code == 0:
+        if errors:
+            return "printed an error and ended with 0"
+    elif attempt.code != 2:
+        return f"ended with {attempt.code}"
+    elif len(errors) != 1 or not attempt.err.rstrip().endswith(errors[0].rstrip()):
+        return "ended with 2 and not with one line that says why"
+    elif len(errors[0]) > 2000:
+        return "said why in more than 2,000 characters"
+    if attempt.changed:
+        return f"changed {', '.join(attempt.changed)}"
+    return None
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Folders of an attempt: ``given`` may be read and must not change, ``out`` may be written.
+
+    Attributes:
+        root: has both, and is the home and the working folder.
+    """
+
+    root: Path
+
+    @property
+    def given(self) -> Path:
+        return self.root / "given"
+
+    @property
+    def out(self) -> Path:
+        return self.root / "out"
+
+    def clear(self) -> None:
+        """Make both folders empty."""
+        for folder in (self.given, self.out):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+
+    def state(self) -> dict[str, str]:
+        """A digest of each file that must not change, by its path; of a link or folder what it is."""
+        found = {}
+        for path in sorted(self.root.rglob("*")):
+            name = str(path.relative_to(self.root))
+            if not name.startswith("out/") and name != "out":
+                is_file = path.is_file() and not path.is_symlink()
+                found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if is_file else "no file"
+        return found
+
+
+class Server:
+    """A process that has imported the program and forks a child for each attempt."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))},
+            "HOME": str(workspace.root), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "100",
+            "HF_HUB_OFFLINE": "1", "MPLCONFIGDIR": str(workspace.out / "mpl"), "HF_TOKEN": MARKER,
+        }  # fmt: skip
+        workspace.root.mkdir(parents=True, exist_ok=True)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
+            cwd=workspace.root,
+        )  # fmt: skip
+
+    def attempt(self, argv: Sequence[str]) -> Attempt:
+        """Run the command in the workspace as it stands."""
+        before = self.workspace.state()
+        assert self._process.stdin and self._process.stdout
+        print(json.dumps(list(argv)), file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline())
+        after = self.workspace.state()
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        return Attempt(**answer | {"argv": tuple(argv), "changed": tuple(changed)})
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Server]:
+    """A server with a workspace of its own in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Workspace(Path(folder) / "home"))
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+def _serve() -> None:
+    """Read commands from stdin, a JSON list a line, and answer each with what became of it."""
+    # What the commands import late, too; and the small model once, so that its classes are there.
+    from granite_scu.cli import eval_bpt, generate, inspect_data, list_runs, merge, push_to_hf, train  # noqa: F401
+    from granite_scu.cli import main as command
+    from granite_scu.config.settings import TINY_MODEL
+    from granite_scu.model.loading import load_model_config, load_tokenizer
+
+    load_tokenizer(TINY_MODEL)
+    load_model_config(TINY_MODEL)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        argv = json.loads(line)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            child = os.fork()
+            if not child:
+                _become(out.fileno(), err.fileno())
+                code = 70
+                try:
+                    code = command.main(argv)
+                except SystemExit as end:
+                    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+                finally:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(code)
+            code, usage = _waited(child)
+            found = Attempt((), code, _read(out), _read(err), usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+        print(json.dumps(asdict(found)), file=answers, flush=True)
+
+
+def _become(out: int, err: int) -> None:
+    """What the child has in place of the server's: its own output, and bounds."""
+    os.setpgid(0, 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, file in ((0, nothing), (1, out), (2, err)):
+        os.dup2(file, number)
+    data = int(re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (data + (MEGABYTES << 20),) * 2)
+    # Softly a second later: the program takes SIGXCPU for a wish to be stopped.
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS + 1, SECONDS + 2))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+
+
+def _waited(child: int) -> tuple[int, resource.struct_rusage]:
+    watched = os.pidfd_open(child)
+    try:
+        if not select.select([watched], [], [], WALL_SECONDS)[0]:
+            os.kill(child, signal.SIGKILL)
+        _, status, usage = os.wait4(child, 0)
+    finally:
+        os.close(watched)
+    with contextlib.suppress(OSError):
+        os.killpg(child, signal.SIGKILL)  # whatever it has left behind
+    return os.waitstatus_to_exitcode(status), usage
+
+
+def _read(file) -> str:
+    """What was written to a file, without the middle of what is long."""
+    file.seek(0)
+    text = file.read().decode(errors="backslashreplace")
+    return text if len(text) < 200_000 else f"{text[:100_000]}\n...\n{text[-100_000:]}"
+
+
+if __name__ == "__main__":
+    _serve()
