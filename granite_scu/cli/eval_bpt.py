@@ -2,15 +2,17 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
-from granite_scu.config.flags import PRECISIONS
+from granite_scu.config.flags import HINTS, PRECISIONS
 from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 
 if TYPE_CHECKING:
     from granite_scu.evaluation.bpt.subjects import Subject
+
+RECORD_FORMATS = get_args(HINTS["data.record_format"])
 
 EXAMPLES = (
     "runs/mine",
@@ -29,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--data-dir", metavar="PATH", help="text to score: file or folder, or an embedded corpus "
                       "(default: what the first run held out for testing)")  # fmt: skip
     what.add_argument("--forgetting", metavar="PATH", help="a second text, to see what an adapter has unlearned")
-    what.add_argument("--text-column", default="text", help="field of a jsonl line that holds the text (default: text)")
+    what.add_argument("--text-column", default="text", help="field of a record that holds the text (default: text)")
+    what.add_argument("--record-format", choices=RECORD_FORMATS, default=RECORD_FORMATS[0],
+                      help="fields that records are read by (default: auto, recognised)")  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument("--max-length", type=int, metavar="INT", help="tokens that a model sees at once (default: the "
                      "runs' --block-size; without a run 1024)")  # fmt: skip

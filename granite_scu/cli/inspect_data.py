@@ -31,7 +31,7 @@ EXAMPLES = (
 )
 
 SETTINGS = [
-    "--data-dir", "--data-weights", "--text-column", "--encoding", "--split-seed", "--cache-dir",
+    "--data-dir", "--data-weights", "--text-column", "--record-format", "--encoding", "--split-seed", "--cache-dir",
     "--block-size", "--loss-on", "--packing", "--on-long",
 ]  # fmt: skip
 """Flags of training that say how text is read and cut."""
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     console = make_console()
-    print_facts("text", facts, console)
+    print_facts("text", {name: fact for name, fact in facts.items() if fact != {}}, console)
     console.print("samples of the training blocks: [bold green]learned[/], [dim]not learned[/], | between documents")
     for index in range(min(options.samples, len(data.train))):
         _show_block(data, index, tokenizer, console)

@@ -144,6 +144,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--data-dir", "data.path", default="wikitext-2 from the hub"),
         _flag("--data-weights", "data.weights", default="1 each"),
         _flag("--text-column", "data.text_column"),
+        _flag("--record-format", "data.record_format"),
         _flag("--encoding", "data.encoding"),
         _flag("--split-seed", "data.split_seed"),
         _flag("--cache-dir", "data.cache_dir", default="~/.cache/granite-scu"),

@@ -187,10 +187,13 @@ class DataConfig:
     """The text and how it is cut.
 
     Attributes:
-        path: file, folder or pattern of txt, md, jsonl, csv, tsv or parquet, also as .gz or .zst; stdlib-docs,
+        path: file, folder or pattern of txt, md, jsonl, json, csv, tsv or parquet, also as .gz or .zst; stdlib-docs,
             stdlib-source or package-docs for an embedded corpus; hf:owner/name or hf:owner/name:config for a data set
             of the hub; several are read one after the other; null takes wikitext-2 from the hub.
-        text_column: field of a record (jsonl, csv, parquet) that holds the text.
+        text_column: field of a record (jsonl, json, csv, parquet) that holds the text.
+        record_format: fields that records are read by: text (text_column), messages, prompt-completion, alpaca
+            (instruction, input, output), sharegpt (conversations), input-output or question-answer; auto recognises
+            them, and takes a text where there is one.
         encoding: of text files, such as latin-1.
         block_size: tokens in a block.
         batch_size: blocks in a micro-batch on each device.
@@ -213,6 +216,9 @@ class DataConfig:
 
     path: list[str] | str | None = None
     text_column: str = "text"
+    record_format: Literal[
+        "auto", "text", "messages", "prompt-completion", "alpaca", "sharegpt", "input-output", "question-answer"
+    ] = "auto"
     encoding: str = "utf-8"
     block_size: int = 1024
     batch_size: int = 8
@@ -233,6 +239,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         known = _is_encoding(self.encoding)
         _check(known, "--encoding", self.encoding, "no such encoding; try utf-8, latin-1 or utf-16")
+        of_text = self.record_format in ("auto", "text") or self.text_column == DataConfig.text_column
+        remedy = f"has no text column; leave it or --text-column {self.text_column} out"
+        _check(of_text, "--record-format", self.record_format, remedy)
         _require(_at_least(8, " tokens"), {"--block-size": self.block_size})
         _require(_at_least(1), {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size})
         _require(_at_least(1), {"--prefetch-factor": self.prefetch_factor})

@@ -214,6 +214,7 @@ class TextDataModule(LightningDataModule):
             "path": self.config.named,
             "split_by": division.by,
             "block_size": self.config.block_size,
+            "record_formats": dict(division.corpus.record_formats),
             "conversations": division.corpus.n_conversations,
             "empty_documents": division.corpus.n_empty,
             "copies_left_out": division.n_copies,

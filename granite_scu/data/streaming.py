@@ -33,7 +33,7 @@ from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import published, sources_of
 from granite_scu.data.tokens.cache import Prepared, in_memory
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.corpus import check_documents, full_names
+from granite_scu.data.tokens.corpus import check_documents, counted, full_names, say_formats
 from granite_scu.data.tokens.encoding import Piece, encoded, groups_of, joined, parts_of, pieces_of
 
 BEGINNING = 4_000_000
@@ -230,8 +230,12 @@ class StreamedDataModule(TextDataModule):
         """
         config, self._tokenizer = self.config, tokenizer
         full_names(config.sources)
-        corpus = in_memory(encoded(beginning(config), Renderer(tokenizer, config.loss_on), config.split_seed))
+        counts: Counter[str] = Counter()
+        documents = [counted(split, counts) for split in beginning(config)]
+        corpus = in_memory(encoded(documents, Renderer(tokenizer, config.loss_on), config.split_seed))
+        corpus = replace(corpus, record_formats=counts)
         check_documents(config.text_column, config.named, corpus)
+        say_formats(corpus, tokenizer)
         division = divide(corpus, published(config) is not None, streamed=True)
         if division.parts is None:
             raise UserError(

@@ -16,6 +16,7 @@ FLAGS = [
     ("--model", "base.name", "someone/model", "someone/model"),
     ("--data-dir", "data.path", "my texts", "my texts"),
     ("--text-column", "data.text_column", "body", "body"),
+    ("--record-format", "data.record_format", "text", "text"),
     ("--data-weights", "data.weights", "1", [1.0]),
     ("--split-seed", "data.split_seed", "3", 3),
     ("--cache-dir", "data.cache_dir", "some/cache", "some/cache"),

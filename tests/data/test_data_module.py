@@ -58,6 +58,7 @@ def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
         "path": str(one_text),
         "split_by": "block",
         "block_size": 32,
+        "record_formats": {},
         "conversations": 0,
         "empty_documents": 0,
         "copies_left_out": 0,

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,12 @@ class Document:
     Attributes:
         name: where it came from, for messages: a path, or path and line.
         text: its contents.
+        record_format: name of the format of the record that it was; empty where it was none.
     """
 
     name: str
     text: str
+    record_format: str = field(default="", compare=False, kw_only=True)
 
     @property
     def digest(self) -> str:

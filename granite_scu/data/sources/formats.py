@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources import files
+from granite_scu.data.sources.json_text import JsonText, not_json, unambiguous
 
 Record: TypeAlias = dict[str, Any]
 
@@ -45,23 +46,44 @@ def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[
 
 def _object(line: str, place: str) -> Record:
     try:
-        record = json.loads(line.rstrip(), object_pairs_hook=_unambiguous)
+        record = json.loads(line.rstrip(), object_pairs_hook=unambiguous)
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise UserError(f"--data-dir {place}: not valid JSON ({reason}); each line must be one JSON object") from error
-    if not isinstance(record, dict):
-        kind = type(record).__name__
-        raise UserError(f'--data-dir {place}: a {kind}, not an object; each line must be one, as {{"text": "..."}}')
-    return record
+    return _record(record, place, "each line")
 
 
-def _unambiguous(fields: list[tuple[str, Any]]) -> Record:
-    """An object of JSON, which takes the last of two fields of one name in silence otherwise."""
-    record = dict(fields)
-    if len(record) < len(fields):
-        names = [name for name, _ in fields]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice in an object")
-    return record
+def _record(value: Any, place: str, what: str = "each record") -> Record:
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise UserError(f'--data-dir {place}: a {kind}, not an object; {what} must be one, as {{"text": "..."}}')
+    return value
+
+
+def read_json(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
+    """A list of JSON objects, or objects one after the other; laid out over lines in any way.
+
+    Args:
+        path: of the file.
+        encoding: of its characters.
+        columns: not needed here.
+
+    Raises:
+        UserError: not JSON, something in the list that is no object, or a list that does not end.
+    """
+    text = JsonText(path, encoding)
+    in_list = text.take("[")
+    is_first = True
+    while (sign := text.sign()) and not (in_list and sign == "]"):
+        if in_list and not is_first and not text.take(","):
+            raise not_json(f"{path}:{text.line}", f"{sign!r} where a comma or the end of the list must be")
+        text.sign()  # the record's line is that of its first character
+        is_first, place = False, f"{path}:{text.line}"
+        yield place, _record(text.value(), place)
+    if in_list and not text.take("]"):
+        raise not_json(f"{path}:{text.line}", "the list does not end")
+    if text.sign():
+        raise not_json(f"{path}:{text.line}", "something follows the list")
 
 
 def read_csv(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
@@ -119,7 +141,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
     Args:
         path: of the file.
         encoding: not needed here.
-        columns: those that are read; the last is of use beside others only.
+        columns: those that are read; of the others a row has the names, for messages.
 
     Raises:
         UserError: not a parquet file.
@@ -131,19 +153,15 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
         try:
             table = parquet.ParquetFile(stream)
             names = table.schema_arrow.names
-            wanted = [name for name in names if name in columns]
+            wanted = [name for name in names if name in columns] or names[:1]
             if twice := next((name for name in wanted if wanted.count(name) > 1), None):
                 raise UserError(f"--data-dir {path}: has two columns {twice}; name one of them differently")
-            text, messages, prompt, completion, _ = columns
-            complete = {text, messages} & set(names) or {prompt, completion} <= set(names)
-            if not complete and table.metadata.num_rows:  # what is missing is said by who misses it
-                yield f"{path}: row 1", dict.fromkeys(names, "")
-                return
+            every: Record = dict.fromkeys(names)
             number = 0
             for batch in table.iter_batches(ROWS, columns=wanted):
                 for row in _rows(batch, f"{path}: rows {number + 1} to {number + batch.num_rows}"):
                     number += 1
-                    yield f"{path}: row {number}", row
+                    yield f"{path}: row {number}", every | row
         except pyarrow.ArrowException as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"--data-dir {path}: not a whole parquet file ({reason}); export it again") from error
@@ -160,6 +178,7 @@ def _rows(batch: Any, place: str) -> list[Record]:
 
 RECORDS: dict[str, Callable[[Path, str, tuple[str, ...]], Iterator[tuple[str, Record]]]] = {
     ".jsonl": read_jsonl,
+    ".json": read_json,
     ".csv": read_csv,
     ".tsv": read_csv,
     PARQUET: read_parquet,

@@ -12,6 +12,7 @@ from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX
 from granite_scu.data.sources import samples
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import SPLITS, Document
+from granite_scu.data.sources.record_formats import AUTO
 
 _log = logging.getLogger(__name__)
 
@@ -24,12 +25,13 @@ def is_on_hub(source: str) -> bool:
     return source.startswith(HUB_PREFIX)
 
 
-def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
+def read(source: str, text_column: str, record_format: str = AUTO, streamed: bool = False) -> Iterator[Document]:
     """The documents of the training split, or of the only one.
 
     Args:
         source: with its prefix.
         text_column: field of a record that holds the text.
+        record_format: as in ``DataConfig``.
         streamed: read it from the hub as it is needed, and keep nothing of it.
 
     Raises:
@@ -38,10 +40,10 @@ def read(source: str, text_column: str, streamed: bool = False) -> Iterator[Docu
     found = _load(source, streamed)
     name = "train" if "train" in found else next(iter(found))
     _say_what_is_read(source, (name,), tuple(sorted(set(found) - {name})))
-    yield from documents(source, name, text_column, streamed)
+    yield from documents(source, name, text_column, record_format, streamed)
 
 
-def published(source: str, text_column: str, streamed: bool = False) -> list[partial] | None:
+def published(source: str, text_column: str, record_format: str = AUTO, streamed: bool = False) -> list[partial] | None:
     """What reads each of the three ``SPLITS`` that a data set comes in; None where it has not all of them.
 
     Raises:
@@ -51,17 +53,17 @@ def published(source: str, text_column: str, streamed: bool = False) -> list[par
     if not set(SPLITS) <= found:
         return None
     _say_what_is_read(source, SPLITS, tuple(sorted(found - set(SPLITS))))
-    return [partial(documents, source, name, text_column, streamed) for name in SPLITS]
+    return [partial(documents, source, name, text_column, record_format, streamed) for name in SPLITS]
 
 
-def documents(source: str, split: str, text_column: str, streamed: bool = False) -> Iterator[Document]:
+def documents(
+    source: str, split: str, text_column: str, record_format: str = AUTO, streamed: bool = False
+) -> Iterator[Document]:
     """The documents of a split, one a row; of wikitext, whose rows are lines, one an article. Raises as ``read``."""
     name = f"{source.removeprefix(HUB_PREFIX)}/{split}"
     rows = _rows(source, split) if streamed else _load(source, streamed)[split]
-    found = (
-        samples.as_document(f"{name}: row {number}", samples.without_nulls(row), text_column)
-        for number, row in enumerate(rows, start=1)
-    )
+    records = ((f"{name}: row {number}", samples.without_nulls(row)) for number, row in enumerate(rows, start=1))
+    found = samples.documents_of(records, text_column, record_format)
     repository, _, _ = source.removeprefix(HUB_PREFIX).partition(":")
     if repository.endswith("/wikitext") and text_column == "text":
         articles = _articles(name, (document.text for document in found))

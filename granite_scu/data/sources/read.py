@@ -13,6 +13,7 @@ from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, DataConfig
 from granite_scu.data.sources import files, formats, hub, samples
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import Document, TextFile
+from granite_scu.data.sources.record_formats import AUTO
 
 _SUPPORTED = f"{', '.join(formats.SUFFIXES[:-1])} or {formats.SUFFIXES[-1]}"
 _REMEDY = (
@@ -45,10 +46,13 @@ def sources_of(config: DataConfig) -> list[Source]:
     splits = published(config)
     if splits is not None:
         return [Source(split) for split in splits]
-    return [source(name, config.text_column, config.encoding, config.stream) for name in config.sources]
+    how = config.text_column, config.encoding, config.record_format, config.stream
+    return [source(name, *how) for name in config.sources]
 
 
-def source(path: str, text_column: str, encoding: str = "utf-8", streamed: bool = False) -> Source:
+def source(
+    path: str, text_column: str, encoding: str = "utf-8", record_format: str = AUTO, streamed: bool = False
+) -> Source:
     """One source; its documents come in a fixed order and one at a time: of a large source little is in memory.
 
     Args:
@@ -56,6 +60,7 @@ def source(path: str, text_column: str, encoding: str = "utf-8", streamed: bool 
             set of the hub.
         text_column: field of a record that holds the text.
         encoding: of text files.
+        record_format: as in ``DataConfig``.
         streamed: keep no copy of what comes from the hub.
 
     Raises:
@@ -64,9 +69,9 @@ def source(path: str, text_column: str, encoding: str = "utf-8", streamed: bool 
     if path in EMBEDDED:
         return Source(EMBEDDED[path])
     if hub.is_on_hub(path):
-        return Source(partial(hub.read, path, text_column, streamed))
+        return Source(partial(hub.read, path, text_column, record_format, streamed))
     listed = readable_files(path)
-    return Source(partial(_read_files, listed, text_column, encoding), listed)
+    return Source(partial(_read_files, listed, text_column, encoding, record_format), listed)
 
 
 def is_path(source: str) -> bool:
@@ -74,9 +79,9 @@ def is_path(source: str) -> bool:
     return source not in EMBEDDED and not hub.is_on_hub(source)
 
 
-def load(path: str, text_column: str, encoding: str = "utf-8") -> list[Document]:
+def load(path: str, text_column: str, encoding: str = "utf-8", record_format: str = AUTO) -> list[Document]:
     """As ``in_memory``, of one source. Raises UserError as ``source``, and where no text is in it."""
-    documents = in_memory(source(path, text_column, encoding).read())
+    documents = in_memory(source(path, text_column, encoding, record_format).read())
     if not documents:
         raise no_text([path])
     return documents
@@ -105,18 +110,22 @@ def published(config: DataConfig) -> list[partial] | None:
         UserError: the hub does not have it, or cannot be reached.
     """
     path, *others = config.sources or [DEFAULT_DATASET]
-    return hub.published(path, config.text_column, config.stream) if hub.is_on_hub(path) and not others else None
+    how = config.text_column, config.record_format, config.stream
+    return hub.published(path, *how) if hub.is_on_hub(path) and not others else None
 
 
-def _read_files(paths: Sequence[Path], text_column: str, encoding: str) -> Iterator[Document | TextFile]:
+def _read_files(
+    paths: Sequence[Path], text_column: str, encoding: str, record_format: str
+) -> Iterator[Document | TextFile]:
     for file in paths:
         kind = files.kind(file)
         if kind in formats.TEXTS:
             yield TextFile(file, encoding)
             continue
-        for place, record in formats.RECORDS[kind](file, encoding, samples.columns(text_column)):
-            row = samples.without_nulls(record) if kind == formats.PARQUET else record
-            yield samples.as_document(place, row, text_column)
+        records = formats.RECORDS[kind](file, encoding, samples.columns(text_column))
+        if kind == formats.PARQUET:
+            records = ((place, samples.without_nulls(row)) for place, row in records)
+        yield from samples.documents_of(records, text_column, record_format)
 
 
 def readable_files(path: str) -> list[Path]:

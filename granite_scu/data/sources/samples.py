@@ -1,70 +1,152 @@
-"""From a record to a document: its text column, its messages, or its prompt and completion."""
+"""From a record to a document: its text column, or the conversation that one of the ``record_formats`` makes of it."""
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import ASSISTANT, ROLES, Conversation, Document, is_silent
 from granite_scu.data.sources.formats import Record
+from granite_scu.data.sources.record_formats import (
+    AUTO,
+    BY_NAME,
+    EITHER,
+    FIELDS,
+    FORMATS,
+    SPEAKERS,
+    TEXT,
+    TEXTS,
+    TOOLS,
+    RecordFormat,
+    as_message,
+    matching,
+)
 
-MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
+MESSAGES = "messages"
 SAID = ("role", "content", "reasoning_content", "thinking", "name", "tool_calls", "tool_call_id")
 """What is said in a message, of all that a record of it may hold."""
 
+_KNOWN = ", ".join(" and ".join(each.needed) for each in FORMATS[:-1]) + f", or {' and '.join(FORMATS[-1].needed)}"
+
 
 def columns(text_column: str) -> tuple[str, ...]:
-    """The fields that a record may have its text in."""
-    return (text_column, MESSAGES, PROMPT, COMPLETION, TOOLS)
+    """The fields that are read of a record."""
+    return tuple(dict.fromkeys((text_column, *FIELDS)))
 
 
-def as_document(place: str, record: Record, column: str) -> Document:
+def documents_of(records: Iterable[tuple[str, Record]], column: str, record_format: str) -> Iterator[Document]:
+    """The documents of a file, or of a split: its conversations are all in one format, its texts may stand among them.
+
+    Args:
+        records: each after its place.
+        column: field that holds the text.
+        record_format: as in ``DataConfig``.
+
+    Raises:
+        UserError: as ``as_document``, and conversations in two formats.
+    """
+    first = None
+    for place, record in records:
+        document = as_document(place, record, column, record_format)
+        if isinstance(document, Conversation):
+            first = first or document.record_format
+            if document.record_format != first:
+                here, before = BY_NAME[document.record_format], BY_NAME[first]
+                raise UserError(
+                    f"--data-dir {place}: is {here.label} ({', '.join(here.needed)}), and what comes before it is "
+                    f"{before.label} ({', '.join(before.needed)}); put each format into a file of its own"
+                )
+        yield document
+
+
+def as_document(place: str, record: Record, column: str, record_format: str = AUTO) -> Document:
     """The document that a record stands for.
 
-    Its text column, where it has that; or else ``messages``; or else ``prompt`` and ``completion``, each a text or
-    messages. Null is an empty text, as csv has no other; but where what is beside it says something, as in a table
-    that was joined from texts and chats, it stands for no text column.
+    Its text column, where it has that, or else the conversation of the format whose fields it has. Null is an empty
+    text, as csv has no other; but where what is beside it says something, as in a table that was joined from texts and
+    chats, it stands for no text column.
 
     Args:
         place: of the record, for messages.
         record: its fields.
         column: field that holds the text.
+        record_format: as in ``DataConfig``.
 
     Raises:
-        UserError: none of these fields, or not what they must hold.
+        UserError: no fields that are known or those of two formats, or not what they must hold.
     """
-    is_joined = record.get(column) is None and (record.get(MESSAGES) or (record.get(PROMPT) and record.get(COMPLETION)))
+    is_joined = record.get(column) is None and any(all(record.get(name) for name in each.needed) for each in FORMATS)
     record = {name: "" if value is None else value for name, value in record.items()}
-    if column in record and column != MESSAGES and not is_joined:
-        return Document(place, _text(record[column], f"field {column!r}", place, "; name another with --text-column"))
-    if MESSAGES in record:
-        tools = _tools(record, place)
-        return _conversation(place, _messages(record[MESSAGES], MESSAGES, place), 0, tools)
-    if PROMPT in record and COMPLETION in record:
-        return _prompted(place, record[PROMPT], record[COMPLETION], _tools(record, place))
+    wants_text = record_format == TEXT or (record_format == AUTO and column != MESSAGES and not is_joined)
+    if wants_text and column in record:
+        text = _text(record[column], f"field {column!r}", place, "; name another with --text-column")
+        return Document(place, text, record_format=TEXT)
+    return _chat(place, record, _format_of(place, record, column, record_format))
+
+
+def _format_of(place: str, record: Record, column: str, record_format: str) -> RecordFormat:
+    """The format that a record is read in. Raises UserError where it has not its fields, or those of two."""
     fields = ", ".join(record) or "none"
-    raise UserError(
-        f"--data-dir {place}: no field {column!r}, there are: {fields}; name one with --text-column, or give "
-        "messages, or prompt and completion"
-    )
+    if record_format in BY_NAME:
+        asked = BY_NAME[record_format]
+        if missing := [name for name in asked.needed if name not in record]:
+            raise UserError(
+                f"--data-dir {place}: no field {missing[0]!r}, which --record-format {record_format} needs, there are: "
+                f"{fields}; name another format, or leave --record-format out"
+            )
+        return asked
+    found = matching(record) if record_format == AUTO else []
+    if len(found) > 1:
+        both = " and ".join(f"{each.label} ({', '.join(each.needed)})" for each in found)
+        raise UserError(
+            f"--data-dir {place}: has the fields of more than one format, {both}; say which is meant with "
+            f"--record-format {' or '.join(each.name for each in found)}"
+        )
+    if not found:
+        raise UserError(
+            f"--data-dir {place}: no field {column!r}, there are: {fields}; name one with --text-column, or give "
+            f"{_KNOWN}"
+        )
+    return found[0]
 
 
-def _prompted(place: str, prompt: Any, completion: Any, tools: list[Any] | None) -> Document:
-    plain = None
-    if isinstance(prompt, str) or isinstance(completion, str):
-        texts = [
-            _text(value, f"field {name!r}", place, f"; give {PROMPT} and {COMPLETION} both as texts or as messages")
-            for name, value in ((PROMPT, prompt), (COMPLETION, completion))
-        ]
-        plain = texts[0], texts[1]
-        prompt, completion = [{"role": "user", "content": texts[0]}], [{"role": ASSISTANT, "content": texts[1]}]
-    before, after = _messages(prompt, PROMPT, place), _messages(completion, COMPLETION, place)
-    if plain is not None and not any(text.strip() for text in plain):
+def _chat(place: str, record: Record, wanted: RecordFormat) -> Document:
+    """The conversation of a record; an empty document where nothing is said in prompt and completion."""
+    fields = _fields(place, record, wanted)
+    messages, n_prompt, plain = wanted.chat(fields)
+    if plain and not any(text.strip() for text in plain):
         return Document(place, "")
-    return _conversation(place, before + after, len(before), tools, plain)
+    is_said = any(message.get("content") or not is_silent(message) for message in messages)
+    if wanted.needs_answer and is_said and all(message["role"] != ASSISTANT for message in messages):
+        raise UserError(
+            f"--data-dir {place}: {wanted.needed[0]} has no message from gpt or assistant to learn from; take the "
+            "record out"
+        )
+    text = ""
+    if is_said:
+        # Of a message only what was said is taken: with another number or time of day it is still the same.
+        said = [{name: message[name] for name in SAID if name in message} for message in messages]
+        # Parquet and the hub have times and numbers of their own, which JSON has not.
+        text = json.dumps([said, n_prompt, fields.get(TOOLS)], ensure_ascii=False, sort_keys=True, default=str)
+        text = _text(text, "the conversation", place, "")
+    tools = fields.get(TOOLS)
+    return Conversation(place, text, tuple(messages), n_prompt, tools, plain, record_format=wanted.name)
 
 
-def _tools(record: Record, place: str) -> list[Any] | None:
-    return _parsed(record.get(TOOLS), TOOLS, place) or None
+def _fields(place: str, record: Record, wanted: RecordFormat) -> Record:
+    """What a format reads of a record, checked: texts, messages, and tools."""
+    texts = {*TEXTS, *(EITHER if any(isinstance(record.get(name), str) for name in EITHER) else ())}
+    found: Record = {}
+    for name in wanted.fields:
+        value = record.get(name, "")
+        if name in texts:
+            both = f"; give {EITHER[0]} and {EITHER[1]} both as texts or as messages" if name in EITHER else ""
+            found[name] = _text(value, f"field {name!r}", place, both or "; give a text")
+        elif name == TOOLS:
+            found[name] = _parsed(value, name, place) or None
+        else:
+            found[name] = _messages(value, name, place)
+    return found
 
 
 def _parsed(value: Any, field: str, place: str) -> Any:
@@ -77,14 +159,15 @@ def _parsed(value: Any, field: str, place: str) -> Any:
         raise UserError(f"--data-dir {place}: {field} is a text that is not JSON; give a list of {field}") from error
 
 
-def _messages(value: Any, field: str, place: str) -> tuple[dict[str, Any], ...]:
+def _messages(value: Any, field: str, place: str) -> list[dict[str, Any]]:
     """The messages of a field, checked."""
     value = _parsed(value, field, place)
     if not isinstance(value, list):
         raise UserError(f"--data-dir {place}: {field} is a {type(value).__name__}, not a list of messages")
-    for number, message in enumerate(value, start=1):
+    messages = [as_message(entry) if isinstance(entry, dict) else entry for entry in value]
+    for number, message in enumerate(messages, start=1):
         _check(message, f"{field}, message {number}", place)
-    return tuple({name: field for name, field in message.items() if field is not None} for message in value)
+    return messages
 
 
 def _check(message: Any, what: str, place: str) -> None:
@@ -92,7 +175,7 @@ def _check(message: Any, what: str, place: str) -> None:
         raise UserError(f'--data-dir {place}: {what} is no object; give {{"role": "user", "content": "..."}}')
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise UserError(f"--data-dir {place}: {what} has the unknown role {role!r}; roles are {', '.join(ROLES)}")
+        raise UserError(f"--data-dir {place}: {what} has the unknown role {role!r}; roles are {', '.join(SPEAKERS)}")
     if isinstance(content, str):
         _text(content, what, place, "")
     elif isinstance(content, list):
@@ -107,21 +190,6 @@ def _check(message: Any, what: str, place: str) -> None:
     elif is_silent({**message, "content": None}):
         kind = "no content" if content is None else f"a {type(content).__name__} as content"
         raise UserError(f"--data-dir {place}: {what} has {kind}; give a text")
-
-
-def _conversation(
-    place: str, messages: tuple[dict[str, Any], ...], n_prompt: int, tools: list[Any] | None, plain: Any = None
-) -> Conversation:
-    """A conversation, known again by its text as JSON, which is empty where nobody says anything.
-
-    Of a message only what was said is taken: with another number or time of day it is still the same.
-    """
-    text = ""
-    if any(message.get("content") or not is_silent(message) for message in messages):
-        said = [{name: message[name] for name in SAID if name in message} for message in messages]
-        # Parquet and the hub have times and numbers of their own, which JSON has not.
-        text = json.dumps([said, n_prompt, tools], ensure_ascii=False, sort_keys=True, default=str)
-    return Conversation(place, _text(text, "the conversation", place, ""), messages, n_prompt, tools, plain)
 
 
 def _text(value: object, what: str, place: str, remedy: str) -> str:

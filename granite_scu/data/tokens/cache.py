@@ -11,9 +11,9 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -71,6 +71,7 @@ class Prepared:
         n_conversations: documents that came as messages.
         n_empty: documents left out because nothing stands in them.
         first_empty: name of the first of them.
+        record_formats: documents that are not empty by the format of the records they were; not kept with the tokens.
     """
 
     stream: Stream
@@ -83,6 +84,7 @@ class Prepared:
     n_conversations: int
     n_empty: int
     first_empty: str
+    record_formats: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def n_documents(self) -> int:

@@ -5,8 +5,11 @@ import hashlib
 import json
 import logging
 import os
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,11 +18,14 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files, formats, samples
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import is_path, no_text, sources_of
+from granite_scu.data.sources.record_formats import in_words
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import Part, backend_of, encoded, with_bar
 from granite_scu.storage.run_folder import replacing
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +48,19 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     contents, size = [digest for digest, _ in digests], sum(size for _, size in digests)
     request = {
         "sources": names,
-        "settings": [config.text_column, config.encoding, config.loss_on, config.split_seed],
+        "settings": [
+            config.text_column,
+            config.record_format,
+            config.encoding,
+            config.loss_on,
+            config.split_seed,
+        ],
         "tokenizer": _identity(tokenizer),
     }
     key = cache.key_of(request | {"contents": contents})
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "granite-scu"
     folder = Path(config.cache_dir).expanduser() if config.cache_dir else default
-    last = folder / f"{cache.key_of(request)}.last"
+    last, kinds = folder / f"{cache.key_of(request)}.last", folder / f"{key}.formats"
     renderer = Renderer(tokenizer, config.loss_on)
 
     def make(done: int) -> Iterator[Part]:
@@ -56,19 +68,42 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             _log.info("going on with the tokenisation of %s, which was interrupted", config.named)
         elif changed := _changed(last, config.named, config.sources, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
-        parts = encoded([source.read() for source in sources], renderer, config.split_seed, skip=done)
+        counts: Counter[str] = Counter()
+        readings = [counted(source.read(), counts) for source in sources]
+        parts = encoded(readings, renderer, config.split_seed, skip=done)
         yield from with_bar(parts, size if show_progress else 0)
         if _stamps(config.sources) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
+        _remember(kinds, counts)  # before the tokens are in place: whoever finds these finds the counts
 
     found = cache.prepared(folder, key, make, len(tokenizer))
     if _remembered(last) != contents:  # in a folder that others fill it is theirs to do
-        with contextlib.suppress(OSError), replacing(last) as temporary:
-            temporary.write_text(json.dumps(contents), encoding="utf-8")
+        _remember(last, contents)
     if not found.n_documents:
         raise no_text(config.sources)
+    record_formats = _remembered(kinds)
+    if not isinstance(record_formats, dict):  # its file was deleted, or could not be written
+        record_formats = Counter()
+        for source in sources:
+            deque(counted(source.read(), record_formats), maxlen=0)
+    found = replace(found, record_formats=record_formats)
     check_documents(config.text_column, config.named, found)
+    say_formats(found, tokenizer)
     return found
+
+
+def counted(documents: Iterable[T], counts: Counter[str]) -> Iterator[T]:
+    """The documents; those that were records are counted by their format as they pass, but for empty ones."""
+    for document in documents:
+        if isinstance(document, Document) and document.record_format and document.text.strip():
+            counts[document.record_format] += 1
+        yield document
+
+
+def say_formats(corpus: Prepared, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Say how records were read: what was meant otherwise shows before anything is trained."""
+    if corpus.record_formats:
+        _log.info(in_words(corpus.record_formats, has_template=tokenizer.chat_template is not None))
 
 
 def check_documents(column: str, text: str, corpus: Prepared) -> None:
@@ -143,8 +178,13 @@ def _changed(last: Path, text: str, sources: list[str], contents: list[str]) -> 
     return [name for name, old, new in zip(sources, before, contents, strict=True) if old != new]
 
 
-def _remembered(last: Path) -> list[str] | None:
+def _remembered(path: Path) -> Any:
     try:
-        return json.loads(last.read_text(encoding="utf-8", errors="replace"))
+        return json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
         return None
+
+
+def _remember(path: Path, facts: Any) -> None:
+    with contextlib.suppress(OSError), replacing(path) as temporary:
+        temporary.write_text(json.dumps(facts), encoding="utf-8")

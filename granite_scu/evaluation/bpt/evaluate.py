@@ -54,7 +54,8 @@ def evaluate(
     runs = list(dict.fromkeys(subject.run for subject in subjects if subject.run))
     if not base and not subjects:
         raise UserError("nothing to score: name run folders, adapters or models, or a base with --model; see --help")
-    asked = _texts(options.data_dir, options.forgetting, options.text_column, runs)
+    how = options.text_column, options.record_format
+    asked = _texts(options.data_dir, options.forgetting, how, runs)
     adapters, wholes = ([s for s in subjects if s.kind == kind] for kind in ("adapter", "model"))
     length = options.max_length or max((texts.data_config(run).block_size for run in runs), default=MAX_LENGTH)
     stride = options.stride or max(1, length // 2)
@@ -114,16 +115,18 @@ def _told(phase: str, total: int, console: Console) -> Callable[[float], None]:
     return advance
 
 
-def _texts(data_dir: str | None, forgetting: str | None, column: str, runs: Sequence[Path]) -> list[texts.Texts]:
-    """The text that is scored, and that on which forgetting is."""
+def _texts(
+    data_dir: str | None, forgetting: str | None, how: tuple[str, str], runs: Sequence[Path]
+) -> list[texts.Texts]:
+    """The text that is scored, and that on which forgetting is; read by a text column and a record format."""
     if data_dir is not None:
-        asked = [texts.named(data_dir, column, runs)]
+        asked = [texts.named(data_dir, *how, runs)]
     elif runs:
         asked = [texts.held_out(runs[0], runs[1:])]
     else:
         raise UserError("--data-dir: name the text to score; only a run folder says by itself what it held out")
     if forgetting is not None:
-        asked.append(texts.named(forgetting, column, runs, "--forgetting"))
+        asked.append(texts.named(forgetting, *how, runs, "--forgetting"))
     return asked
 
 

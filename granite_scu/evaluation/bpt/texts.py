@@ -54,12 +54,13 @@ class Texts:
         return as_corpus(self.name, self.documents, stream, tokenizer, first)
 
 
-def named(path: str, column: str, runs: Sequence[Path], flag: str = "--data-dir") -> Texts:
+def named(path: str, column: str, record_format: str, runs: Sequence[Path], flag: str = "--data-dir") -> Texts:
     """The documents of a file, folder or embedded corpus that no run has seen.
 
     Args:
         path: the corpus.
-        column: field of a jsonl line that holds the text.
+        column: field of a record that holds the text.
+        record_format: as in ``DataConfig``.
         runs: run folders.
         flag: that named the corpus, for messages.
 
@@ -67,7 +68,7 @@ def named(path: str, column: str, runs: Sequence[Path], flag: str = "--data-dir"
         UserError: nothing to read, or nothing that no run has seen.
     """
     try:
-        documents = load(path, column)
+        documents = load(path, column, record_format=record_format)
     except UserError as error:
         raise UserError(str(error).replace("--data-dir", flag)) from error
     return _unseen(path, documents, runs, flag)

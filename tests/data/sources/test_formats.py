@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,6 +40,10 @@ def write_jsonl(path: Path, texts: list[str | None]) -> None:
     path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
+def write_json(path: Path, texts: list[str | None]) -> None:
+    path.write_text(json.dumps([{"id": 1, "text": text} for text in texts], indent=1), encoding="utf-8")
+
+
 def write_csv(path: Path, texts: list[str], delimiter: str = ",") -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         rows = csv.writer(stream, delimiter=delimiter)
@@ -52,6 +57,7 @@ def write_parquet(path: Path, texts: list[str | None]) -> None:
 
 WRITERS = {
     ".jsonl": write_jsonl,
+    ".json": write_json,
     ".csv": write_csv,
     ".tsv": lambda path, texts: write_csv(path, texts, "\t"),
     ".parquet": write_parquet,
@@ -118,7 +124,8 @@ def test_a_text_file_is_the_same_in_pieces_of_any_size(tmp_path, monkeypatch, si
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.jsonl", '{"text": "x"}\n%s'), ("a.csv", "text\nx\n%s"), ("b.csv", 'text\n"%s')]
+    ("name", "text"),
+    [("a.jsonl", '{"text": "x"}\n%s'), ("a.csv", "text\nx\n%s"), ("b.csv", 'text\n"%s'), ("a.json", '[{"text": "%s')],
 )
 def test_a_line_too_long_to_be_a_record_is_refused(tmp_path, monkeypatch, name, text):
     """Or else it is all in memory, several times, before anything can be said of it."""
@@ -126,7 +133,7 @@ def test_a_line_too_long_to_be_a_record_is_refused(tmp_path, monkeypatch, name, 
     monkeypatch.setattr(files, "PIECE", 100)
     (tmp_path / name).write_text(text % ("two words\n" * 200 if name == "b.csv" else "y" * 2000))
     with pytest.raises(
-        UserError, match=rf"{name}:\d: (a line of more than 1,000 char|not valid csv .field larger than)"
+        UserError, match=rf"{name}:\d: (a (line|record) of more than 1,000 char|not valid csv .field larger than)"
     ):
         texts_of(tmp_path / name)
 
@@ -196,6 +203,16 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
         ("a.jsonl", b"{}", "there are: none"),
         ("a.jsonl", b'{"text": 3}', "a.jsonl:1: field 'text' is a int, not text; name another with --text-column"),
         ("a.jsonl", rb'{"text": "ab\ud800"}', "a.jsonl:1: field 'text' holds a lone surrogate at character 2"),
+        ("a.json", b'[{"text": "a"},\n {"text": }]', "a.json:2: not valid JSON (Expecting value, column 11); correct"),
+        ("a.json", b'[{"text": "a"}\n {"text": "b"}]', "a.json:2: not valid JSON ('{' where a comma or the end"),
+        ("a.json", b'[{"text": "a"},\n', "a.json:2: not valid JSON (Expecting value"),
+        ("a.json", b'[{"text": "a"}\n', "a.json:2: not valid JSON (the list does not end)"),
+        ("a.json", b'[{"text": "a"}, {"text": "b', "a.json:1: not valid JSON (Unterminated string"),
+        ("a.json", b'[{"text": "a"}]\n[]', "a.json:2: not valid JSON (something follows the list)"),
+        ("a.json", b'[{"text": "a"},\n\n"b"]', "a.json:3: a str, not an object; each record must be one, as"),
+        ("a.json", b'[{"text": "a", "text": "b"}]', "a.json:1: not valid JSON ('text' comes twice in an object)"),
+        ("a.json", b"[" * 10**6, "a.json:1: not valid JSON ("),
+        ("a.json", b'{"body": "a"}', "a.json:1: no field 'text', there are: body; name one with --text-column"),
         ("a.csv", b"\n\nid,text\n1,a\n2,b,c\n", "a.csv:5: 3 fields under a header of 2"),
         ("a.csv", b"text,text\na,b\n", "a.csv:1: several columns are called 'text'; give each a name of its own"),
         ("a.csv", b"id,text\r1,a\r", "a.csv:1: lines end in a carriage return alone; convert the file"),
@@ -217,6 +234,54 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, name, contents, message)
     (tmp_path / name).write_bytes(contents)
     line = refused(tmp_path)
     assert message in line and len(line) < 500
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+
+
+@given(
+    records=st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_size=4),
+    indent=st.sampled_from([None, 1]),
+    escaped=st.booleans(),
+    as_list=st.booleans(),
+    size=st.integers(1, 9),
+)
+def test_records_of_a_json_file_are_those_that_the_standard_library_reads(
+    tmp_path_factory, records, indent, escaped, as_list, size
+):
+    """However few bytes are read at a time; as a list, and one after the other."""
+    path = tmp_path_factory.mktemp("list") / "a.json"
+    whole = json.dumps(records, indent=indent, ensure_ascii=escaped)
+    apart = "\n".join(json.dumps(record, indent=indent, ensure_ascii=escaped) for record in records)
+    path.write_text(f" \n{whole}\n" if as_list else apart, encoding="utf-8", errors="surrogatepass")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "PIECE", size)
+        assert [record for _, record in formats.read_json(path, "utf-8", ())] == records
+
+
+def test_a_record_of_a_json_file_is_named_by_the_line_it_begins_at(tmp_path):
+    (tmp_path / "a.json").write_text('[\n {"text": "a\\nb",\n  "id": 1},\n\n {"text": "c"}\n]\n')
+    assert [d.name for d in load(str(tmp_path / "a.json"), "text")] == [f"{tmp_path / 'a.json'}:{n}" for n in (2, 5)]
+
+
+def test_an_error_far_into_a_file_of_one_line_is_named_by_its_column(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE", 10)
+    (tmp_path / "a.json").write_text('[{"text": "a"},{"text": "b"},{"text": ?}]')
+    assert "a.json:1: not valid JSON (Expecting value, column 39)" in refused(tmp_path)
+
+
+def test_a_long_list_takes_no_more_memory_than_a_piece_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE", 1 << 16)
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"text": "x" * 1000}] * 8000))  # 8 MB
+    tracemalloc.start()
+    assert sum(1 for _ in formats.read_json(path, "utf-8", ())) == 8000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6
 
 
 def test_a_name_may_be_repeated_where_it_is_not_needed(tmp_path):

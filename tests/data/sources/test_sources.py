@@ -41,7 +41,7 @@ def test_a_folder_is_read_in_depth_sorted_and_what_is_skipped_is_counted(tmp_pat
         (tmp_path / name).write_text(name)
     assert [document.text for document in load(str(tmp_path), "text")] == ["a/y.txt", "a/z.md", "b.txt"]
     assert (
-        "skipped 4 files that are not .txt, .md, .jsonl, .csv, .tsv or .parquet: 2 .docx, 1 .pdf, 1 no suffix"
+        "skipped 4 files that are not .txt, .md, .jsonl, .json, .csv, .tsv or .parquet: 2 .docx, 1 .pdf, 1 no suffix"
         in caplog.text
     )
 
@@ -59,7 +59,7 @@ def test_a_missing_path_names_what_can_be_given(tmp_path):
     assert f"{os.devnull}: neither a file nor a folder" in refused(os.devnull)
 
 
-@pytest.mark.parametrize("suffix", [".docx", ".json", ""])
+@pytest.mark.parametrize("suffix", [".docx", ".yaml", ""])
 def test_an_unsupported_file_names_those_that_are(tmp_path, suffix):
     path = tmp_path / f"data{suffix}"
     path.write_text("a,b")

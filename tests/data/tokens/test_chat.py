@@ -209,9 +209,8 @@ def test_a_message_is_known_by_what_is_said_in_it(tmp_path):
     """Copies with numbers and times of their own fall into the same split."""
     stamped = [{**message, "id": number, "sent": "today"} for number, message in enumerate(TURN)]
     turned = [dict(reversed(message.items())) for message in TURN]
-    one, other, third, *others = conversations(
-        tmp_path, *({"messages": m} for m in (TURN, stamped, turned, TURN[:1])), {"prompt": "hi", "completion": "yo"}
-    )
+    chats = conversations(tmp_path, *({"messages": m} for m in (TURN, stamped, turned, TURN[:1])))
+    one, other, third, *others = chats + conversations(tmp_path, {"prompt": "hi", "completion": "yo"})
     assert one.digest == other.digest == third.digest not in {each.digest for each in others}
     assert other.messages[1]["id"] == 1  # which a template may use all the same
 
@@ -288,7 +287,7 @@ def test_an_answer_that_says_nothing_is_not_learned(chatting, tmp_path, record, 
     """Its end of text alone would teach the model not to answer."""
     if tags:
         chatting.chat_template = TAGGED
-    documents = conversations(tmp_path, record, {"messages": SILENT + TURN})
+    documents = conversations(tmp_path, record) + conversations(tmp_path, {"messages": SILENT + TURN})
     assert learned(chatting, documents[:1]) == []
     assert said(chatting, documents) == "yo<|end_of_text|>"
 

@@ -1,0 +1,206 @@
+"""What the fields of a record mean: one table of the formats that conversations are written in, and how each becomes
+messages.
+
+To add a format, add a line to ``FORMATS``, its name to ``DataConfig.record_format`` and a test of one literal record.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from granite_scu.data.sources.documents import ASSISTANT, ROLES
+from granite_scu.data.sources.formats import Record
+
+AUTO, TEXT = "auto", "text"
+"""Values of ``--record-format`` beside the names of ``FORMATS``: recognise the format, or read the text column."""
+
+TOOLS = "tools"
+"""Field beside a conversation: descriptions of what the assistant may call."""
+
+EITHER = ("prompt", "completion")
+"""Fields that hold texts or messages, both the same."""
+
+TEXTS = ("instruction", "input", "output", "system", "question", "answer")
+"""Fields that hold a text. Null or missing is an empty one."""
+
+SPEAKERS = {**{role: role for role in ROLES}, "human": "user", "gpt": ASSISTANT}
+"""Who may speak in a conversation, by the names of chat templates and by ShareGPT's, and the role of each."""
+
+
+class Chat(NamedTuple):
+    """What a record says.
+
+    Attributes:
+        messages: ``role`` and ``content`` each.
+        n_prompt: messages at the beginning that are not to be learned, whoever says them.
+        plain: prompt and completion as texts, for a tokenizer without chat template; None where there is no usual way
+            to write them.
+    """
+
+    messages: list[Any]
+    n_prompt: int = 0
+    plain: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """A way to write conversations.
+
+    Attributes:
+        name: the value of ``--record-format``.
+        label: as messages call it.
+        needed: fields by which it is recognised.
+        optional: fields that are read where they are there.
+        chat: what a record says, given all its ``fields``, checked: texts, and lists of messages.
+        needs_answer: whether a conversation without the assistant is refused, and not counted and left out: where its
+            speakers go by other names than ours, that is the first that shows of it.
+    """
+
+    name: str
+    label: str
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    chat: Callable[[Record], Chat]
+    needs_answer: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All that is read of a record."""
+        return self.needed + self.optional
+
+
+def from_messages(record: Record) -> Chat:
+    """The messages as they are."""
+    return Chat(record["messages"])
+
+
+def from_prompt_and_completion(record: Record) -> Chat:
+    """Both are texts, or both are messages."""
+    prompt, completion = record["prompt"], record["completion"]
+    if isinstance(prompt, str):
+        return Chat(turns("", prompt, completion), 1, (prompt, completion))
+    return Chat(prompt + completion, len(prompt))
+
+
+def from_alpaca(record: Record) -> Chat:
+    """The instruction, a blank line and the input are what the user says; there is no preamble.
+
+    An instruction model has its own way to mark a request, its chat template. "Below is an instruction ..." is how the
+    base models of 2023, which had none, were told. A tokenizer without chat template still gets it.
+    """
+    system, instruction, context, output = (record[name] for name in ("system", "instruction", "input", "output"))
+    request = "\n\n".join(part for part in (instruction, context) if part.strip())
+    return Chat(turns(system, request, output), plain=(alpaca_prompt(instruction, context, system), output))
+
+
+def from_sharegpt(record: Record) -> Chat:
+    """The messages, after the system message that may stand beside them."""
+    return Chat([*system_message(record["system"]), *record["conversations"]])
+
+
+def from_input_and_output(record: Record) -> Chat:
+    """A text of the user and the answer to it."""
+    return Chat(turns(record["system"], record["input"], record["output"]))
+
+
+def from_question_and_answer(record: Record) -> Chat:
+    """A question of the user and the answer to it."""
+    return Chat(turns(record["system"], record["question"], record["answer"]))
+
+
+FORMATS = (
+    RecordFormat("messages", "messages", ("messages",), (TOOLS,), from_messages),
+    RecordFormat(
+        "prompt-completion",
+        "prompt and completion",
+        ("prompt", "completion"),
+        (TOOLS,),
+        from_prompt_and_completion,
+    ),
+    RecordFormat("alpaca", "Alpaca", ("instruction", "output"), ("input", "system"), from_alpaca),
+    RecordFormat("sharegpt", "ShareGPT", ("conversations",), ("system", TOOLS), from_sharegpt, needs_answer=True),
+    RecordFormat("input-output", "input and output", ("input", "output"), ("system",), from_input_and_output),
+    RecordFormat(
+        "question-answer", "question and answer", ("question", "answer"), ("system",), from_question_and_answer
+    ),
+)
+
+BY_NAME = {each.name: each for each in FORMATS}
+
+LABELS = {TEXT: "text", **{each.name: each.label for each in FORMATS}}
+
+FIELDS = tuple(dict.fromkeys(field for each in FORMATS for field in each.fields))
+"""Every field that some format reads."""
+
+
+def matching(record: Mapping[str, Any]) -> list[RecordFormat]:
+    """The formats whose fields a record has: one, where it is written in one.
+
+    A format whose fields are all fields of another that matches is none of its own: Alpaca has ``input`` and
+    ``output``. In a table that was joined from several, the empty fields do not count.
+    """
+    complete = [each for each in FORMATS if all(name in record for name in each.needed)]
+    own = [
+        each
+        for each in complete
+        if not any(each is not other and set(each.needed) <= set(other.fields) for other in complete)
+    ]
+    if len(own) < 2:
+        return own
+    return [each for each in own if any(record[name] for name in each.needed)] or own[:1]
+
+
+def in_words(counts: Mapping[str, int], has_template: bool) -> str:
+    """How records were read, for the user.
+
+    Args:
+        counts: documents by the name of the format.
+        has_template: whether the tokenizer has a chat template.
+
+    >>> in_words({"alpaca": 51760, "text": 1}, has_template=True)
+    'read as Alpaca: 51,760 conversations; as text: 1 document'
+    """
+    parts = [f"as {LABELS[name]}: {count:,} {_noun(name)}{'s' * (count != 1)}" for name, count in counts.items()]
+    plain = "alpaca" in counts and not has_template
+    without = "; the tokenizer has no chat template, so Alpaca's own prompt (### Instruction: ...) is written"
+    return f"read {'; '.join(parts)}{without if plain else ''}"
+
+
+def _noun(name: str) -> str:
+    return "document" if name == TEXT else "conversation"
+
+
+def turns(system: str, user: str, assistant: str) -> list[dict[str, str]]:
+    """Messages of a request and its answer; without a system message where it is empty."""
+    said = [{"role": "user", "content": user}, {"role": ASSISTANT, "content": assistant}]
+    return [*system_message(system), *said]
+
+
+def system_message(text: str) -> list[dict[str, str]]:
+    """The message in a list, which is empty where the text is."""
+    return [{"role": "system", "content": text}] if text.strip() else []
+
+
+def alpaca_prompt(instruction: str, context: str, system: str) -> str:
+    """The prompt that Stanford Alpaca was trained on; a system message stands in place of its first sentences."""
+    paired = ", paired with an input that provides further context" if context.strip() else ""
+    preamble = system if system.strip() else (
+        f"Below is an instruction that describes a task{paired}. "
+        "Write a response that appropriately completes the request."
+    )  # fmt: skip
+    given = f"### Input:\n{context}\n\n" if context.strip() else ""
+    return f"{preamble}\n\n### Instruction:\n{instruction}\n\n{given}### Response:\n"
+
+
+def as_message(entry: dict[str, Any]) -> dict[str, Any]:
+    """A message with the names that chat templates know, where it has ShareGPT's.
+
+    >>> as_message({"from": "gpt", "value": "Yes."})
+    {'role': 'assistant', 'content': 'Yes.'}
+    """
+    message = {name: field for name, field in entry.items() if field is not None}
+    for ours, theirs in (("role", "from"), ("content", "value")):
+        if ours not in message and theirs in message:
+            message[ours] = message.pop(theirs)
+    role = message.get("role")
+    return {**message, "role": SPEAKERS[role]} if isinstance(role, str) and role in SPEAKERS else message

@@ -1,0 +1,300 @@
+"""Records as other tools write them: what is said in each, how it is recognised, and what is refused with its line."""
+
+import csv
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.config.errors import UserError
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.sources import hub, record_formats, samples
+from granite_scu.data.sources.documents import ROLES, Conversation, Document
+from granite_scu.data.sources.read import load
+from granite_scu.data.sources.record_formats import AUTO, FORMATS, TEXT
+from granite_scu.data.streaming import StreamedDataModule
+from granite_scu.data.tokens.corpus import prepare
+from granite_scu.data.tokens.encoding import encode
+
+
+def said(*messages: str) -> list[dict[str, str]]:
+    """Messages of ``role: content`` each."""
+    return [dict(zip(("role", "content"), message.split(": ", 1), strict=True)) for message in messages]
+
+
+LITERAL = {
+    "messages": ({"messages": said("user: hi", "assistant: yo")}, said("user: hi", "assistant: yo")),
+    "prompt-completion": ({"prompt": "hi", "completion": "yo"}, said("user: hi", "assistant: yo")),
+    "alpaca": (
+        {"instruction": "Add.", "input": "1 and 2", "output": "3", "system": "Be brief."},
+        said("system: Be brief.", "user: Add.\n\n1 and 2", "assistant: 3"),
+    ),
+    "sharegpt": (
+        {
+            "id": "x_0",
+            "system": "Be kind.",
+            "conversations": [
+                {"from": "human", "value": "hi"},
+                {"from": "gpt", "value": "yo"},
+                {"from": "tool", "value": "3"},
+                {"role": "user", "content": "?"},
+                {"from": "assistant", "value": "!"},
+            ],
+        },
+        said("system: Be kind.", "user: hi", "assistant: yo", "tool: 3", "user: ?", "assistant: !"),
+    ),
+    "input-output": ({"input": "hi", "output": "yo"}, said("user: hi", "assistant: yo")),
+    "question-answer": ({"question": "1 + 2?", "answer": "3"}, said("user: 1 + 2?", "assistant: 3")),
+}
+
+
+def write(path: Path, *records: dict) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def refused(tmp_path: Path, *records: dict, column: str = "text", record_format: str = AUTO) -> str:
+    path = write(tmp_path / "records.jsonl", *records)
+    with pytest.raises(UserError) as caught:
+        load(str(path), column, record_format=record_format)
+    message = str(caught.value)
+    assert message.startswith(f"--data-dir {path}:{len(records)}: ") and "\n" not in message and "; " in message
+    return message
+
+
+def test_every_format_has_a_name_in_the_settings_and_a_literal_record():
+    names = [each.name for each in FORMATS]
+    assert list(get_args(get_type_hints(DataConfig)["record_format"])) == [AUTO, TEXT, *names]
+    assert list(LITERAL) == names
+
+
+@pytest.mark.parametrize("name", LITERAL)
+@pytest.mark.parametrize("asked", [False, True], ids=["recognised", "asked for"])
+def test_a_record_says_these_messages(name, asked):
+    record, expected = LITERAL[name]
+    document = samples.as_document("a", record, "text", name if asked else AUTO)
+    assert isinstance(document, Conversation) and document.record_format == name
+    assert list(document.messages) == expected
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+SPOKEN = st.tuples(st.sampled_from(list(record_formats.SPEAKERS)), TEXTS)
+
+
+@given(instruction=TEXTS, context=st.none() | TEXTS, output=TEXTS, system=st.none() | TEXTS)
+def test_an_alpaca_record_is_the_chat_that_it_stands_for(instruction, context, output, system):
+    record = {"instruction": instruction, "input": context, "output": output, "system": system}
+    document = samples.as_document("a", record, "text")
+    assert isinstance(document, Conversation)
+    *before, user, answer = document.messages
+    assert before == ([{"role": "system", "content": system}] if system and system.strip() else [])
+    assert user["content"] == "\n\n".join(part for part in (instruction, context or "") if part.strip())
+    assert (user["role"], answer) == ("user", {"role": "assistant", "content": output})
+    chat = samples.as_document("a", {"messages": list(document.messages)}, "text")
+    assert (chat.digest, chat.n_prompt) == (document.digest, 0)  # a copy of the same chat is known as one
+
+
+@given(spoken=st.lists(SPOKEN, max_size=5), answer=TEXTS)
+def test_a_sharegpt_record_is_the_chat_that_it_stands_for(spoken, answer):
+    entries = [{"from": speaker, "value": text} for speaker, text in [*spoken, ("gpt", answer)]]
+    document = samples.as_document("a", {"conversations": entries}, "text")
+    names = {"human": "user", "gpt": "assistant"}
+    assert [message["role"] for message in document.messages] == [names.get(e["from"], e["from"]) for e in entries]
+    assert [message["content"] for message in document.messages] == [entry["value"] for entry in entries]
+    assert {message["role"] for message in document.messages} <= set(ROLES)
+
+
+@given(st.data())
+def test_a_record_of_one_format_is_recognised_whatever_else_is_in_it(data):
+    name = data.draw(st.sampled_from(list(LITERAL)))
+    read = {field for each in FORMATS for field in each.fields}
+    keys = st.text(max_size=8).filter(lambda key: key not in read)
+    others = data.draw(st.dictionaries(keys, st.none() | TEXTS, max_size=3))
+    record = {**others, **LITERAL[name][0]}
+    assert [each.name for each in record_formats.matching(record)] == [name]
+
+
+def test_the_text_column_goes_first(tmp_path):
+    record = {"text": "a text", **LITERAL["alpaca"][0]}
+    assert samples.as_document("a", record, "text") == Document("a", "a text")
+    assert samples.as_document("a", record, "output").text == "3"
+    assert isinstance(samples.as_document("a", record, "text", "alpaca"), Conversation)
+    with pytest.raises(UserError, match="--record-format alpaca: has no text column; leave it or --text-column body"):
+        DataConfig(text_column="body", record_format="alpaca")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (
+            [LITERAL["alpaca"][0], LITERAL["sharegpt"][0]],
+            "is ShareGPT (conversations), and what comes before it is Alpaca (instruction, output); put each",
+        ),
+        (
+            [{"instruction": "a", "output": "b", "conversations": [{"from": "gpt", "value": "c"}]}],
+            "has the fields of more than one format, Alpaca (instruction, output) and ShareGPT (conversations); say "
+            "which is meant with --record-format alpaca or sharegpt",
+        ),
+        (
+            [{"instruction": "a", "response": "b"}],
+            "no field 'text', there are: instruction, response; name one with --text-column, or give messages, "
+            "prompt and completion, instruction and output, conversations, input and output, or question and answer",
+        ),
+        ([{"instruction": "a", "output": 3}], "field 'output' is a int, not text; give a text"),
+        (
+            [{"conversations": [{"from": "human", "value": "a"}, {"from": "narrator", "value": "b"}]}],
+            "conversations, message 2 has the unknown role 'narrator'; roles are system, developer, user, assistant, "
+            "tool, human, gpt",
+        ),
+        (
+            [{"conversations": [{"from": "human", "value": "a"}]}],
+            "conversations has no message from gpt or assistant to learn from; take the record out",
+        ),
+        ([{"conversations": [{"from": "gpt", "value": None}]}], "conversations, message 1 has no content; give a"),
+        ([{"conversations": ["a"]}], 'conversations, message 1 is no object; give {"role"'),
+    ],
+)
+def test_what_cannot_be_read_is_named_by_line_and_fields(tmp_path, records, message):
+    assert f": {message}" in refused(tmp_path, *records)
+
+
+def test_a_record_without_the_fields_of_the_format_that_is_asked_for(tmp_path):
+    message = refused(tmp_path, {"question": "a", "answer": "b"}, record_format="alpaca")
+    assert "no field 'instruction', which --record-format alpaca needs, there are: question, answer; name" in message
+    message = refused(tmp_path, {"question": "a", "answer": "b"}, record_format="text")
+    assert "no field 'text', there are: question, answer; name one with --text-column" in message
+
+
+def test_files_of_a_folder_may_each_have_their_own_format(tmp_path):
+    for name, (record, _) in LITERAL.items():
+        write(tmp_path / f"{name}.jsonl", record, record)
+    (tmp_path / "text.jsonl").write_text('{"text": "a"}\n')
+    found = load(str(tmp_path), "text")
+    assert [document.record_format for document in found] == [*sorted(2 * list(LITERAL)), TEXT]
+
+
+def as_csv(path: Path, records: list[dict]) -> None:
+    fields = list(dict.fromkeys(field for record in records for field in record))
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        rows = csv.DictWriter(stream, fields)
+        rows.writeheader()
+        texts = [{k: v if isinstance(v, str) else json.dumps(v) for k, v in each.items()} for each in records]
+        rows.writerows(texts)
+
+
+WRITERS = {
+    ".json": lambda path, records: path.write_text(json.dumps(records, indent=2)),
+    ".csv": as_csv,
+    ".parquet": lambda path, records: pa.parquet.write_table(pa.Table.from_pylist(records), path),
+}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@pytest.mark.parametrize("name", ["alpaca", "sharegpt", "question-answer"])
+def test_every_kind_of_file_says_the_same(tmp_path, suffix, name):
+    WRITERS[suffix](tmp_path / f"a{suffix}", [LITERAL[name][0]])
+    (document,) = load(str(tmp_path / f"a{suffix}"), "text")
+    assert list(document.messages) == LITERAL[name][1]
+
+
+def test_a_data_set_of_the_hub_is_read_alike(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps([LITERAL["alpaca"][0], {"instruction": "a", "output": "b"}]))
+    try:
+        found = load(f"hf:{tmp_path}", "text")  # where a row lacks a field the table has null
+        assert [list(document.messages) for document in found] == [
+            LITERAL["alpaca"][1],
+            said("user: a", "assistant: b"),
+        ]
+        with pytest.raises(UserError, match=r"train: row 1: no field 'question', which --record-format question-answ"):
+            load(f"hf:{tmp_path}", "text", record_format="question-answer")
+    finally:
+        hub._load.cache_clear()
+
+
+def test_in_a_joined_table_the_empty_fields_do_not_count(tmp_path):
+    rows = [{"instruction": "a", "output": "b", "question": None, "answer": None}] * 2
+    pa.parquet.write_table(pa.Table.from_pylist([*rows, {**rows[0], "output": ""}]), tmp_path / "a.parquet")
+    assert [each.record_format for each in load(str(tmp_path / "a.parquet"), "text")] == ["alpaca"] * 3
+
+
+PROMPT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+    "response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n"
+    "### Response:\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"system": ""}, PROMPT),
+        ({}, "Be brief." + PROMPT[PROMPT.index("\n\n###") :]),
+        (
+            {"system": "", "input": ""},
+            PROMPT.replace("### Input:\n1 and 2\n\n", "").replace(
+                ", paired with an input that provides further context", ""
+            ),
+        ),
+    ],
+    ids=["whole", "system message", "no input"],
+)
+def test_without_a_chat_template_alpaca_has_its_own_prompt(tokenizer, changes, expected):
+    """The prompt of litgpt and of axolotl; what is learned is the answer."""
+    document = samples.as_document("a", LITERAL["alpaca"][0] | changes, "text")
+    stream = encode([document], tokenizer)
+    assert tokenizer.decode(stream.tokens) == f"{expected}3<|end_of_text|>"
+    assert tokenizer.decode(stream.tokens[stream.targets]) == "3<|end_of_text|>"
+
+
+@pytest.mark.parametrize("name", ["sharegpt", "question-answer", "input-output"])
+def test_without_a_chat_template_other_records_are_refused(tokenizer, name):
+    document = samples.as_document("a", LITERAL[name][0], "text")
+    with pytest.raises(UserError, match="need a chat template"):
+        encode([document], tokenizer)
+
+
+@pytest.fixture
+def config(tmp_path) -> DataConfig:
+    """Alpaca records, one of them empty, and a text."""
+    records = [{"instruction": f"Add {i}.", "input": "", "output": str(i)} for i in range(30)]
+    path = write(tmp_path / "alpaca.jsonl", *records, {"instruction": "", "input": "", "output": ""}, {"text": "a"})
+    return DataConfig(str(path), cache_dir=str(tmp_path / "cache"), block_size=64, batch_size=2)
+
+
+def test_how_records_were_read_is_said_by_every_run(tokenizer, chatting, config, caplog):
+    caplog.set_level(logging.INFO)
+    for deleted in (False, False, True):
+        for path in Path(config.cache_dir).glob("*.formats") if deleted else ():
+            path.unlink()
+        caplog.clear()
+        assert prepare(config, chatting).record_formats == {"alpaca": 30, "text": 1}
+        assert "read as Alpaca: 30 conversations; as text: 1 document" in caplog.messages
+    prepare(config, tokenizer)
+    assert "the tokenizer has no chat template, so Alpaca's own prompt (### Instruction: ...) is written" in caplog.text
+
+
+def test_the_format_is_part_of_the_name_of_the_tokens(chatting, config):
+    write(Path(config.path), *({"text": "a", "instruction": f"{i}", "output": "b"} for i in range(30)))
+    one, other = prepare(config, chatting), prepare(replace(config, record_format="alpaca"), chatting)
+    assert (one.n_conversations, other.n_conversations) == (0, 30)
+
+
+def test_a_stream_of_records_continues_exactly(chatting, config, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    other = tmp_path / "sharegpt.json"
+    turns = [{"from": "human", "value": "hi"}]
+    other.write_text(json.dumps([{"conversations": [*turns, {"from": "gpt", "value": f"{i}"}]} for i in range(30)]))
+    data = StreamedDataModule(replace(config, path=[config.path, str(other)], stream=True), seed=0)
+    data.prepare(chatting)
+    assert "read as Alpaca: 30 conversations; as ShareGPT: 30 conversations; as text: 1 document" in caplog.messages
+    whole = [batch["input_ids"].tolist() for batch in data.upcoming(0, 6)]
+    data.start_at(3)
+    rest = [batch["input_ids"].tolist() for batch, _ in zip(data.train_dataloader(), range(3), strict=False)]
+    assert rest == whole[3:]
