@@ -43,13 +43,16 @@ def test_a_chat_fine_tune_packs_whole_conversations(train, texts, tmp_path):
     chats = [{"messages": [{"role": "user", "content": f"Explain {i}"}, {"role": "assistant", "content": text[:150]}]}
              for i, text in enumerate(texts)]  # fmt: skip
     chats.append({"messages": [{"role": "user", "content": "nobody answers this"}]})
-    (folder / "a.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats[10:]))
+    (folder / "a.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats[15:]))
+    alpaca = [{"instruction": "Explain.", "input": f"{i}", "output": texts[i][:150]} for i in range(10, 15)]
+    (folder / "d.json").write_text(json.dumps(alpaca, indent=1))
     with (folder / "b.csv").open("w", newline="") as stream:
         csv.writer(stream).writerows([["messages"], *([json.dumps(chat["messages"])] for chat in chats[:5])])
     pa.parquet.write_table(pa.table({"messages": [chat["messages"] for chat in chats[5:10]]}), folder / "c.parquet")
     run = train("--data-dir", folder, "--block-size", "128")
     data = json.loads((run / "training_config.json").read_text())["data_summary"]
     assert data["unsupervised_documents"] == 1
+    assert data["record_formats"] == {"messages": 26, "alpaca": 5}
     assert sum(data[name]["documents"] for name in ("train", "validation", "test")) == 30
     assert 0 < data["train"]["supervised_tokens"] < 0.9 * 128 * data["train"]["blocks"]
     assert data["train"]["utilisation"] > 0.6
