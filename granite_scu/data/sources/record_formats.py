@@ -140,6 +140,8 @@ def matching(record: Mapping[str, Any]) -> list[RecordFormat]:
     ``output``. In a table that was joined from several, the empty fields do not count.
     """
     complete = [each for each in FORMATS if all(name in record for name in each.needed)]
+    if len(complete) < 2:
+        return complete
     own = [
         each
         for each in complete
