@@ -116,8 +116,8 @@ def main() -> int:
     for origin in where:
         console.print(describe_origin(origin), highlight=False)
     if options.plot:
-        from viz.style import save
-        from viz.tracking_plot import plot_tracking
+        from granite_scu.viz.style import save
+        from granite_scu.viz.tracking_plot import plot_tracking
 
         drawn = [(r["cell"], points_of(smoothed(course(TrackingCell.of(r), r["trajectory"])))) for r in results]
         save(plot_tracking(drawn, BAND), options.plot)

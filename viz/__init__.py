@@ -1,1 +1,1 @@
-"""Pictures of a run, drawn from its folder alone."""
+"""For ``python -m viz.generate_ablation_plots`` in a checkout; the package is ``granite_scu.viz``."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from granite_scu.cli.console import print_facts
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.storage.run_folder import LAST_ADAPTER
-from viz import adapter_size
+from granite_scu.viz import adapter_size
 
 ENDED = {
     "max_steps": "after its last step, {step:,}",

@@ -38,9 +38,9 @@ def _written(folder: Path) -> int | None:
 
 def present(folder: Path) -> None:
     """Write the picture, the report and the model card of a finished run."""
-    from viz.control_plot import plot_control
-    from viz.run_folder import read_run
-    from viz.style import save
+    from granite_scu.viz.control_plot import plot_control
+    from granite_scu.viz.run_folder import read_run
+    from granite_scu.viz.style import save
 
     save(plot_control(read_run(folder)), folder / "control")
     report(folder)
@@ -49,7 +49,7 @@ def present(folder: Path) -> None:
 
 def report(folder: Path) -> None:
     """Write the page about a run, as far as it got."""
-    from viz.report import NAME, write_report
-    from viz.run_folder import read_run
+    from granite_scu.viz.report import NAME, write_report
+    from granite_scu.viz.run_folder import read_run
 
     write_report(read_run(folder), folder / NAME)

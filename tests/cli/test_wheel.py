@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,16 @@ def installed(tmp_path_factory):
         assert done.returncode == 0, (done.stdout, done.stderr)
         return done.stdout
 
+    run.wheel = wheel
     run.folder = place / "elsewhere"
     return run
+
+
+@pytest.mark.slow
+def test_it_holds_the_one_package(installed):
+    with zipfile.ZipFile(installed.wheel) as wheel:
+        names = wheel.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"granite_scu"}
 
 
 @pytest.mark.slow

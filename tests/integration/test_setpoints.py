@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from granite_scu import control
 from granite_scu.cli import request_parser as cli
 from granite_scu.training.recipe import prepare, train
-from viz.adapter_size import FIELDS, describe
+from granite_scu.viz.adapter_size import FIELDS, describe
 
 SMALL = ("--test-run", "--precision", "fp32", "--batch-size", 1, "--block-size", 64, "--eval-iters", 2)
 SMALL += ("--warmup-steps", 2, "--control-every", 2, "--eval-batch-size", 16)

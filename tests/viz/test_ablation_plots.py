@@ -12,11 +12,12 @@ import pytest
 from folders import METRICS, record, rising, settings, write_run
 from matplotlib.colors import to_hex
 
-import viz
-from viz import figures, style
-from viz.generate_ablation_plots import draw, main
-from viz.groups import group
-from viz.run_folder import read_run
+from granite_scu.viz import figures, style
+from granite_scu.viz.generate_ablation_plots import draw, main
+from granite_scu.viz.groups import group
+from granite_scu.viz.run_folder import read_run
+
+ROOT = Path(__file__).parents[2]
 
 
 def lines(axes) -> dict[str, object]:
@@ -320,7 +321,7 @@ def test_the_command_draws_every_figure_twice(make, tmp_path, capsys):
     assert all(Path(path).stat().st_size > 5000 for path in written)
 
 
-def test_the_module_runs_as_a_command_and_names_a_run_that_is_none(make, tmp_path):
+def test_a_checkout_has_the_command_of_the_guides_which_names_a_run_that_is_none(make, tmp_path):
     line = [
         sys.executable,
         "-m",
@@ -330,7 +331,7 @@ def test_the_module_runs_as_a_command_and_names_a_run_that_is_none(make, tmp_pat
         "--out",
         tmp_path / "x",
     ]
-    done = subprocess.run(line, cwd=Path(viz.__file__).parents[1], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     (said,) = done.stderr.splitlines()
     assert said.startswith("error: ") and "missing: no such folder" in said
@@ -361,7 +362,7 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(make, tmp_path, capsys
 
 
 def test_the_comparison_of_the_evidence_is_drawn():
-    evidence = Path(viz.__file__).parents[1] / "evidence" / "comparison" / "comparison.json"
+    evidence = ROOT / "evidence" / "comparison" / "comparison.json"
     tasks = json.loads(evidence.read_text(encoding="utf-8"))["tasks"]
     drawn = draw([evidence])
     assert list(drawn) == ["comparison", "comparison-2", "comparison-3", "operating_points"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from viz.adapter_size import FIELDS, describe, limits
+from granite_scu.viz.adapter_size import FIELDS, describe, limits
 
 UNKNOWN = "held-out text does not tell what size the adapter should have"
 

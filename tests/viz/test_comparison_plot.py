@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from viz.comparison_plot import main, plot_comparison
+from granite_scu.viz.comparison_plot import main, plot_comparison
 
 
 def row(name: str, mean: float, low: float | None = None, high: float | None = None) -> dict:

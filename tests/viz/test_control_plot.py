@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from folders import METRICS, record
 
-import viz
-from viz.control_plot import main, plot_control
-from viz.run_folder import read_run
-from viz.style import save
+from granite_scu.viz.control_plot import main, plot_control
+from granite_scu.viz.run_folder import read_run
+from granite_scu.viz.style import save
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -223,7 +222,6 @@ def test_the_command_says_in_one_line_what_is_wrong(finished, tmp_path, capsys):
 
 
 def test_the_module_runs_as_a_command(finished):
-    root = Path(viz.__file__).parent.parent
-    command = [sys.executable, "-m", "viz.control_plot", str(finished)]
-    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
+    command = [sys.executable, "-m", "granite_scu.viz.control_plot", str(finished)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
     assert (finished / "control.png").read_bytes().startswith(PNG_SIGNATURE)

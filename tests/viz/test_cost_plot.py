@@ -2,7 +2,7 @@
 
 import pytest
 
-from viz.cost_plot import DEFAULT, plot_costs, ways
+from granite_scu.viz.cost_plot import DEFAULT, plot_costs, ways
 
 
 def line(name: str, seconds: float, *excess: float) -> dict:

@@ -2,9 +2,9 @@
 
 import re
 
-from viz.glossary import TERMS, explained, explanations
-from viz.report import build_report
-from viz.run_folder import read_run
+from granite_scu.viz.glossary import TERMS, explained, explanations
+from granite_scu.viz.report import build_report
+from granite_scu.viz.run_folder import read_run
 
 
 def test_every_term_is_a_button_where_it_is_first_used():

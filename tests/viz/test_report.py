@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from folders import METRICS, record, rising, seeking, settings, write_csv, write_run
 
-import viz
-from viz.report import build_report, main
-from viz.report_data import MOST_TICKS, chart_data, thinned
-from viz.run_folder import LOG, read_run
+from granite_scu.viz.report import build_report, main
+from granite_scu.viz.report_data import MOST_TICKS, chart_data, thinned
+from granite_scu.viz.run_folder import LOG, read_run
 
+ROOT = Path(__file__).parents[2]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"quoted\" 'both'"
 
 
@@ -283,18 +283,17 @@ def test_ctrl_c_is_no_traceback(finished, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("viz.report.read_measured_run", interrupted)
+    monkeypatch.setattr("granite_scu.viz.report.read_measured_run", interrupted)
     assert main([str(finished)]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_its_style_and_script_are_part_of_the_package():
-    root = Path(viz.__file__).parents[1]
-    built = (root / "pyproject.toml").read_text(encoding="utf-8")
-    (listed,) = re.findall(r'^viz = \["(.*)"\]$', built, re.MULTILINE)
-    packaged = {path.name for path in (root / "viz").glob(listed)}
+    built = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (listed,) = re.findall(r'"(viz/.*?)"', built)
+    packaged = {path.name for path in (ROOT / "granite_scu").glob(listed)}
     assert {"report.html", "report.css", "report.js"} <= packaged
-    assert packaged == {path.name for path in (root / "viz").rglob("*") if path.parent.name == "assets"}
+    assert packaged == {path.name for path in (ROOT / "granite_scu" / "viz").rglob("*") if path.parent.name == "assets"}
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(finished, monkeypatch):

@@ -8,9 +8,9 @@ import pytest
 from chromium import Browser, find
 from folders import record, settings, write_run
 
-import viz
-from viz.report import write_report
-from viz.run_folder import read_run
+from granite_scu import viz
+from granite_scu.viz.report import write_report
+from granite_scu.viz.run_folder import read_run
 
 pytestmark = [
     pytest.mark.browser,

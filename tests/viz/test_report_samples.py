@@ -2,8 +2,8 @@
 
 import json
 
-from viz.report import build_report
-from viz.run_folder import read_run
+from granite_scu.viz.report import build_report
+from granite_scu.viz.run_folder import read_run
 
 TEXTS = {"prompt": "Once <b>", "document": " upon a time", "base": " there & then", "adapter": ""}
 

@@ -2,8 +2,8 @@
 
 from folders import METRICS, rising, settings, write_run
 
-from viz.report_settings import configuration
-from viz.run_folder import read_run
+from granite_scu.viz.report_settings import configuration
+from granite_scu.viz.run_folder import read_run
 
 
 def split(folder, **changes) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from folders import record, settings, write_csv, write_run
 
-from viz.run_folder import LOG, read_measured_run, read_run
+from granite_scu.viz.run_folder import LOG, read_measured_run, read_run
 
 
 def test_validations_stand_at_the_step_they_were_made_after(finished):

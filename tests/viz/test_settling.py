@@ -3,9 +3,9 @@
 import pytest
 from folders import METRICS, record, settings, write_run
 
-from viz.report import build_report
-from viz.run_folder import read_run
-from viz.settling import unsettled
+from granite_scu.viz.report import build_report
+from granite_scu.viz.run_folder import read_run
+from granite_scu.viz.settling import unsettled
 
 NEVER = METRICS | {"control": {"settling_time": None, "iae": 0.7}}
 

@@ -10,18 +10,17 @@ from folders import rising, settings, write_run
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-import viz
-from viz import style
-from viz.comparison_plot import plot_comparison, plot_operating_points, read_comparison
-from viz.control_plot import plot_control
-from viz.cost_plot import plot_costs
-from viz.figures import draw_figures
-from viz.groups import group
-from viz.identification_plot import plot_identification
-from viz.run_folder import read_run
-from viz.tracking_plot import plot_tracking
+from granite_scu.viz import style
+from granite_scu.viz.comparison_plot import plot_comparison, plot_operating_points, read_comparison
+from granite_scu.viz.control_plot import plot_control
+from granite_scu.viz.cost_plot import plot_costs
+from granite_scu.viz.figures import draw_figures
+from granite_scu.viz.groups import group
+from granite_scu.viz.identification_plot import plot_identification
+from granite_scu.viz.run_folder import read_run
+from granite_scu.viz.tracking_plot import plot_tracking
 
-ROOT = Path(viz.__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LEAST = 3.0
 """Contrast of a line on its ground: WCAG 2.2, criterion 1.4.11."""
 
@@ -125,7 +124,7 @@ def test_shares_are_in_per_cent(every_figure):
 
 
 def test_the_lines_of_the_report_can_be_seen_on_both_grounds():
-    sheet = (ROOT / "viz" / "assets" / "report.css").read_text(encoding="utf-8")
+    sheet = (ROOT / "granite_scu" / "viz" / "assets" / "report.css").read_text(encoding="utf-8")
     light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", part)) for part in sheet.split("@media", 2)[:2])
     names = ("blue", "sky", "vermilion", "orange", "green", "purple", "ink", "faint")
     found = {

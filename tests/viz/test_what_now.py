@@ -5,8 +5,8 @@ import json
 import pytest
 from folders import METRICS, record, rising, settings, write_run
 
-from viz.run_folder import read_run
-from viz.what_now import place, what_now, where
+from granite_scu.viz.run_folder import read_run
+from granite_scu.viz.what_now import place, what_now, where
 
 DEFAULT = {"controller": "pi", "target_s": "auto"}
 

@@ -46,9 +46,9 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     place.write_text("comparison.md", markdown(results))
     written = [folder / "comparison.json", folder / "comparison.md"]
     if results["tasks"]:
-        from viz.comparison_plot import plot_comparison
-        from viz.cost_plot import DEFAULT, plot_costs, ways
-        from viz.style import save, save_all
+        from granite_scu.viz.comparison_plot import plot_comparison
+        from granite_scu.viz.cost_plot import DEFAULT, plot_costs, ways
+        from granite_scu.viz.style import save, save_all
 
         written += save_all(plot_comparison(results), folder)
         if DEFAULT in ways(results):

@@ -78,8 +78,8 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
             result |= _judged(config.settle, config.step, proposed, fit, history, measured)
     result["verdict"] = _verdict(result)
     folder.write_json(RESULT, result)
-    from viz.identification_plot import plot_identification, read_identification
-    from viz.style import save
+    from granite_scu.viz.identification_plot import plot_identification, read_identification
+    from granite_scu.viz.style import save
 
     save(plot_identification(read_identification(folder.path)), folder.path / "identification")
     print(json.dumps(finite(result), indent=2)) if as_json else _print(result, folder.path, console)

@@ -50,7 +50,7 @@ KEPT = (
 
 _UNFINISHED = "the run has not come to its end; go on with it by --resume-from-checkpoint last"
 _REMEDY = {
-    "control.png": "draw it with: python -m viz.control_plot RUN",
+    "control.png": "draw it with: python -m granite_scu.viz.control_plot RUN",
     METRICS: _UNFINISHED,
     HISTORY: _UNFINISHED,
 }

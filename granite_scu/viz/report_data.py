@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from viz.adapter_size import limits
-from viz.run_folder import BAND, Run
+from granite_scu.viz.adapter_size import limits
+from granite_scu.viz.run_folder import BAND, Run
 
 MOST_TICKS = 4000
 """Ticks that the report draws at most: it stays a small file, and no screen has more columns of pixels."""

@@ -7,8 +7,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from viz import style
-from viz.run_folder import Run
+from granite_scu.viz import style
+from granite_scu.viz.run_folder import Run
 
 _COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "trainer")
 """What of a run's settings may set it apart; where it ran, and where it was written to, may not."""

@@ -1,6 +1,6 @@
 """How a run was steered: S against its setpoint, the lambda that the controller chose, and what moved the setpoint.
 
-    python -m viz.control_plot RUN [--out DIR]
+    python -m granite_scu.viz.control_plot RUN [--out DIR]
 
 writes ``control.png`` and ``control.svg`` into the run folder, or into DIR.
 """
@@ -16,9 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from viz import style
-from viz.adapter_size import limits
-from viz.run_folder import BAND, Run, read_measured_run
+from granite_scu.viz import style
+from granite_scu.viz.adapter_size import limits
+from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 
 
 def plot_control(run: Run) -> Figure:
@@ -44,7 +44,9 @@ def plot_control(run: Run) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m viz.control_plot", description="Draw how a run was steered.")
+    parser = argparse.ArgumentParser(
+        prog="python -m granite_scu.viz.control_plot", description="Draw how a run was steered."
+    )
     parser.add_argument("run", metavar="RUN", help="run folder, finished or not")
     parser.add_argument("--out", metavar="DIR", help="folder for control.png and control.svg (default: RUN)")
     options = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
 """A run on one page: what came of it, how it was steered, how it was set up.
 
-    python -m viz.report RUN [--out FILE]
+    granite-scu report RUN [--out FILE]
 
 writes ``report.html`` into the run folder, or FILE: one self-contained page that asks nothing of the network.
 """
@@ -8,7 +8,6 @@ writes ``report.html`` into the run folder, or FILE: one self-contained page tha
 import base64
 import hashlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -16,16 +15,16 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from viz.adapter_size import describe
-from viz.files import command_parser, make_folder, replacing, report_outcome
-from viz.glossary import explained, explanations
-from viz.report_data import chart_data
-from viz.report_samples import samples
-from viz.report_settings import configuration, environment
-from viz.run_folder import BAND, Run, read_measured_run
-from viz.settling import unsettled
-from viz.what_now import Advice, what_now, where
-from viz.words import duration, first, is_number, part, percent, quantity, shown, signed
+from granite_scu.viz.adapter_size import describe
+from granite_scu.viz.files import command_parser, make_folder, replacing, report_outcome
+from granite_scu.viz.glossary import explained, explanations
+from granite_scu.viz.report_data import chart_data
+from granite_scu.viz.report_samples import samples
+from granite_scu.viz.report_settings import configuration, environment
+from granite_scu.viz.run_folder import BAND, Run, read_measured_run
+from granite_scu.viz.settling import unsettled
+from granite_scu.viz.what_now import Advice, what_now, where
+from granite_scu.viz.words import duration, first, is_number, part, percent, quantity, shown, signed
 
 NAME = "report.html"
 _LATEST = 12
@@ -66,7 +65,7 @@ def write_report(run: Run, file: Path) -> Path:
     return file
 
 
-def main(arguments: Sequence[str] | None = None, name: str = "python -m viz.report") -> int:
+def main(arguments: Sequence[str] | None = None, name: str = "granite-scu report") -> int:
     """The command; returns its exit code."""
     examples = (f"{name} runs/mine", f"{name} runs/stopped", f"{name} runs/mine --out page.html")
     parser = command_parser(name, "Write a run's report, one page to look at in a browser.", examples)
@@ -316,13 +315,9 @@ def _latest(run: Run) -> str:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("viz") / "assets" / name).read_text(encoding="utf-8")
+    return (resources.files("granite_scu") / "viz" / "assets" / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
     """What the page's Content-Security-Policy allows: this text, and nothing that was smuggled in."""
     return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from viz.run_folder import Run
-from viz.settling import unsettled
-from viz.words import is_number, part, signed
+from granite_scu.viz.run_folder import Run
+from granite_scu.viz.settling import unsettled
+from granite_scu.viz.words import is_number, part, signed
 
 _EARLY = 0.8
 """Share of the steps before which the best validation counts as early."""

@@ -1,6 +1,6 @@
 """What ``identify`` found: the step test with the fitted model, and the step of S* as predicted and as measured.
 
-    python -m viz.identification_plot RUN [--out DIR]
+    python -m granite_scu.viz.identification_plot RUN [--out DIR]
 
 writes ``identification.png`` and ``identification.svg`` into the folder, or into DIR.
 """
@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from viz import style
-from viz.run_folder import numbers
+from granite_scu.viz import style
+from granite_scu.viz.run_folder import numbers
 
 RESULT = "identification.json"
 
@@ -60,7 +60,9 @@ def plot_identification(result: dict[str, Any]) -> Figure:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m viz.identification_plot", description="Draw what identify found.")
+    parser = argparse.ArgumentParser(
+        prog="python -m granite_scu.viz.identification_plot", description="Draw what identify found."
+    )
     parser.add_argument("run", metavar="RUN", help="the --run.output_dir of identify")
     parser.add_argument("--out", metavar="DIR", help="folder for identification.png and .svg (default: RUN)")
     options = parser.parse_args(arguments)

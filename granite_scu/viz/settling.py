@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from viz.run_folder import BAND, Run
-from viz.words import is_number, part, percent
+from granite_scu.viz.run_folder import BAND, Run
+from granite_scu.viz.words import is_number, part, percent
 
 _BOUND = 0.5
 """Share of the later ticks at a bound from which that is the reason."""

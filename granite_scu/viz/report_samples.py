@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from viz.run_folder import Run
-from viz.words import is_number
+from granite_scu.viz.run_folder import Run
+from granite_scu.viz.words import is_number
 
 _TEXTS = ("prompt", "document", "base", "adapter")
 

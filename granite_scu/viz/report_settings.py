@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from viz.run_folder import Run
-from viz.words import part, shown
+from granite_scu.viz.run_folder import Run
+from granite_scu.viz.words import part, shown
 
 _GROUPS = {
     "base": "Base model", "lora": "LoRA", "start": "Adapter at the start", "optimizer": "Optimizer", "prior": "Prior",

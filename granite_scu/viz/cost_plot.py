@@ -1,6 +1,6 @@
 """Ways to set lambda: what each leaves above the best of a sweep, against what it costs. One point each.
 
-    python -m viz.cost_plot DIR/comparison.json [--out DIR]
+    python -m granite_scu.viz.cost_plot DIR/comparison.json [--out DIR]
 
 writes ``cost.png`` and ``cost.svg`` beside the file, or into DIR.
 """
@@ -14,8 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, NullFormatter
 
-from viz import style
-from viz.comparison_plot import draw_file
+from granite_scu.viz import style
+from granite_scu.viz.comparison_plot import draw_file
 
 DEFAULT = "the default"
 WAYS = {

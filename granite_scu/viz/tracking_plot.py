@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from viz import style
+from granite_scu.viz import style
 
 _COLOURS = (style.BLUE, style.VERMILION, style.GREEN, style.PURPLE)
 

@@ -1,6 +1,6 @@
 """Ways to set lambda, compared: bits per token on held-out documents, a panel for each task.
 
-    python -m viz.comparison_plot DIR/comparison.json [--out DIR]
+    python -m granite_scu.viz.comparison_plot DIR/comparison.json [--out DIR]
 
 writes ``comparison.png`` and ``comparison.svg`` beside the file, or into DIR; of many tasks ``comparison-2`` and so on
 too, so that each fits a screen.
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from viz import style
+from granite_scu.viz import style
 
 # Shapes tell the same apart in grey.
 _COLOURS = {"better": style.GREEN, "worse": style.VERMILION, "same": style.GREY, "reference": style.BLUE}
@@ -168,7 +168,9 @@ def draw_file(name: str, plot: Callable[[dict[str, Any]], dict[str, Figure]], ar
         plot: makes the figures, by the names of their files.
         arguments: of the command line.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m viz.{name}_plot", description="Draw what a comparison found.")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m granite_scu.viz.{name}_plot", description="Draw what a comparison found."
+    )
     parser.add_argument("results", metavar="FILE", type=Path, help="comparison.json")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the pictures (default: that of FILE)")
     options = parser.parse_args(arguments)

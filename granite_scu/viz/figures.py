@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from viz import style
-from viz.adapter_size import limits
-from viz.control_plot import draw_lambda, draw_s, draw_setpoint, draw_size, set_size_scale
-from viz.groups import Course, Group
-from viz.run_folder import BAND, Run
+from granite_scu.viz import style
+from granite_scu.viz.adapter_size import limits
+from granite_scu.viz.control_plot import draw_lambda, draw_s, draw_setpoint, draw_size, set_size_scale
+from granite_scu.viz.groups import Course, Group
+from granite_scu.viz.run_folder import BAND, Run
 
 _SIZE = (8, 5.2)
 _MEAN = 20

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from viz.adapter_size import FIELDS
+from granite_scu.viz.adapter_size import FIELDS
 
 FINISHED = "scu_history.json"
 UNFINISHED = "scu_history.jsonl"
