@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
@@ -9,6 +10,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
+
+from granite_scu.cli.setting_names import Wording
 
 PIPE_WIDTH = 120
 """Columns where the output is no terminal, which has no width of its own."""
@@ -31,13 +34,19 @@ def make_console(stderr: bool = False, width: int = PIPE_WIDTH) -> Console:
     return console
 
 
-def quiet(console: Console) -> None:
-    """Our own log lines on the console; of the libraries only warnings, and not those that do not apply here."""
+def quiet(console: Console, wording: Callable[[str], str] = str) -> None:
+    """Our own log lines on the console; of the libraries only warnings, and not those that do not apply here.
+
+    Args:
+        console: where they go.
+        wording: names settings as the user gives them.
+    """
     from granite_scu.training.callbacks.progress import LIVE  # late: it loads Lightning
 
     handler = RichHandler(
         console=console, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
     )
+    handler.setFormatter(Wording(wording))
     handler.addFilter(lambda record: not (console.is_terminal and getattr(record, LIVE, False)))
     ours = logging.getLogger("granite_scu")
     ours.setLevel(logging.INFO)

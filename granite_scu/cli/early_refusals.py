@@ -60,7 +60,7 @@ def _check_key(key: str, origin: str) -> None:
     if is_flag and "." not in key:
         of_train = {flag.name.removeprefix("--"): flag.key for section in flags.SECTIONS.values() for flag in section}
         if (name := key.replace("_", "-")) in of_train:
-            raise UserError(f"fit: --{key} is a flag of granite-scu train; here it is --{of_train[name]}")
+            raise UserError(f"fit: {key} is a flag of granite-scu train; here it is --{of_train[name]}")
         return
     names = [*flags.HINTS, *flags.GROUPS]
     close = difflib.get_close_matches(key, names, 1, 0.7) or [

@@ -38,7 +38,7 @@ _NO_SUCH_HOME = "a path begins with ~ and no user of this machine is called what
 
 
 def guarded(
-    run: Callable[[], int], debug: bool, how_to_continue: str = HOW_TO_CONTINUE, redact: Callable[[str], str] = str
+    run: Callable[[], int], debug: bool, how_to_continue: str = HOW_TO_CONTINUE, wording: Callable[[str], str] = str
 ) -> int:
     """Call ``run``; an error, or somebody's stop, becomes one line and an exit code, with ``debug`` a traceback too.
 
@@ -46,7 +46,7 @@ def guarded(
         run: returns the exit code.
         debug: whether to show tracebacks.
         how_to_continue: how to go on after Ctrl-C.
-        redact: takes out of what is printed what nobody may see.
+        wording: changes what is printed: takes out what nobody may see, or names settings as they were given.
 
     Returns:
         What ``run`` returned, 2 for a wrong request or its data, 1 for a run that failed, 130 for Ctrl-C, 143 for
@@ -66,11 +66,11 @@ def guarded(
     except (Exception, KeyboardInterrupt, Stopped) as error:
         line, code = _line_and_code(error, how_to_continue)
         if debug:
-            print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+            print(wording("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         if line:  # of several processes that stop together, one speaks
             asked_for = isinstance(error, KeyboardInterrupt | Stopped)  # and no error
             with suppress(OSError):  # there may be nobody left to read it
-                print(redact(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
+                print(wording(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
         return code
 
 

@@ -4,6 +4,7 @@ import argparse
 
 from granite_scu.cli import config_layers, early_refusals, guard, script_flags
 from granite_scu.cli.argument_parser import Parser
+from granite_scu.cli.setting_names import as_dotted_keys
 from granite_scu.config.flags import COMMONEST, SECTIONS
 
 ABOUT = {
@@ -31,7 +32,7 @@ def main(arguments: list[str], name: str) -> int:
         print(guide(name, command).format_help(), end="")
         return 0
     asked = ["--help" if argument == "--help-all" else argument for argument in arguments]
-    return guard.guarded(lambda: _run([command, *asked]), "--debug" in arguments)
+    return guard.guarded(lambda: _run([command, *asked]), "--debug" in arguments, wording=as_dotted_keys)
 
 
 def _run(arguments: list[str]) -> int:

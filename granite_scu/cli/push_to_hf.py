@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, name: str = "granite-scu publis
         lambda: _run(_parse(given, name), token),
         debug="--debug" in given,
         how_to_continue=hub.AGAIN,
-        redact=lambda text: redact(text, token[0] if token else None),
+        wording=lambda text: redact(text, token[0] if token else None),
     )
 
 

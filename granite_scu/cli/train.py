@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 
 from rich.console import Console
 
@@ -9,6 +10,7 @@ from granite_scu.cli import config_layers, going_on, guard, requirements
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.lasting_output import lasting_output
 from granite_scu.cli.request_parser import parse
+from granite_scu.cli.setting_names import as_dotted_keys
 from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
@@ -28,15 +30,20 @@ SCORED = {"validate": "validation", "test": "test"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The commands that train and score; returns the exit code."""
+    """The commands of LightningCLI, which train and score; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    return guard.guarded(lambda: run(config_layers.put_first(arguments)), debug)
+    return guard.guarded(lambda: run(config_layers.put_first(arguments), as_dotted_keys), debug, wording=as_dotted_keys)
 
 
-def run(arguments: list[str]) -> int:
-    """Carry out a command of the CLI; returns the exit code."""
+def run(arguments: list[str], wording: Callable[[str], str] = str) -> int:
+    """Carry out a command of the CLI; returns the exit code.
+
+    Args:
+        arguments: of the CLI.
+        wording: names settings in messages as the user gives them.
+    """
     with config_layers.naming_files(arguments):
         if "--print_config" in arguments:
             return print_config([argument for argument in arguments if argument != "--print_config"])
@@ -44,20 +51,22 @@ def run(arguments: list[str]) -> int:
         cli = parse([argument for argument in arguments if not (as_json and argument == "--json")])
         console = make_console(stderr=as_json)
         answers = as_json or cli.subcommand in SCORED
-        quiet(make_console(stderr=True) if answers else console)  # what goes to stdout is JSON then, and nothing else
+        # What goes to stdout is JSON then, and nothing else.
+        quiet(make_console(stderr=True) if answers else console, wording)
         if cli.step_test is not None or cli.subcommand == "fit":
             with lasting_output():
                 if cli.step_test is None:
-                    return fit(cli.request, console)
+                    return fit(cli.request, console, wording)
                 return step_test.identify(cli.request, cli.step_test, console, as_json)
         console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
         return 0
 
 
-def fit(request: Request, console: Console) -> int:
-    """Train, and leave everything to look at in the run folder."""
+def fit(request: Request, console: Console, wording: Callable[[str], str] = str) -> int:
+    """Train, and leave everything to look at in the run folder; ``wording`` as of ``run``."""
     run = recipe.prepare(request, console)
     opening = plan_in_words.opening(plan.facts(run), going_on.flag()) if is_main() else []
+    opening = [wording(line) for line in opening]
     for line in opening:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     with presented(run.folder):

@@ -64,6 +64,6 @@ def resolve_accelerator(requested: str) -> Literal["cpu", "cuda"]:
         return "cuda"
     found, remedy = why_no_cuda()
     raise UserError(
-        f"--accelerator {requested}: no CUDA device: {found}; {remedy}, --test-run for a miniature run, or run "
-        "--check-requirements to see what is missing"
+        f"--accelerator {requested}: no CUDA device: {found}; {remedy}, granite-scu train --test-run for a "
+        "miniature run, or granite-scu check to see what is missing"
     )

@@ -137,12 +137,12 @@ def test_counts_stay_whole_whatever_was_imported_first():
         ("lora: {rank: 2.5}", "lora.rank"),
         ("data: {block_size: [a, b]}", "data.block_size"),
         ("optimizer: {schedule: step}", "optimizer.schedule"),
-        ("control: {target_s: 2}", "--target-s 2"),
-        ("data: {encoding: utf-7}", "--encoding utf-7 (in {file}): no such encoding"),
+        ("control: {target_s: 2}", "--control.target_s 2"),
+        ("data: {encoding: utf-7}", "--data.encoding utf-7 (in {file}): no such encoding"),
         ('data: {encoding: "utf-8\\0"}', "no such encoding"),
-        ("data: {weights: [1e6], path: a}", "--data-weights [1000000.0] (in {file}): must be passes from 0 to 1000"),
+        ("data: {weights: [1e6], path: a}", "--data.weights [1000000.0] (in {file}): must be passes from 0 to 1000"),
         ("trainer: {max_step: 3}", "trainer.max_step"),
-        ("seed_everything: -1", "--seed -1"),
+        ("seed_everything: -1", "--seed_everything -1"),
         ("control: [", "config"),
         ("just words", ""),
         ("control: {controller: null}", "control.controller null (in {file}): must have a value; leave it out for the"),
@@ -150,12 +150,12 @@ def test_counts_stay_whole_whatever_was_imported_first():
         ("base: {name: null}", "base.name null (in {file}): must have a value"),
         ("control: 3", "control (in {file}): must be a mapping of settings, and is 3"),
         ("trainer: null", "trainer (in {file}): must be a mapping of settings, and is None"),
-        ("seed_everything: null", "--seed None (in {file}): must be a whole number"),
+        ("seed_everything: null", "--seed_everything None (in {file}): must be a whole number"),
         ("control: {controller: 3}", "Got value: 3; there are none, fixed, linear"),
-        ("control: {kp: -1}", "--kp -1.0 (in {file}): must be positive and finite"),
+        ("control: {kp: -1}", "--control.kp -1.0 (in {file}): must be positive and finite"),
         ("lora: {rank: 2.5}", 'Parser key "lora.rank" (in {file}): '),
         ("control: {target: 0.02}", "does not accept option 'control.target' (in {file}); see --help"),
-        ("control: {controller: pid}", "--controller pid (in {file}): no controller is called 'pid'"),
+        ("control: {controller: pid}", "--control.controller pid (in {file}): no controller is called 'pid'"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(text, words, tmp_path, capsys):
@@ -168,8 +168,8 @@ def test_of_several_files_the_one_that_counts_is_named_and_none_where_a_flag_cou
     first, second = layers
     Path(second).write_text("control: {kp: -1}\n")
     files = ("--config", first, "--config", second)
-    assert f"--kp -1.0 (in {second}): must" in refusal(capsys, "fit", *files)
-    assert "--kp -2.0: must" in refusal(capsys, "fit", *files, "--control.kp=-2")
+    assert f"--control.kp -1.0 (in {second}): must" in refusal(capsys, "fit", *files)
+    assert "--control.kp -2.0: must" in refusal(capsys, "fit", *files, "--control.kp=-2")
 
 
 def test_a_null_in_the_step_test_is_refused_in_one_line(tmp_path, capsys):

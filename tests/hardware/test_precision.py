@@ -69,7 +69,7 @@ def test_a_run_is_on_the_cpu_only_where_that_is_asked_for(machine, requested):
         resolve_accelerator(requested)
     message = str(refused.value)
     assert message.startswith(f"--accelerator {requested}: no CUDA device") and "\n" not in message
-    assert all(remedy in message for remedy in ("--accelerator cpu", "--test-run", "--check-requirements"))
+    assert all(remedy in message for remedy in ("--accelerator cpu", "--test-run", "granite-scu check"))
 
 
 def test_an_unknown_accelerator_is_refused():

@@ -66,10 +66,10 @@ def test_a_step_test_too_noisy_proposes_nothing_or_something_and_says_which(iden
         ),
         (["--control.target_s=auto"], "--control.target_s: identify works at one operating point; give a ratio"),
         (["--control.controller=fixed"], "--control.controller fixed: identify finds gains of pi"),
-        (["--control.kp=-1"], "--kp -1.0: must be positive and finite"),
+        (["--control.kp=-1"], "--control.kp -1.0: must be positive and finite"),
         (
             ["--control.controller=pid"],
-            "--controller pid: no controller is called 'pid'; there are none, fixed, linear",
+            "--control.controller pid: no controller is called 'pid'; there are none, fixed, linear",
         ),
     ],
 )
