@@ -4,8 +4,6 @@ Type, choices, default and meaning of a flag are those of the configuration's fi
 the table says what differs. ``cli.script_flags`` makes the parser of the table, and translates.
 """
 
-import argparse
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import NoneType
@@ -77,19 +75,6 @@ def _of_law(setting: str) -> str | None:
     name = names[0]
     default = CONTROLLERS[name].__dataclass_fields__[setting].default
     return f"the controller's own; {name}'s: {WORKED_OUT[setting] if default is None else default}"
-
-
-def share(text: str) -> str:
-    """The value of ``--target-s``, a share such as 0.1 or 10%, whose range the configuration checks."""
-    if text == "auto":
-        return text
-    try:
-        ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        ratio = math.nan
-    if not math.isfinite(ratio):
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, such as 10% or 0.1, and not auto")
-    return f"{ratio:.12g}" if text.endswith("%") else text
 
 
 def _flag(
@@ -202,8 +187,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     ),
     "controller": (
         _flag("--controller", "control.controller", help=f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
-        _flag("--target-s", "control.target_s", share, "setpoint S* as a share, such as 0.1 (or 10% with "
-              "--target-s); auto finds it during the run, from the slope of the held-out loss"),
+        _flag("--target-s", "control.target_s", str, "setpoint S* as a share, such as 0.1 or 10%; "
+              "auto finds it during the run, from the slope of the held-out loss"),
         _flag("--kp", "control.kp"),
         _flag("--ki", "control.ki"),
         _flag("--control-every", "control.every"),

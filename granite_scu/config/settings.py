@@ -277,9 +277,9 @@ class ControlConfig:
 
     Attributes:
         controller: name of the law, one of ``CONTROLLERS``.
-        target_s: the setpoint S*, a ratio in (0, 1), or auto: pi's setpoint is moved at every tick by the slope of the
-            held-out loss. No ratio serves all data and models (docs/evidence.md), so none is the default. A law without
-            a setpoint ignores it.
+        target_s: the setpoint S*, a share such as 0.1 or 10%, or auto: pi's setpoint is moved at every tick by the
+            slope of the held-out loss. No share serves all data and models (docs/evidence.md), so none is the default.
+            A law without a setpoint ignores it.
         every: optimizer steps between ticks.
         kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S and p in ln S;
             of original in S, and of kl in KL/KL* - 1, both per tick.
@@ -301,7 +301,7 @@ class ControlConfig:
     """
 
     controller: str = "pi"
-    target_s: float | Literal["auto"] = "auto"
+    target_s: float | str = "auto"
     every: int = 10
     kp: float | None = None
     ki: float | None = None
@@ -319,8 +319,7 @@ class ControlConfig:
     actuator: Literal["loss", "decoupled"] = "loss"
 
     def __post_init__(self) -> None:
-        in_range = self.target_s == "auto" or 0 < self.target_s < 1
-        _check(in_range, "--target-s", self.target_s, "must lie between 0 and 1, or be auto")
+        object.__setattr__(self, "target_s", _share_or_auto("--target-s", self.target_s))
         _require(_at_least(1), {"--control-every": self.every, "--cpr-warmup": self.cpr_warmup})
         _require(_POSITIVE, {"--kp": self.kp, "--ki": self.ki})
         _require(_SHARE, {"--ema-alpha": self.ema_alpha})
@@ -446,6 +445,20 @@ class RunConfig:
         _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
         _require(_SHARE, {"--memory-fraction": self.memory_fraction})
         _require(_BETWEEN_0_AND_1, {"--run.expected_mfu": self.expected_mfu})
+
+
+def _share_or_auto(flag: str, value: float | str) -> float | str:
+    """A share as a number, of 0.1 or 10%; auto stays."""
+    if value == "auto":
+        return value
+    text = str(value)
+    try:
+        ratio = float(f"{float(text.removesuffix('%')) / 100:.12g}") if text.endswith("%") else float(text)
+    except ValueError:
+        ratio = math.nan
+    _check(math.isfinite(ratio), flag, value, "is no share, such as 10% or 0.1, and not auto")
+    _check(0 < ratio < 1, flag, value, "must lie between 0 and 1, or be auto")
+    return ratio
 
 
 def _is_encoding(name: str) -> bool:

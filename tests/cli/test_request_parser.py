@@ -38,7 +38,7 @@ def refusal(capsys, *arguments: str) -> str:
 def layers(tmp_path):
     """Two YAML files that agree about some things."""
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
-    first.write_text("lora: {rank: 4, alpha: 8}\ncontrol: {kp: 0.5, ki: 0.1}\n")
+    first.write_text("lora: {rank: 4, alpha: 8}\ncontrol: {kp: 0.5, ki: 0.1, target_s: 12.5%}\n")
     second.write_text("lora: {rank: 6}\ncontrol: {kp: 0.6}\n")
     return str(first), str(second)
 
@@ -48,6 +48,7 @@ def test_defaults_give_way_to_files_in_order_and_files_to_flags(layers):
     request = module_request("--config", first, "--config", second, "--control.kp=0.7")
     assert (request.lora.rank, request.lora.alpha, request.lora.dropout) == (6, 8.0, 0.0)
     assert (request.control.kp, request.control.ki, request.control.every) == (0.7, 0.1, 10)
+    assert request.control.target_s == 0.125
     assert module_request("--config", second, "--config", first).lora.rank == 4
 
 
@@ -133,7 +134,7 @@ def test_counts_stay_whole_whatever_was_imported_first():
     [
         ("control: {target: 0.02}", "control.target"),
         ("contrl: {target_s: 0.02}", "contrl.target_s"),
-        ("control: {target_s: high}", "control.target_s"),
+        ("control: {target_s: high}", "--control.target_s high (in {file}): is no share, such as 10% or 0.1, and not"),
         ("lora: {rank: 2.5}", "lora.rank"),
         ("data: {block_size: [a, b]}", "data.block_size"),
         ("optimizer: {schedule: step}", "optimizer.schedule"),
