@@ -35,6 +35,8 @@ from granite_scu.model.mamba2.packages import version_of
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
+from granite_scu.training.output_folder import claimed
+from granite_scu.training.resume import Resume, open_checkpoint
 
 _DATASET_FILE = f"{DEFAULT_DATASET.rpartition(':')[2]}/train-00000-of-00001.parquet"
 """Of the default data set: that it is cached shows that the data set is."""
@@ -130,6 +132,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         _flash_attention(base.attention, request.data.isolate_documents, device, precision),
         _mamba_kernels(base.kernels, bool(trainer["deterministic"]), base.name, device.kind, precision),
         _model(base.name),
+        _run_folder(request),
         _disk(request.run.output_dir),
         _hub(base.name, request.data.sources or [DEFAULT_DATASET]),
     ]  # fmt: skip
@@ -319,12 +322,27 @@ def _is_cached(repository: str, file: str, kind: str = "model") -> bool:
     return isinstance(try_to_load_from_cache(repository, file, repo_type=kind), str)
 
 
-def _disk(output_dir: str) -> Check:
-    folder = RunFolder(output_dir)
-    _, refusal = _ask(folder.check, True, True)
+def _run_folder(request: Request) -> Check:
+    """Whether the run may have its folder, and the checkpoint that it is to continue from."""
+    folder, run = RunFolder(request.run.output_dir), request.run
+    is_new = not folder.path.exists()
+
+    def open_it() -> Resume | None:
+        resume = open_checkpoint(run.resume, folder.path)
+        with claimed(folder, request, resume):
+            return resume
+
+    resume, refusal = _ask(open_it)
     if refusal:
-        return Check("free disk", "cannot be written", False, True, REFUSED, refusal)
-    free = shutil.disk_usage(nearest(folder.path)).free / GIB
+        return Check("run folder", str(folder.path), False, True, REFUSED, refusal)
+    meaning = "is made" if is_new else "what a run has written there is deleted" if run.overwrite else "is free"
+    if resume:
+        meaning = f"the run continues from {resume.path.name}"
+    return Check("run folder", str(folder.path), True, True, meaning)
+
+
+def _disk(output_dir: str) -> Check:
+    free = shutil.disk_usage(nearest(RunFolder(output_dir).path)).free / GIB
     meaning = f"the run folder takes up to {_DISK_NEEDED_GB:g} GiB"
     remedy = f"--output-dir {output_dir}: make room there or choose another disk, or lower --keep"
     return Check("free disk", f"{free:.1f} GiB free", free >= _DISK_NEEDED_GB, True, meaning, remedy)

@@ -128,7 +128,7 @@ def test_which_build_runs_on_which_gpu(capability, architectures, runs):
         (CPU, {"base__kernels": "cuda"}, "Mamba-2 kernels", "use --kernels auto"),
         (CPU, {"run__multi_gpu": True}, "--multi-gpu", "leave it out"),
         (CPU, {"base__name": "absent/by/name"}, "base model", "--model absent/by/name: no such folder"),
-        (CPU, {"run__output_dir": f"{__file__}/run"}, "free disk", "choose another folder"),
+        (CPU, {"run__output_dir": f"{__file__}/run"}, "run folder", "choose another folder"),
     ],
 )
 def test_what_the_run_would_refuse_blocks_it(machine, monkeypatch, device, settings, name, remedy):
@@ -254,6 +254,22 @@ def test_a_download_without_a_hub_blocks_the_run(machine, hub, error, offline, s
     check = found(check_requirements(wanted("cpu", **DOWNLOADED)), "hub access")
     assert check.blocks and says in check.found and remedy in check.remedy
     assert not (offline and calls)
+
+
+def test_a_run_folder_that_is_taken_blocks_the_run(machine, tmp_path):
+    machine(CPU)
+    (tmp_path / "training_config.json").write_text("{}")
+    (tmp_path / "scu_metrics.json").write_text("{}")
+
+    def folder(**settings) -> Check:
+        return found(check_requirements(wanted("cpu", run__output_dir=str(tmp_path), **settings)), "run folder")
+
+    assert folder().blocks and "is not empty" in folder().remedy
+    assert folder(run__resume="last").blocks and "holds no checkpoint" in folder(run__resume="last").remedy
+    replaced = folder(run__overwrite=True)
+    assert replaced.ok and "deleted" in replaced.meaning
+    (tmp_path / "mine.txt").touch()
+    assert "mine.txt" in folder(run__overwrite=True).remedy
 
 
 def test_a_full_disk_blocks_the_run(machine, monkeypatch, tmp_path):
