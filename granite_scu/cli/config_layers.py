@@ -113,8 +113,8 @@ def check_files(arguments: list[str]) -> None:
                 raise UserError(f"--config {value}: there is no such file, and none of that name comes along ({along})")
 
 
-def check_plain(path: Path) -> None:
-    """Refuse the configuration that lies in a run folder where it names code: a folder may come from anybody.
+def check_plain(path: Path) -> dict[str, Any]:
+    """The configuration that lies in a run folder, which may name no code: a folder may come from anybody.
 
     Settings of Lightning's Trainer may name classes and functions of any module, which are then imported and called.
     In a file that the user gives with ``--config`` they may.
@@ -123,7 +123,8 @@ def check_plain(path: Path) -> None:
         UserError: a setting that is neither a number, a switch nor a plain word, or is in none of our groups.
     """
     _check_file(str(path))
-    for group, settings in (_load(str(path)) or {}).items():
+    content: dict[str, Any] = _load(str(path)) or {}
+    for group, settings in content.items():
         if group == "seed_everything":
             continue
         if not isinstance(settings, dict) or group not in (*flags.GROUPS, "trainer"):
@@ -134,6 +135,7 @@ def check_plain(path: Path) -> None:
                     f"{path}: trainer.{name} names code, which a run folder may not; take it out of the file and, "
                     "where it is yours, give a file that has it with --config"
                 )
+    return content
 
 
 def _is_file(text: str) -> bool:

@@ -20,6 +20,7 @@ from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import COMMONEST, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
 from granite_scu.config.settings import RunConfig
+from granite_scu.storage.working_folder import as_seen_from_here
 
 
 def build_parser(
@@ -146,10 +147,24 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
     file = folder / "config.yaml"
     if not file.is_file():
         return []
-    config_layers.check_plain(file)
+    settings = config_layers.check_plain(file)
     given.setdefault("run.overwrite", False)  # that it replaced another run once does not mean that it may again
     given.setdefault("run.output_dir", str(folder))
+    _find_files(given, settings, folder)
     return [str(file)]
+
+
+def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
+    """Give the files of the run that is continued by where they are now: it may have been started in another folder."""
+    from granite_scu.data.sources.read import is_path  # late: numpy
+
+    sources = settings.get("data", {}).get("path") or []
+    sources = [sources] if isinstance(sources, str) else sources
+    found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
+    if found != sources:
+        given.setdefault("data.path", found)
+    if adapter := settings.get("lora", {}).get("adapter"):
+        given.setdefault("lora.adapter", as_seen_from_here(adapter, folder))
 
 
 def _as_yaml(flag: Flag, value: Any) -> str:

@@ -12,7 +12,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.data.sources import files
 from granite_scu.data.sources.read import is_path
-from granite_scu.storage import checkpoint_list
+from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.provenance import git_revision, versions
 from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
 from granite_scu.training.prepared_run import PreparedRun
@@ -160,4 +160,5 @@ def training_config(run: PreparedRun) -> dict:
         "machine": asdict(run.machine),
         "versions": versions(),
         "git_revision": git_revision(),
+        working_folder.RECORDED: working_folder.record(run.folder.path),
     }

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from granite_scu.cli import train
+from granite_scu.evaluation.bpt import texts
 
 SHORT = ("--test-run", "--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
 SHORT += ("--eval-batch-size", "16")
@@ -66,6 +67,21 @@ def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, lau
     )
     history = json.loads((folder / "scu_history.json").read_text())
     assert [record["step"] for record in history] == [2, 4, 5]
+
+
+def test_a_text_that_was_named_from_another_folder_is_found(run, launch, corpus, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "work" / "run")
+    shutil.copy(corpus, tmp_path / "work" / "mine.txt")
+    for file in ("training_config.json", "config.yaml"):
+        (folder / file).write_text((folder / file).read_text().replace(str(corpus), "mine.txt"))
+    recorded = json.loads((folder / "training_config.json").read_text())
+    (folder / "training_config.json").write_text(json.dumps(recorded | {"working_folder": ".."}))
+    code, out, err = launch(
+        "--resume-from-checkpoint", folder / "checkpoint-6", "--max-steps", 8, "--dry-run", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["first_step"] == 6
+    assert texts.held_out(folder, []).documents
 
 
 def test_the_text_must_be_the_same(run, short, launch):

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -13,12 +13,13 @@ from granite_scu.config.settings import DataConfig, from_record
 from granite_scu.data.blocks.packing import in_a_row, padding_of
 from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
-from granite_scu.data.sources.read import in_memory, load, sources_of
+from granite_scu.data.sources.read import in_memory, is_path, load, sources_of
 from granite_scu.data.streaming import beginning
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation.bpt.subjects import documents_of
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, as_corpus
 from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
+from granite_scu.storage.working_folder import as_seen_from_here
 
 _log = logging.getLogger(__name__)
 
@@ -109,8 +110,10 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
 
 
 def data_config(run: Path) -> DataConfig:
-    """The data settings of a run."""
-    return from_record(DataConfig, read_json(run / TRAINING_CONFIG).get("data", {}))
+    """The data settings of a run, its paths as this process finds them."""
+    config = from_record(DataConfig, read_json(run / TRAINING_CONFIG).get("data", {}))
+    found = [as_seen_from_here(source, run) if is_path(source) else source for source in config.sources]
+    return config if found == config.sources else replace(config, path=found)
 
 
 def _unseen(name: str, documents: list[Document], runs: Sequence[Path], flag: str) -> Texts:

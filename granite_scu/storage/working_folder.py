@@ -1,0 +1,46 @@
+"""The folder that a run was started in: relative paths in its settings are relative to that one.
+
+It is recorded as seen from the run folder, so that no home folder is stored, and that both may be moved together.
+"""
+
+import glob
+import os
+from pathlib import Path
+
+from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
+
+RECORDED = "working_folder"
+"""Its field in ``training_config.json``."""
+
+
+def record(run: Path) -> str | None:
+    """This process's working folder as seen from a run folder; None where no path leads there, from drive to drive."""
+    try:
+        return Path(os.path.relpath(Path.cwd(), run.resolve())).as_posix()
+    except ValueError:
+        return None
+
+
+def as_seen_from_here(path: str, run: Path) -> str:
+    """A path, or pattern, of a run's settings, as this process finds it.
+
+    It stays as it is where the run was started in this folder, and where the folder it was started in is not there any
+    more or does not have it while this one does.
+
+    Args:
+        path: as the settings have it.
+        run: the run folder.
+    """
+    file = run / TRAINING_CONFIG
+    recorded = read_json(file).get(RECORDED) if file.is_file() else None
+    if not isinstance(recorded, str) or Path(path).expanduser().is_absolute():
+        return path
+    started_in = Path(os.path.normpath(run.resolve() / recorded))
+    there = str(started_in / path)
+    if started_in == Path.cwd() or not started_in.is_dir() or (_matches(path) and not _matches(there)):
+        return path
+    return there
+
+
+def _matches(path: str) -> bool:
+    return os.path.exists(path) or next(glob.iglob(path, recursive=True), None) is not None
