@@ -106,7 +106,7 @@ def _understood(key: str, value: Any) -> Any:
             return made
     if isinstance(value, list | dict) or str in kinds or any(get_origin(kind) is list for kind in kinds):
         return UNKNOWN
-    words = " or ".join(words for kind in kinds if (words := _in_words(kind)))
+    words = " or ".join(words for kind in kinds if (words := _described(kind)))
     raise UserError(f"{_named(key)} {value}: must be {words}")
 
 
@@ -135,7 +135,7 @@ def _made(kind: Any, value: Any) -> Any:
     return number if kind is float else UNKNOWN
 
 
-def _in_words(kind: Any) -> str:
+def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "")

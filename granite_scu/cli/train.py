@@ -22,7 +22,7 @@ from granite_scu.hardware.machine import resolve_request
 from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
-from granite_scu.training import plan, plan_in_words, recipe
+from granite_scu.training import plan, plan_description, recipe
 from granite_scu.training.output_folder import is_main
 
 SCORED = {"validate": "validation", "test": "test"}
@@ -65,7 +65,7 @@ def run(arguments: list[str], wording: Callable[[str], str] = str) -> int:
 def fit(request: Request, console: Console, wording: Callable[[str], str] = str) -> int:
     """Train, and leave everything to look at in the run folder; ``wording`` as of ``run``."""
     run = recipe.prepare(request, console)
-    opening = plan_in_words.opening(plan.facts(run), going_on.flag()) if is_main() else []
+    opening = plan_description.opening(plan.facts(run), going_on.flag()) if is_main() else []
     opening = [wording(line) for line in opening]
     for line in opening:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -105,7 +105,7 @@ def dry_run(arguments: list[str], as_json: bool) -> int:
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
-        rows = plan_in_words.in_words(facts) | plan_in_words.details(facts)
+        rows = plan_description.describe(facts) | plan_description.details(facts)
         print_facts("plan (nothing is trained)", rows, console)
     return 0
 

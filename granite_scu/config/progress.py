@@ -9,7 +9,7 @@ EVERY = 60.0
 """Seconds between lines."""
 
 
-class Pulse:
+class Heartbeat:
     """Knows when a phase has to say how far it is, and how long the rest takes at its pace so far.
 
     Args:
@@ -24,15 +24,15 @@ class Pulse:
     ) -> None:
         self.total, self.every, self._clock = total, every, clock
         self._first = done
-        self._begin = self._said = clock()
+        self._begin = self._last = clock()
 
     def is_due(self) -> bool:
         """Whether nothing has been said for long enough."""
-        return self._clock() - self._said >= self.every
+        return self._clock() - self._last >= self.every
 
-    def said(self) -> None:
+    def beat(self) -> None:
         """Take note that a line was written."""
-        self._said = self._clock()
+        self._last = self._clock()
 
     def left(self, done: float) -> str:
         """Such as ``about 12 minutes left``; empty before there is a pace to go by, and at the end."""

@@ -112,7 +112,7 @@ def print_hardware_info(console: Console | None = None, predict: Predictor | Non
     }
     if device.kind == "cpu":
         found["CPU"] = device.name
-    for title, rows in (("this machine", found), ("recommended", _in_words(get_recommended_config(predict=predict)))):
+    for title, rows in (("this machine", found), ("recommended", _described(get_recommended_config(predict=predict)))):
         table = Table(title=title, title_justify="left", show_header=False)
         for name, value in rows.items():
             table.add_row(name, value)
@@ -120,7 +120,7 @@ def print_hardware_info(console: Console | None = None, predict: Predictor | Non
     console.print(f"train with it:  {training_command()}", highlight=False, soft_wrap=True)
 
 
-def _in_words(advice: dict[str, Any]) -> dict[str, str]:
+def _described(advice: dict[str, Any]) -> dict[str, str]:
     """What ``get_recommended_config`` says, for people."""
     tokens = f"{advice['batch_size']} x {advice['block_size']} tokens"
     taken, workers = advice["memory_gib_estimate"], advice["num_workers"]

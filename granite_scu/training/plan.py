@@ -1,5 +1,6 @@
 """The plan of a run: what it trains on what, and what that will cost. Estimates are marked as such."""
 
+import math
 from typing import Any
 
 from granite_scu import hardware
@@ -16,6 +17,9 @@ from granite_scu.training.prepared_run import PreparedRun
 OF_MEASURED, OF_PRINTED = 0.3, 0.2
 """Share that a training step is assumed to reach of the rate of matrix products: of the rate measured on this machine,
 and of the one that the vendor prints, of which the presets expect a fifth too."""
+
+OF_FORWARD = 0.5
+"""Share of a training step that a forward pass alone is: ``model.flops`` has 2 operations of 4 a frozen weight."""
 
 
 def describe(run: PreparedRun, here: bool = True) -> dict[str, Any]:
@@ -34,8 +38,9 @@ def describe(run: PreparedRun, here: bool = True) -> dict[str, Any]:
 def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     """What a run does and costs, as JSON has it.
 
-    Memory, in GiB: what ``model.memory`` finds. Time, in seconds of training alone: the operations of ``model.flops``
-    at a share of the rate that matrix products have; null for a card that is not here and whose rate is not known.
+    Memory, in GiB: what ``model.memory`` finds. Time, in seconds of training and validation: the operations of
+    ``model.flops`` at a share of the rate that matrix products have; null for a card that is not here and whose rate
+    is not known.
 
     Args:
         run: what is planned.
@@ -50,6 +55,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "data": run.data.summary(),
         "device": machine.device.name,
         "device_is_here": here,
+        "hardware_preset": request.hardware,
         "accelerator": machine.accelerator,
         "processes": machine.world_size,
         "precision": machine.precision,
@@ -76,7 +82,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
 
 
 def _seconds(run: PreparedRun, here: bool) -> float | None:
-    """Of the training that is left."""
+    """Of what is left of training and its validations."""
     machine, length = run.machine, run.length
     if here:
         dtype = WEIGHT_DTYPES[machine.precision]
@@ -85,8 +91,22 @@ def _seconds(run: PreparedRun, here: bool) -> float | None:
         rate = OF_PRINTED * peak.flops
     else:
         return None
-    steps = length.steps - (run.resume.step if run.resume else 0)
-    return steps * length.tokens_per_step / machine.world_size * run.size.flops_per_token / rate
+    done = run.resume.step if run.resume else 0
+    learned = (length.steps - done) * length.tokens_per_step
+    validated = validations(length.steps, done, run.request.run.eval_steps) * _tokens_of_a_validation(run)
+    passes = learned + OF_FORWARD * validated
+    return passes / machine.world_size * run.size.flops_per_token / rate
+
+
+def validations(steps: int, done: int, every: int) -> int:
+    """How many there are after so many steps are done; the last step has one in any case."""
+    return math.ceil(steps / every) - done // every if steps > done else 0
+
+
+def _tokens_of_a_validation(run: PreparedRun) -> int:
+    data, limit = run.request.data, run.request.trainer["limit_val_batches"]
+    most = int(limit) * (data.eval_batch_size or data.batch_size) * run.machine.world_size
+    return min(most, len(run.data.validation)) * data.block_size
 
 
 def _memory(request: Request, machine: Machine) -> dict[str, Any]:

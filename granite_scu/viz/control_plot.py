@@ -124,11 +124,11 @@ def set_size_scale(axes: Axes, drawn: tuple[float, float]) -> None:
     axes.axhline(0, color=style.GREEN, linewidth=1.6, dashes=(5, 3), zorder=1)
     axes.set_ylim(*drawn)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _in_words(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _described(value)))
     axes.set_ylabel("adapter size wanted", fontsize=style.LABEL, color=style.INK)
 
 
-def _in_words(change: float) -> str:
+def _described(change: float) -> str:
     if abs(change) < 1e-9:
         return "right size"
     return f"{100 * abs(change):.3g} % {'larger' if change > 0 else 'smaller'}"

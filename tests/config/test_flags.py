@@ -233,10 +233,10 @@ def test_help_shows_every_flag_and_its_default():
     assert set(shown) == {name for name, _, _, _ in FLAGS}
     for name, key, _, _ in FLAGS:
         value = value_of(request, key)
-        in_words = PROMISED.get(name, "off" if value is None or value is False else str(value))
+        shown_as = PROMISED.get(name, "off" if value is None or value is False else str(value))
         if name in OF_A_LAW:
-            in_words = f"the controller's own; {OF_A_LAW[name]}"
-        assert shown[name] == in_words, name
+            shown_as = f"the controller's own; {OF_A_LAW[name]}"
+        assert shown[name] == shown_as, name
 
 
 @pytest.mark.parametrize("asked", ["--help", "--help-all"])

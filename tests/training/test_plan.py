@@ -1,10 +1,14 @@
 """The plan of a run in words, and settings that do not go with its length."""
 
 import pytest
+from rich.console import Console
 
 from granite_scu.config.request import Request
-from granite_scu.training.plan_in_words import in_words, opening
+from granite_scu.hardware.cards import CARDS
+from granite_scu.training import plan
+from granite_scu.training.plan_description import describe, opening
 from granite_scu.training.preflight import out_of_proportion
+from granite_scu.training.recipe import prepare
 
 SPLIT = {"documents": 5, "supervised_tokens": 90_000}
 FACTS = {
@@ -15,6 +19,7 @@ FACTS = {
         **dict.fromkeys(("train", "validation", "test"), SPLIT),
     },
     **{"device": "NVIDIA GeForce RTX 4090", "device_is_here": False, "accelerator": "cuda", "processes": 1},
+    "hardware_preset": "gpu_4090",
     **{"precision": "bf16-mixed", "compiled": True, "quantize_4bit": False, "gradient_checkpointing": False},
     **{"first_step": 0, "steps": 1000, "tokens_per_step": 32768, "tokens": 32_768_000, "passes": 364.1},
     **{"controller": "pi", "control_every": 10, "target_s": 0.08, "advice": ["--warmup-steps 5: too long"]},
@@ -36,7 +41,7 @@ def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
         "4 x 1024 tokens x 8 accumulated = 32,768 tokens a step",
         "1,000 steps: 32,768,000 tokens, 364 passes",
         "8.4 of 21.1 GiB, fits",
-        "about 6 hours of training, a rough estimate from the vendor's figures",
+        "about 6 hours of training and validation, a rough estimate from the vendor's figures",
         "pi sets lambda every 10 steps so that S reaches S* = 8 %",
         "runs/mine",
         "saves, and the same command with --resume-from-checkpoint last continues",
@@ -46,11 +51,35 @@ def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
 
 def test_what_is_not_known_or_does_not_fit_is_said():
     more = {"memory_fits": False, "memory_advice": "try --batch-size 2", "time_s_estimate": None}
-    rows = in_words(FACTS | more | {"target_s": "auto: moved at every tick", "first_step": 20})
+    rows = describe(FACTS | more | {"target_s": "auto: moved at every tick", "first_step": 20})
     assert rows["memory"].endswith("does not fit (predicted); try --batch-size 2")
     assert rows["time"].startswith("not predicted")
     assert rows["controller"] == "pi sets lambda every 10 steps, and S* is found during the run"
     assert rows["length"].startswith("1,000 steps, of which 20 are done")
+
+
+def test_a_plan_for_the_cpu_says_that_it_is_not_for_the_card_of_the_preset():
+    here = {"device": "a CPU", "accelerator": "cpu", "device_is_here": True}
+    on_cpu = describe(FACTS | here)["device"]
+    assert on_cpu == "a CPU (CPU); on the CPU, and not on the card that --hardware gpu_4090 is for"
+    assert describe(FACTS | here | {"hardware_preset": "cpu"})["device"] == "a CPU (CPU)"
+
+
+def test_the_time_counts_each_validation_and_its_batches():
+    settings = {
+        "base.name": "tiny-granite-h", "data.path": "stdlib-docs", "data.block_size": 64, "data.batch_size": 2,
+        "trainer.max_steps": 100, "trainer.accumulate_grad_batches": 1, "optimizer.warmup_steps": 1,
+    }  # fmt: skip
+
+    def seconds(every: int, batches: int) -> int:
+        asked = {"run.eval_steps": every, "trainer.limit_val_batches": batches, "trainer.accelerator": "cuda"}
+        run = prepare(Request.from_dotted(settings | asked), Console(quiet=True), card=CARDS["gpu_4090"])
+        return plan._seconds(run, here=False)
+
+    once = seconds(every=1000, batches=4)
+    assert seconds(every=10, batches=4) / once == pytest.approx((100 + 10 * 4 / 2) / (100 + 4 / 2))
+    assert seconds(every=10, batches=8) / once == pytest.approx((100 + 10 * 8 / 2) / (100 + 4 / 2))
+    assert [plan.validations(105, done, 20) for done in (0, 60, 105)] == [6, 3, 0]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.progress import Pulse
+from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
 from granite_scu.data.tokens.chat import Renderer
@@ -173,7 +173,7 @@ def with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
     """The parts as they come, with a bar on stderr where their text has many bytes; a line each minute in its place
     where stderr is no terminal."""
     columns = (TextColumn("tokenising"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console, pulse, done = Console(stderr=True), Pulse(size), 0
+    console, heartbeat, done = Console(stderr=True), Heartbeat(size), 0
     hidden = size < LONG or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("tokenising", total=size)
@@ -181,9 +181,9 @@ def with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
             yield part
             done += int(part.widths.sum(dtype=int))
             progress.update(task, completed=done)
-            if hidden and size and pulse.is_due():
-                pulse.said()
-                _log.info("tokenising: %.0f of %.0f MB  %s", done / 1e6, size / 1e6, pulse.left(done))
+            if hidden and size and heartbeat.is_due():
+                heartbeat.beat()
+                _log.info("tokenising: %.0f of %.0f MB  %s", done / 1e6, size / 1e6, heartbeat.left(done))
 
 
 def joined(parts: Sequence[Part]) -> Stream:

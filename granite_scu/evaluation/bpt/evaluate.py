@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
-from granite_scu.config.progress import Pulse
+from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.passes import score_windows
@@ -103,14 +103,14 @@ def _own_figures(subjects: Sequence[Subject], runs: Sequence[Path]) -> dict[str,
 
 def _told(phase: str, total: int, console: Console) -> Callable[[float], None]:
     """Takes what was done since the last call, in tokens, and says each minute how far the phase is."""
-    pulse, done = Pulse(total), 0.0
+    heartbeat, done = Heartbeat(total), 0.0
 
     def advance(tokens: float) -> None:
         nonlocal done
         done += tokens
-        if pulse.is_due():
-            pulse.said()
-            console.print(f"{phase}: {done / total:.0%}  {pulse.left(done)}", highlight=False, markup=False)
+        if heartbeat.is_due():
+            heartbeat.beat()
+            console.print(f"{phase}: {done / total:.0%}  {heartbeat.left(done)}", highlight=False, markup=False)
 
     return advance
 

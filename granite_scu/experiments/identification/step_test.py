@@ -301,13 +301,13 @@ def _rows(result: dict[str, Any]) -> dict[str, str]:
     gain, phase, delay = ("infinite" if (v := margin[k]) is None else f"{v:.3g}" for k in ("gain", "phase", "delay"))
     unstable = "" if margin["stable"] else "; the loop is UNSTABLE"
     rows["margins"] = f"gain {gain}, phase {phase} degrees, delay {delay} ticks{unstable}"
-    rows["a step of S*, linear"] = _in_words(result["step_response"])
+    rows["a step of S*, linear"] = _described(result["step_response"])
     if result["verification"]:
-        rows["… predicted for the law"] = _in_words(result["verification"]["predicted"])
-        rows["… measured"] = _in_words(result["verification"]["measured"])
+        rows["… predicted for the law"] = _described(result["verification"]["predicted"])
+        rows["… measured"] = _described(result["verification"]["measured"])
     return rows
 
 
-def _in_words(step: dict[str, Any]) -> str:
+def _described(step: dict[str, Any]) -> str:
     rise, settling = ("never" if step[name] is None else f"{step[name]} ticks" for name in ("rise", "settling"))
     return f"rise {rise}, overshoot {step['overshoot']:.0%}, within 10% of S* after {settling}"

@@ -8,7 +8,7 @@ import lightning as L
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
 
-from granite_scu.config.progress import Pulse
+from granite_scu.config.progress import Heartbeat
 from granite_scu.training.callbacks.shannon_control import ControlTick
 
 log = logging.getLogger(__name__)
@@ -22,14 +22,14 @@ Item = TypeVar("Item")
 
 def tracked(items: Collection[Item], phase: str, console: Console) -> Iterator[Item]:
     """The items, with a bar on a terminal; elsewhere, and in the log file, the phase's name and a line each minute."""
-    live, pulse = {LIVE: True}, Pulse(len(items))
+    live, heartbeat = {LIVE: True}, Heartbeat(len(items))
     log.info("%s", phase, extra=live)
     shown = track(items, phase, console=console, transient=True) if console.is_terminal else items
     for done, item in enumerate(shown, start=1):
         yield item
-        if pulse.is_due():
-            pulse.said()
-            log.info("%s: %d/%d  %s", phase, done, len(items), pulse.left(done), extra=live)
+        if heartbeat.is_due():
+            heartbeat.beat()
+            log.info("%s: %d/%d  %s", phase, done, len(items), heartbeat.left(done), extra=live)
 
 
 class ProgressLine(L.Callback):
@@ -51,7 +51,7 @@ class ProgressLine(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._written = self._shown = trainer.global_step
-        self._pulse = Pulse(trainer.max_steps, trainer.global_step)
+        self._heartbeat = Heartbeat(trainer.max_steps, trainer.global_step)
         if trainer.is_global_zero and trainer.global_step < trainer.max_steps:
             log.info("training", extra={LIVE: True})
         if trainer.is_global_zero and self.console.is_terminal:
@@ -74,12 +74,12 @@ class ProgressLine(L.Callback):
         if self._progress:
             self._progress.update(self._task, completed=step, description=text)
         fresh = bool(record) and record["step"] == step and step - self._written >= self.logging_steps
-        if not (fresh or self._pulse.is_due()):
+        if not (fresh or self._heartbeat.is_due()):
             return
         self._written = step if fresh else self._written
-        self._pulse.said()
+        self._heartbeat.beat()
         if trainer.is_global_zero:
-            parts = [f"step {step}/{trainer.max_steps}", text if fresh else "", self._pulse.left(step)]
+            parts = [f"step {step}/{trainer.max_steps}", text if fresh else "", self._heartbeat.left(step)]
             log.info("%s", "  ".join(filter(None, parts)), extra={LIVE: True})
 
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from granite_scu.config.settings import PRECISIONS
 from granite_scu.control import TRACKING
 from granite_scu.control.units import counted, duration, per_cent
+from granite_scu.hardware.cards import CARDS
 
 _SHORT_PRECISION = {name: short for short, name in PRECISIONS.items()}
 
@@ -16,12 +17,12 @@ def opening(facts: dict[str, Any], resume: str = "--resume-from-checkpoint last"
         facts: as ``plan.facts`` finds them.
         resume: the flag that continues the run.
     """
-    rows = in_words(facts) | {"Ctrl-C": f"saves, and the same command with {resume} continues"}
+    rows = describe(facts) | {"Ctrl-C": f"saves, and the same command with {resume} continues"}
     width = max(map(len, rows)) + 2
     return [*(f"{name:<{width}}{text}" for name, text in rows.items()), *(f"note: {line}" for line in facts["advice"])]
 
 
-def in_words(facts: dict[str, Any]) -> dict[str, str]:
+def describe(facts: dict[str, Any]) -> dict[str, str]:
     """What a person wants to know of a run first, by the name of each row."""
     return {
         "model": f"{facts['model']}: {facts['parameters']}",
@@ -64,9 +65,12 @@ def _data(data: dict[str, Any]) -> str:
 def _device(facts: dict[str, Any]) -> str:
     name = f"{facts['device']} (CPU)" if facts["accelerator"] == "cpu" else facts["device"]
     several = f", {facts['processes']} processes" if facts["processes"] > 1 else ""
-    return f"{name}{several}" + (
-        "" if facts["device_is_here"] else "; not in this machine: the plan is for such a card"
-    )
+    preset, note = facts["hardware_preset"], ""
+    if not facts["device_is_here"]:
+        note = "; not in this machine: the plan is for such a card"
+    elif facts["accelerator"] == "cpu" and preset in CARDS:
+        note = f"; on the CPU, and not on the card that --hardware {preset} is for"
+    return f"{name}{several}{note}"
 
 
 def _precision(facts: dict[str, Any]) -> str:
@@ -114,7 +118,7 @@ def _time(facts: dict[str, Any]) -> str:
     if seconds is None:
         return "not predicted: the speed of this card is not known"
     basis = "from the speed of matrix products here" if facts["device_is_here"] else "from the vendor's figures"
-    return f"about {duration(seconds)} of training, a rough estimate {basis}"
+    return f"about {duration(seconds)} of training and validation, a rough estimate {basis}"
 
 
 def _controller(facts: dict[str, Any]) -> str:
