@@ -14,12 +14,16 @@ from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, DataConfig
+from granite_scu.control.units import counted, per_cent
 
 SHARES = (0, 10, 50, 90, 99, 100)
 """Percentiles of the documents' lengths that are shown."""
 
 SHOWN = 600
 """Characters of a sample that are printed."""
+
+SPLITS = {"train": "training", "validation": "validation", "test": "test"}
+"""What each split is called."""
 
 DEFAULT_MODEL = BaseConfig.name
 """That of a run: another tokenizer counts other tokens, and another template lays chats out otherwise."""
@@ -68,11 +72,51 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return 0
     console = make_console()
-    print_facts("text", {name: fact for name, fact in facts.items() if fact != {}}, console)
+    print_facts("what would be trained on", describe(facts, data.config.on_long), console)
     console.print("samples of the training blocks: [bold green]learned[/], [dim]not learned[/], | between documents")
     for index in range(min(options.samples, len(data.train))):
         _show_block(data, index, tokenizer, console)
     return 0
+
+
+def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
+    """The counts in words, by the name of each row; of what is left out only what there is.
+
+    Args:
+        facts: as ``--json`` has them.
+        on_long: as ``--on-long``.
+    """
+    from granite_scu.data.blocks.filtering import BECOMES  # late: torch
+
+    kind = "conversation" if facts["conversations"] else "document"
+    tokens, unlearned = facts["document_tokens"], facts["unsupervised_documents"]
+    divided = "by document" if facts["split_by"] == "document" else "by block, for documents are too few or too uneven"
+    long = f"{counted(facts['long_documents'], kind)}: {BECOMES.get(on_long)} (--on-long)"
+    omitted = (
+        counted(facts["empty_documents"], "empty document"),
+        counted(facts["copies_left_out"], "repeated document"),
+        counted(facts["gap_blocks"], "block") + " between the splits",
+        counted(facts["dropped_tokens"], "token"),
+        counted(unlearned, kind) + " without anything to learn",
+    )
+    rows = {
+        "tokenizer": facts["model"],
+        "text": f"{facts['path']}, divided {divided}",
+        "read as": ", ".join(f"{name}: {counted(n, kind)}" for name, n in facts["record_formats"].items()),
+        **{name: _split(facts[split], kind, facts["block_size"]) for split, name in SPLITS.items()},
+        f"length of a {kind}": f"{tokens['p50']:,} tokens in the middle; 10 % have at most {tokens['p10']:,}, 90 % at "
+        f"most {tokens['p90']:,}, the longest has {tokens['p100']:,}",
+        "longer than a block": long if facts["long_documents"] else "",
+        "left out": ", ".join(words for words in omitted if not words.startswith("0 ")),
+    }
+    return {name: text for name, text in rows.items() if text}
+
+
+def _split(counts: dict[str, Any], kind: str, block_size: int) -> str:
+    return (
+        f"{counted(counts['documents'], kind)} ({counts['bytes'] / 1e6:.3g} MB): {counts['supervised_tokens']:,} tokens "
+        f"to learn, in {counted(counts['blocks'], 'block')} of {block_size}, {per_cent(counts['utilisation'])} full"
+    )
 
 
 def lengths(data: Any) -> dict[str, int]:

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from granite_scu.cli import main as commands
+from granite_scu.cli.inspect_data import describe
 
 
 @pytest.fixture
@@ -40,7 +41,31 @@ def test_samples_show_what_is_learned(chats, capsys):
     )
     turn = rf"{asked}<\|start_of_role\|>{answered}"
     assert len(re.findall(turn, shown)) > 1
-    assert " | <|start_of_role|>user" in shown and "<|pad|>" not in shown and "utilisation" in shown
+    assert " | <|start_of_role|>user" in shown and "<|pad|>" not in shown and " % full" in shown
+
+
+def test_the_counts_are_in_words(capsys):
+    split = {"documents": 5, "blocks": 14, "supervised_tokens": 14088, "bytes": 46504, "utilisation": 0.983}
+    nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens", "conversations"), 0)
+    facts = {
+        **{"model": "tiny", "path": "mine", "split_by": "document", "block_size": 1024, "long_documents": 1},
+        **{"copies_left_out": 2, "unsupervised_documents": 1, "train": split, "validation": split, "test": split},
+        **nothing,
+        "record_formats": {},
+        "document_tokens": {"p0": 1, "p10": 141, "p50": 483, "p90": 3900, "p99": 15195, "p100": 18040},
+    }
+    rows = describe(facts, "truncate")
+    assert rows["text"] == "mine, divided by document"
+    assert rows["training"] == "5 documents (0.0465 MB): 14,088 tokens to learn, in 14 blocks of 1024, 98.3 % full"
+    assert rows["longer than a block"] == "1 document: truncated (--on-long)"
+    assert rows["left out"] == "2 repeated documents, 1 document without anything to learn"
+    assert rows["length of a document"].startswith(
+        "483 tokens in the middle; 10 % have at most 141, 90 % at most 3,900"
+    )
+    assert "left out" not in describe(facts | {"copies_left_out": 0, "unsupervised_documents": 0}, "split")
+    chats = describe(facts | {"conversations": 7, "split_by": "block", "record_formats": {"Alpaca": 7}}, "split")
+    assert chats["read as"] == "Alpaca: 7 conversations" and "read as" not in rows
+    assert "divided by block" in chats["text"] and chats["test"].startswith("5 conversations (")
 
 
 def test_counts_as_json(chats, capsys):
