@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from granite_scu.cli.setting_names import Wording
+from granite_scu.config.progress import LIVE
 
 PIPE_WIDTH = 120
 """Columns where the output is no terminal, which has no width of its own."""
@@ -41,8 +42,6 @@ def quiet(console: Console, wording: Callable[[str], str] = str) -> None:
         console: where they go.
         wording: names settings as the user gives them.
     """
-    from granite_scu.training.callbacks.progress import LIVE  # late: it loads Lightning
-
     handler = RichHandler(
         console=console, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
     )

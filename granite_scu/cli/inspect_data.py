@@ -87,6 +87,7 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
         on_long: as ``--on-long``.
     """
     from granite_scu.data.blocks.filtering import BECOMES  # late: torch
+    from granite_scu.data.sources.record_formats import LABELS
 
     kind = "conversation" if facts["conversations"] else "document"
     tokens, unlearned = facts["document_tokens"], facts["unsupervised_documents"]
@@ -102,8 +103,11 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
     rows = {
         "tokenizer": facts["model"],
         "text": f"{facts['path']}, divided {divided}",
-        "read as": ", ".join(f"{name}: {counted(n, kind)}" for name, n in facts["record_formats"].items()),
-        **{name: _split(facts[split], kind, facts["block_size"]) for split, name in SPLITS.items()},
+        "read as": ", ".join(f"{LABELS[name]}: {count:,}" for name, count in facts["record_formats"].items()),
+        **{
+            name: _split(facts[split], kind, facts["block_size"], "learn" if split == "train" else "measure on")
+            for split, name in SPLITS.items()
+        },
         f"length of a {kind}": f"{tokens['p50']:,} tokens in the middle; 10 % have at most {tokens['p10']:,}, 90 % at "
         f"most {tokens['p90']:,}, the longest has {tokens['p100']:,}",
         "longer than a block": long if facts["long_documents"] else "",
@@ -112,11 +116,10 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
     return {name: text for name, text in rows.items() if text}
 
 
-def _split(counts: dict[str, Any], kind: str, block_size: int) -> str:
-    return (
-        f"{counted(counts['documents'], kind)} ({counts['bytes'] / 1e6:.3g} MB): {counts['supervised_tokens']:,} tokens "
-        f"to learn, in {counted(counts['blocks'], 'block')} of {block_size}, {per_cent(counts['utilisation'])} full"
-    )
+def _split(counts: dict[str, Any], kind: str, block_size: int, use: str) -> str:
+    documents = f"{counted(counts['documents'], kind)} ({counts['bytes'] / 1e6:.3g} MB)"
+    blocks = f"{counted(counts['blocks'], 'block')} of {block_size}, {per_cent(counts['utilisation'])} full"
+    return f"{documents}: {counts['supervised_tokens']:,} tokens to {use}, in {blocks}"
 
 
 def lengths(data: Any) -> dict[str, int]:

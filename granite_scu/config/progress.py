@@ -1,12 +1,24 @@
-"""How far a phase is, for a log file or CI, where no line can be redrawn."""
+"""How far a phase is: a bar on a terminal; a line now and then in a log file or CI, where none can be redrawn."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import track
 
 from granite_scu.control.units import duration
 
+log = logging.getLogger(__name__)
+
 EVERY = 60.0
 """Seconds between lines."""
+
+LIVE = "shown_live"
+"""Marks a log record that says what a bar shows too."""
+
+Item = TypeVar("Item")
 
 
 class Heartbeat:
@@ -41,3 +53,23 @@ class Heartbeat:
             return ""
         seconds = (self._clock() - self._begin) * (self.total - done) / moved
         return f"about {duration(seconds)} left"
+
+
+def tracked(items: Collection[Item], phase: str, console: Console, announced: bool = True) -> Iterator[Item]:
+    """The items, with a bar on a terminal; elsewhere, and in the log file, the phase's name and a line each minute.
+
+    Args:
+        items: what is worked through.
+        phase: its name.
+        console: where the bar goes.
+        announced: whether a line has the phase's name as it begins.
+    """
+    live, heartbeat = {LIVE: True}, Heartbeat(len(items))
+    if announced:
+        log.info("%s", phase, extra=live)
+    shown = track(items, phase, console=console, transient=True) if console.is_terminal else items
+    for done, item in enumerate(shown, start=1):
+        yield item
+        if heartbeat.is_due():
+            heartbeat.beat()
+            log.info("%s: %d/%d  %s", phase, done, len(items), heartbeat.left(done), extra=live)

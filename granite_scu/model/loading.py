@@ -2,15 +2,18 @@
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from lightning_utilities.core.rank_zero import rank_zero_only
+from rich.console import Console
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,6 +25,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.progress import tracked
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, check_model
 from granite_scu.model.mamba2 import kernels, mamba
 from granite_scu.model.mamba2.proof import Sizes
@@ -133,7 +137,7 @@ def load_model(
         )
         kwargs["device_map"] = {"": device}  # without it every process would quantise on the first GPU
     transformers_logging.disable_progress_bar()  # ours shows what takes long
-    with _hub_errors(config.name):
+    with _hub_errors(config.name), _showing_progress(f"loading the weights of {config.name}"):
         model = AutoModelForCausalLM.from_pretrained(
             resolve(config.name), trust_remote_code=False, use_safetensors=True, **kwargs
         )
@@ -156,6 +160,26 @@ def load_model(
         sizes = Sizes.of(next(iter(mixers.values())))
         mamba.install(model, kernels.choose(config.kernels, device, dtype, sizes))
     return model
+
+
+@contextmanager
+def _showing_progress(phase: str) -> Iterator[None]:
+    """What transformers would show a bar of its own for while the context lasts, has ours, or a line now and then."""
+
+    def ours(theirs: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        items = given[0] if given else None
+        if not isinstance(items, Collection):
+            return theirs(*given, **named)
+        # Of several processes one shows it.
+        return tracked(
+            items, phase, Console(stderr=True, quiet=getattr(rank_zero_only, "rank", 0) != 0), announced=False
+        )
+
+    before = transformers_logging.set_tqdm_hook(ours)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(before)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

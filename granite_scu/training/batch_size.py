@@ -63,9 +63,11 @@ def prove(run: PreparedRun) -> PreparedRun:
         RunFailed: not even one block fits.
     """
     allowed = run.machine.memory_limit(run.request.run.memory_fraction)
-    for size in memory_budget.sizes(run.request.blocks_per_step, run.request.data.batch_size):
+    sizes = memory_budget.sizes(run.request.blocks_per_step, run.request.data.batch_size)
+    for number, size in enumerate(sizes, start=1):
         request = memory_budget.with_batch(run.request, size)
-        log.info("finding the batch size: trying %d x %d tokens", size, request.data.block_size)
+        of = f"try {number} of at most {len(sizes)}"
+        log.info("finding the batch size: trying %d x %d tokens (%s)", size, request.data.block_size, of)
         tried = replace(run, request=request, data=run.data.with_batch_size(size))
         taken = _try(tried)
         if taken is not None and taken <= allowed:

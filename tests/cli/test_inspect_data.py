@@ -63,8 +63,8 @@ def test_the_counts_are_in_words(capsys):
         "483 tokens in the middle; 10 % have at most 141, 90 % at most 3,900"
     )
     assert "left out" not in describe(facts | {"copies_left_out": 0, "unsupervised_documents": 0}, "split")
-    chats = describe(facts | {"conversations": 7, "split_by": "block", "record_formats": {"Alpaca": 7}}, "split")
-    assert chats["read as"] == "Alpaca: 7 conversations" and "read as" not in rows
+    chats = describe(facts | {"conversations": 7, "split_by": "block", "record_formats": {"alpaca": 7}}, "split")
+    assert chats["read as"] == "Alpaca: 7" and "read as" not in rows
     assert "divided by block" in chats["text"] and chats["test"].startswith("5 conversations (")
 
 

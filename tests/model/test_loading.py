@@ -1,6 +1,7 @@
 import gc
 import http.server
 import importlib.util
+import logging
 import threading
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 from huggingface_hub import constants
 from torch.nn import functional as F
+from transformers.utils import logging as transformers_logging
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.model import adapters, loading
 from granite_scu.model.loss import summed_nats
@@ -55,6 +58,16 @@ def test_the_embedded_model_comes_frozen_with_its_scan_in_place():
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     layer = next(m for m in model.modules() if mamba.is_mamba2(m))
     assert layer.forward.__module__ == mamba.__name__
+
+
+def test_a_long_load_says_how_far_it_is_and_what_is_left(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
+    caplog.set_level("INFO", "granite_scu")
+    monkeypatch.setattr(Heartbeat, "is_due", lambda self: True)
+    load_fp32(TINY_MODEL)
+    lines = [line for line in caplog.messages if line.startswith(f"loading the weights of {TINY_MODEL}: ")]
+    assert len(lines) > 20 and lines[0].partition(": ")[2].startswith("1/") and "left" in lines[0]
+    assert not transformers_logging.set_tqdm_hook(None), "transformers has its own bars again"
 
 
 def test_weights_are_held_in_the_dtype_asked_for():

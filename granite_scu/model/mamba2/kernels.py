@@ -3,11 +3,13 @@
 import functools
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from subprocess import PIPE
 
 import torch
 
@@ -27,6 +29,9 @@ tried by ``--kernels hub`` alone."""
 
 PATIENCE = 540
 """Seconds after which a check is given up: less than processes that train together wait for one another."""
+
+A_WHILE = 60
+"""Seconds after each of which a line says that a check is still at work."""
 
 
 def installed(request: str = "auto") -> dict[str, str]:
@@ -102,15 +107,22 @@ def fault_apart(name: str, device: torch.device, dtype: torch.dtype, sizes: Size
     asked = json.dumps({"name": name, "device": str(device), "dtype": str(dtype), "sizes": asdict(sizes)})
     line = [sys.executable, "-c", f"from {__name__} import answer; answer()", asked]
     untuned = os.environ | {"FLA_CACHE_RESULTS": "0"}
+    with subprocess.Popen(line, env=untuned, stdout=PIPE, stderr=PIPE, text=True) as process:
+        for number in range(1, math.ceil(PATIENCE / A_WHILE) + 1):
+            try:
+                out, err = process.communicate(timeout=A_WHILE)
+                break
+            except subprocess.TimeoutExpired:
+                of = f"{number * A_WHILE // 60:.0f} of at most {PATIENCE // 60:.0f} minutes"
+                log.info("checking %s: compiling or running it for %s", named(name), of)
+        else:
+            process.kill()
+            return f"no answer after {PATIENCE // 60:.0f} minutes"
     try:
-        done = subprocess.run(line, env=untuned, capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        return f"no answer after {PATIENCE // 60} minutes"
-    try:
-        return json.loads(done.stdout.splitlines()[-1])["fault"]
+        return json.loads(out.splitlines()[-1])["fault"]
     except (IndexError, ValueError, KeyError, TypeError):
-        said = done.stderr.strip().splitlines()[-1:] or [""]
-        return f"its process ended with code {done.returncode}: {said[0][:200]}"
+        said = err.strip().splitlines()[-1:] or [""]
+        return f"its process ended with code {process.returncode}: {said[0][:200]}"
 
 
 def answer() -> None:

@@ -1,35 +1,15 @@
 """The live line, and the lines that remain where there is no terminal."""
 
 import logging
-from collections.abc import Collection, Iterator
-from typing import TypeVar
 
 import lightning as L
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from granite_scu.config.progress import Heartbeat
+from granite_scu.config.progress import LIVE, Heartbeat
 from granite_scu.training.callbacks.shannon_control import ControlTick
 
 log = logging.getLogger(__name__)
-
-LIVE = "shown_live"
-"""Marks a log record that says what the live line shows too."""
-
-
-Item = TypeVar("Item")
-
-
-def tracked(items: Collection[Item], phase: str, console: Console) -> Iterator[Item]:
-    """The items, with a bar on a terminal; elsewhere, and in the log file, the phase's name and a line each minute."""
-    live, heartbeat = {LIVE: True}, Heartbeat(len(items))
-    log.info("%s", phase, extra=live)
-    shown = track(items, phase, console=console, transient=True) if console.is_terminal else items
-    for done, item in enumerate(shown, start=1):
-        yield item
-        if heartbeat.is_due():
-            heartbeat.beat()
-            log.info("%s: %d/%d  %s", phase, done, len(items), heartbeat.left(done), extra=live)
 
 
 class ProgressLine(L.Callback):

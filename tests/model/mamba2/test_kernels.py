@@ -54,6 +54,17 @@ def warnings_of(caplog, monkeypatch):
     return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_a_check_that_takes_long_says_so_and_is_given_up(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
+    caplog.set_level("INFO", "granite_scu")
+    monkeypatch.setattr(kernels, "A_WHILE", 0.2)
+    monkeypatch.setattr(kernels, "PATIENCE", 0.3)
+    monkeypatch.setattr(kernels, "named", str)
+    fault = kernels.fault_apart("fla-core", torch.device("cpu"), torch.float32, Sizes())
+    assert fault == "no answer after 0 minutes"
+    assert caplog.messages == ["checking fla-core: compiling or running it for 0 of at most 0 minutes"] * 2
+
+
 def choose(request, device=GPU, dtype=torch.float32):
     return kernels.choose(request, device, dtype, Sizes())
 
