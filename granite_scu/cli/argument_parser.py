@@ -33,6 +33,10 @@ class Parser(argparse.ArgumentParser):
         else:
             self.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help. argparse itself says nothing where it cannot be written."""
+        print(self.format_help(), end="", file=file)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from granite_scu.cli.lasting_output import open_what_is_closed
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
@@ -18,6 +19,8 @@ from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQ
 NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
 HOW_TO_CONTINUE = "where the run folder holds a checkpoint, --resume-from-checkpoint last continues from it"
+
+OUTPUT = "standard output"
 
 _REMEDIES = {
     errno.ENOSPC: "free some space",
@@ -58,10 +61,15 @@ def guarded(
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few characters must not end a run
         with _hooks(debug, how_to_continue):
-            return run()
+            try:
+                code = run()
+            except SystemExit:  # of --help
+                _flush()
+                raise
+            _flush()
+            return code
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        _lead_nowhere(sys.stdout)
         return FAILED
     except (Exception, KeyboardInterrupt, Stopped) as error:
         line, code = _line_and_code(error, how_to_continue)
@@ -72,6 +80,23 @@ def guarded(
             with suppress(OSError):  # there may be nobody left to read it
                 print(wording(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
         return code
+
+
+def _flush() -> None:
+    """Write what standard output still holds while an error of it can be told: Python's exit has no words for it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        error.filename = OUTPUT
+        _lead_nowhere(sys.stdout)
+        raise
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def hush_renamings() -> None:
@@ -97,6 +122,8 @@ def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int
         case OSError(errno=int()):  # as a rule a disk that is full or may not be written to
             where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
             remedy = _REMEDIES.get(error.errno or 0, "--debug shows where")
+            if error.filename == OUTPUT:
+                return f"{where}{error.strerror}; {remedy}", FAILED
             return f"{where}{error.strerror}; {remedy}; {how_to_continue}", FAILED
     # The boundary of the program: whatever got here is a defect of ours or of the machine.
     words = textwrap.shorten(str(error), 400, placeholder=" ...") or "no message"
