@@ -24,7 +24,7 @@ from granite_scu.viz.report_settings import configuration, environment
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 from granite_scu.viz.settling import unsettled
 from granite_scu.viz.what_now import Advice, what_now, where
-from granite_scu.viz.words import duration, first, is_number, part, percent, quantity, shown, signed
+from granite_scu.viz.words import compact, duration, first, is_number, part, percent, quantity, shown, signed
 
 NAME = "report.html"
 _LATEST = 12
@@ -175,12 +175,12 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     aim = "S* has moved to" if run.setpoint_moves else "S* ="
     figures = [
         (f"S {when}", percent(smoothed), f"{aim} {percent(target)}" if is_number(target) else "no setpoint"),
-        (f"λ {when}", quantity(latest.get("lambda")), "regularisation strength"),
-        ("DataBPT", quantity(latest.get("data_bpt")), "bits per token, training text"),
-        ("ParamBPT", quantity(latest.get("param_bpt")), "bits per token, the adapter then"),
+        (f"λ {when}", compact(latest.get("lambda")), "regularisation strength"),
+        ("DataBPT", compact(latest.get("data_bpt")), "bits per token, training text"),
+        ("ParamBPT", compact(latest.get("param_bpt")), "bits per token, the adapter then"),
     ]
     if validated:
-        figures.append(("best validation", quantity(validated[1]), f"bits per token, step {validated[0]:,}"))
+        figures.append(("best validation", compact(validated[1]), f"bits per token, step {validated[0]:,}"))
     figures.append(("steps", quantity(latest["step"]), f"{quantity(latest.get('tokens'))} tokens"))
     if is_number(metrics.get("wall_time_s")):
         rate = quantity(metrics.get("tokens_per_s"))

@@ -44,6 +44,11 @@ def quantity(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def compact(value: Any) -> str:
+    """As ``quantity``, in ten characters at most: what a tile has room for."""
+    return f"{value:.3g}" if is_number(value) and abs(value) >= 1e7 else quantity(value)
+
+
 def percent(value: Any) -> str:
     return f"{100 * value:.3g}\N{NO-BREAK SPACE}%" if is_number(value) else NONE
 

@@ -97,6 +97,13 @@ def test_of_a_run_that_was_scored_afterwards_it_has_the_verdict(finished, units,
     assert "no interval is given" not in text
 
 
+def test_a_huge_value_has_room_in_its_tile(tmp_path):
+    huge = [record(10, param_bpt=1.2345e15, data_bpt=12_345_678.0, **{"lambda": 1e30})]
+    source = build_report(read_run(write_run(tmp_path / "run", huge, {}, settings())))
+    tiles = re.findall(r"<dd>(.*?)<small>", source)
+    assert {"1.23e+15", "1.23e+07", "1e+30"} < set(tiles) and max(map(len, tiles)) <= 10
+
+
 def test_of_a_run_from_an_adapter_it_says_what_that_scored(tmp_path):
     started = settings(start={"adapter": "mine/best", "sha256": "0123"})
     text = page(write_run(tmp_path / "run", rising(), {}, started, metrics=METRICS | {"start_test_bpt": 6.0321})).text

@@ -20,7 +20,12 @@ def test_both_continuations_stand_side_by_side_below_the_beginning(finished):
     assert "Base model" in pair and " there &amp; then" in pair
     assert "Adapter" in pair and "(nothing)" in pair
     assert "each by at most 40 tokens, at temperature 0.5" in source
-    assert " upon a time" in source
+    assert " upon a time" in source and "in the same words" not in source
+
+
+def test_that_both_say_the_same_is_said(finished):
+    source = page(finished, [{**TEXTS, "adapter": TEXTS["base"]}, TEXTS])
+    assert source.count("Both continue it in the same words.") == 1
 
 
 def test_without_samples_or_with_damaged_ones_there_is_no_such_section(finished):
