@@ -50,7 +50,7 @@ Pair = tuple[list[dict[str, Any]], list[str]]
 
 
 def read_comparison(file: Path) -> dict[str, Any]:
-    """What ``scripts/compare_controllers.py`` found.
+    """What ``granite-scu compare`` found.
 
     Raises:
         ValueError: it is not that, or no task has a finished run.
@@ -63,7 +63,7 @@ def read_comparison(file: Path) -> dict[str, Any]:
             for found, numbers in ((row["test_bpt"], ("mean",)), (row["difference"], ("mean", "low", "high"))):
                 [float(found[number]) for number in numbers if found is not None]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{file}: not the comparison.json of scripts/compare_controllers.py ({error!r})") from error
+        raise ValueError(f"{file}: not the comparison.json of granite-scu compare ({error!r})") from error
     results["tasks"] = [task for task in results["tasks"] if any(row["test_bpt"] for row in task["rows"])]
     if not results["tasks"]:
         raise ValueError(f"{file}: no task has a finished run")

@@ -1,1 +1,1 @@
-"""The base model and adapters scored on the same held-out text; the command is ``scripts/eval_bpt.py``."""
+"""The base model and adapters scored on the same held-out text; the command is ``granite-scu eval``."""

@@ -104,7 +104,7 @@ def known_license(base: str) -> str | None:
 
 
 def evaluation_of(folder: Path) -> dict[str, Any] | None:
-    """The adapter of a run against its base as ``scripts/eval_bpt.py`` measured it; None where it did not.
+    """The adapter of a run against its base as ``granite-scu eval`` measured it; None where it did not.
 
     Returns:
         ``data``, ``documents``, ``tokens``, ``max_length``, ``stride``, ``units`` (of the bootstrap); ``base`` and
@@ -133,7 +133,7 @@ def evaluation_of(folder: Path) -> dict[str, Any] | None:
         }
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(
-            f"{file}: does not compare the adapter of {name} with its base; run scripts/eval_bpt.py on it again"
+            f"{file}: does not compare the adapter of {name} with its base; score it again with granite-scu eval"
         ) from error
 
 

@@ -213,5 +213,5 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
             f"the adapter is no better than its base on held-out documents: {adapter:.4f}, {base:.4f} bits per token"
         )
     if facts["evaluation"] is None:
-        notes.append("no interval: scripts/eval_bpt.py was not run on this folder")
+        notes.append("no interval: granite-scu eval has not scored this folder")
     return notes
