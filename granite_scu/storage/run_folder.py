@@ -53,7 +53,7 @@ _WRITTEN = (
 _INSIDE = re.compile(
     r"adapter_model\.safetensors|adapter_config\.json|state\.ckpt|manifest\.json|validation\.json|best|README\.md"
     r"|csv|tensorboard|from-checkpoint-\d+|version_\d+|metrics\.csv|hparams\.yaml|events\.out\.tfevents\..*"
-    r"|cuda_optimized_training\.log"
+    r"|(cuda_optimized_)?training\.log"
 )
 """What a run writes into the folders of its own: adapters, checkpoints and logs."""
 

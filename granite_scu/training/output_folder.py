@@ -20,7 +20,8 @@ from granite_scu.training.resume import Resume, restore_records
 
 log = logging.getLogger(__name__)
 
-LOG = "cuda_optimized_training.log"
+LOG = {"cuda": "cuda_optimized_training.log", "cpu": "training.log"}
+"""The log file, by accelerator: that on a GPU has the name that the guides look for."""
 
 
 def is_main() -> bool:
@@ -119,7 +120,7 @@ def open_run_folder(run: PreparedRun, opening: Sequence[str] = ()) -> None:
     folder.write_text("config.yaml", request.yaml)
     folder.write_json("scu_config.json", scu_config(run))
     folder.write_lines(DOCUMENTS, run.data.record())
-    handler = logging.FileHandler(folder.path / "logs" / LOG, encoding="utf-8")
+    handler = logging.FileHandler(folder.path / "logs" / LOG[run.machine.accelerator], encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("granite_scu").addHandler(handler)
     for line in opening:

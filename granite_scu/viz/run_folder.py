@@ -17,7 +17,9 @@ UNFINISHED = "scu_history.jsonl"
 EVALUATION = "eval_bpt.json"
 STOPPED = "stopped.json"
 SAMPLES = "samples.json"
-LOG = "logs/cuda_optimized_training.log"
+LOG = "logs/training.log"
+GPU_LOG = "logs/cuda_optimized_training.log"
+"""The log file of a run on a CPU, and on a GPU; a run that has moved from one to the other has both."""
 
 BAND = 0.10
 """Half width of the band around the setpoint, relative to it, in which S counts as held."""
@@ -138,7 +140,7 @@ def read_measured_run(path: str | Path) -> Run:
         ticks = f"{len(run.history)} tick{'s' if len(run.history) > 1 else ''}"
         raise ValueError(
             f"{run.path}: nothing was measured in its {ticks}, S is null throughout, so there is nothing to draw; "
-            f"{LOG} may say why (a loss that is not finite: lower --learning-rate)"
+            f"the log file in {run.path / 'logs'} may say why (a loss that is not finite: lower --learning-rate)"
         )
     return run
 
@@ -188,12 +190,10 @@ _ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ",
 
 
 def _read_warnings(folder: Path) -> tuple[str, ...]:
-    file = folder / LOG
-    if not file.is_file():
-        return ()
-    text = file.read_text(encoding="utf-8", errors="replace")
+    files = [folder / name for name in (LOG, GPU_LOG) if (folder / name).is_file()]
+    text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     entries = list(_ENTRY.finditer(text))
-    ends = [entry.start() for entry in entries[1:]] + [len(text)]
+    ends = [*(entry.start() for entry in entries[1:]), len(text)][: len(entries)]
     return tuple(
         text[entry.end() : end].strip()
         for entry, end in zip(entries, ends, strict=True)

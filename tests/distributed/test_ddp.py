@@ -134,7 +134,7 @@ def test_one_process_writes_and_speaks(runs):
     assert names(one) == names(two)
     assert unmeasured(first) == unmeasured(alone)
     assert not second
-    logs = [(folder / "logs" / "cuda_optimized_training.log").read_text().count("\n") for folder in (one, two)]
+    logs = [(folder / "logs" / "training.log").read_text().count("\n") for folder in (one, two)]
     assert logs[0] == logs[1]
 
 

@@ -273,7 +273,7 @@ def test_a_recorded_lambda_that_acted_otherwise_is_refused(launch, corpus, tmp_p
 
 def test_a_recorded_lambda_that_weighed_another_penalty_is_warned_of(train, trained, flags_of):
     flags = flags_of("replay")
-    log = lambda run: (run / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")  # noqa: E731
+    log = lambda run: (run / "logs" / "training.log").read_text(encoding="utf-8")  # noqa: E731
     assert "sigma^2 N" not in log(trained(*flags))
     assert "so the same lambda holds the adapter 0.01 times as hard" in log(train(*flags, "--prior-sigma", 0.2))
 

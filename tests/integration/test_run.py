@@ -103,7 +103,7 @@ def test_nothing_goes_to_stderr(run):
 
 
 def test_what_the_mamba_layers_run_in_is_said_and_the_course_is_logged_too(run):
-    log = (run.folder / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
+    log = (run.folder / "logs" / "training.log").read_text(encoding="utf-8")
     for said in (run.out, log):
         assert said.count("Mamba-2 layers run in PyTorch") == said.count("Ctrl-C      saves, and the same command") == 1
     assert "step 12/22  loss" in log and "validation" in log
@@ -128,7 +128,7 @@ def test_the_folder_is_complete(run):
     expected = [
         *("adapter_model.safetensors", "adapter_config.json", "tokenizer.json", "tokenizer_config.json"),
         *("scu_config.json", "scu_metrics.json", "scu_history.json", "training_config.json", "config.yaml"),
-        *("logs/cuda_optimized_training.log", "logs/csv/metrics.csv", "control.png", "report.html", "README.md"),
+        *("logs/training.log", "logs/csv/metrics.csv", "control.png", "report.html", "README.md"),
         *(f"checkpoint-{step}/{name}" for step in (11, 22) for name in ("state.ckpt", "adapter_model.safetensors")),
     ]
     missing = [name for name in expected if not (run.folder / name).is_file()]
@@ -511,7 +511,7 @@ def test_requirements_that_are_met(launch):
 
 
 def test_mfu_on_a_cpu_is_in_the_history_and_the_summary_and_not_before_the_users_eyes(run):
-    log = (run.folder / "logs" / "cuda_optimized_training.log").read_text()
+    log = (run.folder / "logs" / "training.log").read_text()
     assert "mfu" not in log + run.out
     summary = read_json(run.folder / "scu_metrics.json")
     assert summary["peak_source"].startswith("measured") and summary["peak_tflops"] > 0

@@ -51,7 +51,7 @@ def test_a_setpoint_beyond_reach_is_said_before_the_first_step_and_the_run_goes_
 
 def test_it_is_seen_while_running_once_and_the_summary_says_so(unreachable):
     printed, folder = unreachable
-    log = (folder / "logs" / "cuda_optimized_training.log").read_text(encoding="utf-8")
+    log = (folder / "logs" / "training.log").read_text(encoding="utf-8")
     assert log.count("S* = 90 % is out of reach: S is ") == 1
     found = read(folder, "scu_metrics.json")["reachability"]
     assert found["verdict"] == "stuck below the setpoint"
