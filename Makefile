@@ -20,6 +20,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 		echo "error: this Python cannot make virtual environments; install its venv module (Debian: python3-venv)"; \
 		rm -rf $(VENV); exit 1; }
+	@# On Linux pip's own PyTorch brings gigabytes of CUDA. One package alone is asked of the other index, which may be
+	@# out of reach: then pip takes its own.
+	@if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi > /dev/null; then \
+		echo "no NVIDIA driver here: taking PyTorch for the CPU; scripts/setup_gpu.sh takes the one for a GPU"; \
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps \
+			--extra-index-url https://download.pytorch.org/whl/cpu torch; fi
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[quant,dev]'
 	@touch $@
 
@@ -62,7 +68,9 @@ train-auto: setup  ## recommend settings for this machine and print the command 
 	$(BIN)/granite-scu hardware
 
 # ARGS holds more flags: make train-4090 ARGS="--data-dir my_texts/ --output-dir runs/mine"
+WITHOUT_ARGS = $(if $(ARGS),,@echo 'training on wikitext-2 from the Hugging Face hub; on your text: make $@ ARGS="--data-dir my_texts/"')
 train-4090 train-3090 train-low-mem: train-%: setup
+	$(WITHOUT_ARGS)
 	$(BIN)/python scripts/train_granite_cuda.py --hardware gpu_$(subst -,_,$*) $(ARGS)
 
 train-4090:  ## train with the preset for an RTX 4090; ARGS="--data-dir DIR" and other flags
@@ -70,6 +78,7 @@ train-3090:  ## the same for an RTX 3090
 train-low-mem:  ## the same for cards with 6 to 12 GB
 
 train-cpu: setup  ## the same without a GPU
+	$(WITHOUT_ARGS)
 	$(BIN)/python scripts/train_granite_cuda.py --hardware cpu $(ARGS)
 
 clean:  ## remove the environment, runs and caches

@@ -17,6 +17,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.hardware import presets
+from granite_scu.hardware.precision import slow_four_bits
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ def resolve(
     if device.kind == "cuda" and devices > 1 and not card:
         device = _least(hardware.detect_all()[:devices])
     precision = hardware.resolve_precision(trainer["precision"], device)
+    if warning := slow_four_bits(base.quantize_4bit, precision, device):
+        log.warning(warning)
     _check_graphs(base, trainer.get("accumulate_grad_batches", 1), device)
     if run.fsdp:
         _check_sharding(devices * nodes, base.quantize_4bit, bool(base.compile))

@@ -40,6 +40,19 @@ def resolve_precision(requested: str | None, device: Device) -> str:
     return requested
 
 
+def slow_four_bits(quantize_4bit: bool, precision: str, device: Device) -> str | None:
+    """A warning in one line, where a GPU would multiply fp32 numbers made of 4-bit weights."""
+    if not quantize_4bit or precision != "32-true" or device.kind != "cuda":
+        return None
+    fitting = _PRECISION_FLAGS[_fitting_precision(device)]
+    if fitting == "fp32":
+        return None
+    return (
+        f"--precision fp32: with --4bit-quantization every product is several times slower than in {fitting}, and the "
+        f"weights are of 4 bits all the same; --precision {fitting} or auto is meant for it"
+    )
+
+
 def _fitting_precision(device: Device) -> str:
     if device.supports_bf16:
         return "bf16-mixed"

@@ -1,10 +1,15 @@
 """What a run is told to use, on simulated machines."""
 
+import logging
+
 import pytest
 from devices import A100, AMX, B200, CPU, P100, RTX_4090, T4, V100
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import BaseConfig, RunConfig
 from granite_scu.hardware import resolve_accelerator, resolve_precision
+from granite_scu.hardware.machine import resolve
+from granite_scu.hardware.precision import slow_four_bits
 
 
 @pytest.mark.parametrize(
@@ -75,3 +80,18 @@ def test_a_run_is_on_the_cpu_only_where_that_is_asked_for(machine, requested):
 def test_an_unknown_accelerator_is_refused():
     with pytest.raises(UserError, match="--accelerator tpu: unknown; choose auto, cpu or cuda"):
         resolve_accelerator("tpu")
+
+
+def test_four_bits_under_fp32_are_warned_of_on_a_gpu_that_has_something_faster():
+    assert "--precision bf16 or auto" in slow_four_bits(True, "32-true", RTX_4090)
+    assert "than in fp16" in slow_four_bits(True, "32-true", T4)
+    for asked in ((True, "bf16-mixed", RTX_4090), (False, "32-true", RTX_4090), (True, "32-true", CPU)):
+        assert slow_four_bits(*asked) is None
+    assert slow_four_bits(True, "32-true", P100) is None, "nothing is faster there"
+
+
+def test_a_plan_for_a_card_has_the_warning(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
+    base, trainer = BaseConfig("tiny-granite-h", quantize_4bit=True), {"accelerator": "cuda", "precision": "32-true"}
+    resolve(base, RunConfig(), trainer, card=RTX_4090)
+    assert any(line.startswith("--precision fp32: with --4bit-quantization") for line in caplog.messages)
