@@ -31,6 +31,8 @@ def main(arguments: list[str], name: str) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(guide(name, command).format_help(), end="")
         return 0
+    if "--help-all" in arguments:
+        print(guide(name, command).format_help())  # LightningCLI, which lists every key, knows neither preset nor names
     asked = ["--help" if argument == "--help-all" else argument for argument in arguments]
     return guard.guarded(lambda: _run([command, *asked]), "--debug" in arguments, wording=as_dotted_keys)
 

@@ -58,7 +58,7 @@ def build_parser(
 
 def argument(flag: Flag) -> dict[str, Any]:
     """What argparse is to know of a flag."""
-    shown = "off" if flag.default is None or flag.default is False else flag.default
+    shown = "on" if flag.default is True else "off" if flag.default is None or flag.default is False else flag.default
     meaning = {"help": f"{flag.help} (default: {shown})".replace("%", "%%")}
     if flag.kind is bool:
         return {**meaning, "action": argparse.BooleanOptionalAction}

@@ -13,7 +13,6 @@ import docstring_parser
 
 from granite_scu.config import settings as config
 from granite_scu.control import CONTROLLERS
-from granite_scu.control.laws.pi import MARGINAL_SAVING
 
 PRECISIONS = {"auto": "null", **config.PRECISIONS}
 GROUPS = {
@@ -61,7 +60,7 @@ NUMBER_OF_ITS_OWN = {"--early-stopping": 3, "--stop-at-equilibrium": 30}
 WORKED_OUT = {
     "kp": "scheduled by how fast the adapter gets to S*",
     "ki": "Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
-    "lambda_init": f"{MARGINAL_SAVING:g} (S*/(1 - S*))^(-2/3)",
+    "lambda_init": "worked out from S*",
 }
 """Settings that the default law works out where they are not given, and how."""
 

@@ -34,6 +34,14 @@ def test_what_there_is_not_is_refused_in_one_line(capsys, arguments, words):
     assert words in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
+def test_the_whole_help_of_fit_has_its_preset_and_every_key(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--help-all"])
+    shown = capsys.readouterr().out
+    assert "--hardware CARD" in shown and "--control.lambda_init" in shown and "--trainer.max_steps" in shown
+
+
 def test_the_help_of_each_command_has_three_examples_and_loads_nothing_heavy():
     """In one process of its own: what this one has loaded says nothing."""
     code = f"""

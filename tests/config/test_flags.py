@@ -97,7 +97,7 @@ PROMISED = {
     "--model": "ibm-granite/granite-4.0-h-1b",
     "--data-dir": "wikitext-2 from the hub",
     "--text-column": "text",
-    "--isolate-documents": "True",
+    "--isolate-documents": "on",
     "--encoding": "utf-8",
     "--data-weights": "1 each",
     "--split-seed": "0",
@@ -149,7 +149,7 @@ OF_A_LAW = {
     "--ki": "pi's: Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
     "--ema-alpha": f"pi's: {PI.ema_alpha}",
     "--deadband": f"pi's: {PI.deadband}",
-    "--lambda-init": "pi's: 0.08 (S*/(1 - S*))^(-2/3)",
+    "--lambda-init": "pi's: worked out from S*",
     "--lambda-end": f"linear's: {Linear.lambda_end}",
     "--target-kl": f"kl's: {KL.target_kl}",
     "--cpr-warmup": f"cpr's: {CPR.cpr_warmup}",
@@ -233,7 +233,8 @@ def test_help_shows_every_flag_and_its_default():
     assert set(shown) == {name for name, _, _, _ in FLAGS}
     for name, key, _, _ in FLAGS:
         value = value_of(request, key)
-        shown_as = PROMISED.get(name, "off" if value is None or value is False else str(value))
+        usual = "on" if value is True else "off" if value is None or value is False else str(value)
+        shown_as = PROMISED.get(name, usual)
         if name in OF_A_LAW:
             shown_as = f"the controller's own; {OF_A_LAW[name]}"
         assert shown[name] == shown_as, name
