@@ -212,6 +212,8 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"the adapter is no better than its base on held-out documents: {adapter:.4f}, {base:.4f} bits per token"
         )
+    if facts["base_model"] == TINY_MODEL:
+        notes.append(f"the base model {TINY_MODEL} is not on the hub: who has no granite-scu cannot load the adapter")
     if facts["evaluation"] is None:
         notes.append("no interval: granite-scu eval has not scored this folder")
     return notes

@@ -340,3 +340,4 @@ def test_what_was_not_evaluated_and_what_is_no_better_is_noted(run):
     change(run / "scu_metrics.json", adapter_test_bpt=metrics["base_test_bpt"] + 1)
     notes = " ".join(selection.prepare(run, REPO).notes)
     assert "no better than its base" in notes and "no interval" in notes
+    assert "tiny-granite-h is not on the hub" in notes
