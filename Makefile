@@ -46,7 +46,11 @@ $(VENV)/.kernels: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --target $(VENV)/hub kernels
 	@touch $@
 
-test-slow: setup $(VENV)/.kernels  ## the tests that take longer
+$(VENV)/.loggers: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow,trackio]'
+	@touch $@
+
+test-slow: setup $(VENV)/.kernels $(VENV)/.loggers  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m slow
 
 lint: setup  ## style and types

@@ -19,6 +19,7 @@ from granite_scu.hardware import presets
 from granite_scu.storage import checkpoint_list
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.controller import build_controller
+from granite_scu.training.logger_checks import check_loggers
 
 NOT_OURS = ("trainer", "seed_everything", "step_test", "print_config")
 """Keys whose settings only the parser behind LightningCLI knows."""
@@ -169,6 +170,7 @@ def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:
             checkpoint_list.check_there(run.resume, run.output_dir)
         elif not run.overwrite:
             RunFolder(run.output_dir).check(overwrite=False, resuming=False)
+        check_loggers(run.loggers, run.logger_offline)
     if control := groups.get("control"):
         build_controller(control)
     if data := groups.get("data"):

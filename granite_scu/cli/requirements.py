@@ -24,7 +24,7 @@ from rich.text import Text
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, TINY_MODEL, BaseConfig
+from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, TINY_MODEL, BaseConfig, RunConfig
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
 from granite_scu.hardware.torch_build import dotted, install_command
@@ -35,6 +35,7 @@ from granite_scu.model.mamba2.packages import version_of
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.storage.run_folder import RunFolder, nearest
 from granite_scu.training import memory_budget
+from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.output_folder import claimed
 from granite_scu.training.resume import Resume, open_checkpoint
 
@@ -133,6 +134,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         _mamba_kernels(base.kernels, bool(trainer["deterministic"]), base.name, device.kind, precision),
         _model(base.name),
         _run_folder(request),
+        *([_loggers(request.run)] if request.run.loggers else []),
         _disk(request.run.output_dir),
         _hub(base.name, request.data.sources or [DEFAULT_DATASET]),
     ]  # fmt: skip
@@ -320,6 +322,12 @@ def _place(name: str) -> str:
 def _is_cached(repository: str, file: str, kind: str = "model") -> bool:
     # The answer is a path only for a file that is there; "known not to exist" is another object.
     return isinstance(try_to_load_from_cache(repository, file, repo_type=kind), str)
+
+
+def _loggers(run: RunConfig) -> Check:
+    _, refusal = _ask(check_loggers, run.loggers, run.logger_offline)
+    meaning = REFUSED if refusal else "they log beside TensorBoard and CSV"
+    return Check("--logger", ", ".join(run.loggers), not refusal, True, meaning, refusal)
 
 
 def _run_folder(request: Request) -> Check:

@@ -68,7 +68,7 @@ def argument(flag: Flag) -> dict[str, Any]:
         return {**options, "nargs": "?", "const": NUMBER_OF_ITS_OWN[flag.name]}
     if flag.choices == tuple(SWITCH_OR_AUTO):
         return {**options, "nargs": "?", "const": "on"}
-    return {**options, "nargs": "+"} if flag.many else options
+    return {**options, "nargs": "+", "action": "extend"} if flag.many else options
 
 
 def _add_first(parser: Parser) -> None:

@@ -206,6 +206,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
         _flag("--samples", "run.samples"),
         _flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
+        _flag("--logger", "run.logger", choices=config.LOGGERS),
         _flag("--early-stopping", "run.early_stopping"),
         _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),
     ),

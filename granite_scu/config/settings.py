@@ -41,6 +41,9 @@ SEED = 42
 PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
 """Lightning's names by those of ``--precision``."""
 
+LOGGERS = ("wandb", "mlflow", "trackio")
+"""What may log a run beside TensorBoard and CSV; each is an extra of the package."""
+
 IGNORED = -100
 """Label of a token that is not learned and not measured: what PyTorch's cross-entropy leaves out."""
 
@@ -401,6 +404,9 @@ class RunConfig:
         save_steps: optimizer steps between checkpoints.
         keep: checkpoints kept.
         eval_steps: optimizer steps between validations.
+        logger: log to wandb, mlflow or trackio as well, several after one another; TensorBoard and CSV are always
+            written.
+        logger_offline: such loggers keep to this machine, whatever their own settings say, and ask for no login.
         samples: test documents that base model and adapter continue at the end, for the report, which quotes them; 0
             leaves them out.
         early_stopping: validations without improvement after which the run stops; null never stops early.
@@ -423,6 +429,8 @@ class RunConfig:
     save_steps: int = 500
     keep: int = 2
     eval_steps: int = 200
+    logger: list[str] | str | None = None
+    logger_offline: bool = False
     samples: int = 2
     early_stopping: int | None = None
     stop_at_equilibrium: int | None = None
@@ -440,11 +448,18 @@ class RunConfig:
                "has bytes that are not UTF-8, which records of the run cannot have; choose another name")  # fmt: skip
         _check(self.resume is None or bool(self.resume.strip()), "--resume-from-checkpoint", "''",
                "is empty; name a checkpoint, last or auto, or leave it out")  # fmt: skip
+        for name in self.loggers:
+            _check(name in LOGGERS, "--logger", name, f"there are {', '.join(LOGGERS)}; separate several by spaces")
         _check(0 <= self.samples <= 20, "--samples", self.samples, "must be from 0 to 20")
         _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
         _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
         _require(_SHARE, {"--memory-fraction": self.memory_fraction})
         _require(_BETWEEN_0_AND_1, {"--run.expected_mfu": self.expected_mfu})
+
+    @property
+    def loggers(self) -> list[str]:
+        """The loggers that were asked for, each once."""
+        return list(dict.fromkeys([self.logger] if isinstance(self.logger, str) else self.logger or []))
 
 
 def _share_or_auto(flag: str, value: float | str) -> float | str:

@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import LOGGERS
 
 HISTORY = "scu_history.json"
 HISTORY_LINES = "scu_history.jsonl"
@@ -35,6 +36,8 @@ BEST_ADAPTER, LAST_ADAPTER = "best", "final"
 another one."""
 TRAINING_CONFIG = "training_config.json"
 """The file that tells a run folder from any other folder; written first."""
+LOGGER_RUNS = "logs/loggers.json"
+"""What wandb, mlflow or trackio call this run, for a resume to continue it there."""
 LOCK = ".lock"
 MODEL_CARD = "README.md"
 """The last file that a run writes."""
@@ -53,7 +56,7 @@ _WRITTEN = (
 _INSIDE = re.compile(
     r"adapter_model\.safetensors|adapter_config\.json|state\.ckpt|manifest\.json|validation\.json|best|README\.md"
     r"|csv|tensorboard|from-checkpoint-\d+|version_\d+|metrics\.csv|hparams\.yaml|events\.out\.tfevents\..*"
-    r"|(cuda_optimized_)?training\.log"
+    r"|(cuda_optimized_)?training\.log|loggers\.json"
 )
 """What a run writes into the folders of its own: adapters, checkpoints and logs."""
 
@@ -296,6 +299,8 @@ def _foreign(folder: Path) -> Iterator[Path]:
 
 def _foreign_inside(folder: Path) -> Iterator[Path]:
     for entry in sorted(folder.rglob("*")):
+        if folder.name == "logs" and entry.relative_to(folder).parts[0] in LOGGERS:
+            continue  # files of a library, which names them as it likes
         if not (_INSIDE.fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name)):
             yield entry
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 
 from granite_scu import control, hardware
@@ -43,6 +43,8 @@ from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, check_slopes
 from granite_scu.training.learning_rate import PlannedRates
+from granite_scu.training.logger_checks import check_loggers
+from granite_scu.training.loggers import RunLogger, logging_to
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
@@ -75,6 +77,7 @@ def prepare(
     """
     # What no machine and no text can change.
     check_trainer(request.trainer)
+    check_loggers(request.run.loggers, request.run.logger_offline)
     if controller is None:
         build_controller(request.control)
     if request.run.stop_at_equilibrium:
@@ -185,7 +188,8 @@ def train(
             count = 0 if run.machine.sharded else run.request.run.samples  # no process has all of the weights
             reading = [Samples(run.folder, run.tokenizer, count)] if count else []
             plugin = checkpoint.AdapterCheckpointIO(module)
-            trainer, best, final = _assemble(run, course, plugin, final_score, reading, again)
+            loggers = [RunLogger(name) for name in run.request.run.loggers]
+            trainer, best, final = _assemble(run, course, plugin, final_score, reading, again, loggers)
             if run.resume:
                 module.on_load_checkpoint(run.resume.state)
                 run.data.start_at(run.resume.state["micro_batches"])
@@ -200,14 +204,15 @@ def train(
 
             # The training itself, and the score at its end.
             first_step = run.resume.step if run.resume else 0
-            try:
-                fit(trainer, module, run.data, run.resume and run.resume.path)
-                if trainer.global_step == first_step:
-                    conclude(trainer, module)
-            except BaseException:
-                kill_children(trainer)
-                raise
-            part(trainer)
+            with logging_to(loggers, run):
+                try:
+                    fit(trainer, module, run.data, run.resume and run.resume.path)
+                    if trainer.global_step == first_step:
+                        conclude(trainer, module)
+                except BaseException:
+                    kill_children(trainer)
+                    raise
+                part(trainer)
             return final.summary
 
 
@@ -244,6 +249,7 @@ def _assemble(
     final_score: Callable[..., FinalScore],
     afterwards: list[L.Callback],
     again: str,
+    loggers: list[RunLogger],
 ) -> tuple[L.Trainer, BestAdapter, FinalScore]:
     """The Trainer with its callbacks in their order: each comes after those whose work it needs."""
     asked, settings, setpoint = run.request.run, run.request.trainer, run.controller.setpoint
@@ -279,7 +285,7 @@ def _assemble(
         steps=run.length.steps,
         eval_steps=asked.eval_steps,
         callbacks=[callback for callback in callbacks if callback],
-        loggers=_loggers(run.folder.path / "logs", f"from-{run.resume.path.name}" if run.resume else ""),
+        loggers=[*_files(run.folder.path / "logs", f"from-{run.resume.path.name}" if run.resume else ""), *loggers],
         plugin=plugin,
     )
     return trainer, best, final
@@ -305,7 +311,7 @@ def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     return ReachabilityMonitor(law, bounds, planned, in_gradient=config.actuator == "loss")
 
 
-def _loggers(logs: Path, leg: str) -> list[Logger]:
+def _files(logs: Path, leg: str) -> list[TensorBoardLogger | CSVLogger]:
     # Each leg of the run has a file of its own: the CSV logger would delete the one it finds.
     # Written at once, so that a crash loses no validation.
     csv = CSVLogger(logs, name="csv", version=leg, flush_logs_every_n_steps=1)

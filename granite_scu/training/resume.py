@@ -32,6 +32,8 @@ NO_INFLUENCE = {
         "fsdp",
         "expected_mfu",
         "samples",
+        "logger",
+        "logger_offline",
     ),
 }
 """Settings that change no number: where files lie and how fast it goes. The text itself and the adapter

@@ -87,6 +87,7 @@ FLAGS = [
     ("--eval-steps", "run.eval_steps", "33", 33),
     ("--eval-iters", "trainer.limit_val_batches", "21", 21),
     ("--logging-steps", "trainer.log_every_n_steps", "3", 3),
+    ("--logger", "run.logger", "wandb", "wandb"),
     ("--early-stopping", "run.early_stopping", "5", 5),
     ("--stop-at-equilibrium", "run.stop_at_equilibrium", "12", 12),
 ]

@@ -1,0 +1,57 @@
+"""What a logger of ``--logger`` needs before a run starts: that it is installed, and that somebody is logged in."""
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from granite_scu.config.errors import UserError
+
+NEEDED = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
+"""The modules that each logger needs; of mlflow with those of its store on this machine."""
+
+NO_STORE = ("file", "")
+"""Kinds of MLflow's address that mean plain files, which it no longer writes."""
+
+
+def check_loggers(names: Sequence[str], offline: bool) -> None:
+    """Refuse loggers that cannot log. Asks nobody, neither the network nor the user.
+
+    Args:
+        names: of the loggers.
+        offline: whether they keep to this machine.
+
+    Raises:
+        UserError: one is not installed, wandb knows no key for a run that is not offline, or MLflow's address names
+            plain files.
+    """
+    for name in names:
+        if missing := [module for module in NEEDED[name] if not _is_installed(module)]:
+            raise UserError(f"--logger {name}: {missing[0]} is not installed; pip install 'granite-scu[{name}]'")
+    if "wandb" in names and not offline and not _wandb_can_log():
+        raise UserError(
+            "--logger wandb: nobody is logged in; log in with: wandb login, or log on this machine alone with "
+            "WANDB_MODE=offline"
+        )
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if "mlflow" in names and not offline and uri and uri.partition(":")[0 if ":" in uri else 1] in NO_STORE:
+        raise UserError(
+            f"--logger mlflow: MLFLOW_TRACKING_URI {uri}: MLflow no longer writes plain files; name a server or a "
+            "database (sqlite:///mlflow.db), or unset it to log into the run folder"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    found = find_spec(module)
+    return found is not None and found.origin is not None  # a folder ./wandb, as wandb makes it, is no package
+
+
+def _wandb_can_log() -> bool:
+    """Whether wandb has a key, or needs none."""
+    import wandb
+
+    if wandb.setup().settings.mode != "online":
+        return True
+    try:
+        return wandb.login(prompt=False, verify=False)
+    except wandb.errors.AuthenticationError as error:
+        raise UserError(f"--logger wandb: {error}; log in with: wandb login") from error

@@ -1,0 +1,63 @@
+"""What a logger needs is asked for before anything else."""
+
+import sys
+
+import pytest
+
+from granite_scu.cli import early_refusals, requirements, script_flags
+from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
+from granite_scu.config.settings import LOGGERS, TINY_MODEL, RunConfig
+from granite_scu.training import logger_checks
+
+
+def refused(*flags: str) -> str:
+    arguments, _ = script_flags.translate(["--test-run", *flags])
+    with pytest.raises(UserError) as refusal:
+        early_refusals.refuse(arguments)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_one_that_is_not_installed_is_named_with_what_installs_it(name, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, name, None)  # so Python itself marks a module that is not to be had
+    words = f"--logger {name}: {name} is not installed; pip install 'granite-scu[{name}]'"
+    assert refused("--output-dir", str(tmp_path / "run"), "--logger", name) == words
+
+
+def test_check_says_it_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    request = Request.from_dotted({"run.logger": "trackio", "base.name": TINY_MODEL, "trainer.accelerator": "cpu"})
+    (found,) = (check for check in requirements.check_requirements(request) if check.name == "--logger")
+    assert found.blocks and "pip install 'granite-scu[trackio]'" in found.remedy
+
+
+def test_a_repeated_flag_adds_to_the_list():
+    arguments, _ = script_flags.translate(["--logger", "wandb", "--logger", "mlflow", "trackio"])
+    assert '--run.logger=["wandb", "mlflow", "trackio"]' in arguments
+
+
+def test_wandbs_own_folder_is_no_installation(tmp_path, monkeypatch):
+    (tmp_path / "some_logger").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(logger_checks.NEEDED, "wandb", ("some_logger",))
+    with pytest.raises(UserError, match="some_logger is not installed"):
+        logger_checks.check_loggers(["wandb"], offline=True)
+
+
+@pytest.mark.parametrize("uri", ["./mlruns", "/srv/mlruns", "file:///srv/mlruns"])
+def test_plain_files_of_mlflow_are_refused(uri, monkeypatch):
+    monkeypatch.setitem(logger_checks.NEEDED, "mlflow", ())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(UserError, match=f"MLFLOW_TRACKING_URI {uri}: MLflow no longer writes plain files"):
+        logger_checks.check_loggers(["mlflow"], offline=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    logger_checks.check_loggers(["mlflow"], offline=False)
+
+
+def test_an_unknown_one_is_refused_and_several_are_taken_each_once():
+    with pytest.raises(UserError, match="--logger comet: there are wandb, mlflow, trackio"):
+        RunConfig(logger=["wandb", "comet"])
+    assert RunConfig(logger=["wandb", "mlflow", "wandb"]).loggers == ["wandb", "mlflow"]
+    assert RunConfig(logger="trackio").loggers == ["trackio"]
+    assert RunConfig().loggers == []
