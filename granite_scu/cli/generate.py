@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     'runs/mine --prompt "def add(a, b):"',
     'runs/mine --chat --prompt "What is a walrus?"',
+    "runs/mine --chat",
     "runs/mine --prompt-file draft.txt --temperature 0",
 )
 
@@ -26,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder, its final/ or a checkpoint of it, or any LoRA adapter")
     parser.add_argument("--prompt", metavar="TEXT", help="text to go on with (default: standard input)")
     parser.add_argument("--prompt-file", metavar="FILE", help="file that holds the text")
-    parser.add_argument("--chat", action="store_true", help="put the text into the model's chat template")
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="put the text into the model's chat template; without a "
+        "prompt a conversation, in which each line of the terminal or of a pipe is a question",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens, metavar="N",
                         help="tokens to add at most (default: %(default)s)")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=Sampling.temperature, metavar="T",
@@ -43,12 +49,15 @@ def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     # Late: torch takes seconds, and a wrong flag is refused without it.
     from granite_scu import hardware
+    from granite_scu.cli.conversation import converse
     from granite_scu.evaluation import generate
+    from granite_scu.evaluation.conversation import Conversation
     from granite_scu.model import loading, saved_adapter
     from granite_scu.model.adapters import load_adapted
 
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
-    prompt = read_prompt(options.prompt, options.prompt_file)
+    talking = options.chat and options.prompt is None and options.prompt_file is None
+    prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
     adapter = saved_adapter.find(options.run)
     base = saved_adapter.base_of(adapter, options.model)
     adapter.scales(base.name)  # proves that it fits
@@ -69,7 +78,25 @@ def run(options: argparse.Namespace) -> int:
     texts = {heading: partial(write, switch) for heading, switch in zip(headings, switches, strict=True)}
     wide = console.is_terminal and console.width >= generate.LEAST_WIDTH
     show = generate.beside if wide else generate.one_after_another
-    show(texts, console)
+    if not talking:
+        show(texts, console)
+        return 0
+
+    # A conversation with each of the two, which may answer differently.
+    most = getattr(loading.load_model_config(base.name), "max_position_embeddings", None)
+    conversations = [Conversation(tokenizer, most, base.name) for _ in headings]
+
+    def answer(switch: "Switch", conversation: Conversation, question: str, sink: Callable[[str], None]) -> None:
+        with switch():
+            conversation.answer(model, question, sampling, sink)
+
+    def ask(question: str) -> None:
+        for conversation in conversations:  # none answers where one is full
+            conversation.inputs(question, sampling.max_new_tokens)
+        each = zip(headings, switches, conversations, strict=True)
+        show({heading: partial(answer, switch, kept, question) for heading, switch, kept in each}, console)
+
+    converse(ask, reset=lambda: [conversation.turns.clear() for conversation in conversations])
     return 0
 
 

@@ -1,7 +1,9 @@
 """What a finished run is good for: merged, tried, listed and gone on from, as a user would."""
 
+import io
 import json
 import shutil
+import sys
 from functools import partial
 
 import pytest
@@ -77,6 +79,17 @@ def test_tried_it_goes_on_with_a_prompt_beside_its_base(run, told):
     assert adapter.strip()
     code, out, err = told("generate", run, "--prompt", "")
     assert (code, out, err) == (2, "", "error: --prompt: the text is empty\n")
+
+
+def test_a_pipe_talks_to_it_and_to_its_base_line_by_line(run, told, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"def add(a, b):\n/reset\ndef add(a, b):\nAnd?\n")))
+    code, out, err = told("generate", run, "--chat", "--max-new-tokens", 8)
+    assert (code, err) == (0, "")
+    first, again, last = out.removeprefix("> ").split("\n> ")
+    assert first == again  # nothing was left of the first
+    assert last.startswith("And?\nbase: tiny-granite-h\n") and f"\nadapter: {run}\n" in last
+    code, out, err = told("generate", run, "--chat")
+    assert (code, out, err) == (2, "", "error: standard input: the text is empty\n")
 
 
 def test_found_again_it_shows_its_scores_and_its_adapters_step(run, told):
