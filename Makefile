@@ -46,11 +46,11 @@ $(VENV)/.kernels: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --target $(VENV)/hub kernels
 	@touch $@
 
-$(VENV)/.loggers: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow,trackio]'
+$(VENV)/.companions: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow,trackio,harness]'
 	@touch $@
 
-test-slow: setup $(VENV)/.kernels $(VENV)/.loggers  ## the tests that take longer
+test-slow: setup $(VENV)/.kernels $(VENV)/.companions  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m slow
 
 lint: setup  ## style and types
