@@ -111,7 +111,7 @@ def test_it_is_transformers_own_loss(run, scored):
 @pytest.mark.slow
 def test_it_is_the_bits_per_byte_of_lm_evaluation_harness(run, scored, tmp_path):
     """On a local task of documents longer than a window, the adapter loaded by the harness."""
-    reason = "needs lm-evaluation-harness: pip install 'lm_eval[hf]'"
+    reason = "needs lm-evaluation-harness: pip install 'granite-scu[harness]'"
     lm_eval = pytest.importorskip("lm_eval", reason=reason)
     huggingface = pytest.importorskip("lm_eval.models.huggingface", reason=reason)
     from granite_scu.config.settings import TINY_MODEL
