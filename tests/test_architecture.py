@@ -14,7 +14,7 @@ LAYERS = (
     ("storage",),
     ("hardware", "model", "data"),
     ("evaluation",),
-    ("training", "export"),
+    ("training", "export", "integrations"),
     ("experiments",),
     ("cli",),
 )

@@ -162,6 +162,25 @@ def penalty_gradient(
     return [gradients[layer] for layer in range(len(updates))]
 
 
+def weighted_penalty(
+    updates: Sequence[LowRankUpdate],
+    strengths: Sequence[float],
+    sigma: float,
+    n_tokens: int,
+    measure: Measure = "delta",
+) -> list[Tensor]:
+    """The gradient of sum_i lambda_i ParamNPT_i: by A and by B of the first layer, of the second, and so on.
+
+    Args:
+        updates, sigma, n_tokens, measure: as of ``penalty_gradient``.
+        strengths: lambda of each layer.
+    """
+    pairs = penalty_gradient(updates, sigma, n_tokens, measure)
+    gradients = [gradient for pair in pairs for gradient in pair]
+    torch._foreach_mul_(gradients, [strength for strength in strengths for _ in ("a", "b")])
+    return gradients
+
+
 def scaled_factors(updates: Sequence[LowRankUpdate]) -> list[Tensor]:
     """The factors that change when the update is scaled: every B, and where training started from an adapter every A.
 
@@ -205,6 +224,18 @@ def decay(strength: float, learning_rate: float, sigma: float, n_tokens: int, me
     """
     exponent = learning_rate * strength / (sigma**2 * n_tokens)
     return max(0.5, math.exp(-exponent if measure == "factors" else -exponent / 2))
+
+
+def scale_onto(param_bpt: Tensor, bound: float, measure: Measure = "delta") -> Tensor:
+    """What every A and B is multiplied by so that an adapter costs no more than ``bound``; 1 where it does not.
+
+    The shares of the matrices scale alike, so one factor brings their sum onto the bound. |Delta W|^2 is of fourth
+    order in the factors' common scale, |A|^2 + |B|^2 of second.
+
+    Args:
+        param_bpt: what the adapter costs, a scalar, in the unit of ``bound``.
+    """
+    return (param_bpt / bound).clamp(min=1.0) ** (-0.25 if measure == "delta" else -0.5)
 
 
 def bits(nats: float) -> float:

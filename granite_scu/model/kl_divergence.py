@@ -38,19 +38,20 @@ def summed_kl(
         adapted = model(**arguments).logits
         with reference_mode():
             reference = model(**arguments).logits
-        return _kl(adapted[counted], reference[counted])
+        return summed_kl_of(adapted[counted], reference[counted])
     head, scaling = model.get_output_embeddings().weight, getattr(model.config, "logits_scaling", 1.0)
     adapted = hidden_states(model, input_ids, documents)[counted]
     with reference_mode():
         reference = hidden_states(model, input_ids, documents)[counted]
     chunk = chunk_on(adapted.device.type)
     parts = [
-        _kl(F.linear(p, head) / scaling, F.linear(q, head) / scaling)
+        summed_kl_of(F.linear(p, head) / scaling, F.linear(q, head) / scaling)
         for p, q in zip(adapted.split(chunk), reference.split(chunk), strict=True)
     ]
     return torch.stack(parts).sum()
 
 
-def _kl(adapted: Tensor, reference: Tensor) -> Tensor:
+def summed_kl_of(adapted: Tensor, reference: Tensor) -> Tensor:
+    """Sum of KL(adapted || reference) in nats, from the logits of both, (tokens, vocabulary)."""
     log_p, log_q = F.log_softmax(adapted.float(), -1), F.log_softmax(reference.float(), -1)
     return F.kl_div(log_q, log_p, reduction="sum", log_target=True)

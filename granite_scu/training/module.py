@@ -30,8 +30,9 @@ from granite_scu.model.description_length import (
     bits,
     decay,
     layer_npt,
-    penalty_gradient,
+    scale_onto,
     scaled_factors,
+    weighted_penalty,
 )
 from granite_scu.model.initial_adapter import SHA256, InitialAdapter
 from granite_scu.model.mamba2 import mamba
@@ -292,10 +293,8 @@ class GraniteModule(L.LightningModule):
 
     def _penalty(self) -> list[Tensor]:
         """The gradient of the weighted ParamNPT, in the order of the parameters."""
-        pairs = penalty_gradient(list(self.updates.values()), self.prior_sigma, self.n_tokens, self.measure)
-        gradients = [gradient for pair in pairs for gradient in pair]
-        torch._foreach_mul_(gradients, [strength for strength in self._strengths() for _ in ("a", "b")])
-        return gradients
+        updates, strengths = list(self.updates.values()), self._strengths()
+        return weighted_penalty(updates, strengths, self.prior_sigma, self.n_tokens, self.measure)
 
     def _backward_scale(self) -> float:
         """What the micro-batches' summed gradients were divided by on the way here."""
@@ -327,10 +326,7 @@ class GraniteModule(L.LightningModule):
             factors = {factor: torch.where(self._finite, factor, 1.0) for factor in set(decays)}
             self._scale_factors([factors[factor] for factor in decays])
         if self.param_bound is not None:
-            # Per-matrix shares scale alike, so one factor brings the sum onto the bound.
-            excess = self._layer_npt().sum() / (self.param_bound * LN2)
-            # |Delta W|^2 is of fourth order in the factors' common scale, |A|^2 + |B|^2 of second.
-            root = excess.clamp(min=1.0) ** (-0.25 if self.measure == "delta" else -0.5)
+            root = scale_onto(self._layer_npt().sum(), self.param_bound * LN2, self.measure)
             self._scale_factors([torch.where(self._finite, root, 1.0)] * len(self.updates))
 
     def _scale_factors(self, scales: list[Tensor]) -> None:

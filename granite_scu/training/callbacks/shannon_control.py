@@ -8,7 +8,8 @@ import lightning as L
 
 from granite_scu.config.errors import Diverged
 from granite_scu.control import Controller, Measurement
-from granite_scu.control.laws.base import AdapterBenefit, Output, Slopes, restored
+from granite_scu.control.laws.base import AdapterBenefit, Output, restored
+from granite_scu.control.record import as_record
 from granite_scu.model.description_length import information_ratio
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
@@ -160,21 +161,7 @@ class ShannonControl(L.Callback):
         return {
             "step": self._step,
             "tokens": self.tokens,
-            "data_bpt": window.data_bpt,
-            "param_bpt": window.param_bpt,
-            "s": measured.s,
-            "s_ema": output.smoothed,
-            "s_target": self.controller.setpoint if output.setpoint is None else output.setpoint,
-            "error": output.error,
-            "lambda": output.reg_strength,
-            "p_term": output.p_term,
-            "i_term": output.i_term,
-            "saturated": output.saturated,
-            "held": output.held,
-            "in_deadband": output.in_deadband,
-            "kl_bpt": measured.kl,
-            **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in AdapterBenefit._fields},
-            **({} if measured.slopes is None else _slopes_as_record(measured.slopes, output)),
+            **as_record(measured, output, self.controller.setpoint),
             "lr": self._learning_rate,
             "grad_norm": window.grad_norm,
             "data_grad_norm": window.data_grad_norm,
@@ -209,16 +196,6 @@ class ShannonControl(L.Callback):
         self._learning_rate = state["learning_rate"]
         if self.slopes and state.get("slopes"):
             self.slopes.load_state_dict(state["slopes"])
-
-
-def _slopes_as_record(slopes: Slopes, output: Output) -> dict[str, float | None]:
-    """What a tick read of the two texts, and what is made of it."""
-    return {
-        **{f"savings_{name}": value for name, value in slopes._asdict().items()},
-        "best_scale": output.best_scale,
-        "best_scale_error": output.best_scale_error,
-        "best_scale_training": output.best_scale_training,
-    }
 
 
 def penalty_share(record: dict) -> float:

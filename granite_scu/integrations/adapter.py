@@ -1,0 +1,161 @@
+"""The one LoRA adapter of any PEFT model, or a line that says why S cannot be measured of it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from granite_scu.model.description_length import LowRankUpdate, Measure, weighted_penalty
+
+WRAPPED = "base_model.model."
+
+
+class Adapter:
+    """The factors of a model's active adapter, which share the model's storage.
+
+    Args:
+        model: a PEFT model, or a transformers model with an adapter of its own.
+
+    Raises:
+        ValueError: the model has no adapter, one whose Delta W is not s B A, more than one that is active, none that is
+            trained, or trains something besides.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = _layers(model)
+        _check_trained(model, self._layers.values())
+        self.origin: list[Tensor] | None = None
+
+    def start_here(self) -> None:
+        """Training begins now. Where the adapter is not zero, S measures how far training moves it from here."""
+        if any(bool(update.b.any()) for update in self._layers.values()):
+            self.origin = [factor.detach().clone() for factor in self.factors]
+
+    def start_from(self, factors: Mapping[str, Tensor]) -> None:
+        """Training began from these factors, by the ``factor_names``."""
+        values = [factors[name] for name in self.factor_names]
+        self.origin = [value.to(factor) for value, factor in zip(values, self.factors, strict=True)]
+
+    @property
+    def factors(self) -> list[Tensor]:
+        """A and B of every adapted layer, in the order of the layers."""
+        return [factor for update in self._layers.values() for factor in (update.a, update.b)]
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """Those that get a gradient: all, but for methods that freeze every A."""
+        return [factor for factor in self.factors if factor.requires_grad]
+
+    @property
+    def scaled(self) -> list[Tensor]:
+        """The factors that change when the update is scaled, see ``description_length.scaled_factors``."""
+        return self.factors[1::2] if self.origin is None else self.factors
+
+    @property
+    def factor_names(self) -> list[str]:
+        """A name for each of the factors."""
+        return [f"{layer}.{factor}" for layer in self._layers for factor in ("A", "B")]
+
+    def updates(self) -> list[LowRankUpdate]:
+        """The layers' updates as they are now, in fp32."""
+        origins = [None] * len(self._layers) if self.origin is None else _pairs(self.origin)
+        return [
+            replace(u, a=u.a.float(), b=u.b.float(), origin=origin and (origin[0].float(), origin[1].float()))
+            for u, origin in zip(self._layers.values(), origins, strict=True)
+        ]
+
+    def penalty(self, strengths: Sequence[float], sigma: float, n_tokens: int, measure: Measure) -> list[Tensor]:
+        """The gradient of the weighted ParamNPT by the trained factors, in their order."""
+        gradients = weighted_penalty(self.updates(), strengths, sigma, n_tokens, measure)
+        return [gradient for gradient, factor in zip(gradients, self.factors, strict=True) if factor.requires_grad]
+
+    @torch.no_grad()
+    def scale(self, scales: Sequence[float | Tensor]) -> None:
+        """Multiply A and B of each layer by its scale."""
+        for update, scale in zip(self._layers.values(), scales, strict=True):
+            update.a.mul_(scale)
+            update.b.mul_(scale)
+
+    @contextmanager
+    def at_start(self) -> Iterator[None]:
+        """The adapter as training found it, for as long as the context lasts."""
+        kept = [factor.detach().clone() for factor in self.factors]
+        zero = [torch.zeros_like(factor) for factor in self.factors]
+        self._put(zero if self.origin is None else self.origin)
+        try:
+            yield
+        finally:
+            self._put(kept)
+
+    @torch.no_grad()
+    def _put(self, values: Sequence[Tensor]) -> None:
+        for factor, value in zip(self.factors, values, strict=True):
+            factor.copy_(value)
+        torch.clear_autocast_cache()
+
+
+def _pairs(values: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(values[::2], values[1::2], strict=True))
+
+
+def _layers(model: nn.Module) -> dict[str, LowRankUpdate]:
+    """Every adapted layer's update, by the layer's name in the base model."""
+    tuned = {name.removeprefix(WRAPPED): m for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
+    if not tuned:
+        raise ValueError(
+            "the model has no LoRA layer, and S is measured of one; give get_peft_model(model, LoraConfig(...)), or "
+            "SFTTrainer its peft_config"
+        )
+    active = sorted({name for layer in tuned.values() for name in layer.active_adapters})
+    if len(active) > 1:
+        raise ValueError(
+            f"{len(active)} adapters are active ({', '.join(active)}), and the description of one is measured; choose "
+            f"it with model.set_adapter({active[0]!r})"
+        )
+    [adapter] = active
+    found = {name: update for name, layer in tuned.items() if (update := _update(name, layer, adapter)) is not None}
+    if not found:
+        raise ValueError(f"no layer has the active adapter {adapter!r}; choose another with model.set_adapter(...)")
+    return found
+
+
+def _update(name: str, layer: BaseTunerLayer, adapter: str) -> LowRankUpdate | None:
+    """The update of one layer; None where the adapter leaves it out."""
+    if layer.disable_adapters or layer.merged:
+        state = "merged into the layer" if layer.merged else "switched off"
+        raise ValueError(f"{name}: the adapter is {state}, so that training would not act; undo that before training")
+    family = type(layer).__module__.removeprefix("peft.tuners.").partition(".")[0]
+    kind, remedy = f"{family} {type(layer).__name__}", "train a plain LoRA adapter on linear layers and embeddings"
+    if not isinstance(layer, LoraLayer) or isinstance(layer, ParamWrapper):
+        raise ValueError(f"{name}: an adapter of the kind {kind} has no Delta W = s B A; {remedy}")
+    if adapter in layer.lora_variant:
+        variant = type(layer.lora_variant[adapter]).__name__.removesuffix("LinearVariant").removesuffix("Variant")
+        raise ValueError(f"{name}: the LoRA variant {variant} adds something else than Delta W = s B A; {remedy}")
+    if adapter in layer.lora_embedding_A:
+        a, b = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
+    elif adapter not in layer.lora_A:
+        return None
+    elif isinstance(layer.lora_A[adapter], nn.Linear):
+        a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+    else:
+        raise ValueError(f"{name}: an adapter of the kind {kind} has no Delta W = s B A; {remedy}")
+    return LowRankUpdate(a, b, layer.scaling[adapter])
+
+
+def _check_trained(model: nn.Module, updates: Iterable[LowRankUpdate]) -> None:
+    """Refuse an adapter that is frozen, and a model that trains more than its factors."""
+    updates = list(updates)
+    if not any(update.b.requires_grad for update in updates):
+        raise ValueError("the adapter is frozen; load it with PeftModel.from_pretrained(..., is_trainable=True)")
+    factors = {id(factor) for update in updates for factor in (update.a, update.b)}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in factors:
+            raise ValueError(
+                f"{name.removeprefix(WRAPPED)} is trained beside the adapter, and ParamBPT would not count it; leave "
+                "modules_to_save, bias, lora_bias and trainable_token_indices out of the LoraConfig"
+            )

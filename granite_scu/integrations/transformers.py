@@ -1,0 +1,344 @@
+"""The control loop in transformers' ``Trainer`` and TRL's ``SFTTrainer``, for any PEFT LoRA model: one callback."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, gather
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.trainer_callback import ExportableState
+
+from granite_scu.config.errors import UserError
+from granite_scu.config.settings import ControlConfig, OptimizerConfig, PriorConfig
+from granite_scu.control import TRACKING, AutoSetpoint, Controller, build
+from granite_scu.integrations.adapter import Adapter
+from granite_scu.integrations.loop import Loop, Plant
+from granite_scu.integrations.loss_meter import LossMeter, counted
+from granite_scu.integrations.readings import HeldOut, SlopeReader
+
+log = logging.getLogger(__name__)
+
+ORIGIN = "scu_origin.safetensors"
+"""In ``output_dir``: the adapter that training started from, where that was not zero."""
+
+ELSEWHERE = {
+    "cascade": "looks ahead in the training text, which a callback cannot",
+    "replay": "repeats the run folder of a granite-scu train",
+}
+"""Laws that only ``granite-scu train`` has, and why."""
+
+LOGGED = ("scu/data_bpt", "scu/param_bpt", "scu/s", "scu/s_target", "scu/lambda")
+"""What the trainer's log lines get of a tick."""
+
+REPLICATED = {DistributedType.NO} | {kind for kind in DistributedType if kind.name.startswith("MULTI_")}
+"""Ways to train in which every process has the adapter as a whole."""
+
+
+class ShannonCallback(TrainerCallback, ExportableState):
+    """Steers lambda so that S holds its setpoint, while a ``Trainer`` trains a LoRA adapter.
+
+    Every ``control_every`` optimizer steps (a tick) it measures S and moves lambda; before each step it adds
+    lambda * grad ParamNPT to the gradients of A and B. The trainer's arguments must have ``max_grad_norm=0``, for the
+    trainer would clip before that: the callback clips after it.
+
+    A tick's record is in ``trainer.state.log_history``, by the names of ``scu_history.json`` after ``scu/``. The
+    controller's state is in the ``trainer_state.json`` of every checkpoint, and a resumed run goes on from it.
+
+    Args:
+        target_s: the setpoint S*, a ratio in (0, 1), or auto: pi's setpoint is moved at every tick by the slope of the
+            loss on ``held_out``.
+        controller: name of the law.
+        control_every: optimizer steps between ticks.
+        prior_sigma: standard deviation of the Gaussian prior on each entry of Delta W.
+        n_tokens: N, the tokens that the description of the adapter is spread over; None counts the supervised tokens
+            of the training set.
+        gradient_clip: largest gradient norm, data and penalty together; 0 does not clip.
+        held_out: tokenised examples for ``target_s="auto"``, as ``trainer.eval_dataset`` has them.
+        **settings: other fields of ``ControlConfig``, such as kp, lambda_init, measure or actuator.
+
+    Raises:
+        ValueError: a setting is out of range, or the law is not to be had here. Before training begins: the model,
+            the arguments or the checkpoint are not fit for it.
+    """
+
+    def __init__(
+        self,
+        target_s: float | Literal["auto"] = ControlConfig.target_s,
+        controller: str = ControlConfig.controller,
+        control_every: int = ControlConfig.every,
+        *,
+        prior_sigma: float = PriorConfig.sigma,
+        n_tokens: int | None = PriorConfig.n_tokens,
+        gradient_clip: float = OptimizerConfig.gradient_clip,
+        held_out: Any = None,
+        **settings: Any,
+    ) -> None:
+        if controller in ELSEWHERE:
+            raise ValueError(f"controller {controller}: {ELSEWHERE[controller]}; take another")
+        with _of_arguments():
+            self._config = ControlConfig(controller=controller, target_s=target_s, every=control_every, **settings)
+            self._prior = PriorConfig(prior_sigma, n_tokens)
+            self._gradient_clip = OptimizerConfig(gradient_clip=gradient_clip).gradient_clip
+        self._arguments = {
+            "target_s": target_s,
+            "controller": controller,
+            "control_every": control_every,
+            "prior_sigma": prior_sigma,
+            "n_tokens": n_tokens,
+            "gradient_clip": gradient_clip,
+            **settings,
+        }
+        self._law = _build(self._config)
+        self._held_out = held_out
+        if self._law.needs_slopes and held_out is None:
+            raise ValueError(
+                "target_s auto: moves S* by the slope of the loss on held-out text; give held_out=trainer.eval_dataset "
+                "(by trainer.add_callback, once there is a trainer), or a ratio such as target_s=0.2"
+            )
+        self._loop: Loop | None = None
+        self._origin = ""
+        self._latest: dict[str, float] = {}
+
+    # What the trainer calls
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        train_dataloader: DataLoader,
+        **kwargs: Any,
+    ) -> None:
+        self._stop()
+        _check_arguments(args)
+        _check_loss(model)
+        adapter = Adapter(model)
+        saved = self._saved(state)
+        n_tokens = self._prior.n_tokens or saved.get("n_tokens") or count_supervised(train_dataloader)
+        if saved:
+            self._check_same(saved, n_tokens)
+            self._find_origin(adapter, saved["origin"], Path(args.output_dir))
+        else:
+            self._keep_origin(adapter, Path(args.output_dir), state.is_world_process_zero)
+        law = _of_length(self._law, self._config.every, state.max_steps)
+        meter = LossMeter(model, args.device)
+        slopes = None
+        if law.needs_slopes:
+            process = (args.process_index, args.world_size)
+            collate, size = train_dataloader.collate_fn, args.train_batch_size
+            texts = HeldOut(self._held_out, train_dataloader.dataset, collate, size, process, args.seed)
+            slopes = SlopeReader(model, adapter, texts, meter, _over_processes, saved.get("loop", {}).get("slopes", {}))
+        plant = Plant(model, adapter, meter, _over_processes, slopes)
+        self._loop = Loop(plant, law, self._config, self._prior.sigma, n_tokens, self._gradient_clip, state.max_steps)
+        if saved:
+            self._loop.restore(saved["loop"])
+        log.info("ShannonCallback: %s, N = %s supervised tokens, lambda = %g", law, f"{n_tokens:,}", self.reg_strength)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
+    ) -> None:
+        self._running.prepare_gradient(optimizer)
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
+    ) -> None:
+        self._running.finish_step(skipped=optimizer.step_was_skipped)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, optimizer: Any, **kwargs: Any
+    ) -> None:
+        step = state.global_step
+        if self._running.is_due(step):
+            record = self._running.tick(step, optimizer.scaler.get_scale() if optimizer.scaler else 1.0)
+            numbers = {f"scu/{name}": value for name, value in record.items() if _is_number(name, value)}
+            state.log_history.append({**numbers, "step": step})
+            self._latest = {name: value for name, value in numbers.items() if name in LOGGED}
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, logs: dict, **kwargs: Any
+    ) -> None:
+        """Add the newest tick to what callbacks after this one get, the progress line among them."""
+        if "loss" in logs:
+            logs.update(self._latest)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._stop()
+
+    # What the trainer saves
+
+    def state(self) -> dict[str, Any]:
+        """For ``trainer_state.json``: how to make this callback again, and where the run stands."""
+        saved = {} if self._loop is None else {"saved": self._as_saved(self._loop)}
+        return {"args": self._arguments, "attributes": saved}
+
+    def _as_saved(self, loop: Loop) -> dict[str, Any]:
+        return {**self._frozen(loop.n_tokens), "origin": self._origin, "loop": loop.state()}
+
+    def _frozen(self, n_tokens: int) -> dict[str, Any]:
+        """What S and lambda mean, which a resumed run must not change."""
+        config = self._config
+        return {
+            "n_tokens": n_tokens,
+            "prior_sigma": self._prior.sigma,
+            "measure": config.measure,
+            "actuator": config.actuator,
+            "law": type(self._law).__name__,
+        }
+
+    def _saved(self, state: TrainerState) -> dict[str, Any]:
+        """What a checkpoint has of this callback; nothing where training begins."""
+        if not state.global_step:
+            return {}
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+        if saved is None:
+            raise ValueError(
+                f"ShannonCallback: the checkpoint of step {state.global_step} was written without it, so lambda cannot "
+                "be resumed; resume from a checkpoint of a run that had it, or start a new run from its adapter"
+            )
+        return saved
+
+    def _check_same(self, saved: dict[str, Any], n_tokens: int) -> None:
+        for name, now in self._frozen(n_tokens).items():
+            if saved[name] != now:
+                raise ValueError(
+                    f"ShannonCallback: {name} was {saved[name]} and is now {now}; S or lambda would mean something "
+                    "else, so resume with the same"
+                )
+
+    def _keep_origin(self, adapter: Adapter, folder: Path, first_process: bool) -> None:
+        """Start from the adapter as it is; what is not zero a resumed run must find again."""
+        adapter.start_here()
+        self._origin = ""
+        if adapter.origin is not None and first_process:
+            folder.mkdir(parents=True, exist_ok=True)
+            tensors = {name: factor.cpu() for name, factor in zip(adapter.factor_names, adapter.origin, strict=True)}
+            save_file(tensors, folder / ORIGIN)
+            self._origin = _sha256(folder / ORIGIN)
+
+    def _find_origin(self, adapter: Adapter, sha256: str, folder: Path) -> None:
+        self._origin = sha256
+        if not sha256:
+            return
+        path = folder / ORIGIN
+        if not path.is_file() or _sha256(path) != sha256:
+            raise ValueError(
+                f"ShannonCallback: {path}: is not the adapter that the run started from; resume with the output_dir "
+                "that it was started with"
+            )
+        adapter.start_from(load_file(path))
+
+    # The rest
+
+    @property
+    def reg_strength(self) -> float:
+        """Lambda in force."""
+        return self._law.initial_strength if self._loop is None else self._loop.output.reg_strength
+
+    @property
+    def _running(self) -> Loop:
+        assert self._loop is not None, "the trainer calls on_train_begin first"
+        return self._loop
+
+    def _stop(self) -> None:
+        """Take the hook off the model. What ``state`` says stays, for a checkpoint that is written after the end."""
+        if self._loop is not None:
+            self._loop.plant.meter.close()
+
+
+def count_supervised(loader: DataLoader) -> int:
+    """Supervised tokens of a loader's data set, each example once, whatever the batches and processes.
+
+    Raises:
+        ValueError: the data set is a stream, or has no supervised token.
+    """
+    data = loader.dataset
+    if not hasattr(data, "__len__"):
+        raise ValueError("n_tokens: a stream's tokens cannot be counted beforehand; give n_tokens")
+    count = sum(int(counted(loader.collate_fn([data[index]])).sum()) for index in range(len(data)))
+    if not count:
+        raise ValueError("n_tokens: no token of the training set is supervised; look at its labels")
+    return count
+
+
+@contextmanager
+def _of_arguments() -> Iterator[None]:
+    """Refusals of the settings as those of Python's arguments, which are called like the flags."""
+    try:
+        yield
+    except UserError as error:
+        raise ValueError(re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(error))) from None
+
+
+def _build(config: ControlConfig) -> Controller:
+    settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
+    if config.controller not in TRACKING:
+        settings["target_s"] = None
+    try:
+        return build(config.controller, **settings)
+    except ValueError as error:
+        raise ValueError(f"controller {config.controller}: {error}") from None
+
+
+def _of_length(law: Controller, every: int, steps: int) -> Controller:
+    """The law for a run of so many optimizer steps."""
+    if not isinstance(law, AutoSetpoint):
+        return law
+    if steps <= every:
+        raise ValueError(
+            f"target_s auto: acts after each {every} optimizer steps (control_every), and the run has {steps}; set a "
+            "smaller control_every, or give the setpoint as a ratio"
+        )
+    return law.in_a_run_of(steps // every)
+
+
+def _check_arguments(args: TrainingArguments) -> None:
+    """Refuse what would make lambda or S wrong."""
+    kind = AcceleratorState().distributed_type
+    for wrong, remedy in (
+        (args.max_grad_norm, f"max_grad_norm={args.max_grad_norm}: the trainer would clip before lambda's gradient is "
+         "added; set max_grad_norm=0, and the callback's gradient_clip clips the sum"),
+        (args.label_smoothing_factor, "label_smoothing_factor: a smoothed loss is no cost of the data; set it to 0"),
+        (args.n_gpu > 1, f"{args.n_gpu} GPUs in one process (DataParallel): start with torchrun, or make one GPU "
+         "visible with CUDA_VISIBLE_DEVICES"),
+        (kind not in REPLICATED, f"{kind.value}: the adapter would be in parts, and its norm takes the whole; train "
+         "with DDP (torchrun, without FSDP and DeepSpeed)"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(f"ShannonCallback: {remedy}")
+
+
+def _check_loss(model: nn.Module) -> None:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kind = getattr(base, "loss_type", None)
+    if LOSS_MAPPING.get(kind) is not ForCausalLMLoss or getattr(base.config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"ShannonCallback: {type(base).__name__} is trained on another loss than a causal language model's, and S "
+            "compares bits per token; use it with an AutoModelForCausalLM"
+        )
+
+
+def _over_processes(sums: Tensor) -> Tensor:
+    """The sum over all processes, the same bits in each."""
+    return gather(sums[None]).sum(0)
+
+
+def _is_number(name: str, value: Any) -> bool:
+    return name != "step" and isinstance(value, float | int) and abs(value) < float("inf")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,303 @@
+"""The callback in real trainers: the same loop as the application's own, on the same steps."""
+
+import math
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from peft import IA3Config, LoraConfig, get_peft_model
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
+
+from granite_scu import control
+from granite_scu.integrations.adapter import Adapter
+from granite_scu.integrations.transformers import ORIGIN, ShannonCallback
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.slopes import SlopeSensor
+
+SIGMA, N = 0.02, 1000
+STEPS, ACCUMULATE, EVERY = 12, 2, 3
+SAME = ("data_bpt", "param_bpt", "s", "lambda", "grad_norm", "data_grad_norm", "penalty_grad_norm")
+READ = ("savings_held_out", "savings_held_out_slope", "savings_training", "savings_training_slope")
+
+
+class Texts(L.LightningDataModule):
+    """Micro-batches to train on, and held-out ones."""
+
+    def __init__(self, batches: list[dict], held_out: list[dict]) -> None:
+        super().__init__()
+        self.batches, self.texts, self.n_held_out = batches, held_out, len(held_out)
+
+    def train_dataloader(self):
+        return DataLoader(self.batches, batch_size=None)
+
+    def held_out(self, number: int) -> dict:
+        return self.texts[number]
+
+
+def ours(make_module, data, law, clip, actuator) -> tuple[list[dict], list]:
+    """The records of the application's loop, and the A that its adapters began with."""
+    records: list[dict] = []
+    watch = Stopwatch()
+    slopes = SlopeSensor() if law.needs_slopes else None
+    loop = ShannonControl(law, EVERY, watch, records.append, slopes=slopes)
+    module = make_module(
+        optimizer={"learning_rate": 1e-2, "gradient_clip": clip},
+        sigma=SIGMA,
+        n_tokens=N,
+        total_steps=STEPS,
+        actuator=actuator,
+        measures_slopes=law.needs_slopes,
+    )
+    start = [factor.detach().clone() for factor in module.factors]
+    L.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        accumulate_grad_batches=ACCUMULATE,
+        callbacks=[watch, loop],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module, datamodule=data)
+    return records, start
+
+
+def shuffled(rows: list[dict]) -> list[dict]:
+    """Micro-batches of two, in the order that the seed 42 draws, with labels that are shifted."""
+    order = np.random.default_rng(42).permutation(len(rows))
+    pairs = [[rows[i] for i in pair] for pair in order.reshape(-1, 2)]
+    return [
+        {
+            "input_ids": torch.stack([r["input_ids"][:-1] for r in pair]),
+            "labels": torch.stack([r["labels"][1:] for r in pair]),
+        }
+        for pair in pairs
+    ]
+
+
+def begin_from(model, factors) -> None:
+    with torch.no_grad():
+        for factor, value in zip(Adapter(model).factors, factors, strict=True):
+            factor.copy_(value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_s": 0.02, "gradient_clip": 0.05},
+        {"target_s": "auto"},
+        pytest.param({"target_s": 0.02, "controller": "projection"}, marks=pytest.mark.slow),
+        pytest.param({"controller": "cpr", "cpr_warmup": 1}, marks=pytest.mark.slow),
+        pytest.param({"controller": "kl", "target_kl": 0.01}, marks=pytest.mark.slow),
+        pytest.param({"controller": "fixed", "lambda_init": 500.0, "actuator": "decoupled"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda settings: "-".join(str(value) for value in settings.values()),
+)
+def test_it_steers_as_the_application_does(settings, make_module, make_batches, examples, adapted, trainer, ticks):
+    """Same model, data and order: S, lambda and the norms of the gradients at every tick."""
+    texts = examples(2 * STEPS * ACCUMULATE)[-4:]
+    data = Texts(make_batches(STEPS * ACCUMULATE), shuffled(texts))
+    given = {name: value for name, value in settings.items() if name not in ("gradient_clip", "actuator", "controller")}
+    law = control.build(settings.get("controller", "pi"), **given)
+    if isinstance(law, control.AutoSetpoint):
+        law = law.in_a_run_of(STEPS // EVERY)
+    expected, start = ours(make_module, data, law, settings.get("gradient_clip", 0.0), settings.get("actuator", "loss"))
+
+    model = adapted()
+    begin_from(model, start)
+    extra = {"held_out": texts} if settings.get("target_s") == "auto" else {}
+    callback = ShannonCallback(**({"control_every": EVERY, "n_tokens": N, "gradient_clip": 0.0} | settings | extra))
+    run = trainer(model, examples(STEPS * ACCUMULATE), callback, gradient_accumulation_steps=ACCUMULATE)
+    run.train()
+    found = ticks(run)
+    for name in ("step", "tokens", "held", "saturated"):
+        assert [record[name] for record in found] == [record[name] for record in expected], name
+    for name in SAME:
+        assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], rel=1e-5), name
+    for name in READ if law.needs_slopes else ():  # differences of losses of 6 bits, in fp32
+        assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], abs=5e-6), name
+
+
+# Going on
+
+SETTINGS = {"target_s": 0.02, "control_every": EVERY, "n_tokens": N}
+
+
+@pytest.mark.parametrize("kind", ["pi", "auto-from-an-adapter"])
+def test_a_resumed_run_goes_on_to_the_same_lambda(kind, examples, adapted, trainer, ticks, tmp_path):
+    """From a checkpoint between two ticks, after which every number of every tick is equal."""
+    rows = examples(STEPS)
+    auto = {"target_s": "auto", "held_out": examples(4)} if kind != "pi" else {}
+
+    def model():
+        made = adapted()
+        if auto:
+            begin_from(made, [0.1 * torch.ones_like(factor) for factor in Adapter(made).factors])
+        return made
+
+    saving = {"save_strategy": "steps", "save_steps": 7}
+    whole = trainer(model(), rows, ShannonCallback(**(SETTINGS | auto)), **saving)
+    whole.train()
+    rest = trainer(model(), rows, ShannonCallback(**(SETTINGS | auto)), **saving)
+    rest.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-7"))
+    assert [tick["step"] for tick in ticks(whole)] == [3, 6, 9, 12]
+    assert ticks(rest) == ticks(whole)
+    assert (tmp_path / "out" / ORIGIN).is_file() == bool(auto)
+
+
+def test_what_the_trainer_makes_again_goes_on_too(examples, adapted, trainer, ticks, tmp_path):
+    """Its own way to restore callbacks builds a new one from what the checkpoint says."""
+    rows, saving = examples(STEPS), {"save_strategy": "steps", "save_steps": 7}
+    whole = trainer(adapted(), rows, ShannonCallback(**SETTINGS), **saving)
+    whole.train()
+    rest = trainer(adapted(), rows, ShannonCallback(0.5), restore_callback_states_from_checkpoint=True, **saving)
+    rest.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-7"))
+    assert ticks(rest) == ticks(whole)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (SETTINGS, SETTINGS | {"prior_sigma": 0.1}, "prior_sigma was 0.02 and is now 0.1"),
+        (SETTINGS, SETTINGS | {"n_tokens": 7}, "n_tokens was 1000 and is now 7"),
+        (None, SETTINGS, "step 2 was written without it"),
+    ],
+)
+def test_a_run_that_would_measure_otherwise_is_not_resumed(before, after, reason, examples, adapted, trainer, tmp_path):
+    rows, saving = examples(3), {"save_strategy": "steps", "save_steps": 2}
+    trainer(adapted(), rows, before and ShannonCallback(**before), **saving).train()
+    resumed = trainer(adapted(), rows, ShannonCallback(**after), **saving)
+    with pytest.raises(ValueError, match=reason):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+
+
+# What is measured
+
+
+def test_n_is_the_supervised_tokens_of_the_training_set(examples, adapted, trainer, ticks):
+    rows = examples(5)
+    expected = sum(int((row["labels"][1:] != -100).sum()) for row in rows)
+    callback = ShannonCallback(0.02, control_every=5)
+    run = trainer(adapted(), rows, callback)
+    run.train()
+    assert callback.state()["attributes"]["saved"]["n_tokens"] == expected
+    assert ticks(run)[-1]["tokens"] == expected
+
+
+def test_s_measures_from_where_training_began(examples, adapted, trainer, ticks):
+    """From an adapter that is not zero, |Delta W - Delta W_0|, with Delta W formed."""
+    model = adapted(use_rslora=True, rank_pattern={"shared_mlp.input_linear": 2})
+    begin_from(model, [0.1 * torch.ones_like(factor) for factor in Adapter(model).factors])
+    before = [u.scale * (u.b @ u.a).detach() for u in Adapter(model).updates()]
+    run = trainer(model, examples(3), ShannonCallback(0.02, n_tokens=N))
+    run.train()
+    after = [u.scale * (u.b @ u.a).detach() for u in Adapter(model).updates()]
+    moved = sum(float((a - b).double().square().sum()) for a, b in zip(after, before, strict=True))
+    expected = moved / (2 * SIGMA**2 * N * math.log(2))
+    assert ticks(run)[-1]["param_bpt"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_bf16_keeps_the_loop_in_fp32(examples, adapted, trainer, ticks):
+    runs = {}
+    for bf16 in (False, True):
+        run = trainer(adapted(), examples(STEPS), ShannonCallback(**SETTINGS), bf16=bf16)
+        run.train()
+        runs[bf16] = ticks(run)
+    assert [t["s"] for t in runs[True]] == pytest.approx([t["s"] for t in runs[False]], rel=0.05)
+    assert runs[True] != runs[False]  # it did compute in bf16
+
+
+# Refusals
+
+
+def two_active(model):
+    model.add_adapter("other", LoraConfig(r=2, target_modules="all-linear"))
+    model.base_model.set_adapter(["default", "other"])
+    return model
+
+
+def plain(small_granite):
+    return AutoModelForCausalLM.from_pretrained(small_granite)
+
+
+def classifier():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForSequenceClassification(LlamaConfig(vocab_size=64, num_labels=2, pad_token_id=0, **sizes))
+    return get_peft_model(model, LoraConfig(target_modules="all-linear"))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda adapted, base: adapted(use_dora=True), "the LoRA variant Dora"),
+        (lambda adapted, base: adapted(lora_bias=True, bias="none"), "is trained beside the adapter"),
+        (lambda adapted, base: adapted(modules_to_save=["lm_head"]), "lm_head.* is trained beside the adapter"),
+        (lambda adapted, base: two_active(adapted()), "2 adapters are active .default, other."),
+        (lambda adapted, base: adapted().requires_grad_(False), "the adapter is frozen; load it with .*is_trainable"),
+        (lambda adapted, base: plain(base).requires_grad_(False), "has no LoRA layer"),
+        (
+            lambda adapted, base: get_peft_model(
+                plain(base), IA3Config(target_modules=["q_proj"], feedforward_modules=[])
+            ),
+            "q_proj: an adapter of the kind ia3 Linear has no Delta W = s B A",
+        ),
+        (lambda adapted, base: classifier(), "trained on another loss than a causal language model's"),
+    ],
+)
+def test_an_adapter_that_s_cannot_be_measured_of_is_refused(make, reason, adapted, small_granite, examples, trainer):
+    run = trainer(make(adapted, small_granite), examples(1), ShannonCallback(0.02))
+    with pytest.raises(ValueError, match=reason) as caught:
+        run.train()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "reason"),
+    [
+        ({}, {"max_grad_norm": 1.0}, "max_grad_norm=1.0: the trainer would clip before"),
+        ({}, {"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        (
+            {"target_s": "auto", "held_out": []},
+            {"max_steps": 10},
+            "target_s auto: acts after each 10 .* the run has 10",
+        ),
+        ({"target_s": "auto", "held_out": [{"input_ids": [1]}]}, {"max_steps": 11}, "held_out: has 1 examples"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused(settings, arguments, reason, adapted, examples, trainer):
+    run = trainer(adapted(), examples(1), ShannonCallback(**({"target_s": 0.02} | settings)), **arguments)
+    with pytest.raises(ValueError, match=reason):
+        run.train()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "target_s auto: .* give held_out="),
+        ({"target_s": 2}, "^target_s 2: must lie between 0 and 1"),
+        ({"target_s": 0.1, "control_every": 0}, "^control_every 0: must be at least 1"),
+        ({"target_s": 0.1, "prior_sigma": -1}, "^prior_sigma -1: must be positive"),
+        ({"target_s": 0.1, "gradient_clip": -1}, "^gradient_clip -1"),
+        ({"controller": "cascade"}, "controller cascade: looks ahead in the training text"),
+        ({"controller": "pid", "target_s": 0.1}, "did you mean pi"),
+        ({"controller": "p"}, "controller p: give target_s as a ratio"),
+    ],
+)
+def test_settings_out_of_range_are_refused_at_once(settings, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        ShannonCallback(**settings)
+    assert "\n" not in str(caught.value)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield {"input_ids": torch.arange(4), "labels": torch.arange(4)}
+
+
+def test_a_stream_wants_n(adapted, trainer):
+    run = trainer(adapted(), Stream(), ShannonCallback(0.02), max_steps=1)
+    with pytest.raises(ValueError, match="n_tokens: a stream's tokens cannot be counted"):
+        run.train()
