@@ -1,6 +1,7 @@
 """The callback in real trainers: the same loop as the application's own, on the same steps."""
 
 import math
+from importlib.resources import files
 
 import lightning as L
 import numpy as np
@@ -8,15 +9,26 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
 
 from granite_scu import control
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, OptimizerConfig, PriorConfig
+from granite_scu.config.settings import LoraConfig as SettingsOfLora
+from granite_scu.data.sources.corpora import stdlib_docs
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.transformers import ORIGIN, ShannonCallback
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.module import GraniteModule
 from granite_scu.training.slopes import SlopeSensor
 
+TINY_FOLDER = str(files("granite_scu.model") / "assets" / TINY_MODEL)
 SIGMA, N = 0.02, 1000
 STEPS, ACCUMULATE, EVERY = 12, 2, 3
 SAME = ("data_bpt", "param_bpt", "s", "lambda", "grad_norm", "data_grad_norm", "penalty_grad_norm")
@@ -37,25 +49,17 @@ class Texts(L.LightningDataModule):
         return self.texts[number]
 
 
-def ours(make_module, data, law, clip, actuator) -> tuple[list[dict], list]:
-    """The records of the application's loop, and the A that its adapters began with."""
+def ours(module, data, law, accumulate: int = ACCUMULATE) -> tuple[list[dict], list]:
+    """The records of the application's loop, and the factors that it began with."""
     records: list[dict] = []
     watch = Stopwatch()
     slopes = SlopeSensor() if law.needs_slopes else None
     loop = ShannonControl(law, EVERY, watch, records.append, slopes=slopes)
-    module = make_module(
-        optimizer={"learning_rate": 1e-2, "gradient_clip": clip},
-        sigma=SIGMA,
-        n_tokens=N,
-        total_steps=STEPS,
-        actuator=actuator,
-        measures_slopes=law.needs_slopes,
-    )
     start = [factor.detach().clone() for factor in module.factors]
     L.Trainer(
         accelerator="cpu",
         max_epochs=1,
-        accumulate_grad_batches=ACCUMULATE,
+        accumulate_grad_batches=accumulate,
         callbacks=[watch, loop],
         logger=False,
         enable_checkpointing=False,
@@ -76,6 +80,14 @@ def shuffled(rows: list[dict]) -> list[dict]:
         }
         for pair in pairs
     ]
+
+
+def agree(found: list[dict], expected: list[dict]) -> None:
+    """Two histories are of the same loop."""
+    for name in ("step", "tokens", "held", "saturated"):
+        assert [record[name] for record in found] == [record[name] for record in expected], name
+    for name in SAME:
+        assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], rel=1e-5), name
 
 
 def begin_from(model, factors) -> None:
@@ -104,7 +116,15 @@ def test_it_steers_as_the_application_does(settings, make_module, make_batches, 
     law = control.build(settings.get("controller", "pi"), **given)
     if isinstance(law, control.AutoSetpoint):
         law = law.in_a_run_of(STEPS // EVERY)
-    expected, start = ours(make_module, data, law, settings.get("gradient_clip", 0.0), settings.get("actuator", "loss"))
+    module = make_module(
+        optimizer={"learning_rate": 1e-2, "gradient_clip": settings.get("gradient_clip", 0.0)},
+        sigma=SIGMA,
+        n_tokens=N,
+        total_steps=STEPS,
+        actuator=settings.get("actuator", "loss"),
+        measures_slopes=law.needs_slopes,
+    )
+    expected, start = ours(module, data, law)
 
     model = adapted()
     begin_from(model, start)
@@ -113,12 +133,52 @@ def test_it_steers_as_the_application_does(settings, make_module, make_batches, 
     run = trainer(model, examples(STEPS * ACCUMULATE), callback, gradient_accumulation_steps=ACCUMULATE)
     run.train()
     found = ticks(run)
-    for name in ("step", "tokens", "held", "saturated"):
-        assert [record[name] for record in found] == [record[name] for record in expected], name
-    for name in SAME:
-        assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], rel=1e-5), name
+    agree(found, expected)
     for name in READ if law.needs_slopes else ():  # differences of losses of 6 bits, in fp32
         assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], abs=5e-6), name
+
+
+@pytest.mark.slow
+def test_it_steers_the_embedded_model_as_the_application_does(trainer, ticks):
+    """36 steps on prose; transformers' own Mamba layers here, the application's there. S comes to its setpoint."""
+    steps, rows, lora = 36, text_rows(72), {"lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    batches = [
+        {"input_ids": rows[i : i + 2, :-1].contiguous(), "labels": rows[i : i + 2, 1:].contiguous()}
+        for i in range(0, 2 * steps, 2)
+    ]
+    optimizer = OptimizerConfig(2e-3, "constant", warmup_steps=0)
+    prior = PriorConfig(SIGMA, 10_000)
+    module = GraniteModule(BaseConfig(TINY_MODEL), SettingsOfLora(8, 16.0), optimizer, prior, steps)
+    module.configure_model()
+    expected, start = ours(module, Texts(batches, []), control.build("pi", target_s=0.02), accumulate=1)
+
+    base = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=8, **lora))
+    begin_from(model, start)
+    callback = ShannonCallback(0.02, control_every=EVERY, n_tokens=10_000)
+    run = trainer(model, [{"input_ids": row, "labels": row} for row in rows], callback, learning_rate=2e-3)
+    run.train()
+    agree(ticks(run), expected)
+    assert ticks(run)[-1]["s"] == pytest.approx(0.02, rel=0.3)
+
+
+def text_rows(count: int) -> torch.Tensor:
+    """(count, 49) tokens of the Python documentation."""
+    text = "\n\n".join(document.text for document in stdlib_docs())[: 500 * count]
+    ids = AutoTokenizer.from_pretrained(TINY_FOLDER)(text).input_ids
+    return torch.tensor(ids[: 49 * count]).view(count, 49)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_measured_alike(examples, trainer, ticks):
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = get_peft_model(LlamaForCausalLM(small_llama()), LoraConfig(target_modules="all-linear"))
+        run = trainer(model, examples(6), ShannonCallback(**SETTINGS), torch_compile=compiled)
+        run.train()
+        runs.append(ticks(run))
+    agree(*runs)
 
 
 # Going on
@@ -126,7 +186,7 @@ def test_it_steers_as_the_application_does(settings, make_module, make_batches, 
 SETTINGS = {"target_s": 0.02, "control_every": EVERY, "n_tokens": N}
 
 
-@pytest.mark.parametrize("kind", ["pi", "auto-from-an-adapter"])
+@pytest.mark.parametrize("kind", ["pi", pytest.param("auto-from-an-adapter", marks=pytest.mark.slow)])
 def test_a_resumed_run_goes_on_to_the_same_lambda(kind, examples, adapted, trainer, ticks, tmp_path):
     """From a checkpoint between two ticks, after which every number of every tick is equal."""
     rows = examples(STEPS)
@@ -148,6 +208,7 @@ def test_a_resumed_run_goes_on_to_the_same_lambda(kind, examples, adapted, train
     assert (tmp_path / "out" / ORIGIN).is_file() == bool(auto)
 
 
+@pytest.mark.slow
 def test_what_the_trainer_makes_again_goes_on_too(examples, adapted, trainer, ticks, tmp_path):
     """Its own way to restore callbacks builds a new one from what the checkpoint says."""
     rows, saving = examples(STEPS), {"save_strategy": "steps", "save_steps": 7}
@@ -200,6 +261,7 @@ def test_s_measures_from_where_training_began(examples, adapted, trainer, ticks)
     assert ticks(run)[-1]["param_bpt"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bf16_keeps_the_loop_in_fp32(examples, adapted, trainer, ticks):
     runs = {}
     for bf16 in (False, True):
@@ -224,9 +286,13 @@ def plain(small_granite):
 
 
 def classifier():
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForSequenceClassification(LlamaConfig(vocab_size=64, num_labels=2, pad_token_id=0, **sizes))
+    model = LlamaForSequenceClassification(small_llama(num_labels=2, pad_token_id=0))
     return get_peft_model(model, LoraConfig(target_modules="all-linear"))
+
+
+def small_llama(**settings) -> LlamaConfig:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaConfig(vocab_size=300, **sizes, **settings)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""Two processes of a Trainer on half a batch each steer as one does on the whole of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+SCRIPT = Path(__file__).with_name("ddp_run.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
+
+
+def test_two_processes_steer_as_one(small_granite, examples, tmp_path):
+    """Rows have unequal numbers of supervised tokens, so that a mean of the processes' means would differ."""
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([{name: row[name].tolist() for name in row} for row in examples(32)]))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    for name, launcher, batch in (("one", (), 4), ("two", TORCHRUN, 2)):
+        line = [sys.executable, *launcher, SCRIPT, small_granite, rows, tmp_path / name, batch]
+        done = subprocess.run([*map(str, line)], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    [one] = read(tmp_path / "one")
+    first, second = read(tmp_path / "two")
+    assert first == second
+    assert [tick["step"] for tick in one] == [2, 4, 6, 8]
+    for name in ("tokens", "data_bpt", "s", "s_target", "lambda", "data_grad_norm", "savings_held_out_slope"):
+        expected = [tick[f"scu/{name}"] for tick in one]
+        assert [tick[f"scu/{name}"] for tick in first] == pytest.approx(expected, rel=1e-4), name
+
+
+def read(folder: Path) -> list[list[dict]]:
+    """The ticks of each process."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
