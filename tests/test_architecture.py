@@ -13,8 +13,8 @@ LAYERS = (
     ("config",),
     ("storage",),
     ("hardware", "model", "data"),
-    ("evaluation",),
-    ("training", "export", "integrations"),
+    ("evaluation", "integrations"),
+    ("training", "export"),
     ("experiments",),
     ("cli",),
 )

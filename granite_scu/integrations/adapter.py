@@ -33,7 +33,8 @@ class Adapter:
 
     def start_here(self) -> None:
         """Training begins now. Where the adapter is not zero, S measures how far training moves it from here."""
-        if any(bool(update.b.any()) for update in self._layers.values()):
+        # PEFT begins with B = 0 on linear layers, and with A = 0 on embeddings.
+        if any(bool(update.a.any()) and bool(update.b.any()) for update in self._layers.values()):
             self.origin = [factor.detach().clone() for factor in self.factors]
 
     def start_from(self, factors: Mapping[str, Tensor]) -> None:

@@ -201,9 +201,12 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     def _saved(self, state: TrainerState) -> dict[str, Any]:
         """What a checkpoint has of this callback; nothing where training begins."""
+        kept = state.stateful_callbacks.get(type(self).__name__, {})
+        if isinstance(kept, list):
+            raise ValueError(f"ShannonCallback: {len(kept)} of them would each add a penalty; give one")
         if not state.global_step:
             return {}
-        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+        saved = kept.get("attributes", {}).get("saved")
         if saved is None:
             raise ValueError(
                 f"ShannonCallback: the checkpoint of step {state.global_step} was written without it, so lambda cannot "

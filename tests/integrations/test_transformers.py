@@ -250,7 +250,7 @@ def test_n_is_the_supervised_tokens_of_the_training_set(examples, adapted, train
 
 def test_s_measures_from_where_training_began(examples, adapted, trainer, ticks):
     """From an adapter that is not zero, |Delta W - Delta W_0|, with Delta W formed."""
-    model = adapted(use_rslora=True, rank_pattern={"shared_mlp.input_linear": 2})
+    model = adapted(use_rslora=True, rank_pattern={"q_proj": 2}, target_modules=["q_proj", "in_proj", "embed_tokens"])
     begin_from(model, [0.1 * torch.ones_like(factor) for factor in Adapter(model).factors])
     before = [u.scale * (u.b @ u.a).detach() for u in Adapter(model).updates()]
     run = trainer(model, examples(3), ShannonCallback(0.02, n_tokens=N))
@@ -356,6 +356,13 @@ def test_settings_out_of_range_are_refused_at_once(settings, reason):
     with pytest.raises(ValueError, match=reason) as caught:
         ShannonCallback(**settings)
     assert "\n" not in str(caught.value)
+
+
+def test_two_callbacks_are_refused(adapted, examples, trainer):
+    run = trainer(adapted(), examples(1), ShannonCallback(0.02))
+    run.add_callback(ShannonCallback(0.02))
+    with pytest.raises(ValueError, match="2 of them would each add a penalty"):
+        run.train()
 
 
 class Stream(IterableDataset):

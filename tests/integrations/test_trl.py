@@ -31,7 +31,7 @@ def sft(tmp_path):
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes))
 
-    def make(callback, strategy: str) -> trl.SFTTrainer:
+    def make(callbacks: list, strategy: str, held_out: Dataset | None = None) -> trl.SFTTrainer:
         args = trl.SFTConfig(
             output_dir=str(tmp_path),
             packing=True,
@@ -40,6 +40,7 @@ def sft(tmp_path):
             num_train_epochs=1,
             train_sampling_strategy="sequential",
             per_device_train_batch_size=1,
+            learning_rate=2e-3,
             gradient_accumulation_steps=2,
             max_grad_norm=0,
             use_cpu=True,
@@ -48,10 +49,14 @@ def sft(tmp_path):
             save_strategy="no",
             disable_tqdm=True,
         )
-        lora = LoraConfig(target_modules="all-linear")
-        data = Dataset.from_list(PAIRS)
         return trl.SFTTrainer(
-            model, args, train_dataset=data, processing_class=tokenizer, peft_config=lora, callbacks=[callback]
+            model,
+            args,
+            train_dataset=Dataset.from_list(PAIRS),
+            eval_dataset=held_out,
+            processing_class=tokenizer,
+            peft_config=LoraConfig(target_modules="all-linear"),
+            callbacks=callbacks,
         )
 
     return make
@@ -60,7 +65,7 @@ def sft(tmp_path):
 @pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
 def test_it_counts_the_tokens_of_completions_in_packed_rows(strategy, sft, ticks):
     callback = ShannonCallback(0.1, control_every=1)
-    trainer = sft(callback, strategy)
+    trainer = sft([callback], strategy)
     batches = [trainer.data_collator([row]) for row in trainer.train_dataset]
     counts = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
     assert sum(counts) < sum(batch["input_ids"].numel() for batch in batches) / 1.5  # prompts are not supervised
@@ -71,6 +76,23 @@ def test_it_counts_the_tokens_of_completions_in_packed_rows(strategy, sft, ticks
     assert first["tokens"] == sum(counts[:2])
     assert first["data_bpt"] == pytest.approx(expected, rel=1e-5)  # of before the step, where the adapter is zero
     assert last["tokens"] == sum(counts)
+
+
+def test_auto_reads_the_data_set_that_the_trainer_prepared(sft, ticks):
+    """What the adapter saves on it, by the model's own logits with and without the adapter."""
+    trainer = sft([], "bfd", held_out=Dataset.from_list(PAIRS[:2]))
+    trainer.add_callback(ShannonCallback(held_out=trainer.eval_dataset, control_every=1))
+    trainer.train()
+    [batch] = [trainer.data_collator([row]) for row in trainer.eval_dataset]
+    with trainer.model.disable_adapter():
+        without = nats(trainer.model, batch)
+    tokens = int((batch["labels"][:, 1:] != -100).sum())
+    saved = (without - nats(trainer.model, batch)) / tokens / math.log(2)
+    last = ticks(trainer)[-1]
+    assert last["savings_held_out"] == pytest.approx(saved, abs=2e-5)
+    assert abs(saved) > 1e-3
+    # The adapter is small yet: what it saves goes with its size.
+    assert last["savings_held_out_slope"] == pytest.approx(saved, rel=0.2)
 
 
 @torch.no_grad()
