@@ -175,6 +175,8 @@ def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:
         build_controller(control)
     if data := groups.get("data"):
         _check_sources(data.sources)
+        if data.chat_template is not None:
+            settings.check_template(data.chat_template)
     if base := groups.get("base"):
         settings.check_model(base.name)
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from granite_scu.cli import script_flags
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import HINTS, PRECISIONS
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--text-column", default="text", help="field of a record that holds the text (default: text)")
     what.add_argument("--record-format", choices=RECORD_FORMATS, default=RECORD_FORMATS[0],
                       help="fields that records are read by (default: auto, recognised)")  # fmt: skip
+    script_flags.add_template(what)
     how = parser.add_argument_group("how")
     how.add_argument("--max-length", type=int, metavar="INT", help="tokens that a model sees at once (default: the "
                      "runs' --block-size; without a run 1024)")  # fmt: skip
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     _check(options)
+    script_flags.check_template(options)
     # Late: what is wrong with a flag is said before torch is imported.
     from granite_scu.evaluation.bpt import report, results
     from granite_scu.evaluation.bpt.evaluate import evaluate

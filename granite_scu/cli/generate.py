@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from granite_scu.cli import script_flags
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
+from granite_scu.config.settings import DataConfig
 
 if TYPE_CHECKING:
     from granite_scu.model.adapters import Switch
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put the text into the model's chat template; without a "
         "prompt a conversation, in which each line of the terminal or of a pipe is a question",
     )
+    script_flags.add_template(parser)
     parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens, metavar="N",
                         help="tokens to add at most (default: %(default)s)")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=Sampling.temperature, metavar="T",
@@ -50,19 +53,26 @@ def run(options: argparse.Namespace) -> int:
     # Late: torch takes seconds, and a wrong flag is refused without it.
     from granite_scu import hardware
     from granite_scu.cli.conversation import converse
+    from granite_scu.data.tokens import templates
     from granite_scu.evaluation import generate
     from granite_scu.evaluation.conversation import Conversation
     from granite_scu.model import loading, saved_adapter
     from granite_scu.model.adapters import load_adapted
 
+    script_flags.check_template(options)
+    if (options.chat_template or options.chat_template_args) and not options.chat:
+        raise UserError("--chat-template: is for a question; give --chat, or leave it out")
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
     talking = options.chat and options.prompt is None and options.prompt_file is None
     prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
     adapter = saved_adapter.find(options.run)
     base = saved_adapter.base_of(adapter, options.model)
     adapter.scales(base.name)  # proves that it fits
-    tokenizer = loading.load_tokenizer(base.name)
-    inputs = generate.tokenized(tokenizer, prompt, options.chat)
+    own = templates.saved_in(*adapter.tokenizer_places)
+    tokenizer = templates.with_template(loading.load_tokenizer(base.name), own)
+    tokenizer = templates.chosen(tokenizer, options.chat_template, options.chat_template_args)
+    read_as = adapter.training.get("data", {}).get("control_tokens", DataConfig.control_tokens)
+    inputs = generate.tokenized(tokenizer, prompt, options.chat, read_as)
     generate.check_length(inputs, options.max_new_tokens, loading.load_model_config(base.name), base.name)
     device = loading.device_named(options.device)
     console = make_console()

@@ -36,7 +36,7 @@ EXAMPLES = (
 
 SETTINGS = [
     "--data-dir", "--data-weights", "--text-column", "--record-format", "--encoding", "--split-seed", "--cache-dir",
-    "--block-size", "--loss-on", "--packing", "--on-long",
+    "--chat-template", "--chat-template-args", "--control-tokens", "--block-size", "--loss-on", "--packing", "--on-long",
 ]  # fmt: skip
 """Flags of training that say how text is read and cut."""
 
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code."""
     from granite_scu.data.datamodule import TextDataModule
+    from granite_scu.data.tokens import templates
     from granite_scu.model import loading
 
     if options.samples < 0:
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     quiet(make_console(stderr=True))
     names = {field for field in DataConfig.__dataclass_fields__ if hasattr(options, field)}
     data = TextDataModule(DataConfig(**{name: getattr(options, name) for name in names}), seed=0)
-    tokenizer = loading.load_tokenizer(options.model)
+    tokenizer = templates.of_data(loading.load_tokenizer(options.model), data.config)
     data.prepare(tokenizer)
     facts = {"model": options.model, **data.summary(), "document_tokens": lengths(data)}
     if options.json:

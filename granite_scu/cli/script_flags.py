@@ -12,13 +12,13 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from granite_scu.cli import config_layers
 from granite_scu.cli.argument_parser import Parser, hyphenated
-from granite_scu.config import shipped
+from granite_scu.config import settings, shipped
 from granite_scu.config.errors import UserError
-from granite_scu.config.flags import COMMONEST, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
+from granite_scu.config.flags import COMMONEST, HINTS, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
 from granite_scu.config.settings import RunConfig
 from granite_scu.storage.working_folder import as_seen_from_here
 
@@ -54,6 +54,21 @@ def build_parser(
                 group.add_argument(off, dest=flag.key, action="store_const", const="off", help=argparse.SUPPRESS)
     _add_special(parser, everything)
     return parser
+
+
+def add_template(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the chat template to a command that scores or generates."""
+    parser.add_argument("--chat-template", metavar="FILE|NAME", help="file that holds a chat template, or the name of "
+                        "one of the model's own (default: that of the run)")  # fmt: skip
+    parser.add_argument("--chat-template-args", nargs="+", metavar="NAME=VALUE", help="arguments of the chat template, "
+                        "such as enable_thinking=false (default: those of the run)")  # fmt: skip
+
+
+def check_template(options: argparse.Namespace) -> None:
+    """Refuse what is wrong with these flags whatever the model. Raises UserError."""
+    settings.check_template_args(options.chat_template_args)
+    if options.chat_template is not None:
+        settings.check_template(options.chat_template)
 
 
 def argument(flag: Flag) -> dict[str, Any]:
@@ -173,7 +188,8 @@ def _as_yaml(flag: Flag, value: Any) -> str:
     if flag.choices == tuple(SWITCH_OR_AUTO):
         return json.dumps(SWITCH_OR_AUTO[value])
     if flag.many:
-        return json.dumps(value, ensure_ascii=False) if len(value) > 1 or flag.kind is float else value[0]
+        takes_one = str in get_args(HINTS[flag.key])
+        return value[0] if takes_one and len(value) == 1 else json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and not math.isfinite(value):  # so that the configuration refuses it, by its flag
         return str(value).replace("inf", ".inf").replace("nan", ".nan")
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,6 +14,7 @@ from granite_scu.cli.setting_names import as_dotted_keys
 from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
+from granite_scu.data.tokens import templates
 from granite_scu.evaluation.split_score import score_split
 from granite_scu.experiments.identification import step_test
 from granite_scu.export.present import presented
@@ -81,7 +82,7 @@ def _score(request: Request, split: str) -> dict:
     machine = resolve_request(request)
     kernels.check(machine.kernels, machine.accelerator)
     data = recipe.build_data(request)
-    data.prepare(load_tokenizer(request.base.name))
+    data.prepare(templates.of_data(load_tokenizer(request.base.name), request.data))
     machine.claim(request.run.memory_fraction)
     batches = data.val_dataloader() if split == "validation" else data.test_dataloader()
     return score_split(RunFolder(request.run.output_dir).path, request.base, machine, batches, split)

@@ -85,6 +85,28 @@ def from_record(kind: type[Settings], record: Mapping[str, Any], **changes: Any)
     return kind(**{name: value for name, value in record.items() if name in known} | changes)
 
 
+def check_template(name: str) -> None:
+    """Refuse the path of a chat template that is not there. A name is looked up by who has the tokenizer.
+
+    Raises:
+        UserError: it is one.
+    """
+    is_one = is_path(name) or "/" in name or name.endswith(".jinja")
+    missing = is_one and not Path(name).expanduser().is_file()
+    _check(not missing, "--chat-template", name, "no such file; name one that holds a chat template")
+
+
+def check_template_args(arguments: list[str] | None) -> None:
+    """Refuse arguments of a chat template that are none.
+
+    Raises:
+        UserError: one is not of the form name=value.
+    """
+    for argument in arguments or []:
+        is_one = "=" in argument and argument.partition("=")[0].isidentifier()
+        _check(is_one, "--chat-template-args", argument, "must be name=value, such as enable_thinking=false")
+
+
 @dataclass(frozen=True)
 class BaseConfig:
     """The frozen model.
@@ -205,6 +227,11 @@ class DataConfig:
         num_workers: loader processes.
         prefetch_factor: batches that each loader process holds ready.
         weights: how often each source is read in an epoch of training; fractions read a part; null reads each once.
+        chat_template: of conversations: a file that holds a chat template, or the name of one of the model's own; null
+            takes the model's.
+        chat_template_args: arguments of the chat template, such as enable_thinking=false; a value is JSON or a text.
+        control_tokens: what becomes of control tokens such as <|end_of_text|> that stand in the text itself: text reads
+            them as any other words, tokens lets them act, refuse stops the run.
         loss_on: of conversations: completion supervises what the assistant says, all every token.
         packing: blocks cuts the documents in a row every block_size tokens; best-fit puts each in one piece into the
             block where it leaves the least room; auto takes best-fit where there are conversations.
@@ -230,6 +257,9 @@ class DataConfig:
     num_workers: int = 0
     prefetch_factor: int = 2
     weights: list[float] | None = None
+    chat_template: str | None = None
+    chat_template_args: list[str] | None = None
+    control_tokens: Literal["text", "tokens", "refuse"] = "text"
     loss_on: Literal["completion", "all"] = "completion"
     packing: Literal["auto", "blocks", "best-fit"] = "auto"
     on_long: Literal["split", "truncate", "drop", "error"] = "split"
@@ -252,6 +282,7 @@ class DataConfig:
         _require(_POSITIVE, {"--num-epochs": self.num_epochs})
         a_block = f"must be at least a block of {self.block_size}"
         _require((lambda value: value >= self.block_size, a_block), {"data.train_tokens": self.train_tokens})
+        check_template_args(self.chat_template_args)
         if self.weights is not None:
             valid = all(0 <= weight <= MOST_PASSES for weight in self.weights) and any(self.weights)
             remedy = f"must be passes from 0 to {MOST_PASSES}, and not all zero"

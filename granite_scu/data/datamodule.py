@@ -191,6 +191,11 @@ class TextDataModule(LightningDataModule):
             )
 
     @property
+    def chats(self) -> int:
+        """Documents that are conversations."""
+        return self.division.corpus.n_conversations
+
+    @property
     def n_tokens(self) -> int:
         """N: supervised tokens of the training split, over all ranks."""
         return self.train.n_supervised
@@ -215,8 +220,10 @@ class TextDataModule(LightningDataModule):
             "split_by": division.by,
             "block_size": self.config.block_size,
             "record_formats": dict(division.corpus.record_formats),
-            "conversations": division.corpus.n_conversations,
+            "conversations": self.chats,
             "empty_documents": division.corpus.n_empty,
+            "control_tokens_written": division.corpus.n_control,
+            "thoughts_left_out": division.corpus.n_thoughts,
             "copies_left_out": division.n_copies,
             "gap_blocks": 2 if division.by == "block" else 0,
             "long_documents": self._left_out["long"],

@@ -146,7 +146,7 @@ class StreamedBlocks(IterableDataset):
 
     def __post_init__(self) -> None:
         self.readers = _readers(self.config)[: 1 if published(self.config) is not None else None]  # training's alone
-        self.renderer = Renderer(self.tokenizer, self.config.loss_on)
+        self.renderer = Renderer(self.tokenizer, self.config.loss_on, self.config.control_tokens)
 
     def __iter__(self) -> Iterator[Block]:
         worker = get_worker_info()
@@ -174,12 +174,16 @@ class StreamedBlocks(IterableDataset):
         counts: Counter[str] = Counter()
         groups = groups_of(self._pieces(number, of), SHARED, whole=True)
         cut = self.config.block_size, self.config.on_long
-        for part in parts_of(groups, self.tokenizer, at_once=1):  # each loader process has a core
+        for part in parts_of(groups, self.renderer, at_once=1):  # each loader process has a core
             stream, names = joined([part]), [piece.name for piece in part.documents]
             every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer)
             blocks, kinds = blocks_of(stream, every, self.layout, padding, *cut, names.__getitem__)
-            empty = (len(part.empty), "documents are empty and left out")
-            for n, words in (empty, *left_out(kinds, self.layout, *cut)):
+            told = (
+                (len(part.empty), "documents are empty and left out"),
+                (part.n_control, f"control tokens that somebody wrote are read as {self.config.control_tokens}"),
+                (part.n_thoughts, "answers are shown by the chat template without what was thought before them"),
+            )
+            for n, words in (*told, *left_out(kinds, self.layout, *cut)):
                 before, counts[words] = counts[words], counts[words] + n
                 if n and (not before or len(str(before + n)) > len(str(before))):  # the first, and each digit more
                     _log.warning("share %d of %d of the stream: so far %d %s", number + 1, of, before + n, words)
@@ -232,9 +236,10 @@ class StreamedDataModule(TextDataModule):
         full_names(config.sources)
         counts: Counter[str] = Counter()
         documents = [counted(split, counts) for split in beginning(config)]
-        corpus = in_memory(encoded(documents, Renderer(tokenizer, config.loss_on), config.split_seed))
+        renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
+        corpus = in_memory(encoded(documents, renderer, config.split_seed))
         corpus = replace(corpus, record_formats=counts)
-        check_documents(config.text_column, config.named, corpus)
+        check_documents(config, corpus)
         say_formats(corpus, tokenizer)
         division = divide(corpus, published(config) is not None, streamed=True)
         if division.parts is None:

@@ -1,5 +1,6 @@
 """What several models make of the same prompt, side by side or one after the other, as it comes."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,23 +13,38 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.control_tokens import ReadAs
+from granite_scu.data.tokens.encoding import token_ids
+
+log = logging.getLogger(__name__)
 
 LEAST_WIDTH = 80
 """Columns of a terminal from which on two texts are readable beside one another."""
 
 
-def tokenized(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool) -> dict[str, torch.Tensor]:
+def tokenized(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool, control_tokens: ReadAs = "text"
+) -> dict[str, torch.Tensor]:
     """``input_ids`` and ``attention_mask`` of a prompt, (1, time) each.
 
+    Args:
+        tokenizer: of the model.
+        prompt: what is said or asked; its control tokens act where it is no chat.
+        chat: put it into the chat template.
+        control_tokens: what becomes of those in a question.
+
     Raises:
-        UserError: a chat with a model that has no template for one.
+        UserError: a chat with a model that has no template for one, or whose template refuses it.
     """
     if not chat:
         return dict(tokenizer(prompt, return_tensors="pt"))
-    if not tokenizer.chat_template:
-        raise UserError("--chat: the model's tokenizer has no chat template; leave it out")
-    turn = [{"role": "user", "content": prompt}]
-    return dict(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True, return_tensors="pt"))
+    rendered = Renderer(tokenizer, control_tokens=control_tokens).prompt(prompt)
+    if rendered.n_control:
+        counts = rendered.n_control, rendered.first_control, control_tokens
+        log.warning("--chat: control tokens in the question: %d, the first is %s; they are read as %s", *counts)
+    ids = torch.tensor([token_ids(rendered, tokenizer)])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def check_length(inputs: dict[str, torch.Tensor], new_tokens: int, config: Any, name: str) -> None:

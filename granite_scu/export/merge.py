@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.data.tokens import templates
 from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
 from granite_scu.model import adapter_files, loading, saved_adapter
@@ -62,6 +63,7 @@ class Merger:
 
     def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path) -> None:
         self.adapter, self.base, self.out = adapter, base, out
+        self.template = templates.saved_in(*adapter.tokenizer_places)
         self.scales = adapter.scales(base.name)
         self.source = loading.download(base.name)
         self.shards = shards_of(self.source, base.name)
@@ -126,11 +128,12 @@ class Merger:
         with replacing(self.out) as folder:
             folder.mkdir()
             self._write_weights(folder, console)
-            self._write_tokenizer(folder)
+            tokenizer = templates.with_template(loading.load_tokenizer(self.base.name), self.template)
+            tokenizer.save_pretrained(folder)
             check = None
             if device is not None:
                 with console.status("comparing with base and adapter"):
-                    check = merge_check.compare(self.adapter, self.base, folder, device)
+                    check = merge_check.compare(self.adapter, self.base, tokenizer, folder, device)
             record = self._record(check)
             (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             (folder / "README.md").write_text(_card(record), encoding="utf-8")
@@ -169,9 +172,6 @@ class Merger:
         if not bool(torch.isfinite(merged).all()):
             raise RunFailed(f"{self.adapter.label}: {name} merged is not finite; the adapter has diverged")
         return merged
-
-    def _write_tokenizer(self, folder: Path) -> None:
-        loading.load_tokenizer(self.base.name).save_pretrained(folder)
 
     def _record(self, check: dict[str, Any] | None) -> dict[str, Any]:
         return {

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig, DataConfig, from_record
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation.score import score_each
-from granite_scu.model import loading
 from granite_scu.model.adapters import load_adapted
 from granite_scu.model.saved_adapter import SavedAdapter
 
@@ -27,11 +26,20 @@ TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 1e-2
 Batch = dict[str, Tensor]
 
 
-def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch.device) -> dict[str, Any]:
+def compare(
+    adapter: SavedAdapter, base: BaseConfig, tokenizer: PreTrainedTokenizerBase, merged: Path, device: torch.device
+) -> dict[str, Any]:
     """Score base, base with adapter and merged model on a few held-out blocks, one model in memory at a time.
 
     The base is loaded as its training had it, in 4 bits of a QLoRA run; the merged model by transformers alone, its
     Mamba-2 layers in the library's own forward. All of them in the dtype that the merged model is stored in.
+
+    Args:
+        adapter: that was merged.
+        base: that it was merged into.
+        tokenizer: of both, with the chat template of the run.
+        merged: folder of the merged model.
+        device: where they are scored.
 
     Returns:
         ``text`` that was scored, in words, and its supervised ``tokens``; in bits per token ``base_bpt`` of the base
@@ -41,7 +49,7 @@ def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch
     Raises:
         RunFailed: the merged model differs by more than rounding does.
     """
-    batches, text = _held_out(adapter.training.get("data", {}), base.name)
+    batches, text = _held_out(adapter.training.get("data", {}), tokenizer)
     dtype = _stored_dtype(merged)
     model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
     alone, with_adapter = score_each(model, batches, switches)
@@ -67,12 +75,12 @@ def compare(adapter: SavedAdapter, base: BaseConfig, merged: Path, device: torch
     }
 
 
-def _held_out(recorded: dict[str, Any], base: str) -> tuple[list[Batch], str]:
+def _held_out(recorded: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[list[Batch], str]:
     """Blocks of the run's validation text; of the embedded documentation where that cannot be had."""
-    tokenizer = loading.load_tokenizer(base)
     ours: dict[str, Any] = {"batch_size": 1, "eval_batch_size": 1, "num_workers": 0}
     # The library's own Mamba-2 forward cannot keep documents apart without compiled kernels; both sides see the same.
     ours |= {"isolate_documents": False, "block_size": min(recorded.get("block_size", LENGTH), LENGTH)}
+    ours |= {"chat_template": None, "chat_template_args": None}  # the tokenizer has them
     text = "Python's documentation"
     if recorded:
         try:
@@ -82,7 +90,7 @@ def _held_out(recorded: dict[str, Any], base: str) -> tuple[list[Batch], str]:
     return _first_blocks(from_record(DataConfig, recorded, **ours, path="stdlib-docs"), tokenizer), text
 
 
-def _first_blocks(config: DataConfig, tokenizer: Any) -> list[Batch]:
+def _first_blocks(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[Batch]:
     data = TextDataModule(config, seed=0)
     data.prepare(tokenizer)
     return list(islice(data.val_dataloader(), BLOCKS))

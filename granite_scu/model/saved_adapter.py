@@ -56,6 +56,11 @@ class SavedAdapter:
         return hashlib.sha256((self.folder / WEIGHTS).read_bytes()).hexdigest()
 
     @property
+    def tokenizer_places(self) -> tuple[Path, ...]:
+        """Where a tokenizer may have been saved with it: its own folder, and that of its run."""
+        return tuple(filter(None, (self.folder, run_of(self.folder))))
+
+    @property
     def base(self) -> BaseConfig:
         """The base model that it was trained on, as its training had it."""
         named = {"name": self.config.base_model_name_or_path}

@@ -120,6 +120,7 @@ def open_run_folder(run: PreparedRun, opening: Sequence[str] = ()) -> None:
     folder.write_text("config.yaml", request.yaml)
     folder.write_json("scu_config.json", scu_config(run))
     folder.write_lines(DOCUMENTS, run.data.record())
+    run.tokenizer.save_pretrained(folder.path)  # now: its chat template is also that of a run which does not end
     handler = logging.FileHandler(folder.path / "logs" / LOG[run.machine.accelerator], encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("granite_scu").addHandler(handler)

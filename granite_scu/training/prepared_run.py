@@ -12,6 +12,7 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import DEFAULT_STEPS
 from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.data.datamodule import TextDataModule
+from granite_scu.data.tokens import templates
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.flops import Size
 from granite_scu.model.initial_adapter import InitialAdapter
@@ -47,7 +48,7 @@ class PreparedRun:
         machine: what it runs on.
         folder: its run folder.
         resume: the checkpoint that it continues from; None where it starts.
-        tokenizer: of the base model.
+        tokenizer: of the base model, with the chat template that is trained with.
         start: the adapter that training starts from; None where it is a new one.
         data: prepared.
         length: steps and tokens.
@@ -110,6 +111,7 @@ def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
             "--batch-size": request.data.batch_size,
             "processes": machine.world_size,
             "--isolate-documents": request.data.isolate_documents,
+            **({"the chat template (its checksum)": templates.checksum(run.tokenizer)} if run.data.chats else {}),
             "the text of --data-dir (its checksum)": run.data.checksum,
             **({"--num-workers": request.data.num_workers} if request.data.stream else {}),
         },

@@ -18,6 +18,7 @@ from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.control.diagnostics.reachability import Reachability
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
+from granite_scu.data.tokens import templates
 from granite_scu.hardware import machine as machines
 from granite_scu.hardware import presets
 from granite_scu.model import flops, initial_adapter, loading
@@ -97,8 +98,8 @@ def prepare(
     with claimed(folder, request, resume):
         pass  # refused already here; until the run starts, others may have the folder
 
-    # The model's tokenizer, and the adapter to start from.
-    tokenizer = loading.load_tokenizer(request.base.name)
+    # The model's tokenizer with the chat template, and the adapter to start from.
+    tokenizer = templates.of_data(loading.load_tokenizer(request.base.name), request.data)
     start = _open_start(request, resume)
     if start:
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
@@ -271,9 +272,7 @@ def _assemble(
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
     limit = TimeLimit(max_time) if max_time else None
     stoppers = [stopper for stopper in (equilibrium, patience, limit) if stopper]
-    final = final_score(
-        run.folder, run.tokenizer, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers
-    )
+    final = final_score(run.folder, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers)
     cores = FreeCores() if may_change(run.machine.accelerator, bool(settings.get("deterministic"))) else None
     callbacks = [
         limit, cores, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,

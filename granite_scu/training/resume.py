@@ -19,7 +19,15 @@ log = logging.getLogger(__name__)
 
 NO_INFLUENCE = {
     "lora": ("adapter",),
-    "data": ("path", "num_workers", "prefetch_factor", "eval_batch_size", "num_epochs"),
+    "data": (
+        "path",
+        "chat_template",
+        "chat_template_args",
+        "num_workers",
+        "prefetch_factor",
+        "eval_batch_size",
+        "num_epochs",
+    ),
     "run": (
         "output_dir",
         "overwrite",
@@ -36,8 +44,8 @@ NO_INFLUENCE = {
         "logger_offline",
     ),
 }
-"""Settings that change no number: where files lie and how fast it goes. The text itself and the adapter
-that training started from are compared by their checksums, and the length as a number of steps."""
+"""Settings that change no number: where files lie and how fast it goes. The text itself, the chat template and
+the adapter that training started from are compared by their checksums, and the length as a number of steps."""
 
 OF_THE_TRAINER = ("accumulate_grad_batches", "limit_val_batches", "deterministic", "max_time")
 

@@ -61,6 +61,8 @@ def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
         "record_formats": {},
         "conversations": 0,
         "empty_documents": 0,
+        "control_tokens_written": 0,
+        "thoughts_left_out": 0,
         "copies_left_out": 0,
         "gap_blocks": 2,
         "long_documents": 1,

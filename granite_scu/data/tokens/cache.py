@@ -46,6 +46,7 @@ ARRAYS = OF_TOKENS | OF_DOCUMENTS
 
 NOTHING: dict[str, Any] = {
     "pieces": 0, "sizes": {}, "checksums": {}, "n_conversations": 0, "n_empty": 0, "first_empty": "",
+    "n_control": 0, "first_control": "", "n_thoughts": 0,
 }  # fmt: skip
 """What is noted of a preparation, before it has begun."""
 KINDS = {name: type(value) for name, value in NOTHING.items()}
@@ -71,6 +72,9 @@ class Prepared:
         n_conversations: documents that came as messages.
         n_empty: documents left out because nothing stands in them.
         first_empty: name of the first of them.
+        n_control: control tokens that somebody wrote.
+        first_control: the first of them and where it stands.
+        n_thoughts: answers of which the chat template leaves out what was thought.
         record_formats: documents that are not empty by the format of the records they were; not kept with the tokens.
     """
 
@@ -84,6 +88,9 @@ class Prepared:
     n_conversations: int
     n_empty: int
     first_empty: str
+    n_control: int = 0
+    first_control: str = ""
+    n_thoughts: int = 0
     record_formats: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -102,6 +109,9 @@ def in_memory(parts: Iterable[Part]) -> Prepared:
         n_conversations=sum(part.n_conversations for part in parts),
         n_empty=sum(len(part.empty) for part in parts),
         first_empty=next((name for part in parts for name in part.empty), ""),
+        n_control=sum(part.n_control for part in parts),
+        first_control=next((part.first_control for part in parts if part.n_control), ""),
+        n_thoughts=sum(part.n_thoughts for part in parts),
     )
 
 
@@ -193,6 +203,9 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             progress["n_conversations"] += part.n_conversations
             progress["n_empty"] += len(part.empty)
             progress["first_empty"] = progress["first_empty"] or next(iter(part.empty), "")
+            progress["n_control"] += part.n_control
+            progress["first_control"] = progress["first_control"] or part.first_control
+            progress["n_thoughts"] += part.n_thoughts
             if number % SAVED_EVERY == 0:
                 _save(partial / META, files, progress)
         for file in files.values():
@@ -259,7 +272,8 @@ def _open(folder: Path) -> Prepared:
     arrays = {name: _stored(folder, meta, name) for name in ARRAYS}
     of_documents = {name: arrays[name][:] for name in OF_DOCUMENTS}
     stream = Stream(ends=of_documents.pop("ends"), **{name: arrays[name] for name in OF_TOKENS})
-    counts = {name: meta[name] for name in ("n_conversations", "n_empty", "first_empty")}
+    names = ("n_conversations", "n_empty", "first_empty", "n_control", "first_control", "n_thoughts")
+    counts = {name: meta[name] for name in names}
     return Prepared(stream, **of_documents, name=partial(_line, folder / NAMES), **counts)
 
 

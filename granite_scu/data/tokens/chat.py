@@ -2,7 +2,8 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -10,6 +11,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import ASSISTANT, Conversation, is_silent
+from granite_scu.data.tokens.control_tokens import ControlTokens, Places, ReadAs, stand_ins
+from granite_scu.data.tokens.turns import Marked, mark
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""
@@ -21,9 +24,24 @@ _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError)
 """What a template may raise."""
 
 
-Rendered: TypeAlias = tuple[str, tuple[tuple[int, int], ...] | None]
-"""A conversation as text, ended by the end of text where the template ends so; and the characters of it that are
-supervised, [start, stop) each, or None for all."""
+class Rendered(NamedTuple):
+    """A conversation as text.
+
+    Attributes:
+        text: ended by the end of text where the template ends so.
+        spans: the characters that are supervised; None for all.
+        written: control tokens that somebody wrote and that are read as text.
+        n_control: control tokens that somebody wrote, however they are read.
+        first_control: the first of them; empty where there is none.
+        n_thoughts: answers of which the template leaves out what was thought.
+    """
+
+    text: str
+    spans: Places | None
+    written: Places = ()
+    n_control: int = 0
+    first_control: str = ""
+    n_thoughts: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,62 +51,129 @@ class Renderer:
     Attributes:
         tokenizer: its chat template is used.
         loss_on: "completion" supervises what the model says, with the end of text after it; "all" every token.
+        control_tokens: what becomes of those that somebody wrote, see ``ControlTokens``.
     """
 
     tokenizer: PreTrainedTokenizerBase
     loss_on: str = "completion"
+    control_tokens: ReadAs = "text"
     _shown: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
     """Kinds of messages, as ``_kinds``, that the template was seen to have a place for."""
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The control tokens of the tokenizer."""
+        return ControlTokens(self.tokenizer, self.control_tokens)
 
     def render(self, conversation: Conversation) -> Rendered:
         """The conversation as text.
 
         What the model says is what stands within the template's generation tags. A template without them, such as
-        Granite's, is rendered up to each turn of the assistant: what a turn adds to its prompt is what was said.
+        Granite's, is rendered up to each turn of the assistant: what a turn adds to its prompt is what was said. Where
+        a template renders the beginning of a chat differently from the whole, as those do that drop the thoughts of
+        earlier turns, the words of each message are looked for in the whole, see ``turns``.
 
         Raises:
-            UserError: no template, one that refuses the conversation, or one that renders its beginning differently
-                from the whole, so that turns cannot be told apart.
+            UserError: no template, one that refuses the conversation, or one with which what the model says cannot be
+                told from the rest; a control token, where these are refused.
         """
-        if self.tokenizer.chat_template is None:
+        if not self.tokenizer.chat_template:
             return self._plain(conversation)
+        hidden = self.control.hide(conversation)
+        text, spans, n_thoughts = self._laid_out(hidden.conversation)
+        text, spans, written = hidden.restored(text, spans)
+        if hidden.behind and text != self._ended(self._text(conversation, conversation.messages)):
+            raise UserError(
+                f"--data-dir {conversation.name}: the chat template goes by the control token {hidden.first} that "
+                "stands in a message, which is then no text; take it out, or choose --control-tokens tokens"
+            )
+        return Rendered(text, spans, written, hidden.count, hidden.first, n_thoughts)
+
+    def prompt(self, question: str) -> Rendered:
+        """A question as a chat's only message, and what invites the answer; ``spans`` says nothing.
+
+        Raises:
+            UserError: no template, or one that refuses it.
+        """
+        if not self.tokenizer.chat_template:
+            raise UserError("--chat: the model's tokenizer has no chat template; leave it out, or give --chat-template")
+        hidden = self.control.hide(Conversation("--chat", question, ({"role": "user", "content": question},)))
+        try:
+            text = self._applied(hidden.conversation, hidden.conversation.messages, prompting=True)
+        except _REFUSALS as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"--chat: the chat template refuses a question ({reason}); choose another") from error
+        text, _, written = hidden.restored(text, None)
+        return Rendered(text, None, written, hidden.count, hidden.first)
+
+    def _laid_out(self, conversation: Conversation) -> tuple[str, Places | None, int]:
+        """The text, the characters of it that are supervised, and the number of thoughts that it leaves out."""
         whole = self._text(conversation, conversation.messages)
         self._check_shown(conversation)
+        marked = mark(conversation.messages, stand_ins(whole + conversation.text))
+        n_thoughts = marked.left_out(self._tried(conversation, marked)) if marked.has_thoughts else 0
+        text = self._ended(whole)
         if self.loss_on == "all":
-            return self._ended(whole), None
-        if _GENERATION.search(self._template):
+            return text, None, n_thoughts
+        if _GENERATION.search(self._template(conversation)):
             spans = self._tagged(conversation, whole)
         else:
-            spans = [self._turn(conversation, whole, i) for i in conversation.said]
-        text = self._ended(whole)
-        return text, tuple((start, min(self._to_end(text, stop), len(text))) for start, stop in spans)
+            turns = [self._turn(conversation, whole, i) for i in conversation.said]
+            spans = [turn for turn in turns if turn]
+            if len(spans) < len(turns):
+                spans = self._placed(conversation, whole, marked)
+        spans = [(start, min(self._to_end(text, stop), len(text))) for start, stop in spans]
+        return text, self._with_words(conversation, text, spans), n_thoughts
 
-    @property
-    def _template(self) -> str:
-        return self.tokenizer.get_chat_template()
+    def _with_words(self, conversation: Conversation, text: str, spans: list[tuple[int, int]]) -> Places:
+        """Without turns of which the template shows nothing but their end: it would teach not to answer."""
+        found = tuple(span for span in spans if self.control.words(text[slice(*span)]))
+        calling = next((i for i in conversation.said if conversation.messages[i].get("tool_calls")), None)
+        if len(found) < len(spans) and calling is not None:
+            raise UserError(
+                f"--data-dir {conversation.name}: the chat template shows nothing of the tool calls of message "
+                f"{calling + 1}; take them out, or choose another with --chat-template"
+            )
+        return found
+
+    def _template(self, conversation: Conversation) -> str:
+        return self.tokenizer.get_chat_template(tools=conversation.tools)
 
     def _plain(self, conversation: Conversation) -> Rendered:
         """A prompt and its completion, one after the other, for a tokenizer without template."""
         if conversation.plain is None:
             raise UserError(
                 f"--data-dir {conversation.name}: messages need a chat template, which the tokenizer of --model has "
-                "not; take an instruct model, or give prompt and completion as texts"
+                "not; take an instruct model, give --chat-template, or give prompt and completion as texts"
             )
         prompt, completion = conversation.plain
         text = prompt + completion
         spans = ((len(prompt), len(text)),) if completion.strip() else ()
-        return text, None if self.loss_on == "all" else spans
+        found = self.control.places(text, conversation.name)
+        first = text[slice(*found[0])] if found else ""
+        written = () if self.control_tokens == "tokens" else found
+        return Rendered(text, None if self.loss_on == "all" else spans, written, len(found), first)
+
+    def _applied(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
+        return self.tokenizer.apply_chat_template(
+            list(messages), tools=conversation.tools, tokenize=False, add_generation_prompt=prompting
+        )
 
     def _text(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
         try:
-            return self.tokenizer.apply_chat_template(
-                list(messages), tools=conversation.tools, tokenize=False, add_generation_prompt=prompting
-            )
+            return self._applied(conversation, messages, prompting)
         except _REFUSALS as error:
             raise UserError(
-                f"--data-dir {conversation.name}: the tokenizer's chat template refuses these messages "
-                f"({' '.join(str(error).split())}); mend or remove them"
+                f"--data-dir {conversation.name}: the chat template refuses these messages "
+                f"({' '.join(str(error).split())}); correct or remove them, or choose another with --chat-template"
             ) from error
+
+    def _tried(self, conversation: Conversation, marked: Marked) -> str:
+        """Messages with marks for their texts, rendered; empty where the template wants more of a text than a mark."""
+        try:
+            return self._text(conversation, marked.messages)
+        except UserError:
+            return ""
 
     def _check_shown(self, conversation: Conversation) -> None:
         """Refuse a kind of message that the template passes over: what is said in it would be lost without a word.
@@ -109,26 +194,81 @@ class Renderer:
                 continue
             if _MARK not in rendered or f"'text': '{_MARK}" in rendered:
                 raise UserError(
-                    f"--data-dir {conversation.name}: the tokenizer's chat template shows nothing of the content of "
+                    f"--data-dir {conversation.name}: the chat template shows nothing of the content of "
                     f"message {i + 1}, whose role is {messages[i]['role']}, or prints its parts as Python does; give "
                     "its content as one text, leave it out beside tool_calls, or take the message out"
                 )
             self._shown.add(kind)
 
-    def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int]:
-        """The characters that message ``i`` adds to the prompt before it."""
-        messages = conversation.messages
-        prompt = self._text(conversation, messages[:i], prompting=True) if i else self._opening(conversation)
-        said = self._text(conversation, messages[: i + 1])
+    def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int] | None:
+        """The characters that message ``i`` adds to the prompt before it; None where the whole begins otherwise."""
+        prompt, said = self._prompt(conversation, i), self._text(conversation, conversation.messages[: i + 1])
         eos = said.rfind(self.tokenizer.eos_token, len(prompt))
-        stop = len(said) if eos < 0 else eos + len(self.tokenizer.eos_token)
-        if not (said.startswith(prompt) and whole.startswith(said[:stop])):
-            raise UserError(
-                f"--data-dir {conversation.name}: the tokenizer's chat template renders the beginning of a chat "
-                "differently from the whole and has no {% generation %} tags, so what the assistant says cannot be "
-                "told from the rest; use --loss-on all, or a template with those tags"
-            )
-        return len(prompt), stop
+        stop = self._without_line_end(said, len(prompt)) if eos < 0 else eos + len(self.tokenizer.eos_token)
+        return (len(prompt), stop) if said.startswith(prompt) and whole.startswith(said[:stop]) else None
+
+    def _prompt(self, conversation: Conversation, i: int) -> str:
+        """What stands before message ``i``."""
+        return self._text(conversation, conversation.messages[:i], True) if i else self._opening(conversation)
+
+    def _placed(self, conversation: Conversation, whole: str, marked: Marked) -> list[tuple[int, int]]:
+        """The characters of each turn of the assistant: its words, wherever they stand, and the end of the turn."""
+        places = marked.places(self._tried(conversation, marked), whole)
+        if places is None:
+            raise self._untold(conversation)
+        ending = self._ending(conversation)
+        return [self._place(conversation, whole, i, places, ending) for i in conversation.said]
+
+    def _place(
+        self, conversation: Conversation, whole: str, i: int, places: dict[int, Places], ending: str
+    ) -> tuple[int, int]:
+        """The characters of message ``i``.
+
+        It begins behind what invites it, where that stands there; otherwise with its first word.
+        """
+        before = max((stop for number, each in places.items() if number < i for _, stop in each), default=0)
+        after = min((start for number, each in places.items() if number > i for start, _ in each), default=len(whole))
+        mine, calls = places.get(i, ()), bool(conversation.messages[i].get("tool_calls"))
+        prompt = self._prompt(conversation, i)
+        asked = self._text(conversation, conversation.messages[:i]) if i else ""
+        if prompt != asked and whole.startswith(prompt) and before <= len(prompt) <= (mine[0][0] if mine else after):
+            start = len(prompt)
+        elif mine:
+            start = mine[0][0]
+        else:
+            start = self._start_of_calls(conversation, whole, i)
+        stop = mine[-1][1] if mine else start
+        end = whole.find(ending, stop, after)  # ``stop`` itself, where nothing ends a turn
+        if end < 0 or not before <= start <= stop <= after or (calls and not ending):
+            raise self._untold(conversation)
+        return start, end + len(ending)
+
+    def _start_of_calls(self, conversation: Conversation, whole: str, i: int) -> int:
+        """Where a message that says nothing and calls tools begins: where its words would stand."""
+        sign = next(stand_ins(whole))
+        spoken = [*conversation.messages]
+        spoken[i] = spoken[i] | {"content": sign}
+        head, found, _ = self._text(conversation, spoken).partition(sign)
+        if not (found and whole.startswith(head)):
+            raise self._untold(conversation)
+        return len(head)
+
+    def _ending(self, conversation: Conversation) -> str:
+        """What a template ends an answer with: a control token, or any other text; empty where with nothing."""
+        sign = next(stand_ins(""))
+        chat = [{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": sign}]
+        try:
+            behind = self._text(conversation, chat).partition(sign)[2]
+        except UserError:
+            return self.tokenizer.eos_token
+        return self.control.first_in(behind) or behind.strip()
+
+    def _untold(self, conversation: Conversation) -> UserError:
+        return UserError(
+            f"--data-dir {conversation.name}: the chat template has no {{% generation %}} tags and changes what "
+            "it shows of the messages, so what the assistant says cannot be told from the rest; use --loss-on all, or "
+            "give a template with those tags by --chat-template"
+        )
 
     def _opening(self, conversation: Conversation) -> str:
         """What stands before the answer that a conversation begins with.
@@ -151,7 +291,8 @@ class Renderer:
 
     def _by_template(self, conversation: Conversation, messages: list[Any], **asked: bool) -> tuple[Any, Any]:
         tools, special = conversation.tools, self.tokenizer.special_tokens_map
-        return render_jinja_template([messages], tools=tools, chat_template=self._template, **asked, **special)
+        template = self._template(conversation)
+        return render_jinja_template([messages], tools=tools, chat_template=template, **asked, **special)
 
     def _tagged(self, conversation: Conversation, whole: str) -> list[tuple[int, int]]:
         """The characters within the template's tags, of the messages that are not part of a prompt."""
@@ -160,15 +301,18 @@ class Renderer:
             after = len(self._text(conversation, conversation.messages[: conversation.n_prompt]))
         _, (spans,) = self._by_template(conversation, list(conversation.messages), return_assistant_tokens_mask=True)
         own = [message for message in conversation.messages if message["role"] == ASSISTANT]
-        marks = tuple(self.tokenizer.all_special_tokens)
         found = []
         for number, (start, stop) in enumerate(spans):
             # An answer that says nothing is not learned, as in ``Conversation.said``.
             if start < after or (len(own) == len(spans) and is_silent(own[number])):
                 continue
-            said = whole[start:stop].rstrip()  # a line end behind the end of a turn is not the model's to say
-            found.append((start, start + len(said) if said.endswith(marks) else stop))
+            found.append((start, self._without_line_end(whole[:stop], start)))
         return found
+
+    def _without_line_end(self, text: str, start: int) -> int:
+        """The end of a text, or of the control token before it: a line end behind that is not the model's to say."""
+        said = text[start:].rstrip()
+        return start + len(said) if said.endswith(tuple(self.tokenizer.all_special_tokens)) else len(text)
 
     def _to_end(self, text: str, stop: int) -> int:
         """``stop``, or the end of the end of text that follows it: a model learns to stop by that."""

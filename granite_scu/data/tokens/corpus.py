@@ -53,6 +53,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
             config.record_format,
             config.encoding,
             config.loss_on,
+            config.control_tokens,
             config.split_seed,
         ],
         "tokenizer": _identity(tokenizer),
@@ -61,7 +62,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "granite-scu"
     folder = Path(config.cache_dir).expanduser() if config.cache_dir else default
     last, kinds = folder / f"{cache.key_of(request)}.last", folder / f"{key}.formats"
-    renderer = Renderer(tokenizer, config.loss_on)
+    renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
 
     def make(done: int) -> Iterator[Part]:
         if done:
@@ -87,7 +88,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         for source in sources:
             deque(counted(source.read(), record_formats), maxlen=0)
     found = replace(found, record_formats=record_formats)
-    check_documents(config.text_column, config.named, found)
+    check_documents(config, found)
     say_formats(found, tokenizer)
     return found
 
@@ -106,8 +107,9 @@ def say_formats(corpus: Prepared, tokenizer: PreTrainedTokenizerBase) -> None:
         _log.info(in_words(corpus.record_formats, has_template=tokenizer.chat_template is not None))
 
 
-def check_documents(column: str, text: str, corpus: Prepared) -> None:
-    """Say how many documents are empty, and refuse a ``--text-column`` that no record has a text in."""
+def check_documents(config: DataConfig, corpus: Prepared) -> None:
+    """Say what is not learned as it was written, and refuse a ``--text-column`` that no record has a text in."""
+    column, text = config.text_column, config.named
     if column not in (DataConfig.text_column, samples.MESSAGES) and corpus.n_conversations == corpus.n_documents:
         raise UserError(
             f"--text-column {column}: no record of {text} has a text in it, all are conversations; leave it "
@@ -116,6 +118,15 @@ def check_documents(column: str, text: str, corpus: Prepared) -> None:
     if corpus.n_empty:
         counts = corpus.n_empty, corpus.n_empty + corpus.n_documents
         _log.warning("left out %d of %d texts, which are empty; the first is %s", *counts, corpus.first_empty)
+    if corpus.n_control:
+        _log.warning(
+            "control tokens that somebody wrote: %d, the first is %s; they are read as %s (--control-tokens)",
+            *(corpus.n_control, corpus.first_control, config.control_tokens),
+        )
+    if corpus.n_thoughts:
+        _log.warning("the chat template leaves out what was thought before %d of the answers", corpus.n_thoughts)
+    if config.chat_template and not corpus.n_conversations:
+        _log.warning("--chat-template %s: %s holds no conversation to use it for", config.chat_template, text)
 
 
 def full_names(sources: list[str]) -> list[str]:

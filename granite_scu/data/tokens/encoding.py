@@ -12,20 +12,23 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
-from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.chat import Rendered, Renderer
+from granite_scu.data.tokens.control_tokens import ControlTokens, Places, ReadAs
 from granite_scu.data.tokens.stored import StoredArray
 
 _log = logging.getLogger(__name__)
@@ -104,6 +107,9 @@ class Part:
         n_pieces: texts that were tokenised for this part.
         n_conversations: documents that end here and came as messages.
         empty: names of documents passed over because nothing stands in them.
+        n_control: control tokens that somebody wrote.
+        first_control: the first of them and where it stands; empty where there is none.
+        n_thoughts: answers of which the chat template leaves out what was thought.
     """
 
     tokens: NDArray[np.int32]
@@ -114,6 +120,9 @@ class Part:
     n_pieces: int
     n_conversations: int
     empty: list[str]
+    n_control: int = 0
+    first_control: str = ""
+    n_thoughts: int = 0
 
 
 class Piece(NamedTuple):
@@ -129,6 +138,10 @@ class Piece(NamedTuple):
         is_conversation: whether a chat template has rendered it.
         spans: characters that are supervised, [start, stop) each; None supervises all, and the end of text.
         is_ended: whether the end of text follows its last piece.
+        written: control tokens in it that are read as text.
+        n_control: control tokens that somebody wrote, however they are read.
+        first_control: the first of them; empty where there is none.
+        n_thoughts: as of ``Rendered``.
     """
 
     text: str
@@ -140,6 +153,10 @@ class Piece(NamedTuple):
     is_conversation: bool = False
     spans: tuple[tuple[int, int], ...] | None = None
     is_ended: bool = True
+    written: Places = ()
+    n_control: int = 0
+    first_control: str = ""
+    n_thoughts: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -152,6 +169,7 @@ def encode(
     tokenizer: PreTrainedTokenizerBase,
     show_progress: bool = True,
     loss_on: str = "completion",
+    control_tokens: ReadAs = "text",
 ) -> Stream:
     """The documents' tokens, each document ended by the end-of-text token, in memory.
 
@@ -160,13 +178,15 @@ def encode(
         tokenizer: its end-of-text token ends each document.
         show_progress: show a bar on stderr when the text is long.
         loss_on: of conversations, see ``chat.Renderer``.
+        control_tokens: what becomes of those that somebody wrote.
 
     Raises:
         UserError: the tokenizer has no end-of-text token or is not of the tokenizers library, or what rendering raises.
     """
     assert documents
     size = sum(len(document.text.encode()) for document in documents)
-    return joined(list(with_bar(encoded([documents], Renderer(tokenizer, loss_on)), size if show_progress else 0)))
+    renderer = Renderer(tokenizer, loss_on, control_tokens)
+    return joined(list(with_bar(encoded([documents], renderer), size if show_progress else 0)))
 
 
 def with_bar(parts: Iterator[Part], size: int) -> Iterator[Part]:
@@ -221,7 +241,7 @@ def encoded(
         for document in documents
         for piece in pieces_of(document, number, renderer, split_seed, least)
     )
-    yield from parts_of(groups_of(islice(pieces, skip, None), GROUP), renderer.tokenizer)
+    yield from parts_of(groups_of(islice(pieces, skip, None), GROUP), renderer)
 
 
 def _may_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -236,20 +256,18 @@ def _may_be_cut(tokenizer: PreTrainedTokenizerBase) -> bool:
     )
 
 
-def parts_of(
-    groups: Iterable[list["Piece"]], tokenizer: PreTrainedTokenizerBase, at_once: int = AT_ONCE
-) -> Iterator[Part]:
+def parts_of(groups: Iterable[list["Piece"]], renderer: Renderer, at_once: int = AT_ONCE) -> Iterator[Part]:
     """The tokens of each group of pieces.
 
     Args:
         groups: read as they are needed; one is read while others are tokenised.
-        tokenizer: as of ``encode``.
+        renderer: as of ``encoded``.
         at_once: groups that are tokenised at the same time.
 
     Raises:
         UserError: as ``encode``.
     """
-    encoder = _Encoder(tokenizer)
+    encoder = _Encoder(renderer.tokenizer, renderer.control)
     pool = ThreadPoolExecutor(at_once)
     pending: deque[Future[Part]] = deque()
     try:
@@ -277,25 +295,86 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
     return backend
 
 
+def token_ids(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token ids of a rendered conversation, without an end of text. Raises UserError as ``encode``."""
+    piece = Piece(rendered.text, "--chat", Fingerprint(0), is_conversation=True, written=rendered.written)
+    (encoding,) = _Encoder(tokenizer, ControlTokens(tokenizer)).tokenised([piece])
+    return encoding.ids
+
+
+@dataclass(frozen=True)
+class _Spliced:
+    """An encoding that is made of several."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 class _Encoder:
     """Turns pieces into parts of a stream."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> None:
         if tokenizer.eos_token_id is None:
             raise UserError("--model: its tokenizer has no end-of-text token (eos_token) to end documents with")
         self.backend = backend_of(tokenizer)
         self.end: int = tokenizer.eos_token_id
         self.by_token = _bytes_by_token(self.backend)
         self.special = np.array(tokenizer.all_special_ids, np.int32)
+        self.control = control
+
+    @cached_property
+    def without_control_tokens(self) -> Any:
+        """The same tokenizer, to which a control token is a text like any other."""
+        found = Tokenizer.from_str(self.backend.to_str())
+        found.encode_special_tokens = True
+        return found
 
     def tokenised(self, group: list[Piece]) -> list[Any]:
         """Encodings of the pieces, with offsets only where they are needed."""
         by_offset = self.by_token is None or any(piece.spans is not None for piece in group)
         encode = self.backend.encode_batch if by_offset else self.backend.encode_batch_fast
-        return encode([piece.text for piece in group], add_special_tokens=False)
+        usual = iter(encode([piece.text for piece in group if not piece.written], add_special_tokens=False))
+        return [self._with_text(piece) if piece.written else next(usual) for piece in group]
+
+    def _with_text(self, piece: Piece) -> Any:
+        """The encoding of a piece with control tokens that are read as text; those of a chat template stay tokens."""
+        if not piece.is_conversation:
+            return self._as_text(piece.text, piece.name)
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        bounds = [0, *(bound for place in piece.written for bound in place), len(piece.text)]
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            text = piece.text[start:stop]
+            found = self._as_text(text, piece.name) if number % 2 else self._encoded(text)
+            ids += found.ids
+            offsets += [(begin + start, end + start) for begin, end in found.offsets]
+        return _Spliced(ids, offsets)
+
+    def _encoded(self, text: str) -> Any:
+        return self.backend.encode(text, add_special_tokens=False)
+
+    def _as_text(self, text: str, name: str) -> Any:
+        found = self.without_control_tokens.encode(text, add_special_tokens=False)
+        if token := self.control.made_by(found.tokens):
+            raise UserError(
+                f"--control-tokens text: the tokenizer of --model makes the control token {token} of the text of "
+                f"{name}; take it out, or choose tokens"
+            )
+        return found
+
+    def _looked_through(self, piece: Piece) -> Piece:
+        """A piece of plain text with the control tokens in it; those of a conversation are known."""
+        if piece.is_conversation or not (found := self.control.places(piece.text, piece.name)):
+            return piece
+        written = () if self.control.read_as == "tokens" else found
+        return piece._replace(written=written, n_control=len(found), first_control=piece.text[slice(*found[0])])
 
     def part(self, group: list[Piece]) -> Part:
         """The stream's part that is made of a group of pieces."""
+        group = [self._looked_through(piece) for piece in group]
         with_encodings = zip(group, self.tokenised(group), strict=True)
         rows = self._rows((piece, encoding) for piece, encoding in with_encodings if not piece.is_empty)
         # Packed a row at a time, since ids are an object each until then; by struct, which is faster at it than numpy.
@@ -309,12 +388,13 @@ class _Encoder:
             len(group),
             sum(row.piece.is_conversation for row in rows),
             [piece.name for piece in group if piece.is_empty],
+            sum(piece.n_control for piece in group),
+            next((f"{piece.first_control} in {piece.name}" for piece in group if piece.n_control), ""),
+            sum(piece.n_thoughts for piece in group),
         )
 
     def _packed(self, row: "_Row") -> bytes:
-        ids = row.encoding.ids
-        if row.is_ended:
-            ids.append(self.end)
+        ids = [*row.encoding.ids, self.end] if row.is_ended else row.encoding.ids
         return struct.pack(f"={len(ids)}i", *ids)
 
     def _rows(self, with_encodings: Iterable[tuple[Piece, Any]]) -> list["_Row"]:
@@ -339,10 +419,8 @@ class _Encoder:
         for row, found in zip(with_tokens, n_bytes.tolist(), strict=True):
             text = slice(row.begin, row.end)
             if found != row.n_bytes:  # not made of bytes, or something was rewritten
-                has_offsets = self.by_token is None
-                encoding = (
-                    row.encoding if has_offsets else self.backend.encode(row.piece.text, add_special_tokens=False)
-                )
+                has_offsets = self.by_token is None or row.piece.written
+                encoding = row.encoding if has_offsets else self._encoded(row.piece.text)
                 widths[text] = bytes_by_offset(row.piece.text, encoding.offsets)
             if row.piece.is_conversation:  # its marks are no text
                 widths[text][np.isin(tokens[text], self.special)] = 0
@@ -430,13 +508,13 @@ def pieces_of(
     fingerprint = Fingerprint(split_seed)
     if isinstance(document, Conversation):
         fingerprint.update(document.text)
-        text, spans = renderer.render(document) if document.text else ("", None)
-        if len(text) > LONGEST_CHAT:
+        found = renderer.render(document) if document.text else Rendered("", None)
+        if len(found.text) > LONGEST_CHAT:
             raise UserError(
-                f"--data-dir {document.name}: a conversation of {len(text):,} characters, which is tokenised as a "
+                f"--data-dir {document.name}: a conversation of {len(found.text):,} characters, which is tokenised as a "
                 f"whole; divide it into several of at most {LONGEST_CHAT:,}"
             )
-        yield Piece(text, document.name, fingerprint, source, is_conversation=True, spans=spans)
+        yield Piece(name=document.name, fingerprint=fingerprint, source=source, is_conversation=True, **found._asdict())
         return
     text, begin, searched, is_first = "", 0, least, True
     for more in document.pieces():

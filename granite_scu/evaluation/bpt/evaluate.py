@@ -16,11 +16,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.progress import Heartbeat
-from granite_scu.config.settings import BaseConfig, RunConfig
+from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
 from granite_scu.evaluation.bpt import results, texts
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
-from granite_scu.evaluation.bpt.tokenizers import load_tokenizer
+from granite_scu.evaluation.bpt.tokenizers import load_tokenizer, with_template
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
@@ -64,6 +64,8 @@ def evaluate(
     first = BaseConfig(base or subjects[0].given, quantize, options.attn, options.kernels)
     here = _machine(first, options.accelerator, options.precision)
     tokenizer = load_tokenizer(first.name, subjects, asked[0].documents)
+    has_chats, given = any(text.has_chats for text in asked), (options.chat_template, options.chat_template_args)
+    tokenizer = with_template(tokenizer, subjects, has_chats, *given)
     corpora = []
     for text in asked:
         corpus = text.tokenised(tokenizer)
@@ -127,7 +129,8 @@ def _texts(
         raise UserError("--data-dir: name the text to score; only a run folder says by itself what it held out")
     if forgetting is not None:
         asked.append(texts.named(forgetting, *how, runs, "--forgetting"))
-    return asked
+    read_as = texts.data_config(runs[0]).control_tokens if runs else DataConfig.control_tokens
+    return [replace(text, control_tokens=read_as) for text in asked]
 
 
 def _check_window(length: int, stride: int, models: Sequence[str]) -> None:

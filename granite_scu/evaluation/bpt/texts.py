@@ -15,6 +15,7 @@ from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.sources.read import in_memory, is_path, load, sources_of
 from granite_scu.data.streaming import beginning
+from granite_scu.data.tokens.control_tokens import ReadAs
 from granite_scu.data.tokens.encoding import encode
 from granite_scu.evaluation.bpt.subjects import documents_of
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, as_corpus
@@ -36,20 +37,26 @@ class Texts:
         documents: in order.
         excluded: how many were left out because a run had seen them.
         tail_of: the run's data settings, where only the blocks held out at the end of the documents are meant.
+        control_tokens: what becomes of those that somebody wrote.
     """
 
     name: str
     documents: list[Document]
     excluded: int = 0
     tail_of: DataConfig | None = None
+    control_tokens: ReadAs = "text"
+
+    @property
+    def has_chats(self) -> bool:
+        return any(isinstance(document, Conversation) for document in self.documents)
 
     def tokenised(self, tokenizer: PreTrainedTokenizerBase) -> ScoringCorpus:
         """The texts as tokens. Raises UserError for a tokenizer without end of text."""
+        stream = encode(self.documents, tokenizer, control_tokens=self.control_tokens)
         if self.tail_of is None:
-            return as_corpus(self.name, self.documents, encode(self.documents, tokenizer), tokenizer)
-        if any(isinstance(document, Conversation) for document in self.documents):
+            return as_corpus(self.name, self.documents, stream, tokenizer)
+        if self.has_chats:
             raise UserError(f"{self.name}: the conversations were too few to hold whole ones out; give --data-dir")
-        stream = encode(self.documents, tokenizer)
         blocks = in_a_row(stream, stream.bounds, self.tail_of.block_size, padding_of(tokenizer))
         first = tail_held_out(blocks, self.tail_of.named)["test"].numbers.start * blocks.block_size
         return as_corpus(self.name, self.documents, stream, tokenizer, first)

@@ -7,6 +7,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Document
+from granite_scu.data.tokens import templates
 from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.model import loading
 
@@ -36,6 +37,38 @@ def load_tokenizer(base: str, subjects: Sequence[Subject], texts: Sequence[Docum
                 "compared; score it alone and compare bits per byte"
             )
     return tokenizer
+
+
+def with_template(
+    tokenizer: PreTrainedTokenizerBase,
+    subjects: Sequence[Subject],
+    has_chats: bool,
+    template: str | None,
+    arguments: Sequence[str] | None,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer with the chat template that conversations are scored through: the one asked for, or the subjects'.
+
+    Args:
+        tokenizer: of the base.
+        subjects: where one has a template of its own, the others must have the same.
+        has_chats: whether there is a conversation to score.
+        template: ``--chat-template``.
+        arguments: ``--chat-template-args``.
+
+    Raises:
+        UserError: the subjects have different ones and none is asked for, or what ``templates.chosen`` raises.
+    """
+    places = [list(filter(None, (subject.path, subject.run))) for subject in subjects]
+    own = [(places[0], found) for places in places if (found := templates.saved_in(*places)) is not None]
+    others = [place for place, found in own if found != own[0][1]]
+    if others and has_chats and template is None:
+        raise UserError(
+            f"{others[0]}: has another chat template than {own[0][0]}, so that they would be scored on different "
+            f"texts; score them one at a time, or give one to both, such as --chat-template {own[0][0]}/"
+            f"{templates.FILE}"
+        )
+    with_own = templates.with_template(tokenizer, own[0][1] if own else None)
+    return templates.chosen(with_own, template, arguments)
 
 
 def beginning_of(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import lightning as L
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import Diverged
 from granite_scu.config.progress import tracked
@@ -42,7 +41,6 @@ class FinalScore(L.Callback):
 
     Args:
         folder: the run folder.
-        tokenizer: saved beside the adapter.
         console: for the progress of the scoring.
         best: the callback that kept the best validated adapter.
         stopwatch: for the training time.
@@ -55,7 +53,6 @@ class FinalScore(L.Callback):
     def __init__(
         self,
         folder: RunFolder,
-        tokenizer: PreTrainedTokenizerBase,
         console: Console,
         best: BestAdapter,
         stopwatch: Stopwatch,
@@ -64,7 +61,7 @@ class FinalScore(L.Callback):
         reachability: ReachabilityMonitor | None = None,
         stoppers: Sequence[Stopper] = (),
     ) -> None:
-        self.folder, self.tokenizer, self.console = folder, tokenizer, console
+        self.folder, self.console = folder, console
         self.best, self.stopwatch, self.monitor = best, stopwatch, monitor
         self.setpoint, self.reachability, self.stoppers = setpoint, reachability, stoppers
         self.summary: dict = {}
@@ -116,7 +113,6 @@ class FinalScore(L.Callback):
             shutil.rmtree(last, ignore_errors=True)  # of a run that ended here before
         if writes:
             save_adapter(module.model, self.folder.path, module.base.name)
-            self.tokenizer.save_pretrained(self.folder.path)
 
     def _score_test(self, trainer: L.Trainer, module: GraniteModule, what: str) -> Score:
         loader = trainer.datamodule.test_dataloader()

@@ -106,18 +106,27 @@ def test_generation_tags_say_the_same_as_the_difference_of_prefixes(tmp_path):
     assert plain.decode(by_prefix.tokens[by_prefix.targets]) == 2 * "".join(f"{text}<|end_of_text|>" for text in texts)
 
 
-def test_a_template_that_renders_beginnings_differently_is_explained(chatting, tmp_path):
-    chatting.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+COUNTED = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def test_where_beginnings_are_rendered_differently_the_words_are_looked_for(chatting, tmp_path):
+    chatting.chat_template = COUNTED
+    again = [TURN[0], {"role": "assistant", "content": "hi"}]  # told apart although both say the same
+    assert said(chatting, conversations(tmp_path, {"messages": again})) == "hi<|end_of_text|>"
+
+
+@pytest.mark.parametrize("shown", ["m.content | replace('yo', 'z')", "m.content * 2"])
+def test_where_the_words_cannot_be_told_from_the_rest_that_is_explained(chatting, tmp_path, shown):
+    chatting.chat_template = COUNTED.replace("m.content", shown)
     message = refused(chatting, conversations(tmp_path, {"messages": TURN}))
-    assert (
-        "chats.jsonl:1: the tokenizer's chat template renders the beginning" in message and "--loss-on all" in message
-    )
-    assert learned(chatting, conversations(tmp_path, {"messages": TURN}), "all") == [*b"hiyo", END]
+    assert "chats.jsonl:1: the chat template has no {% generation %} tags" in message
+    assert "--loss-on all" in message and "--chat-template" in message
+    assert learned(chatting, conversations(tmp_path, {"messages": TURN}), "all")
 
 
 def test_a_template_that_refuses_messages_is_named(chatting, tmp_path):
     chatting.chat_template = "{{ raise_exception('roles must alternate') }}"
-    assert "chats.jsonl:1: the tokenizer's chat template refuses these messages (roles must alternate)" in refused(
+    assert "chats.jsonl:1: the chat template refuses these messages (roles must alternate)" in refused(
         chatting, conversations(tmp_path, {"messages": TURN})
     )
 
@@ -185,9 +194,18 @@ def test_of_a_chat_that_begins_with_the_answer_that_is_learned(chatting, tmp_pat
     assert said(chatting, conversations(tmp_path, {"messages": TURN[1:]})) == learned_text
 
 
-def test_an_opening_that_is_invited_otherwise_is_explained(chatting, tmp_path):
+def test_an_opening_that_is_invited_otherwise_begins_with_its_first_word(chatting, tmp_path):
     chatting.chat_template = REFUSES + TURNS + INVITES.replace("|>{%", "|><think>{%")
-    assert "renders the beginning of a chat" in refused(chatting, conversations(tmp_path, {"messages": TURN[1:]}))
+    assert said(chatting, conversations(tmp_path, {"messages": TURN[1:]})) == "yo<|end_of_text|>"
+
+
+def test_tool_calls_that_the_template_passes_over_are_refused(chatting, tmp_path):
+    """The end of the turn alone would be learned: not to answer."""
+    chatting.chat_template = TURNS.replace("m.content", "(m.content or '')") + INVITES
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert "shows nothing of the tool calls of message 2" in refused(
+        chatting, conversations(tmp_path, {"messages": [TURN[0], call]})
+    )
 
 
 def test_tools_beside_a_prompt_are_read_and_others_are_not(tmp_path):
@@ -346,7 +364,7 @@ CALLING = {**TURN[1], "tool_calls": [{"function": {"name": "f", "arguments": {}}
 )
 def test_a_message_whose_content_the_template_passes_over_is_refused(chatting, tmp_path, content, messages, number):
     documents = conversations(tmp_path, {"messages": TURN}, {"messages": messages})
-    words = f"chats.jsonl:2: the tokenizer's chat template shows nothing of the content of message {number}"
+    words = f"chats.jsonl:2: the chat template shows nothing of the content of message {number}"
     assert words in refused(with_template(chatting, content), documents)
 
 

@@ -1,0 +1,155 @@
+"""The published ways to write a chat, token by token: what each shows, and what is learned of it."""
+
+import copy
+
+import pytest
+from chat_forms import FORMS, GRANITE_4, GRANITE_42, NEMOTRON_3, QWEN_3
+
+from granite_scu.config.errors import UserError
+from granite_scu.data.sources.samples import as_document
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.data.tokens.templates import chosen
+
+FIRST, SECOND, THIRD, FOURTH = 258, 259, 260, 261
+"""The form's control tokens, in its order; 256 ends a text."""
+
+SYSTEM = {"role": "system", "content": "be"}
+TWO_TURNS = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yo", "reasoning_content": "hm"},
+    {"role": "user", "content": "ok"},
+    {"role": "assistant", "content": "by", "reasoning_content": "so"},
+]
+
+
+@pytest.fixture
+def written_as(tokenizer):
+    """The tokenizer with a form's template and control tokens."""
+
+    def written_as(form):
+        return form.given_to(copy.deepcopy(tokenizer))
+
+    return written_as
+
+
+def chat(*messages, **fields):
+    return as_document("chats.jsonl:1", {"messages": list(messages), **fields}, "text")
+
+
+def spoken(tokenizer, document) -> tuple[list[str], int]:
+    """The texts that are learned, and the number of thoughts that are left out."""
+    found = Renderer(tokenizer).render(document)
+    return [found.text[start:stop] for start, stop in found.spans], found.n_thoughts
+
+
+SYSTEM_TURN = {
+    "granite 3": [FIRST, *b"system", SECOND, *b"be", 256, 10],
+    "granite 4": [FIRST, *b"system", SECOND, *b"be", 256, 10],
+    "granite 4.2": [FIRST, *b"system\nbe", SECOND, 10],
+    "nemotron 3": [FIRST, *b"system\nbe", SECOND, 10],
+    "qwen 3": [FIRST, *b"system\nbe", SECOND, 10],
+    "llama 3": [FOURTH, FIRST, *b"system", SECOND, *b"\n\nbe", THIRD],
+}
+# Behind it what is not learned and what is learned take turns.
+EXPECTED = {
+    "granite 3": (
+        [FIRST, *b"user", SECOND, *b"hi", 256, 10, FIRST, *b"assistant", SECOND],
+        [*b"yo", 256],
+        [10, FIRST, *b"user", SECOND, *b"ok", 256, 10, FIRST, *b"assistant", SECOND],
+        [*b"by", 256],
+    ),
+    "granite 4.2": (
+        [FIRST, *b"user\nhi", SECOND, 10, FIRST, *b"assistant\n"],
+        [*b"yo", SECOND],
+        [10, FIRST, *b"user\nok", SECOND, 10, FIRST, *b"assistant\n<think>\n"],
+        [*b"so\n</think>\nby", SECOND],
+    ),
+    "nemotron 3": (
+        [FIRST, *b"user\nhi", SECOND, 10, FIRST, *b"assistant\n<think></think>"],
+        [*b"yo", SECOND],
+        [10, FIRST, *b"user\nok", SECOND, 10, FIRST, *b"assistant\n<think>\n"],
+        [*b"so\n</think>\nby", SECOND],
+    ),
+    "qwen 3": (
+        [FIRST, *b"user\nhi", SECOND, 10, FIRST, *b"assistant\n"],
+        [*b"yo", SECOND],
+        [10, FIRST, *b"user\nok", SECOND, 10, FIRST, *b"assistant\n"],
+        [*b"<think>\nso\n</think>\n\nby", SECOND],
+    ),
+    "llama 3": (
+        [FIRST, *b"user", SECOND, *b"\n\nhi", THIRD, FIRST, *b"assistant", SECOND, *b"\n\n"],
+        [*b"yo", THIRD],
+        [FIRST, *b"user", SECOND, *b"\n\nok", THIRD, FIRST, *b"assistant", SECOND, *b"\n\n"],
+        [*b"by", THIRD],
+    ),
+}
+EXPECTED["granite 4"] = EXPECTED["granite 3"]
+LEFT_OUT = {"granite 3": 2, "granite 4": 2, "granite 4.2": 1, "nemotron 3": 1, "qwen 3": 1, "llama 3": 2}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_two_turns_with_thoughts_give_these_tokens(written_as, name):
+    tokenizer, document = written_as(FORMS[name]), chat(SYSTEM, *TWO_TURNS)
+    stream = encode([document], tokenizer)
+    parts = [SYSTEM_TURN[name] + EXPECTED[name][0], *EXPECTED[name][1:]]
+    assert stream.tokens.tolist() == [token for part in parts for token in part]
+    assert stream.targets.tolist() == [bool(i % 2) for i, part in enumerate(parts) for _ in part]
+    assert Renderer(tokenizer).render(document).n_thoughts == LEFT_OUT[name]
+
+
+@pytest.mark.parametrize("form", [GRANITE_42, NEMOTRON_3, QWEN_3], ids=["granite 4.2", "nemotron 3", "qwen 3"])
+def test_thoughts_within_the_content_are_those_beside_it(written_as, form):
+    inline = [
+        {"role": m["role"], "content": f"<think>\n{m['reasoning_content']}\n</think>\n\n{m['content']}"}
+        if m["role"] == "assistant"
+        else m
+        for m in TWO_TURNS
+    ]
+    tokenizer = written_as(form)
+    assert spoken(tokenizer, chat(*inline)) == spoken(tokenizer, chat(*TWO_TURNS))
+
+
+@pytest.mark.parametrize(
+    ("form", "argument", "expected"),
+    [
+        (GRANITE_42, "enable_thinking=false", ["yo<|im_end|>", "by<|im_end|>"]),
+        (NEMOTRON_3, "enable_thinking=false", ["yo<|im_end|>", "by<|im_end|>"]),
+        (QWEN_3, "enable_thinking=false", ["yo<|im_end|>", "by<|im_end|>"]),
+        (NEMOTRON_3, "truncate_history_thinking=false", ["hm\n</think>\nyo<|im_end|>", "so\n</think>\nby<|im_end|>"]),
+    ],
+    ids=str,
+)
+def test_with_an_argument_of_the_template_it_begins_where_that_one_invites(written_as, form, argument, expected):
+    thinks = "truncate" in argument
+    messages = [{k: v for k, v in m.items() if thinks or k != "reasoning_content"} for m in TWO_TURNS]
+    assert spoken(chosen(written_as(form), arguments=[argument]), chat(*messages)) == (expected, 0)
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "é"}}}]}
+ANSWER = {"role": "tool", "content": "1"}
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (GRANITE_4, '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call><|end_of_text|>'),
+        (GRANITE_42, "<tool_call>f</tool_call><|im_end|>"),
+        (NEMOTRON_3, "<tool_call>f</tool_call><|im_end|>"),
+        (QWEN_3, "<tool_call>f</tool_call><|im_end|>"),
+    ],
+    ids=["granite 4", "granite 4.2", "nemotron 3", "qwen 3"],
+)
+def test_a_call_of_a_tool_before_the_last_question_is_learned_as_it_is_shown(written_as, form, expected):
+    thought = CALL | {"reasoning_content": "hm"}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    document = chat(TWO_TURNS[0], thought, ANSWER, *TWO_TURNS[1:], tools=tools)
+    assert spoken(written_as(form), document)[0][0] == expected
+
+
+def test_what_has_no_end_that_can_be_found_is_refused(written_as):
+    tokenizer = written_as(QWEN_3)
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{- '<|im_end|>\\n' }}{% endfor", "{% endfor")
+    tokenizer.chat_template += "{%- if messages[-1].role == 'assistant' %}{{- '<|im_end|>' }}{% endif %}"
+    with pytest.raises(UserError, match=r"chats.jsonl:1: the chat template has no .* tags"):
+        Renderer(tokenizer).render(chat(*TWO_TURNS))
