@@ -80,6 +80,25 @@ def test_counts_as_json(chats, capsys):
     assert found["document_tokens"]["p0"] <= found["document_tokens"]["p50"] <= found["document_tokens"]["p100"]
 
 
+def test_a_template_of_ones_own_and_what_is_read_otherwise_than_written(tmp_path, capsys):
+    thinking = {"role": "assistant", "content": "yo", "reasoning_content": "hm"}
+    turns = [{"role": "user", "content": "<|pad|>"}, thinking]
+    chats, template = tmp_path / "chats.jsonl", tmp_path / "mine.jinja"
+    chats.write_text(
+        "".join(json.dumps({"messages": [*turns, {**turns[0], "n": i}, thinking]}) + "\n" for i in range(40))
+    )
+    template.write_text(
+        "{% for m in messages %}{{ m.role + (mark or ':') + m.content + eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant' + (mark or ':') }}{% endif %}"
+    )
+    command = ["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(chats), "--block-size", "64"]
+    assert commands.main([*command, "--chat-template", str(template), "--chat-template-args", "mark=>>"]) == 0
+    found = capsys.readouterr()
+    assert "assistant>>«yo<|end_of_text|>»" in found.out
+    assert "control tokens that somebody wrote: 80, the first is <|pad|> in" in found.err
+    assert "leaves out what was thought before 80 of the answers" in " ".join(found.err.split())
+
+
 def test_what_cannot_be_read_is_one_line(tmp_path, capsys):
     assert commands.main(["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(tmp_path / "none")]) == 2
     assert "no such file or folder" in capsys.readouterr().err

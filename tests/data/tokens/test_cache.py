@@ -92,7 +92,13 @@ def test_a_second_run_tokenises_nothing(tokenizer, config, monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [{"loss_on": "all"}, {"text_column": "body"}, {"split_seed": 1}, {"control_tokens": "tokens"}, {"encoding": "utf-8-sig"}],
+    [
+        {"loss_on": "all"},
+        {"text_column": "body"},
+        {"split_seed": 1},
+        {"control_tokens": "tokens"},
+        {"encoding": "utf-8-sig"},
+    ],
     ids=str,
 )
 def test_other_settings_are_other_tokens(tokenizer, config, change):

@@ -1,0 +1,67 @@
+"""A run with a chat template of one's own: what is saved with it is what every later command uses."""
+
+import json
+
+import pytest
+
+from granite_scu.cli import main as commands
+
+pytestmark = pytest.mark.slow
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role + (mark or ':') + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant' + (mark or ':') }}{% endif %}"
+)
+FEW = ("--max-steps", 2, "--save-steps", 1, "--control-every", 1, "--block-size", 64, "--target-s", 0.02)
+
+
+@pytest.fixture(scope="module")
+def trained(launch, tmp_path_factory):
+    """Folder of a run on chats, the template's file, and the flags."""
+    folder = tmp_path_factory.mktemp("chats")
+    lines = (json.dumps({"prompt": f"question {i}?", "completion": f"answer {i}."}) + "\n" for i in range(40))
+    (folder / "chats.jsonl").write_text("".join(lines))
+    (folder / "mine.jinja").write_text(TEMPLATE)
+    data = ("--data-dir", folder / "chats.jsonl", "--chat-template", folder / "mine.jinja")
+    code, _, stderr = launch(
+        "--test-run", *data, "--chat-template-args", "mark=>>", *FEW, "--output-dir", folder / "run"
+    )
+    assert code == 0, stderr
+    return folder
+
+
+def test_the_template_is_saved_with_its_arguments_and_used_by_what_comes_after(trained, call, tmp_path, monkeypatch):
+    (trained / "mine.jinja").rename(trained / "elsewhere.jinja")
+    saved = (trained / "run" / "chat_template.jinja").read_text()
+    assert saved.endswith(f"\n{TEMPLATE}") and "else '>>'" in saved
+    from granite_scu.evaluation import generate
+
+    asked = []
+    tokenized = generate.tokenized
+
+    def watched(tokenizer, *arguments):
+        found = tokenized(tokenizer, *arguments)
+        asked.append(tokenizer.decode(found["input_ids"][0]))
+        return found
+
+    monkeypatch.setattr(generate, "tokenized", watched)
+    question = ("--chat", "--prompt", "hi", "--max-new-tokens", 1)
+    for run, more, mark in (("run", (), ">>"), ("run/checkpoint-1", ("--chat-template-args", "mark=::"), "::")):
+        assert call(commands.main, "generate", trained / run, *question, *more)[0] == 0
+        assert asked.pop() == f"user{mark}hi<|end_of_text|>assistant{mark}"
+    assert call(commands.main, "merge", trained / "run", "--out", tmp_path / "merged", "--no-check")[0] == 0
+    assert (tmp_path / "merged" / "chat_template.jinja").read_text() == saved
+    code, stdout, stderr = call(commands.main, "eval", trained / "run", "--json")
+    assert code == 0, stderr
+    documents = json.loads((trained / "run" / "scu_metrics.json").read_text())["test_tokens"]
+    assert json.loads(stdout)["tokens"] == documents
+    (trained / "elsewhere.jinja").rename(trained / "mine.jinja")
+
+
+def test_a_run_continues_with_the_same_template_alone(trained, call):
+    resume = ("train", "--resume-from-checkpoint", trained / "run" / "checkpoint-2", "--max-steps", 3)
+    (trained / "mine.jinja").write_text(TEMPLATE + "{# another #}")
+    code, _, stderr = call(commands.main, *resume)
+    assert code == 2 and "the chat template (its checksum) was " in stderr
+    (trained / "mine.jinja").write_text(TEMPLATE)
+    assert call(commands.main, *resume)[0] == 0
