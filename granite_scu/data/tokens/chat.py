@@ -11,8 +11,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import ASSISTANT, Conversation, is_silent
-from granite_scu.data.tokens.control_tokens import ControlTokens, Places, ReadAs, stand_ins
-from granite_scu.data.tokens.turns import Marked, mark
+from granite_scu.data.tokens.control_tokens import ControlTokens, Places, ReadAs, stand_ins, texts_in
+from granite_scu.data.tokens.turns import Marked, is_thought_of, mark
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""
@@ -110,8 +110,7 @@ class Renderer:
         """The text, the characters of it that are supervised, and the number of thoughts that it leaves out."""
         whole = self._text(conversation, conversation.messages)
         self._check_shown(conversation)
-        marked = mark(conversation.messages, stand_ins(whole + conversation.text))
-        n_thoughts = marked.left_out(self._tried(conversation, marked)) if marked.has_thoughts else 0
+        n_thoughts = self._left_out(conversation) if any(map(is_thought_of, conversation.messages)) else 0
         text = self._ended(whole)
         if self.loss_on == "all":
             return text, None, n_thoughts
@@ -121,7 +120,7 @@ class Renderer:
             turns = [self._turn(conversation, whole, i) for i in conversation.said]
             spans = [turn for turn in turns if turn]
             if len(spans) < len(turns):
-                spans = self._placed(conversation, whole, marked)
+                spans = self._placed(conversation, whole)
         spans = [(start, min(self._to_end(text, stop), len(text))) for start, stop in spans]
         return text, self._with_words(conversation, text, spans), n_thoughts
 
@@ -168,12 +167,18 @@ class Renderer:
                 f"({' '.join(str(error).split())}); correct or remove them, or choose another with --chat-template"
             ) from error
 
-    def _tried(self, conversation: Conversation, marked: Marked) -> str:
-        """Messages with marks for their texts, rendered; empty where the template wants more of a text than a mark."""
+    def _marked(self, conversation: Conversation) -> tuple[Marked, str]:
+        """The messages with marks for their texts, and rendered; empty where the template wants more than a mark."""
+        marked = mark(conversation.messages, stand_ins("".join(texts_in(conversation.messages))))
         try:
-            return self._text(conversation, marked.messages)
+            return marked, self._text(conversation, marked.messages)
         except UserError:
-            return ""
+            return marked, ""
+
+    def _left_out(self, conversation: Conversation) -> int:
+        """Answers of which the template shows nothing of what was thought."""
+        marked, rendered = self._marked(conversation)
+        return marked.left_out(rendered)
 
     def _check_shown(self, conversation: Conversation) -> None:
         """Refuse a kind of message that the template passes over: what is said in it would be lost without a word.
@@ -211,9 +216,10 @@ class Renderer:
         """What stands before message ``i``."""
         return self._text(conversation, conversation.messages[:i], True) if i else self._opening(conversation)
 
-    def _placed(self, conversation: Conversation, whole: str, marked: Marked) -> list[tuple[int, int]]:
+    def _placed(self, conversation: Conversation, whole: str) -> list[tuple[int, int]]:
         """The characters of each turn of the assistant: its words, wherever they stand, and the end of the turn."""
-        places = marked.places(self._tried(conversation, marked), whole)
+        marked, rendered = self._marked(conversation)
+        places = marked.places(rendered, whole)
         if places is None:
             raise self._untold(conversation)
         ending = self._ending(conversation)

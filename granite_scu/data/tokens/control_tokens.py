@@ -81,6 +81,7 @@ class ControlTokens:
         self._tokens = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         self._unknown = tokenizer.unk_token
         self._pattern = re.compile(_any_of(self._tokens))
+        self._are_shown = all(token == repr(token)[1:-1] for token in self._tokens)
 
     def places(self, text: str, name: str) -> Places:
         """Where control tokens stand in a text that somebody wrote, ``name`` in messages."""
@@ -98,16 +99,20 @@ class ControlTokens:
         """What a text says besides control tokens."""
         return self._pattern.sub("", text).strip()
 
+    def _looks_plain(self, value: Any) -> bool:
+        """Whether a value of messages surely holds none. Python's way to write it shows every text, and is fast."""
+        return self._are_shown and not self._pattern.search(str(value))
+
     def made_by(self, tokens: Sequence[str]) -> str | None:
         """A control token that a text was turned into although it was to stay text; None where all is well."""
         return next((token for token in tokens if token in self._tokens and token != self._unknown), None)
 
     def hide(self, conversation: Conversation) -> Hidden:
         """The conversation with private characters for the control tokens in it, unless these are read as tokens."""
-        every = "".join(_texts([conversation.messages, conversation.tools]))
-        if not self._pattern.search(every):
+        said = [conversation.messages, conversation.tools]
+        if self._looks_plain(said):
             return Hidden(conversation, {}, 0, "")
-        free, found, signs = stand_ins(every), [], {}  # type: ignore[var-annotated]
+        free, found, signs = stand_ins("".join(texts_in(said))), [], {}  # type: ignore[var-annotated]
 
         def hidden(text: str, kept: tuple[str, ...] = ()) -> str:
             def sign(match: re.Match[str]) -> str:
@@ -145,15 +150,15 @@ def _refusal(name: str, token: str) -> UserError:
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Every text in a value of messages, keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        yield from _texts([*value.keys(), *value.values()])
+        yield from texts_in([*value.keys(), *value.values()])
     elif isinstance(value, list | tuple):
         for entry in value:
-            yield from _texts(entry)
+            yield from texts_in(entry)
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:

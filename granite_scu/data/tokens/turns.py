@@ -43,10 +43,6 @@ class Marked(NamedTuple):
     messages: list[dict[str, Any]]
     behind: dict[str, Text]
 
-    @property
-    def has_thoughts(self) -> bool:
-        return any(text.is_thought for text in self.behind.values())
-
     def left_out(self, rendered: str) -> int:
         """Messages whose thoughts a template has shown nothing of."""
         thought = {text.message for text in self.behind.values() if text.is_thought}
@@ -79,6 +75,11 @@ class Marked(NamedTuple):
                 latest = message
             place += len(text)
         return {message: tuple(places) for message, places in found.items() if message not in doubtful}
+
+
+def is_thought_of(message: dict[str, Any]) -> bool:
+    """Whether something may be thought before a message is said."""
+    return any(name in message for name in THOUGHTS) or THINKING[1] in str(message.get("content"))
 
 
 def mark(messages: tuple[dict[str, Any], ...], free: Iterator[str]) -> Marked:
