@@ -36,7 +36,8 @@ EXAMPLES = (
 
 SETTINGS = [
     "--data-dir", "--data-weights", "--text-column", "--record-format", "--encoding", "--split-seed", "--cache-dir",
-    "--chat-template", "--chat-template-args", "--control-tokens", "--block-size", "--loss-on", "--packing", "--on-long",
+    "--chat-template", "--chat-template-args", "--control-tokens", "--block-size", "--loss-on", "--packing",
+    "--on-long",
 ]  # fmt: skip
 """Flags of training that say how text is read and cut."""
 

@@ -511,8 +511,8 @@ def pieces_of(
         found = renderer.render(document) if document.text else Rendered("", None)
         if len(found.text) > LONGEST_CHAT:
             raise UserError(
-                f"--data-dir {document.name}: a conversation of {len(found.text):,} characters, which is tokenised as a "
-                f"whole; divide it into several of at most {LONGEST_CHAT:,}"
+                f"--data-dir {document.name}: a conversation of {len(found.text):,} characters, which is tokenised as "
+                f"a whole; divide it into several of at most {LONGEST_CHAT:,}"
             )
         yield Piece(name=document.name, fingerprint=fingerprint, source=source, is_conversation=True, **found._asdict())
         return
