@@ -92,10 +92,18 @@ def test_a_question_opens_no_turn(tokenizer, caplog):
         assert question in tokenizer.decode(ids)
 
 
-def test_a_template_that_refuses_a_question_is_named(tokenizer):
-    refusing = with_template(tokenizer, "{{ raise_exception('no system turn') }}")
-    with pytest.raises(UserError, match=r"^--chat: the chat template refuses a question \(no system turn\)"):
-        generation.tokenized(refusing, "hi", chat=True)
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no system turn') }}", "refuses a question (no system turn)"),
+        ("{{ 1 / 0 }}", "refuses a question (division by zero)"),
+        ("{% for n in range(3000) %}{{ 'x' * 1000 }}{% endfor %}", "makes 3,000,000 characters of the question"),
+    ],
+)
+def test_a_template_that_a_question_cannot_be_put_into_is_named(tokenizer, template, words):
+    with pytest.raises(UserError) as refused:
+        generation.tokenized(with_template(tokenizer, template), "hi", chat=True)
+    assert f"--chat: the chat template {words}" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,11 @@ _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _MARK = "cb1c9f0e"
 """A text that no template has."""
 
-_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError)
-"""What a template may raise."""
+_REFUSALS = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
+    *(RecursionError, MemoryError, SyntaxError),
+)
+"""What a template may raise: it is a program, and perhaps a stranger's."""
 
 
 class Rendered(NamedTuple):
@@ -101,8 +104,9 @@ class Renderer:
         try:
             text = self._applied(hidden.conversation, hidden.conversation.messages, prompting=True)
         except _REFUSALS as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"--chat: the chat template refuses a question ({reason}); choose another") from error
+            raise UserError(
+                f"--chat: the chat template refuses a question ({_reason(error)}); choose another"
+            ) from error
         text, _, written = hidden.restored(text, None)
         return Rendered(text, None, written, hidden.count, hidden.first)
 
@@ -164,7 +168,7 @@ class Renderer:
         except _REFUSALS as error:
             raise UserError(
                 f"--data-dir {conversation.name}: the chat template refuses these messages "
-                f"({' '.join(str(error).split())}); correct or remove them, or choose another with --chat-template"
+                f"({_reason(error)}); correct or remove them, or choose another with --chat-template"
             ) from error
 
     def _marked(self, conversation: Conversation) -> tuple[Marked, str]:
@@ -329,6 +333,10 @@ class Renderer:
         """Without the line end that a template has behind the last end of text."""
         stripped = text.rstrip()
         return stripped if stripped.endswith(self.tokenizer.eos_token) else text
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _kinds(messages: tuple[dict[str, Any], ...]) -> list[tuple[Any, ...]]:

@@ -296,7 +296,16 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def token_ids(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token ids of a rendered conversation, without an end of text. Raises UserError as ``encode``."""
+    """The token ids of a question in a chat, without an end of text.
+
+    Raises:
+        UserError: the chat template has made too much of it, or what ``encode`` raises.
+    """
+    if len(rendered.text) > LONGEST_CHAT:
+        raise UserError(
+            f"--chat: the chat template makes {len(rendered.text):,} characters of the question, more than the "
+            f"{LONGEST_CHAT:,} that are tokenised at once; shorten it, or choose another template"
+        )
     piece = Piece(rendered.text, "--chat", Fingerprint(0), is_conversation=True, written=rendered.written)
     (encoding,) = _Encoder(tokenizer, ControlTokens(tokenizer)).tokenised([piece])
     return encoding.ids

@@ -118,6 +118,8 @@ def _read(path: Path, label: str) -> str:
         _environment().compile(text)
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"{label}:{error.lineno}: is no Jinja template ({error.message}); correct it") from error
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:  # what Python does not compile
+        raise UserError(f"{label}: is too large or too deep for a Jinja template ({error}); shorten it") from error
     return text
 
 
@@ -135,7 +137,10 @@ class _Generation(jinja2.ext.Extension):
 def _environment() -> jinja2.Environment:
     """What reads a template as transformers does. Nothing is rendered here."""
     return ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+        optimized=False,  # which would compute what is constant, however large
     )
 
 

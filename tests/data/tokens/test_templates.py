@@ -69,11 +69,12 @@ def test_arguments_become_the_defaults_of_the_template(tokenizer, text, value):
         (b"{% if x %}\n{% for m in messages %}\n{% endfor %}", "mine.jinja:3: is no Jinja template (Unexpected end"),
         (b"\n{{ x | nosuchfilter }}", "mine.jinja:2: is no Jinja template (No filter named 'nosuchfilter'"),
         (b"{% generation %}{{ x }}", "mine.jinja:1: is no Jinja template (Unexpected end"),
+        (b"{% for a in b %}" * 30 + b"{% endfor %}" * 30, "mine.jinja: is too large or too deep for a Jinja template"),
         (b"\xff", "mine.jinja: is not UTF-8 text; give a Jinja template"),
         (b" \n", "mine.jinja: is empty; give a Jinja template"),
         (None, "mine.jinja: no such file, and the model has no template of that name (it has default, rag)"),
     ],
-    ids=["never ends", "unknown filter", "generation never ends", "no text", "empty", "not there"],
+    ids=["never ends", "unknown filter", "generation never ends", "too deep", "no text", "empty", "not there"],
 )
 def test_a_file_that_holds_no_template_is_refused_in_a_line(several, tmp_path, content, words):
     file = tmp_path / "mine.jinja"
