@@ -27,7 +27,6 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import measure, training
 from benchmarks.gate import Outcome, race
 from granite_scu.cli import guard
-from granite_scu.config.flags import share
 from granite_scu.config.settings import TRAINER_DEFAULTS, ControlConfig
 from granite_scu.control import AUTO
 
@@ -73,7 +72,7 @@ def overhead(ours: Outcome, theirs: Outcome) -> dict[str, Any]:
 
 def main() -> int:
     parser = measure.build_parser(str(__doc__), repeats=15, quick=4)
-    parser.add_argument("--target-s", type=share, default=AUTO, help="setpoint of ours, a ratio or auto")
+    parser.add_argument("--target-s", default=AUTO, help="setpoint of ours, a ratio or auto")
     training.add_flags(parser)
     options = measure.parse(parser)
     if options.quick and not options.precisions:

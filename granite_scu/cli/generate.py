@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
     # A conversation with each of the two, which may answer differently.
     most = getattr(loading.load_model_config(base.name), "max_position_embeddings", None)
-    conversations = [Conversation(tokenizer, most, base.name) for _ in headings]
+    conversations = [Conversation(tokenizer, most, base.name, read_as) for _ in headings]
 
     def answer(switch: "Switch", conversation: Conversation, question: str, sink: Callable[[str], None]) -> None:
         with switch():

@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder, its final/ or a checkpoint of it, or any LoRA adapter")
     parser.add_argument("--out", metavar="DIR", required=True, help="folder of the merged model")
     parser.add_argument("--model", metavar="NAME", help="base model (default: the one that the adapter names)")
+    parser.add_argument("--dtype", choices=("base", "fp32"), default="base", help="of the merged weights: that of the "
+                        "base's, as a rule 16 bits, or fp32, which loses nothing (default: %(default)s)")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace a merged model that is there")
     parser.add_argument("--no-check", dest="check", action="store_false", help="don't compare the merged model's bits "
                         "per token with the adapter's; for machines without memory for the model")  # fmt: skip
@@ -33,9 +35,8 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     quiet(console)
     adapter = saved_adapter.find(options.run)
-    merger = Merger(
-        adapter, saved_adapter.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
-    )
+    base, out = saved_adapter.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
+    merger = Merger(adapter, base, out, in_fp32=options.dtype == "fp32")
     merger.check_out(options.overwrite)
     device = loading.device_named(options.device)
     merger.merge(console, device if options.check else None)

@@ -7,7 +7,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
-from granite_scu.evaluation.generate import stream
+from granite_scu.data.tokens.control_tokens import ReadAs
+from granite_scu.evaluation.generate import stream, tokenized_chat
 
 
 class ConversationFull(UserError):
@@ -21,10 +22,13 @@ class Conversation:
         tokenizer: of the model, with a chat template.
         most: tokens that the model can read; None where nothing limits it.
         name: of the model, for messages.
+        control_tokens: what becomes of those in a question.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, most: int | None, name: str) -> None:
-        self.tokenizer, self.most, self.name = tokenizer, most, name
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, most: int | None, name: str, control_tokens: ReadAs = "text"
+    ) -> None:
+        self.tokenizer, self.most, self.name, self.control_tokens = tokenizer, most, name, control_tokens
         self.turns: list[dict[str, str]] = []
 
     def inputs(self, question: str, new_tokens: int) -> dict[str, torch.Tensor]:
@@ -34,16 +38,14 @@ class Conversation:
             ConversationFull: with an answer of ``new_tokens`` they are longer than the model can read.
         """
         turns = [*self.turns, {"role": "user", "content": question}]
-        inputs = self.tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )
+        inputs = tokenized_chat(self.tokenizer, turns, self.control_tokens)
         length = inputs["input_ids"].shape[1]
         if self.most and length + new_tokens > self.most:
             raise ConversationFull(
                 f"the conversation is full: {length:,} tokens and an answer of up to {new_tokens:,} are more than the "
                 f"{self.most:,} that {self.name} can read; begin a new one with /reset, or lower --max-new-tokens"
             )
-        return dict(inputs)
+        return inputs
 
     def answer(self, model: PreTrainedModel, question: str, sampling: Sampling, sink: Callable[[str], None]) -> None:
         """Ask, hand the answer on in pieces as it comes, and keep both turns."""

@@ -1,7 +1,7 @@
 """What several models make of the same prompt, side by side or one after the other, as it comes."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,14 @@ def tokenized(
     """
     if not chat:
         return dict(tokenizer(prompt, return_tensors="pt"))
-    rendered = Renderer(tokenizer, control_tokens=control_tokens).prompt(prompt)
+    return tokenized_chat(tokenizer, [{"role": "user", "content": prompt}], control_tokens)
+
+
+def tokenized_chat(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], control_tokens: ReadAs = "text"
+) -> dict[str, torch.Tensor]:
+    """As ``tokenized``, of a chat that ends with a question."""
+    rendered = Renderer(tokenizer, control_tokens=control_tokens).prompt(turns)
     if rendered.n_control:
         counts = rendered.n_control, rendered.first_control, control_tokens
         log.warning("--chat: control tokens in the question: %d, the first is %s; they are read as %s", *counts)

@@ -21,7 +21,7 @@ from rich.progress import Progress
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
@@ -56,13 +56,15 @@ class Merger:
         adapter: what is merged.
         base: what it is merged into.
         out: folder of the merged model.
+        in_fp32: store all weights in fp32; as a rule the base's are in 16 bits, whose rounding takes some of a small
+            update away.
 
     Raises:
         UserError: the adapter does not fit the base, or the base cannot be merged into.
     """
 
-    def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path) -> None:
-        self.adapter, self.base, self.out = adapter, base, out
+    def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path, in_fp32: bool = False) -> None:
+        self.adapter, self.base, self.out, self.in_fp32 = adapter, base, out, in_fp32
         self.template = templates.saved_in(*adapter.tokenizer_places)
         self.scales = adapter.scales(base.name)
         self.source = loading.download(base.name)
@@ -109,7 +111,8 @@ class Merger:
                 raise UserError(
                     f"--overwrite: {out} holds {others[0]}, which no merge has written; move that elsewhere"
                 )
-        wanted = sum((self.source / shard).stat().st_size for shard in self.shards) + SPARE
+        size = sum((self.source / shard).stat().st_size for shard in self.shards)
+        wanted = size * (2 if self.in_fp32 else 1) + SPARE
         free = shutil.disk_usage(place).free
         if free < wanted:
             raise UserError(f"--out {out}: needs {_gib(wanted)}, and {_gib(free)} are free there; choose another disk")
@@ -128,8 +131,7 @@ class Merger:
         with replacing(self.out) as folder:
             folder.mkdir()
             self._write_weights(folder, console)
-            tokenizer = templates.with_template(loading.load_tokenizer(self.base.name), self.template)
-            tokenizer.save_pretrained(folder)
+            tokenizer = self._write_tokenizer(folder)
             check = None
             if device is not None:
                 with console.status("comparing with base and adapter"):
@@ -140,6 +142,12 @@ class Merger:
         for line in (f"{_what_was_merged(record)}: {self.out}", _how_it_compares(record)):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
         return record
+
+    def _write_tokenizer(self, folder: Path) -> PreTrainedTokenizerBase:
+        """The base's, with the template of the run; returns it."""
+        tokenizer = templates.with_template(loading.load_tokenizer(self.base.name), self.template)
+        tokenizer.save_pretrained(folder)
+        return tokenizer
 
     def _write_weights(self, folder: Path, console: Console) -> None:
         dtype = WEIGHT_DTYPES.get(self.adapter.precision, torch.bfloat16)
@@ -159,16 +167,21 @@ class Merger:
         for name in (INDEX, "config.json", "generation_config.json"):
             if (self.source / name).is_file():
                 shutil.copyfile(self.source / name, folder / name)
+        if self.in_fp32:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": "float32"}
+            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def _merged(self, name: str, weight: Tensor, factors: Any, dtype: torch.dtype) -> Tensor:
         layer = self.weight_names.get(name)
+        kept = torch.float32 if self.in_fp32 and weight.is_floating_point() else weight.dtype
         if layer is None:
-            return weight
+            return weight.to(kept)
         seen = round_to_4_bits(weight, dtype) if layer in self.quantised else weight
         if layer not in self.scales:
-            return seen.to(weight.dtype)
+            return seen.to(kept)
         a, b = (factors.get_tensor(factor).float() for factor in adapter_files.factor_names(layer))
-        merged = (seen.float() + self.scales[layer] * (b @ a)).to(weight.dtype).contiguous()
+        merged = (seen.float() + self.scales[layer] * (b @ a)).to(kept).contiguous()
         if not bool(torch.isfinite(merged).all()):
             raise RunFailed(f"{self.adapter.label}: {name} merged is not finite; the adapter has diverged")
         return merged

@@ -469,7 +469,8 @@ class GraniteModule(L.LightningModule):
         expected = {name: p.shape for name, p in self.state_dict().items() if _is_adapter(name)}
         if expected != {name: p.shape for name, p in checkpoint["state_dict"].items()}:
             raise _other_adapters()
-        self.require_same_settings(checkpoint, sum(shape.numel() for shape in expected.values()))
+        trained = (shape for name, shape in expected.items() if not name.startswith("origins."))
+        self.require_same_settings(checkpoint, sum(shape.numel() for shape in trained))
         self.micro_batches = checkpoint["micro_batches"]
         self._set_own_settings(checkpoint)
         self._since_read.copy_(torch.tensor(checkpoint["counters"], dtype=torch.float64))
@@ -488,7 +489,8 @@ class GraniteModule(L.LightningModule):
         Raises:
             UserError: one of them differs.
         """
-        if sum(tensor.numel() for tensor in checkpoint["state_dict"].values()) != n_parameters:
+        trained = (tensor for name, tensor in checkpoint["state_dict"].items() if not name.startswith("origins."))
+        if sum(tensor.numel() for tensor in trained) != n_parameters:
             raise _other_adapters()
         now = self._frozen_settings()
         for name, then in checkpoint["frozen"].items():

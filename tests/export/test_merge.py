@@ -55,9 +55,10 @@ def merge(small_granite, tmp_path, monkeypatch):
     """Merges an adapter without the comparison, which wants a tokenizer; returns the merged model's folder."""
     monkeypatch.setattr(merging.Merger, "_write_tokenizer", lambda self, folder: None)
 
-    def run(adapter, base=small_granite, quantize_4bit=False) -> Path:
-        out = tmp_path / "merged"
-        merger = merging.Merger(saved_adapter.find(adapter), BaseConfig(str(base), quantize_4bit=quantize_4bit), out)
+    def run(adapter, base=small_granite, quantize_4bit=False, in_fp32=False) -> Path:
+        out = tmp_path / ("merged in fp32" if in_fp32 else "merged")
+        config = BaseConfig(str(base), quantize_4bit=quantize_4bit)
+        merger = merging.Merger(saved_adapter.find(adapter), config, out, in_fp32)
         merger.check_out(overwrite=False)
         merger.merge(make_console(), device=None)
         return out
@@ -87,7 +88,7 @@ def test_it_is_what_peft_makes_of_it(small_granite, make_adapter, merge, setting
     assert (logits(plain(small_granite)) - with_adapter).abs().max() > 0.01
 
 
-def test_a_base_in_bf16_is_rounded_once(small_granite, make_adapter, merge, tmp_path):
+def test_a_base_in_bf16_is_rounded_once_or_not_at_all(small_granite, make_adapter, merge, tmp_path):
     base = tmp_path / "bf16"
     plain(small_granite).bfloat16().save_pretrained(base)
     folder = make_adapter(base)
@@ -97,6 +98,11 @@ def test_a_base_in_bf16_is_rounded_once(small_granite, make_adapter, merge, tmp_
     weight = load_file(base / "model.safetensors")[f"{name}.weight"]
     assert merged[f"{name}.weight"].dtype == torch.bfloat16
     assert torch.equal(merged[f"{name}.weight"], (weight.float() + 2 * (b @ a)).bfloat16())
+    exact = merge(folder, base, in_fp32=True)
+    tensors = load_file(exact / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    assert torch.equal(tensors[f"{name}.weight"], weight.float() + 2 * (b @ a))
+    assert plain(exact).dtype == torch.float32  # which from_pretrained takes from the configuration
 
 
 @pytest.mark.parametrize("kind", ["sharded", "unprefixed"])
@@ -218,7 +224,7 @@ def test_a_merged_model_that_differs_is_not_kept(small_granite, make_adapter, tm
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(2, 60, (2, 33), generator=generator)
     batches = [{"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}]
-    monkeypatch.setattr(merge_check, "_held_out", lambda adapter, base: (batches, "random text"))
+    monkeypatch.setattr(merge_check, "_held_out", lambda recorded, tokenizer: (batches, "random text"))
     monkeypatch.setattr(merging.Merger, "_write_tokenizer", lambda self, folder: None)
     out = tmp_path / "merged"
     merger = merging.Merger(saved_adapter.find(make_adapter()), BaseConfig(small_granite), out)

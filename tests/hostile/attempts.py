@@ -23,8 +23,8 @@ WALL_SECONDS = 120
 """After which one is ended that waits: other processes may have the cores."""
 MEGABYTES = 2000
 """That a command may have beyond what its imports take."""
-MARKER = "hostile-marker-5f1e"
-"""What a kind of input may put where a secret would be."""
+MARKER = "hf_hostilemarker5f1e"
+"""A secret of the environment, which nobody may tell."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Attempt:
         seconds: of processor time.
         megabytes: at its largest, imports included.
         changed: files that are other than before outside of the folder that it may write.
+        leaks: files that it wrote and that hold the secret of the environment.
     """
 
     argv: tuple[str, ...]
@@ -48,6 +49,7 @@ class Attempt:
     seconds: float
     megabytes: float
     changed: tuple[str, ...] = ()
+    leaks: tuple[str, ...] = ()
 
 
 def broken(attempt: Attempt) -> str | None:
@@ -59,6 +61,8 @@ def broken(attempt: Attempt) -> str | None:
         return f"died of {signal.Signals(-attempt.code).name}"
     if "Traceback (most recent call last)" in attempt.out + attempt.err:
         return "printed a traceback"
+    if MARKER in attempt.out + attempt.err or attempt.leaks:
+        return f"told a secret {' '.join(attempt.leaks)}"
     if attempt.code == 0:
         if errors:
             return "printed an error and ended with 0"
@@ -107,6 +111,11 @@ class Workspace:
                 found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if is_file else "no file"
         return found
 
+    def leaks(self) -> list[str]:
+        """The files that the command has written and that hold the secret."""
+        written = (path for path in self.out.rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.root)) for path in written if MARKER.encode() in path.read_bytes())
+
 
 class Server:
     """A process that has imported the program and forks a child for each attempt."""
@@ -132,7 +141,8 @@ class Server:
         answer = json.loads(self._process.stdout.readline())
         after = self.workspace.state()
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        return Attempt(**answer | {"argv": tuple(argv), "changed": tuple(changed)})
+        more = {"argv": tuple(argv), "changed": tuple(changed), "leaks": tuple(self.workspace.leaks())}
+        return Attempt(**answer | more)
 
     def close(self) -> None:
         """End the process."""

@@ -234,7 +234,7 @@ def test_a_configuration_and_its_controllers_name_alone_are_one_law(name):
             (("--controller", law, "--actuator", "decoupled"), f"decoupled: {law}'s first lambda is one for the loss")
             for law in FROM_LAMBDA_INIT
         ),
-        (("--target-s", "much"), "--target-s: 'much' is no share, such as 10% or 0.1, and not auto"),
+        (("--target-s", "much"), "--target-s much: is no share, such as 10% or 0.1, and not auto"),
     ],
 )
 def test_a_wrong_controller_is_refused_in_one_line(launch, tmp_path, argv, words):

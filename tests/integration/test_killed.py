@@ -142,7 +142,7 @@ def test_a_run_that_had_stopped_before_its_last_step_takes_none_more(cut, stop):
     "error", [killing.FULL, *(pytest.param(e, marks=pytest.mark.slow) for e in (killing.BROKEN, killing.READ_ONLY))]
 )
 def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
-    rng = random.Random(error)
+    rng = random.Random(f"place {error}")
     codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error)))]
     while codes[-1] == 1 and len(codes) < 3:
         codes.append(cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error))))
@@ -210,7 +210,7 @@ def _full() -> None:
 def test_a_run_outlives_its_console(whole, cut):
     """Its disk is full: the log file says so, and the run ends well."""
     assert cut.run(FLAGS, _full) == 0
-    log = (cut.folder / "logs" / LOG).read_text()
+    log = (cut.folder / "logs" / LOG["cpu"]).read_text()
     assert "standard output cannot be written any more" in log and "the run continues without it" in log
     assert same(whole(FLAGS), killing.outcome(cut.folder))
 
@@ -222,7 +222,7 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path):
     line = f"set -o pipefail; {sys.executable} {script} --test-run --max-steps 8 --output-dir run | head -1"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "standard output cannot be written any more" in (tmp_path / "run" / "logs" / LOG).read_text()
+    assert "standard output cannot be written any more" in (tmp_path / "run" / "logs" / LOG["cpu"]).read_text()
 
 
 def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):

@@ -467,7 +467,7 @@ def test_epochs_set_the_length(launch, corpus, tmp_path):
 def test_a_dry_run_prints_the_plan_and_trains_nothing(launch):
     code, out, err = launch("--test-run", "--dry-run", "--max-steps", 137, "--output-dir", "planned")
     assert (code, err) == (0, "")
-    words = ("nothing is trained", "137 steps: 140,288 tokens", "GiB free, fits (predicted)", "of training, a rough")
+    words = ("nothing is trained", "137 steps: 140,288 tokens", "GiB free, fits (predicted)", "a rough estimate from")
     assert all(word in out for word in words)
     assert not Path("planned").exists()
 

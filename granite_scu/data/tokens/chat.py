@@ -1,6 +1,7 @@
 """Conversations as the model reads them: through the tokenizer's chat template, with what it is to say marked."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -92,15 +93,15 @@ class Renderer:
             )
         return Rendered(text, spans, written, hidden.count, hidden.first, n_thoughts)
 
-    def prompt(self, question: str) -> Rendered:
-        """A question as a chat's only message, and what invites the answer; ``spans`` says nothing.
+    def prompt(self, turns: Sequence[dict[str, Any]]) -> Rendered:
+        """The messages of a chat that ends with a question, and what invites the answer; ``spans`` says nothing.
 
         Raises:
             UserError: no template, or one that refuses it.
         """
         if not self.tokenizer.chat_template:
             raise UserError("--chat: the model's tokenizer has no chat template; leave it out, or give --chat-template")
-        hidden = self.control.hide(Conversation("--chat", question, ({"role": "user", "content": question},)))
+        hidden = self.control.hide(Conversation("--chat", "", tuple(turns)))
         try:
             text = self._applied(hidden.conversation, hidden.conversation.messages, prompting=True)
         except _REFUSALS as error:

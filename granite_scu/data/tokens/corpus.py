@@ -18,7 +18,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files, formats, samples
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.read import is_path, no_text, sources_of
-from granite_scu.data.sources.record_formats import in_words
+from granite_scu.data.sources.record_formats import TEXT, in_words
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.chat import Renderer
@@ -102,8 +102,8 @@ def counted(documents: Iterable[T], counts: Counter[str]) -> Iterator[T]:
 
 
 def say_formats(corpus: Prepared, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Say how records were read: what was meant otherwise shows before anything is trained."""
-    if corpus.record_formats:
+    """Say how records were read, unless all were texts: what was meant otherwise shows before anything is trained."""
+    if corpus.record_formats.keys() - {TEXT}:
         _log.info(in_words(corpus.record_formats, has_template=tokenizer.chat_template is not None))
 
 

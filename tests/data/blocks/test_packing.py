@@ -49,11 +49,6 @@ def test_no_block_for_the_last_token_alone(tokenizer):
     assert labels.tolist() == [[98, 99, 100, EOS]]
 
 
-def test_an_end_of_text_inside_a_document_is_a_token_like_others(tokenizer):
-    _, labels = stacked(pack(documents_of("a<|end_of_text|>b"), tokenizer, block_size=8))
-    assert labels[0, :4].tolist() == [EOS, 98, EOS, IGNORED]
-
-
 @given(texts=TEXTS, block_size=st.integers(1, 40))
 def test_every_token_but_each_documents_first_is_predicted_once_from_the_token_before(tokenizer, texts, block_size):
     blocks = pack(documents_of(*texts), tokenizer, block_size)

@@ -60,7 +60,7 @@ def test_what_is_replayed_is_of_the_same_precision(evidence, finish, tmp_path):
 
 def test_an_adapter_that_scores_infinity_has_diverged():
     best = SimpleNamespace(latest_step=4, latest=math.inf)
-    finish = runs.ScoreByDocument(None, None, None, best, SimpleNamespace(stop=lambda: None), None, None)
+    finish = runs.ScoreByDocument(None, None, best, SimpleNamespace(stop=lambda: None), None, None)
     trainer = SimpleNamespace(datamodule=None, global_step=4)
     with pytest.raises(Diverged, match="scores inf bits/token on the validation text"):
         finish.on_train_end(trainer, None)
