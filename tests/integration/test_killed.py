@@ -142,7 +142,7 @@ def test_a_run_that_had_stopped_before_its_last_step_takes_none_more(cut, stop):
     "error", [killing.FULL, *(pytest.param(e, marks=pytest.mark.slow) for e in (killing.BROKEN, killing.READ_ONLY))]
 )
 def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
-    rng = random.Random(f"place {error}")
+    rng = random.Random(f"disk {error}")
     codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error)))]
     while codes[-1] == 1 and len(codes) < 3:
         codes.append(cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error))))
