@@ -112,4 +112,4 @@ def test_neither_a_path_with_brackets_nor_a_terminal_of_few_characters_is_in_the
         == 0
     )
     shown = sys.stdout.buffer.getvalue().decode()
-    assert str(path) in shown.replace("\n", "") and r"\xaba" in shown
+    assert path.name in shown.replace("\n", "") and r"\xaba" in shown  # a long path is folded in its column

@@ -92,10 +92,14 @@ def test_requirements_find_settings_that_contradict_one_another(judged, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("flag", "reason"),
-    [("--model", "cannot be loaded"), ("--data-dir", "holds only other files"), ("--adapter", "is not a run folder")],
+    ("flag", "file", "reason"),
+    [
+        ("--model", "config.json", "cannot be loaded"),
+        ("--data-dir", "image.png", "holds only other files"),
+        ("--adapter", "config.json", "is not a run folder"),
+    ],
 )
-def test_what_cannot_be_read_is_a_lack_like_any_other(judged, tmp_path, flag, reason):
-    (tmp_path / "config.json").write_text("{")
+def test_what_cannot_be_read_is_a_lack_like_any_other(judged, tmp_path, flag, file, reason):
+    (tmp_path / file).write_text("{")
     checks = judged(A100, "--model", "tiny-granite-h", flag, str(tmp_path))
     assert any(check.blocks and check.remedy.startswith(flag) and reason in check.remedy for check in checks)
