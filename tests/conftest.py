@@ -18,6 +18,23 @@ POISON = 63
 @pytest.fixture(scope="session")
 def small_granite(tmp_path_factory) -> str:
     """Folder of a Granite hybrid with random weights: a Mamba-2 and an attention layer, the embedded model shrunk."""
+    return _shrunk(tmp_path_factory.mktemp("small-granite"))
+
+
+@pytest.fixture(scope="session")
+def small_mixture(tmp_path_factory) -> str:
+    """Folder of the same with experts, as Granite 4.0 H Tiny and Small have them, and with the embedded tokenizer."""
+    from granite_scu.config.settings import TINY_MODEL
+    from granite_scu.model.loading import load_tokenizer
+
+    folder = tmp_path_factory.mktemp("small-mixture")
+    experts = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 16, "vocab_size": 4096}
+    load_tokenizer(TINY_MODEL).save_pretrained(folder)
+    return _shrunk(folder, **experts)
+
+
+def _shrunk(folder, **changed) -> str:
+    """Write the embedded model in a few neurons, with random weights, into a folder; returns its name."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -39,9 +56,8 @@ def small_granite(tmp_path_factory) -> str:
         "initializer_range": 0.2,
         "dtype": "float32",
     }
-    config.update(shrunk)
+    config.update(shrunk | changed)
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("small-granite")
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return str(folder)
 

@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      "not)")  # fmt: skip
     how.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto",
                      help="device (default: auto, a GPU where there is one)")  # fmt: skip
-    how.add_argument("--attn", choices=("sdpa", "eager", "flash_attention_2", "auto"), default="sdpa",
-                     help="attention kernel (default: sdpa)")  # fmt: skip
+    how.add_argument("--attn", choices=("sdpa", "eager", "flash_attention_2", "auto"), default="auto",
+                     help="attention kernel (default: auto, the fastest that device and model have)")  # fmt: skip
     how.add_argument("--kernels", choices=("auto", "torch", "cuda", "hub"), default="auto",
                      help="of the Mamba-2 layers (default: auto, compiled ones where proven right)")  # fmt: skip
     output = parser.add_argument_group("output")

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
     adapter = saved_adapter.find(options.run)
     base = saved_adapter.base_of(adapter, options.model)
-    adapter.scales(base.name)  # proves that it fits
+    adapter.updates(base.name)  # proves that it fits
     own = templates.saved_in(*adapter.tokenizer_places)
     tokenizer = templates.with_template(loading.load_tokenizer(base.name), own)
     tokenizer = templates.chosen(tokenizer, options.chat_template, options.chat_template_args)

@@ -20,6 +20,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from rich import box
 from rich.table import Table
 from rich.text import Text
+from transformers import PretrainedConfig
 
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import UserError
@@ -130,7 +131,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         Check("precision", trainer["precision"] or "auto", not refusal, True, trains, refusal),
         *_number_formats(request.run.tf32, device),
         Check("bitsandbytes", bitsandbytes or "not installed", bool(bitsandbytes), four_bits, meant, install_4bit),
-        _flash_attention(base.attention, request.data.isolate_documents, device, precision),
+        _flash_attention(base.attention, base.name, request.data.isolate_documents, device, precision),
         _mamba_kernels(base.kernels, bool(trainer["deterministic"]), base.name, device.kind, precision),
         _model(base.name),
         _run_folder(request),
@@ -260,10 +261,13 @@ def _number_formats(take_tf32: bool, device: Device) -> list[Check]:
     return [Check(name, "yes" if has else "no", has, False, meaning) for name, has, meaning in rows]
 
 
-def _flash_attention(asked: str, isolate: bool, device: Device, precision: str | None) -> Check:
+def _flash_attention(asked: str, model: str, isolate: bool, device: Device, precision: str | None) -> Check:
     found, needed = version_of("flash-attn"), asked == "flash_attention_2"
     products = precision or resolve_precision(None, device)
     taken, refusal = _ask(machine.attention_for, asked, device.supports_flash, products, isolate)
+    config, _ = _ask(_config_of, model)
+    if config and not refusal:
+        taken, refusal = _ask(loading.fitting_attention, config, asked, taken)
     ok = not refusal if needed else found is not None and device.supports_flash
     meaning = REFUSED if refusal else f"attention runs in {taken}"
     return Check("flash-attn", found or "not installed", ok, needed, meaning, refusal)
@@ -293,7 +297,13 @@ def _mamba_kernels(asked: str, deterministic: bool, model: str, device: str, pre
 
 
 def _mamba_sizes(model: str) -> Sizes | None:
-    return None if _is_unknown(model) else Sizes.of_config(loading.known_config(model))
+    config = _config_of(model)
+    return None if config is None else Sizes.of_config(config)
+
+
+def _config_of(model: str) -> PretrainedConfig | None:
+    """The model's configuration; None where the hub would have to be asked for it."""
+    return None if _is_unknown(model) else loading.known_config(model)
 
 
 def _is_unknown(model: str) -> bool:

@@ -163,7 +163,9 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--adam-beta2", "optimizer.beta2"),
         _flag("--lora-r", "lora.rank", default=config.DEFAULT_RANK),
         _flag("--lora-alpha", "lora.alpha", default=config.DEFAULT_ALPHA),
+        _flag("--rslora", "lora.rslora"),
         _flag("--lora-dropout", "lora.dropout"),
+        _flag("--lora-experts", "lora.experts"),
     ),
     "precision and speed": (
         _flag("--precision", "trainer.precision", str, "of the products; auto takes what the device does best", "auto",

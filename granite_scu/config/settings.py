@@ -114,7 +114,8 @@ class BaseConfig:
     Attributes:
         name: hub id, local folder, or ``tiny-granite-h`` for the embedded model.
         quantize_4bit: hold the linear layers in 4 bits (nf4, double quantisation), as QLoRA does.
-        attention: attention kernel; ``auto`` takes flash_attention_2 where it is installed.
+        attention: attention kernel; ``auto`` takes flash_attention_2 where it is installed, sdpa elsewhere, and eager for
+            models that have nothing else.
         kernels: of the Mamba-2 layers; ``auto`` takes compiled ones where installed and proven right, and PyTorch
             elsewhere; ``cuda`` insists on compiled ones; ``hub`` fetches, and insists on, the hub's.
         gradient_checkpointing: recompute activations in the backward pass: less memory, about 30 % slower; null does
@@ -125,7 +126,7 @@ class BaseConfig:
 
     name: str = "ibm-granite/granite-4.0-h-1b"
     quantize_4bit: bool = False
-    attention: Literal["sdpa", "eager", "flash_attention_2", "auto"] = "sdpa"
+    attention: Literal["sdpa", "eager", "flash_attention_2", "auto"] = "auto"
     kernels: Literal["auto", "torch", "cuda", "hub"] = "auto"
     gradient_checkpointing: bool | None = None
     compile: bool | None = None
@@ -134,12 +135,15 @@ class BaseConfig:
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """The adapter: delta W = (alpha / rank) B A on every targeted linear layer.
+    """The adapter: delta W = scale B A on every targeted matrix, with scale = alpha / rank.
 
     Attributes:
         rank: rank r of each update; null takes 16, or that of ``adapter``.
         alpha: numerator of the update's scale alpha / r; null takes 32, or that of ``adapter``.
+        rslora: rank-stabilised LoRA, whose scale is alpha / sqrt(r); of ``adapter`` its own holds.
         dropout: probability of dropping an input of the adapter.
+        experts: adapt the experts of a mixture too, each by matrices of its own; their adapters are several times as
+            large as all others together.
         targets: layer names to adapt; null adapts every linear layer of attention, Mamba and MLP, or the layers of
             ``adapter``.
         adapter: folder of a LoRA adapter to start from: rank, alpha and layers are its own, S measures how far training
@@ -148,7 +152,9 @@ class LoraConfig:
 
     rank: int | None = None
     alpha: float | None = None
+    rslora: bool = False
     dropout: float = 0.0
+    experts: bool = False
     targets: list[str] | None = None
     adapter: str | None = None
 
@@ -156,6 +162,15 @@ class LoraConfig:
         _require(_at_least(1), {"--lora-r": self.rank})
         _require(_POSITIVE, {"--lora-alpha": self.alpha})
         _check(0 <= self.dropout < 1, "--lora-dropout", self.dropout, "must be in [0, 1)")
+        without = "adapters of experts have no dropout; leave out one of --lora-dropout and --lora-experts"
+        _check(not (self.experts and self.dropout), "--lora-dropout", self.dropout, without)
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by, where there is no adapter that has its own: alpha / r, or alpha / sqrt(r)."""
+        lora = self.resolved()
+        assert lora.rank is not None and lora.alpha is not None
+        return lora.alpha / (math.sqrt(lora.rank) if self.rslora else lora.rank)
 
     def resolved(self) -> "LoraConfig":
         """With the rank and the alpha that nulls stand for where there is no adapter to take them from."""

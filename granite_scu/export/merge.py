@@ -28,8 +28,9 @@ from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.tokens import templates
 from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
-from granite_scu.model import adapter_files, loading, saved_adapter
+from granite_scu.model import loading, saved_adapter
 from granite_scu.model.adapters import linear_layers
+from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import nearest, replacing, require_writable
@@ -44,6 +45,9 @@ _WRITTEN = re.compile(
     r"|model.*\.safetensors|README\.md|\w+\.model|(merges|vocab)\.txt|chat_template\.jinja|additional_chat_templates"
 )
 """What a merge writes. Whatever else is in the folder is the user's."""
+
+_OLD_NAMES = {"gate_up_proj": "input_linear.weight", "down_proj": "output_linear.weight"}
+"""What the files of Granite's mixtures call the stacks of experts: transformers renames them as it loads."""
 
 SPARE = 64 * 2**20
 """Bytes of disk to be left over, for everything that is not weights."""
@@ -66,21 +70,25 @@ class Merger:
     def __init__(self, adapter: saved_adapter.SavedAdapter, base: BaseConfig, out: Path, in_fp32: bool = False) -> None:
         self.adapter, self.base, self.out, self.in_fp32 = adapter, base, out, in_fp32
         self.template = templates.saved_in(*adapter.tokenizer_places)
-        self.scales = adapter.scales(base.name)
+        self.updates = adapter.updates(base.name)
         self.source = loading.download(base.name)
         self.shards = shards_of(self.source, base.name)
         self.quantised = _quantised_layers(base.name) if base.quantize_4bit else set()
-        self.weight_names = {self._weight_of(layer): layer for layer in self.scales.keys() | self.quantised}
+        adapted = {layer: update.weight for layer, update in self.updates.items()}
+        weights = {layer: f"{layer}.weight" for layer in self.quantised} | adapted
+        self.weight_names = {self._stored(weight): layer for layer, weight in weights.items()}
         if getattr(loading.load_model_config(base.name), "quantization_config", None):
             raise UserError(f"{base.name}: its weights are quantised already, and merging would round the adapter away")
 
-    def _weight_of(self, layer: str) -> str:
-        """The name that a layer's weight has in the base's files, which may leave out or add the model's prefix."""
-        name = f"{layer}.weight"
+    def _stored(self, name: str) -> str:
+        """The name that a weight has in the base's files, which may leave out or add the model's prefix."""
         stored = {tensor for tensors in self.shards.values() for tensor in tensors}
-        for candidate in (name, name.removeprefix("model."), f"model.{name}"):
-            if candidate in stored:
-                return candidate
+        container, _, parameter = name.rpartition(".")
+        old = f"{container.removesuffix('.experts')}.{_OLD_NAMES[parameter]}" if parameter in _OLD_NAMES else name
+        for each in (name, old):
+            for candidate in (each, each.removeprefix("model."), f"model.{each}"):
+                if candidate in stored:
+                    return candidate
         raise UserError(
             f"{self.base.name}: its files hold no {name}; transformers makes it of others when it loads the model, so "
             "it cannot be merged into matrix by matrix"
@@ -178,10 +186,13 @@ class Merger:
         if layer is None:
             return weight.to(kept)
         seen = round_to_4_bits(weight, dtype) if layer in self.quantised else weight
-        if layer not in self.scales:
+        if layer not in self.updates:
             return seen.to(kept)
-        a, b = (factors.get_tensor(factor).float() for factor in adapter_files.factor_names(layer))
-        merged = (seen.float() + self.scales[layer] * (b @ a)).to(kept).contiguous()
+        update = self.updates[layer]
+        a, b = (factors.get_tensor(factor).float() for factor in update.factors)
+        if update.experts:
+            a, b = by_expert(a, b, update.experts)
+        merged = (seen.float() + update.scale * (b @ a)).to(kept).contiguous()
         if not bool(torch.isfinite(merged).all()):
             raise RunFailed(f"{self.adapter.label}: {name} merged is not finite; the adapter has diverged")
         return merged
@@ -191,7 +202,7 @@ class Merger:
             "base_model": model_card.public_name(self.base.name),
             "adapter": self.adapter.folder.resolve().name,
             "adapter_sha256": self.adapter.sha256,
-            "matrices": len(self.scales),
+            "matrices": sum(update.experts or 1 for update in self.updates.values()),
             "merged_into": "the base rounded to 4 bits (nf4) and back, as it was trained on"
             if self.quantised
             else "the base as it is",

@@ -25,7 +25,7 @@ _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
 def factor_names(layer: str) -> tuple[str, str]:
-    """The names of A, (rank, in), and B, (out, rank), in an adapter's file."""
+    """The names of A, (rank, in), and B, (out, rank), in an adapter's file; of a stack see ``LowRankUpdate``."""
     return f"base_model.model.{layer}.lora_A.weight", f"base_model.model.{layer}.lora_B.weight"
 
 
@@ -87,6 +87,7 @@ _SCHEMA: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lora_alpha": (_is_number, "must be a finite number"),
     "lora_dropout": (_is_number, "must be a finite number"),
     "target_modules": (lambda value: isinstance(value, str) or _are_names(value), "must be a list of layers' names"),
+    "target_parameters": (_are_names, "must be a list of parameters' names"),
     "exclude_modules": (_are_names, "must be a list of layers' names"),
     "rank_pattern": (lambda value: _is_table(value, _is_count), "must be ranks by layers' names"),
     "alpha_pattern": (lambda value: _is_table(value, _is_number), "must be numbers by layers' names"),
@@ -138,7 +139,9 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
     factors: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
-        if match is None or not _is_target(match["module"], config.get("target_modules")):
+        if match is None or not (
+            _is_target(match["module"], config.get("target_modules")) or _is_of_experts(match["module"], config)
+        ):
             raise ValueError(f"{WEIGHTS}: {name} is not a factor of a layer that {ADAPTER_CONFIG} names")
         values = factors.setdefault(match["module"], {})[match["factor"]] = _values(tensor)
         if not np.isfinite(values).all():
@@ -147,10 +150,13 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
         rank, shapes = _rank_of(module, config), {factor: list(values.shape) for factor, values in pair.items()}
         if missing := {"A", "B"} - set(pair):
             raise ValueError(f"{WEIGHTS}: {module} lacks lora_{missing.pop()}")
-        if [len(shape) for shape in shapes.values()] != [2, 2] or (shapes["A"][0], shapes["B"][1]) != (rank, rank):
+        stacked, flat = _is_of_experts(module, config), [len(shape) for shape in shapes.values()] == [2, 2]
+        ranks = {shapes["A"][0], shapes["B"][1]} if flat else set()
+        if not (len(ranks) == 1 and min(ranks) % rank == 0 if stacked else ranks == {rank}):
+            expected = f"[n {rank}, in] and [out, n {rank}] of n experts" if stacked else f"[{rank}, in] and [out, {rank}]"
             raise ValueError(
                 f"{WEIGHTS}: {module} has lora_A {shapes['A']} and lora_B {shapes['B']}; "
-                f"{ADAPTER_CONFIG} says rank {rank}, so [{rank}, in] and [out, {rank}]"
+                f"{ADAPTER_CONFIG} says rank {rank}, so {expected}"
             )
     if not any(pair["B"].any() for pair in factors.values()):
         raise ValueError(f"{WEIGHTS}: every lora_B is zero, so the adapter changes nothing; train first")
@@ -172,6 +178,13 @@ def _is_target(module: str, targets: str | Iterable[str] | None) -> bool:
     return isinstance(targets, str) or any(
         module == target or module.endswith(f".{target}") for target in targets or ()
     )
+
+
+def _is_of_experts(module: str, config: Mapping[str, Any]) -> bool:
+    """Whether a layer holds a stack of experts that the configuration names. Of several, PEFT puts each into the last
+    one as its ``base_layer``."""
+    layer = ".".join(part for part in module.split(".") if part != "base_layer")
+    return _is_target(layer, [name.rpartition(".")[0] for name in config.get("target_parameters") or ()])
 
 
 def _rank_of(module: str, config: Mapping[str, Any]) -> int:

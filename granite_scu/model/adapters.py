@@ -1,4 +1,4 @@
-"""LoRA adapters: where they go, and their factors as `information` wants them."""
+"""LoRA adapters: where they go, and their factors as `description_length` wants them."""
 
 import copy
 import difflib
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import LoraVariant
+from peft.tuners.lora.layer import LoraVariant, ParamWrapper
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, LoraConfig
+from granite_scu.model import experts
+from granite_scu.model.adapter_files import factor_names
 from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.loading import load_model
 
@@ -38,20 +40,30 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def shapes(model: nn.Module, config: LoraConfig) -> list[tuple[int, int, int]]:
-    """(out, in, rank) of each adapter that ``attach`` would make; target names are not checked."""
+    """(out, in, rank) of each matrix that ``attach`` would adapt; target names are not checked.
+
+    Raises:
+        UserError: experts are to be adapted, and there are none.
+    """
     rank = config.resolved().rank
-    return [
+    linear = [
         (layer.out_features, layer.in_features, rank)
         for name, layer in linear_layers(model).items()
         if config.targets is None or name.rsplit(".", 1)[-1] in config.targets
     ]
+    return linear + (expert_shapes(model, rank) if config.experts else [])
+
+
+def expert_shapes(model: nn.Module, rank: int) -> list[tuple[int, int, int]]:
+    """(out, in, rank) of each expert's matrix. Raises UserError where there are no experts."""
+    return [(*stack.shape[1:], rank) for stack in experts.require(model).values() for _ in range(len(stack))]
 
 
 def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
     """Put an adapter on each targeted layer of a frozen model: B = 0, A drawn from torch's generator.
 
     Raises:
-        UserError: a target name that no layer has.
+        UserError: a target name that no layer has, or experts that are not there.
     """
     available = sorted({name.rsplit(".", 1)[-1] for name in linear_layers(model)})
     targets = available if config.targets is None else config.targets
@@ -65,12 +77,19 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
     lora = peft.LoraConfig(
         r=config.resolved().rank,
         lora_alpha=config.resolved().alpha,
+        use_rslora=config.rslora,
         lora_dropout=config.dropout,
         target_modules=targets,
+        target_parameters=_named_in_a_layer(experts.require(model)) if config.experts else None,
         bias="none",
         task_type="CAUSAL_LM",
     )
-    return _in_one_product(peft.get_peft_model(model, lora, adapter_name=ADAPTER))
+    return _with_our_products(peft.get_peft_model(model, lora, adapter_name=ADAPTER))
+
+
+def _named_in_a_layer(stacks: Mapping[str, Any]) -> list[str]:
+    """The names of experts' stacks as PEFT looks for them in every layer, such as ``experts.down_proj``."""
+    return sorted({".".join(name.split(".")[-2:]) for name in stacks})
 
 
 def load_adapted(
@@ -108,6 +127,7 @@ def load_adapted(
             config.inference_mode = True
             model = model or peft.PeftModel(plain, config, adapter_name=key)
             found = model.load_adapter(folder, adapter_name=key, torch_device=str(device))
+            experts.install(model)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{label}: its adapter does not fit {base.name} ({reason})") from error
@@ -142,11 +162,11 @@ def attach_saved(model: nn.Module, folder: Path, config: peft.LoraConfig, dropou
         model: the base model; that the adapter fits it is known.
         folder: what PEFT has saved.
         config: the adapter's.
-        dropout: probability of dropping an input of the adapter from now on.
+        dropout: probability of dropping an input of the adapter from now on; an adapter of experts has none.
     """
     config = copy.copy(config)
     config.lora_dropout = dropout
-    return _in_one_product(peft.PeftModel.from_pretrained(model, folder, ADAPTER, is_trainable=True, config=config))
+    return _with_our_products(peft.PeftModel.from_pretrained(model, folder, ADAPTER, is_trainable=True, config=config))
 
 
 class _OneProduct(LoraVariant):
@@ -163,21 +183,40 @@ class _OneProduct(LoraVariant):
         return wide.view(result.shape)
 
 
-def _in_one_product(model: peft.PeftModel) -> peft.PeftModel:
+def _with_our_products(model: peft.PeftModel) -> peft.PeftModel:
+    experts.install(model)
     for module in model.modules():
-        if isinstance(module, LoraLayer) and ADAPTER not in module.lora_variant:
+        is_linear = isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper)
+        if is_linear and ADAPTER not in module.lora_variant:
             module.lora_variant[ADAPTER] = _OneProduct()
     return model
 
 
-def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
-    """The factors of every adapted layer, by the layer's name in the base model; they share the model's storage."""
-    updates = {}
+def _adapted(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
+    """The wrapped layers, each by the name that PEFT saves its factors under."""
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and ADAPTER in module.lora_A:
-            a, b = module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight
-            updates[name.removeprefix("base_model.model.")] = LowRankUpdate(a, b, module.scaling[ADAPTER])
+            yield name.removeprefix("base_model.model."), module
+
+
+def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
+    """The factors of every adapted layer, which share the model's storage.
+
+    Their keys are the layers' names in the base model; of a stack of experts, the parameter's.
+    """
+    updates = {}
+    for name, module in _adapted(model):
+        a, b, scale = module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight, module.scaling[ADAPTER]
+        if isinstance(module, ParamWrapper):
+            updates[experts.name_of(name, module)] = LowRankUpdate(a, b, scale, experts=module.num_experts)
+        else:
+            updates[name] = LowRankUpdate(a, b, scale)
     return updates
+
+
+def names_in_file(model: nn.Module) -> list[str]:
+    """The names of A and B of every adapted layer in an adapter's file, in the order of ``low_rank_updates``."""
+    return [factor for name, _ in _adapted(model) for factor in factor_names(name)]
 
 
 def leave_casting_to_autocast(model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 r"""What the adapter costs and what the data costs, in bits per token.
 
-For each adapted layer i with factors A_i (rank x in), B_i (out x rank) and scale s_i = alpha / rank,
-the update is Delta W_i = s_i B_i A_i, and under the prior N(0, sigma^2) on its entries, spread over N tokens,
+For each adapted layer i with factors A_i (rank x in), B_i (out x rank) and scale s_i = alpha / rank (alpha / sqrt(rank)
+of rank-stabilised LoRA), the update is Delta W_i = s_i B_i A_i, and under the prior N(0, sigma^2) on its entries, spread over N tokens,
 
     ParamNPT = sum_i |Delta W_i|^2 / (2 sigma^2 N)           nats per token
     ParamBPT = ParamNPT / ln 2        DataBPT = cross-entropy / ln 2
@@ -18,6 +18,9 @@ A run that starts from an adapter Delta W_0 = s B_0 A_0 is measured by what it a
     Delta W - Delta W_0 = s B' A',     B' = [B, B - B_0]     A' = [A - A_0; A_0]
 
 so that nothing large is subtracted from something large: where A = A_0 and B = B_0, it is zero to the last bit.
+
+The experts of a mixture lie in a stack of matrices, each with factors of its own. A stack counts as one layer: its
+|Delta W|^2 is the sum over its experts.
 """
 
 import math
@@ -42,17 +45,29 @@ class LowRankUpdate:
     """The factors of one layer's update: Delta W = scale * B A.
 
     Attributes:
-        a: (rank, in) down-projection.
-        b: (out, rank) up-projection.
-        scale: alpha / rank.
+        a: (rank, in) down-projection; of a stack (experts rank, in), expert by expert.
+        b: (out, rank) up-projection; of a stack (out, rank experts), rank by rank: both as PEFT has them.
+        scale: alpha / rank, or alpha / sqrt(rank).
         origin: (A_0, B_0) that training started from, of the same shapes and scale; None where that is zero. Where it
             is given, Delta W stands for s (B A - B_0 A_0) in all of this module.
+        experts: matrices in the stack that is adapted; 0 where it is a matrix and no stack.
     """
 
     a: Tensor
     b: Tensor
     scale: float
     origin: tuple[Tensor, Tensor] | None = None
+    experts: int = 0
+
+
+def by_expert(a: Tensor, b: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """The factors of a stack, (experts, rank, in) and (experts, out, rank): views of PEFT's two matrices."""
+    return a.unflatten(0, (experts, -1)), b.unflatten(1, (-1, experts)).permute(2, 0, 1)
+
+
+def _as_peft_has_them(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of ``by_expert``."""
+    return a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)
 
 
 @contextmanager
@@ -81,26 +96,33 @@ def squared_norms(updates: Sequence[LowRankUpdate], measure: Measure = "delta") 
             a, b = _difference(a, b, origin)
             # Never negative but for rounding, where A and B have moved and B A has not.
             batch = scale**2 * ((a @ a.mT) * (b.mT @ b)).sum((-2, -1)).clamp(min=0)
+        batch = batch.sum() if updates[layers[0]].experts else batch
         norms |= zip(layers, batch.view(-1).unbind(), strict=True)
     return torch.stack([norms[layer] for layer in range(len(updates))])
 
 
 def _alike(updates: Sequence[LowRankUpdate]) -> list[list[int]]:
     """The layers in batches for one product each: on a GPU those of equal shapes and scale, on a CPU every one alone.
+    A stack of experts is a batch already.
 
     The products are small. A GPU waits for each launch; a CPU takes longer over a batch of narrow matrices than over
     the matrices one by one.
     """
     batches: dict[Any, list[int]] = {}
     for layer, u in enumerate(updates):
-        key = layer if u.a.device.type == "cpu" else (u.a.shape, u.b.shape, u.scale, u.origin is None)
+        alone = u.experts or u.a.device.type == "cpu"
+        key = layer if alone else (u.a.shape, u.b.shape, u.scale, u.origin is None)
         batches.setdefault(key, []).append(layer)
     return list(batches.values())
 
 
 def _stacked(updates: Sequence[LowRankUpdate], layers: list[int]) -> tuple[Tensor, Tensor, float, Origin]:
-    """The factors of layers of a kind, (layers, rank, in) and (layers, out, rank), scale and origin; one alone 2-d."""
+    """The factors of layers of a kind, (layers, rank, in) and (layers, out, rank), scale and origin; one alone 2-d.
+    Of a stack of experts, (experts, rank, in) and (experts, out, rank)."""
     first = updates[layers[0]]
+    if first.experts:
+        origin = first.origin and by_expert(*first.origin, first.experts)
+        return *by_expert(first.a, first.b, first.experts), first.scale, origin
     if len(layers) == 1:
         return first.a, first.b, first.scale, first.origin
     a, b = (torch.stack(tensors) for tensors in zip(*((updates[i].a, updates[i].b) for i in layers), strict=True))
@@ -157,6 +179,8 @@ def penalty_gradient(
             weight = scale**2 * unit
             a_, b_ = _difference(a, b, origin)
             by_a, by_b = (weight * (b.mT @ b_)) @ a_, b_ @ (weight * (a_ @ a.mT))
+        if updates[layers[0]].experts:
+            by_a, by_b = _as_peft_has_them(by_a, by_b)
         pairs = [(by_a, by_b)] if len(layers) == 1 else zip(by_a.unbind(), by_b.unbind(), strict=True)
         gradients |= zip(layers, pairs, strict=True)
     return [gradients[layer] for layer in range(len(updates))]

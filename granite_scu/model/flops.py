@@ -18,7 +18,7 @@ class Size:
 
     Attributes:
         frozen: parameters of the base model.
-        adapted: (out, in, rank) of each adapted linear layer.
+        adapted: (out, in, rank) of each adapted matrix.
         trained: parameters of the adapters.
         flops_per_token: multiplications and additions of a training step for each token of a block.
     """
@@ -38,15 +38,27 @@ def measure(
         name: as ``--model``.
         lora: the adapters.
         block_size: tokens that attention spans.
-        adapted: (out, in, rank) of each adapted layer, where the adapters are there already.
+        adapted: (out, in, rank) of each adapted matrix, where the adapters are there already.
     """
     config = loading.load_model_config(name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shapes = adapters.shapes(model, lora) if adapted is None else list(adapted)
-    trained = sum(rank * (out + inner) for out, inner, rank in shapes)
-    flops = flops_per_token(weights_in_products(model), trained, mixing_products(config, block_size))
+    trained = _weights(shapes)
+    of_experts = _weights(adapters.expert_shapes(model, lora.resolved().rank)) if lora.experts else 0
+    met = trained - round((1 - _share_of_experts(config)) * of_experts)
+    flops = flops_per_token(weights_in_products(model), met, mixing_products(config, block_size))
     return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops)
+
+
+def _weights(adapted: Sequence[tuple[int, int, int]]) -> int:
+    return sum(rank * (out + inner) for out, inner, rank in adapted)
+
+
+def _share_of_experts(config: PretrainedConfig) -> float:
+    """Of a layer's experts, the share that a token is sent to; 0 without experts."""
+    experts = getattr(config, "num_local_experts", 0) or 0
+    return getattr(config, "num_experts_per_tok", 0) / experts if experts else 0.0
 
 
 def flops_per_token(frozen_weights: int, adapter_weights: int, mixing: float) -> float:
@@ -64,7 +76,7 @@ def flops_per_token(frozen_weights: int, adapter_weights: int, mixing: float) ->
 
     Args:
         frozen_weights: P, weights of the base in products, as ``weights_in_products`` counts.
-        adapter_weights: A, of all adapters.
+        adapter_weights: A, of all adapters that a token meets.
         mixing: M, products between activations for a token, as ``mixing_products`` counts.
 
     >>> flops_per_token(100, 10, 5)
@@ -77,7 +89,7 @@ def weights_in_products(model: nn.Module) -> int:
     """Weights that a token meets: of linear layers, convolutions and the head, and of the experts it is sent to."""
     config = model.config
     experts = getattr(config, "num_local_experts", 0) or 0
-    share = getattr(config, "num_experts_per_tok", 0) / experts if experts else 0.0
+    share = _share_of_experts(config)
     head = model.get_output_embeddings()
     count = head.weight.numel()  # a product also where it shares the embedding's weights
     for module in model.modules():
@@ -92,14 +104,18 @@ def weights_in_products(model: nn.Module) -> int:
 def mixing_products(config: PretrainedConfig, block_size: int) -> float:
     """Pairs of activations that are multiplied for a token, where tokens meet: attention and the Mamba-2 scan.
 
-    Attention: a token meets half of the block on average, in the scores and again in the sum of values. Scan: the
+    Attention: a token meets half of the block on average, or no more than its window, in the scores and again in the sum
+    of values. Scan: the
     recurrence h = a h + (dt x) Bᵀ, y = h C has two products with the state, heads x head dimension x state size each;
     what a chunked algorithm multiplies besides is its own affair.
     """
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     mamba = sum(kind in ("linear_attention", "mamba", "mamba2") for kind in kinds)
+    window = min(getattr(config, "sliding_window", None) or block_size, block_size)
+    met = {"sliding_attention": window - window**2 / (2 * block_size)}  # the first tokens of a block have less behind
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = 2 * config.num_attention_heads * width * block_size / 2
+    spans = sum(met.get(kind, block_size / 2) for kind in kinds) - mamba * block_size / 2
+    attention = 2 * config.num_attention_heads * width
     state = [getattr(config, f"mamba_{name}", 0) for name in ("n_heads", "d_head", "d_state")]
     scan = 2 * math.prod(state)
-    return (len(kinds) - mamba) * attention + mamba * scan
+    return spans * attention + mamba * scan

@@ -1,6 +1,6 @@
 """Where training starts from: an adapter that is there already, instead of a new one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import LoraConfig
 from granite_scu.control.diagnostics.ceiling import Matrix
 from granite_scu.model import adapter_files, saved_adapter
+from granite_scu.model.description_length import by_expert
 
 SHA256 = "--adapter (SHA-256)"
 """What a checkpoint names the adapter by that its run started from."""
@@ -34,7 +35,7 @@ class InitialAdapter:
 
     @property
     def shapes(self) -> list[tuple[int, int, int]]:
-        """(out, in, rank) of each adapted layer."""
+        """(out, in, rank) of each adapted matrix."""
         return [(m.out, m.inner, m.rank) for m in self.matrices]
 
     def mismatch(self, quantize_4bit: bool) -> str | None:
@@ -63,8 +64,9 @@ def open_start(path: str, base_name: str) -> InitialAdapter:
     saved_adapter.base_of(adapter, base_name)
     with adapter.open() as file:
         matrices = tuple(
-            _measured(*map(file.get_tensor, adapter_files.factor_names(layer)), scale)
-            for layer, scale in adapter.scales(base_name).items()
+            matrix
+            for update in adapter.updates(base_name).values()
+            for matrix in _measured(*map(file.get_tensor, update.factors), update)
         )
     if not all(m.a_norm < float("inf") and m.b_norm < float("inf") for m in matrices):
         raise UserError(f"--adapter {path}: its weights are not finite; take another")
@@ -91,8 +93,12 @@ def _name(path: str) -> str:
     return adapter_files.short_name(Path(path).expanduser().resolve())
 
 
-def _measured(a: Tensor, b: Tensor, scale: float) -> Matrix:
-    return Matrix(len(b), a.shape[1], len(a), float(a.float().norm()), float(b.float().norm()), scale)
+def _measured(a: Tensor, b: Tensor, update: saved_adapter.StoredUpdate) -> Iterator[Matrix]:
+    """The matrix of an update; of a stack, each expert's."""
+    pairs = zip(*by_expert(a, b, update.experts or 1), strict=True)
+    for a_, b_ in pairs:
+        norms = float(a_.float().norm()), float(b_.float().norm())
+        yield Matrix(len(b_), a_.shape[1], len(a_), *norms, update.scale)
 
 
 def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
@@ -104,7 +110,10 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     has = start.adapter.config
     targets = has.target_modules if isinstance(has.target_modules, str) else sorted(has.target_modules)
     asked = None if config.targets is None else sorted(config.targets)
+    on_experts, stabilised = bool(has.target_parameters), bool(has.use_rslora)
     for flag, wanted, found in (
+        ("--lora-experts", config.experts or None, on_experts),
+        ("--rslora", config.rslora or None, stabilised),
         ("--lora-r", config.rank, has.r),
         ("--lora-alpha", config.alpha, has.lora_alpha),
         ("lora.targets", asked, targets),
@@ -114,8 +123,14 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
                 f"{flag} {_describe(wanted)}: the adapter to start from, --adapter {start.adapter.folder}, has "
                 f"{_describe(found)}; leave {flag} out"
             )
+    if config.dropout and on_experts:
+        raise UserError(
+            f"--lora-dropout {config.dropout:g}: the adapter to start from, --adapter {start.adapter.folder}, is on "
+            "experts too, and adapters of experts have no dropout; leave --lora-dropout out"
+        )
     listed = [targets] if isinstance(targets, str) else targets
-    return replace(config, rank=has.r, alpha=float(has.lora_alpha), targets=listed)
+    own = {"rank": has.r, "alpha": float(has.lora_alpha), "rslora": stabilised, "experts": on_experts}
+    return replace(config, **own, targets=listed)
 
 
 def check_control(controller: str, actuator: str) -> None:

@@ -1,7 +1,9 @@
 """Find and load the frozen model and its tokenizer: embedded, from a folder, or from the hub."""
 
 import functools
+import importlib.metadata
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -11,7 +13,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
 from lightning_utilities.core.rank_zero import rank_zero_only
 from rich.console import Console
 from transformers import (
@@ -19,6 +26,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -32,14 +40,17 @@ from granite_scu.model.mamba2.proof import Sizes
 
 log = logging.getLogger(__name__)
 
-TESTED_TYPES = ("granite", "granitemoehybrid")
-"""Model types that are meant: Granite 3.x and 4.0 dense, Granite 4.0 hybrid. Others load with a warning."""
+TESTED_TYPES = ("granite", "granitemoe", "granitemoehybrid", "granite_swa", "granitemoe_swa")
+"""Model types that are tested: dense Granite 3.x and 4.x, Granite 3.x with experts, the hybrids of 4.0, and those with
+sliding windows that follow 4.2. Others load with a warning."""
 
 # Left in full precision under 4 bits, besides what is no linear layer (docs/qlora.md): the output head, tied to the
 # embedding, sets the loss directly.
 UNQUANTISED = ["lm_head"]
 
 CPU = torch.device("cpu")
+
+FLASH = "flash_attention_2"
 
 WEIGHT_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "32-true": torch.float32}
 """What the frozen weights are held in under each of Lightning's precisions."""
@@ -110,6 +121,30 @@ def known_config(name: str):
     return default_config() if name == BaseConfig.name else load_model_config(name)
 
 
+def fitting_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
+    """The attention implementation that a model runs in.
+
+    Args:
+        config: of the model.
+        asked: ``--attn``.
+        taken: what the machine makes of that for a model that has them all.
+
+    Raises:
+        UserError: the model lacks what was asked for.
+    """
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    flash = getattr(kind, "_compatible_flash_implementations", None) or [FLASH]  # what a class names is all it takes
+    lacking = {"sdpa": not getattr(kind, "_supports_sdpa", True), FLASH: FLASH not in flash}
+    if not lacking.get(taken):
+        return taken
+    instead = "eager" if lacking["sdpa"] else "sdpa"
+    if asked != "auto":
+        raise UserError(
+            f"--attn {asked}: transformers has no such attention for {config.model_type} models; use --attn {instead}"
+        )
+    return instead
+
+
 def load_model(
     config: BaseConfig, dtype: torch.dtype, attention: str = "sdpa", device: torch.device = CPU
 ) -> PreTrainedModel:
@@ -118,12 +153,14 @@ def load_model(
     Args:
         config: what to load and how.
         dtype: of the weights; of the products with 4-bit weights.
-        attention: transformers' attention implementation.
+        attention: what the machine makes of the attention that ``config`` asks for.
         device: where the model will run: 4-bit weights are made there, others come on the CPU, for the Trainer to move.
 
     Raises:
-        UserError: unknown model, 4 bits without bitsandbytes, or no compiled kernels where they are insisted on.
+        UserError: unknown model, attention that it lacks, 4 bits without bitsandbytes, or no compiled kernels where
+            they are insisted on.
     """
+    attention = fitting_attention(load_model_config(config.name), config.attention, attention)
     kwargs: dict = {"dtype": dtype, "attn_implementation": attention}
     if config.quantize_4bit:
         if find_spec("bitsandbytes") is None:
@@ -147,7 +184,7 @@ def load_model(
             if parameter.is_floating_point():  # packed weights are bytes
                 parameter.data = parameter.data.clone()
     if model.config.model_type not in TESTED_TYPES:
-        log.warning("%s is a %s model: only Granite is tested", config.name, model.config.model_type)
+        log.warning("%s is a %s model: not tested; tested are %s", config.name, model.config.model_type, ", ".join(TESTED_TYPES))
     for module in model.modules():
         # bitsandbytes on a CPU with AVX512-BF16 would repack the weights in place in the first evaluation, and
         # asserts there that a layer's outputs are a multiple of 32; those of Granite's Mamba in_proj are not.
@@ -196,17 +233,19 @@ def announce_kernels(model: torch.nn.Module) -> None:
 
 @contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
-    """Turns what transformers raises for a model it cannot find or reach into one line."""
+    """Turns what transformers raises for a model that it cannot find, reach or build into one line."""
     try:
         yield
     except UserError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise  # what to do about that, the run says
         raise UserError(f"--model {name}: cannot be loaded: {_why(name, error)}") from error
 
 
 def _why(name: str, error: BaseException) -> str:
-    """What an error of the hub's comes from, and what to do about it."""
+    """What an error comes from, and what to do about it. The hub is blamed where it was asked for something."""
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
@@ -215,14 +254,25 @@ def _why(name: str, error: BaseException) -> str:
     if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
         return "the hub has no model of that name, or it is private; check the spelling, or log in with: hf auth login"
     instead = f"give a local folder, or use the embedded {TINY_MODEL}"
-    if constants.HF_HUB_OFFLINE:
-        return f"it is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub; unset that, {instead}"
-    if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes):
+    if any(isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled) for cause in causes):
+        if constants.HF_HUB_OFFLINE:
+            return f"it is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub; unset that, {instead}"
         return (
             f"{constants.ENDPOINT} cannot be reached, and the model is not in the cache; check the network, {instead}"
         )
-    reason = str(error).strip().splitlines()[0]
-    return f"{reason}; check the name, {instead}"
+    reason = " ".join(str(error).split())
+    if "does not recognize this architecture" in reason:
+        kind = re.search(r"model type `([^`]+)`", reason)
+        return (
+            f"transformers {importlib.metadata.version('transformers')} does not know its type"
+            f"{f' {kind[1]}' if kind else ''}; a newer one may: pip install --upgrade transformers"
+        )
+    if "trust_remote_code" in reason:
+        return "it comes with code of its own, which is never run; take a model that transformers itself has"
+    if "AutoModelForCausalLM" in reason:
+        return "it is no causal language model; take one that continues text"
+    reason = reason[:200].rstrip(".")
+    return f"{reason or type(error).__name__}; its files are damaged, incomplete or not for transformers"
 
 
 @functools.cache

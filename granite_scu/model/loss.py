@@ -27,7 +27,10 @@ def chunk_on(device: str) -> int:
     return 512 if device == "cpu" else 2048
 
 
-CHUNKED_TYPES = ("granite", "granitemoe", "granitemoehybrid", "granitemoeshared")
+CHUNKED_TYPES = (
+    *("granite", "granite_swa"),
+    *("granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared"),
+)
 """Model types whose logits are known to be head(hidden) / logits_scaling."""
 
 

@@ -117,7 +117,8 @@ def of_default_model(
 
 
 def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
-    attention = "eager" if setting.base.attention == "eager" else "sdpa"  # flash-attn keeps what SDPA's kernels keep
+    # flash-attn keeps what SDPA's kernels keep
+    attention = loading.fitting_attention(config, "auto", "eager" if setting.base.attention == "eager" else "sdpa")
     config = copy.deepcopy(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=setting.dtype, attn_implementation=attention)
@@ -154,9 +155,9 @@ def _cut(model: nn.Module) -> tuple[list[Kind], Counter[Kind]]:
     between = {kind: index for index, kind in reversed(list(enumerate(kinds))) if 0 < index < last}
     chosen = sorted({0, last} | set((between | {kinds[last]: last}).values()))
     left_out = Counter(kind for index, kind in enumerate(kinds) if index not in chosen)
-    types = getattr(model.config, "layer_types", None)
-    if types:
-        model.config.layer_types = [types[index] for index in chosen]
+    for each in ("layer_types", "layer_rope_theta"):
+        if of_layers := getattr(model.config, each, None):
+            setattr(model.config, each, [of_layers[index] for index in chosen])
     model.config.num_hidden_layers = len(chosen)
     keep = [layers[index] for index in chosen]
     del layers[:]

@@ -12,26 +12,44 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, from_record, is_local
-from granite_scu.model import loading
+from granite_scu.model import experts, loading
 from granite_scu.model.adapter_files import check_config, factor_names, modules_of, require_files, run_of
 from granite_scu.model.adapters import ADAPTER, linear_layers
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, read_json
 
 _HARMLESS = {
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("base_model_name_or_path", "revision", "task_type", "peft_type", "peft_version", "auto_mapping"),
     *("inference_mode", "init_lora_weights"),
 }
-"""Settings of PEFT that leave an adapter a sum of products B A on linear layers, whatever they say."""
+"""Settings of PEFT that leave an adapter a sum of products B A on linear layers and experts, whatever they say."""
 
 _FRESH = (True, False, "gaussian", "orthogonal", "eva")
 """Initialisations that leave the base model as it is. PiSSA, OLoRA, CorDA and LoftQ change it."""
+
+
+@dataclass(frozen=True)
+class StoredUpdate:
+    """The update of one layer in an adapter's file.
+
+    Attributes:
+        weight: full name of the parameter that it is added to, in the base model.
+        factors: names of A and B in the file.
+        scale: alpha / rank, or alpha / sqrt(rank) of rank-stabilised adapters.
+        experts: as of ``LowRankUpdate``.
+    """
+
+    weight: str
+    factors: tuple[str, str]
+    scale: float
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,40 +89,45 @@ class SavedAdapter:
         """Lightning's name of the precision that it was trained in; None where that is not known."""
         return self.training.get("machine", {}).get("precision")
 
-    def scales(self, base_name: str) -> dict[str, float]:
+    def updates(self, base_name: str) -> dict[str, StoredUpdate]:
         """The layers of the base that the adapter is on, proved to fit without loading the base.
 
         PEFT itself is asked, on a model without memory: it resolves patterns of names, ranks and scales.
 
         Returns:
-            scale of each layer's update, Delta W = scale B A: alpha / rank, or alpha / sqrt(rank) of rank-stabilised
-            adapters.
+            the updates, by the names that ``low_rank_updates`` has.
 
         Raises:
-            UserError: the adapter is for another base, or sits on something other than a linear layer.
+            UserError: the adapter is for another base, or sits on something other than a linear layer or experts.
         """
         stored = self._shapes()
         config = copy.copy(self.config)
-        if isinstance(config.target_modules, str):  # a pattern, which could take for ever; the file has the names
-            config.target_modules = set(modules_of(stored))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(loading.load_model_config(base_name))
-        allowed = set(linear_layers(model))
+        allowed = {*linear_layers(model), *experts.stacks(model)}
+        if isinstance(config.target_modules, str):  # a pattern, which could take for ever; the file has the names
+            of_experts = {name.rpartition(".")[0] for name in experts.stacks(model)}
+            named = modules_of(stored)
+            config.target_modules = {name for name in named if not name.startswith(tuple(of_experts))}
         try:
             peft.inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=True)
         except ValueError as error:
             raise self._misfit(base_name, "none of its layers has the names that the adapter wants") from error
         found, expected = {}, {}
-        for name, module in model.named_modules():
+        for path, module in model.named_modules():
             if not isinstance(module, LoraLayer):
                 continue
+            stacked = isinstance(module, ParamWrapper)
+            name = experts.name_of(path, module) if stacked else path
             if name not in allowed:
                 raise UserError(
-                    f"{self.label}: adapts {name}, and only linear layers other than the output head are supported"
+                    f"{self.label}: adapts {name}, and only experts and linear layers other than the output head are "
+                    "supported"
                 )
-            for factor, linear in zip(factor_names(name), (module.lora_A, module.lora_B), strict=True):
+            for factor, linear in zip(factor_names(path), (module.lora_A, module.lora_B), strict=True):
                 expected[factor] = tuple(linear[ADAPTER].weight.shape)
-            found[name] = float(module.scaling[ADAPTER])
+            weight, count = (name, module.num_experts) if stacked else (f"{name}.weight", 0)
+            found[name] = StoredUpdate(weight, factor_names(path), float(module.scaling[ADAPTER]), count)
         for name in sorted(expected.keys() | stored.keys()):
             if expected.get(name) != stored.get(name):
                 wants, has = (_describe(shapes.get(name)) for shapes in (expected, stored))

@@ -20,7 +20,6 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
-from granite_scu.model.adapter_files import factor_names
 from granite_scu.model.compilation import compile_decoder
 from granite_scu.model.description_length import (
     LN2,
@@ -188,7 +187,7 @@ class GraniteModule(L.LightningModule):
 
     def load_adapter(self, weights: Mapping[str, Tensor]) -> None:
         """Give the factors the values of an adapter's file, by the names that it has them by."""
-        self._put([weights[name] for layer in self.updates for name in factor_names(layer)])
+        self._put([weights[name] for name in adapters.names_in_file(self.model)])
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
+from transformers import PretrainedConfig
 
 from granite_scu import control, hardware
 from granite_scu.config.errors import UserError
@@ -103,7 +104,9 @@ def prepare(
     start = _open_start(request, resume)
     if start:
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
-    _check_block_size(request.base.name, request.data.block_size)
+    config = loading.known_config(request.base.name)
+    _check_block_size(config, request)
+    machine = _with_attention_of(config, machine, request.base.attention)
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
     if request.run.auto_batch_size:
@@ -119,11 +122,11 @@ def prepare(
 
     # What the model has to compute, and how far its adapters can move.
     size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
-    lora, prior = request.lora.resolved(), (request.prior.sigma, length.n_tokens)
+    prior = (request.prior.sigma, length.n_tokens)
     if start:
         growth = ceiling.growth_from(start.matrices, *prior)
     else:
-        growth = ceiling.growth([(out, rank) for out, _, rank in size.adapted], lora.alpha / lora.rank, *prior)
+        growth = ceiling.growth([(out, rank) for out, _, rank in size.adapted], request.lora.scale, *prior)
 
     # The law of lambda.
     check_length(request.control, request.run, request.data.stream, length.steps)
@@ -237,10 +240,20 @@ def _open_start(request: Request, resume: Resume | None) -> initial_adapter.Init
     return initial_adapter.open_start(path, base)
 
 
-def _check_block_size(name: str, size: int) -> None:
-    width = getattr(loading.load_model_config(name), "mamba_d_conv", 0)
+def _check_block_size(config: PretrainedConfig, request: Request) -> None:
+    width, size = getattr(config, "mamba_d_conv", 0), request.data.block_size
     if size < width:
-        raise UserError(f"--block-size {size}: shorter than the {width} tokens that a convolution of {name} spans")
+        raise UserError(
+            f"--block-size {size}: shorter than the {width} tokens that a convolution of {request.base.name} spans"
+        )
+
+
+def _with_attention_of(config: PretrainedConfig, machine: machines.Machine, asked: str) -> machines.Machine:
+    """The machine, its attention one that the model has; says so where that is not the usual one."""
+    attention = loading.fitting_attention(config, asked, machine.attention)
+    if attention != machine.attention:
+        log.info("--attn auto: %s, as %s models have no %s", attention, config.model_type, machine.attention)
+    return replace(machine, attention=attention)
 
 
 def _assemble(

@@ -152,8 +152,8 @@ def test_gone_on_from_it_starts_where_it_ended_and_measures_the_way_from_there(r
     assert record["start"] == {"adapter": "mine", "sha256": saved_adapter.find(run).sha256}
     assert (record["lora"]["rank"], record["lora"]["alpha"]) == (16, 32.0)
     assert (
-        saved_adapter.find(folder).scales("tiny-granite-h").keys()
-        == saved_adapter.find(run).scales("tiny-granite-h").keys()
+        saved_adapter.find(folder).updates("tiny-granite-h").keys()
+        == saved_adapter.find(run).updates("tiny-granite-h").keys()
     )
 
 

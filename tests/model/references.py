@@ -1,15 +1,42 @@
 """What the model's parts are tested against: the Mamba-2 recurrence, a token at a time, and small models."""
 
 import torch
-from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "initializer_range": 0.2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
-def granite():
+SCALINGS = {
+    "logits_scaling": 3.0, "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "attention_multiplier": 0.3,
+}  # fmt: skip
+"""What Granite multiplies and divides by; each differs from 1, which would hide that it is left out."""
+
+OF_TYPE = {
+    "granite": {},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "granite_swa": {},
+    "granitemoe_swa": {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24},
+}
+"""The types of Granite without Mamba-2 layers: dense (3.x, 4.0, 4.1, 4.2), with experts, and with sliding windows."""
+
+WINDOWS = {
+    "sliding_window": 5,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "layer_rope_theta": [10_000.0, 0.0, 500_000.0, 10_000.0],  # 0: a layer without positions
+}
+
+
+def granite(kind: str = "granite", **changed):
+    """A Granite with random weights, of four layers where some have a window and of one elsewhere."""
     torch.manual_seed(0)
-    return GraniteForCausalLM(GraniteConfig(**SIZES, **HEADS, logits_scaling=3.0))
+    windows = WINDOWS | {"num_hidden_layers": 4} if kind.endswith("swa") else {}
+    config = AutoConfig.for_model(kind, **SIZES | HEADS | SCALINGS | OF_TYPE[kind] | windows | changed)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):  # 0 at first
+            torch.nn.init.normal_(parameter)
+    return model
 
 
 def llama():

@@ -69,7 +69,7 @@ def test_a_pattern_of_names_is_never_matched(adapter):
     """It could take for ever; the file itself has the names."""
     found, start = saved_adapter.find(adapter(target_modules=SLOW)), time.monotonic()
     with pytest.raises(UserError, match="does not fit"):
-        found.scales("tiny-granite-h")
+        found.updates("tiny-granite-h")
     assert time.monotonic() - start < 30
 
 

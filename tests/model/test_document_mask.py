@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GraniteConfig
+from references import granite
 
 from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.model import loading
@@ -16,21 +16,23 @@ from granite_scu.model.mamba2.tiling import describing
 LENGTHS = [[9, 1, 22, 8], [40], [3, 37]]
 
 
-def dense() -> torch.nn.Module:
+def dense(kind: str = "granite") -> torch.nn.Module:
     """A Granite with rotary positions and no Mamba layer."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = GraniteConfig(**sizes, **heads, initializer_range=0.3, logits_scaling=4.0, attention_multiplier=0.3)
-    return AutoModelForCausalLM.from_config(config)
+    return granite(kind, num_hidden_layers=4, initializer_range=0.3)
 
 
-@pytest.fixture(params=["hybrid sdpa cpu", "hybrid sdpa cuda", "hybrid eager cpu", "dense sdpa cpu", "dense eager cpu"])
+KINDS = [
+    *("hybrid sdpa cpu", "hybrid sdpa cuda", "hybrid eager cpu", "granite sdpa cpu", "granite eager cpu"),
+    *("granitemoe sdpa cpu", "granite_swa eager cpu", "granitemoe_swa eager cpu"),
+]
+
+
+@pytest.fixture(params=KINDS)
 def model(request, small_granite):
     kind, attention, device = request.param.split()
     if device != "cpu":
         request.getfixturevalue("as_on_cuda")
-    found = loading.load_model(BaseConfig(small_granite), torch.float32) if kind == "hybrid" else dense()
+    found = loading.load_model(BaseConfig(small_granite), torch.float32) if kind == "hybrid" else dense(kind)
     found.set_attn_implementation(attention)
     return found.requires_grad_(True).train()
 

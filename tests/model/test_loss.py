@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from references import granite, llama
+from references import OF_TYPE, granite, llama
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,9 +35,13 @@ def gradients(model, value):
     return torch.autograd.grad(value, parameters, allow_unused=True)
 
 
-@pytest.mark.parametrize("build", [granite, llama, None], ids=["granite", "llama", "embedded"])
+@pytest.mark.parametrize("build", [*OF_TYPE, "llama", "embedded"])
 def test_nats_and_gradient_are_those_of_the_models_own_logits(build, batch, request):
-    model = build() if build else request.getfixturevalue("model").requires_grad_(True)
+    if build == "embedded":
+        model = request.getfixturevalue("model").requires_grad_(True)
+    else:
+        model = llama() if build == "llama" else granite(build)
+        assert (model.config.model_type in loss.CHUNKED_TYPES) == (build != "llama")
     found, expected = summed_nats(model, *batch), plain_nats(model, *batch)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
