@@ -114,8 +114,8 @@ class BaseConfig:
     Attributes:
         name: hub id, local folder, or ``tiny-granite-h`` for the embedded model.
         quantize_4bit: hold the linear layers in 4 bits (nf4, double quantisation), as QLoRA does.
-        attention: attention kernel; ``auto`` takes flash_attention_2 where it is installed, sdpa elsewhere, and eager for
-            models that have nothing else.
+        attention: attention kernel; ``auto`` takes flash_attention_2 where it is installed, sdpa elsewhere, and eager
+            for models that have nothing else.
         kernels: of the Mamba-2 layers; ``auto`` takes compiled ones where installed and proven right, and PyTorch
             elsewhere; ``cuda`` insists on compiled ones; ``hub`` fetches, and insists on, the hub's.
         gradient_checkpointing: recompute activations in the backward pass: less memory, about 30 % slower; null does

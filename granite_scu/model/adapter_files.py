@@ -153,7 +153,9 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
         stacked, flat = _is_of_experts(module, config), [len(shape) for shape in shapes.values()] == [2, 2]
         ranks = {shapes["A"][0], shapes["B"][1]} if flat else set()
         if not (len(ranks) == 1 and min(ranks) % rank == 0 if stacked else ranks == {rank}):
-            expected = f"[n {rank}, in] and [out, n {rank}] of n experts" if stacked else f"[{rank}, in] and [out, {rank}]"
+            expected = (
+                f"[n {rank}, in] and [out, n {rank}] of n experts" if stacked else f"[{rank}, in] and [out, {rank}]"
+            )
             raise ValueError(
                 f"{WEIGHTS}: {module} has lora_A {shapes['A']} and lora_B {shapes['B']}; "
                 f"{ADAPTER_CONFIG} says rank {rank}, so {expected}"

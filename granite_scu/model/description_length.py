@@ -1,7 +1,8 @@
 r"""What the adapter costs and what the data costs, in bits per token.
 
-For each adapted layer i with factors A_i (rank x in), B_i (out x rank) and scale s_i = alpha / rank (alpha / sqrt(rank)
-of rank-stabilised LoRA), the update is Delta W_i = s_i B_i A_i, and under the prior N(0, sigma^2) on its entries, spread over N tokens,
+For each adapted layer i with factors A_i (rank x in), B_i (out x rank) and scale s_i = alpha / rank (rank-stabilised:
+alpha / sqrt(rank)), the update is Delta W_i = s_i B_i A_i, and under the prior N(0, sigma^2) on its entries, spread
+over N tokens,
 
     ParamNPT = sum_i |Delta W_i|^2 / (2 sigma^2 N)           nats per token
     ParamBPT = ParamNPT / ln 2        DataBPT = cross-entropy / ln 2
@@ -62,7 +63,7 @@ class LowRankUpdate:
 
 def by_expert(a: Tensor, b: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """The factors of a stack, (experts, rank, in) and (experts, out, rank): views of PEFT's two matrices."""
-    return a.unflatten(0, (experts, -1)), b.unflatten(1, (-1, experts)).permute(2, 0, 1)
+    return a.reshape(experts, -1, a.shape[1]), b.reshape(len(b), -1, experts).permute(2, 0, 1)
 
 
 def _as_peft_has_them(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ no adapter is switched on, it is transformers' own.
 
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from peft.tuners.lora.layer import ParamWrapper
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from granite_scu.config.errors import UserError
-from granite_scu.model.description_length import by_expert
 
 PARAMETERS = ("gate_up_proj", "down_proj")
 """The stacks of a layer's experts, (experts, out, in) each."""
@@ -130,11 +130,37 @@ def _grouped(expert: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _low_rank(x: Tensor, wrapper: ParamWrapper, adapter: str, dtype: torch.dtype, ends: Tensor) -> Tensor:
-    a, b = by_expert(wrapper.lora_A[adapter].weight, wrapper.lora_B[adapter].weight, wrapper.num_experts)
-    missing = -a.shape[1] % ALIGNED
-    a = F.pad(a * wrapper.scaling[adapter], (0, 0, 0, missing)).to(dtype)
-    b = F.pad(b, (0, missing)).to(dtype).contiguous()
+    a = (wrapper.lora_A[adapter].weight * wrapper.scaling[adapter]).unflatten(0, (wrapper.num_experts, -1))
+    a = F.pad(a, (0, 0, 0, -a.shape[1] % ALIGNED)).to(dtype)
+    b = aligned_b(wrapper.lora_B[adapter].weight, wrapper.num_experts, a.shape[1], dtype)
     return _product(_product(x, a, ends), b, ends)
+
+
+# An operation of its own: within a compiled layer Inductor would leave the result as it lies in PEFT's matrix, which
+# the grouped product refuses.
+@torch.library.custom_op("granite_scu::aligned_b", mutates_args=())
+def aligned_b(b: Tensor, experts: int, width: int, dtype: torch.dtype) -> Tensor:
+    """B of each expert, (experts, out, width), from (out, rank experts); zeros fill the rank up to ``width``."""
+    found = b.new_zeros(experts, len(b), width, dtype=dtype)
+    found[..., : b.shape[1] // experts] = b.unflatten(1, (-1, experts)).permute(2, 0, 1)
+    return found
+
+
+@aligned_b.register_fake
+def _(b: Tensor, experts: int, width: int, dtype: torch.dtype) -> Tensor:
+    return b.new_empty(experts, len(b), width, dtype=dtype)
+
+
+def _remember_shape(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    b, experts, *_ = inputs
+    ctx.rank, ctx.dtype = b.shape[1] // experts, b.dtype
+
+
+def _backward_of_aligned_b(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return gradient[..., : ctx.rank].permute(1, 2, 0).flatten(1).to(ctx.dtype), None, None, None
+
+
+aligned_b.register_autograd(_backward_of_aligned_b, setup_context=_remember_shape)
 
 
 def _product(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from granite_scu.config.settings import LoraConfig
 from granite_scu.model import adapters, loading
 
+RECURRENT = ("linear_attention", "mamba", "mamba2")
+"""What configurations call layers that are no attention."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -104,17 +107,16 @@ def weights_in_products(model: nn.Module) -> int:
 def mixing_products(config: PretrainedConfig, block_size: int) -> float:
     """Pairs of activations that are multiplied for a token, where tokens meet: attention and the Mamba-2 scan.
 
-    Attention: a token meets half of the block on average, or no more than its window, in the scores and again in the sum
-    of values. Scan: the
-    recurrence h = a h + (dt x) Bᵀ, y = h C has two products with the state, heads x head dimension x state size each;
-    what a chunked algorithm multiplies besides is its own affair.
+    Attention: a token meets half of the block on average, or no more than its window, in the scores and again in the
+    sum of values. Scan: the recurrence h = a h + (dt x) Bᵀ, y = h C has two products with the state, heads x head
+    dimension x state size each; what a chunked algorithm multiplies besides is its own affair.
     """
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    mamba = sum(kind in ("linear_attention", "mamba", "mamba2") for kind in kinds)
+    mamba = sum(kind in RECURRENT for kind in kinds)
     window = min(getattr(config, "sliding_window", None) or block_size, block_size)
     met = {"sliding_attention": window - window**2 / (2 * block_size)}  # the first tokens of a block have less behind
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    spans = sum(met.get(kind, block_size / 2) for kind in kinds) - mamba * block_size / 2
+    spans = sum(met.get(kind, block_size / 2) for kind in kinds if kind not in RECURRENT)
     attention = 2 * config.num_attention_heads * width
     state = [getattr(config, f"mamba_{name}", 0) for name in ("n_heads", "d_head", "d_state")]
     scan = 2 * math.prod(state)

@@ -184,7 +184,9 @@ def load_model(
             if parameter.is_floating_point():  # packed weights are bytes
                 parameter.data = parameter.data.clone()
     if model.config.model_type not in TESTED_TYPES:
-        log.warning("%s is a %s model: not tested; tested are %s", config.name, model.config.model_type, ", ".join(TESTED_TYPES))
+        log.warning(
+            "%s is a %s model: not tested; tested are %s", config.name, model.config.model_type, ", ".join(TESTED_TYPES)
+        )
     for module in model.modules():
         # bitsandbytes on a CPU with AVX512-BF16 would repack the weights in place in the first evaluation, and
         # asserts there that a layer's outputs are a multiple of 32; those of Granite's Mamba in_proj are not.

@@ -47,13 +47,15 @@ FLAGS = [
     ("--adam-beta2", "optimizer.beta2", "0.95", 0.95),
     ("--lora-r", "lora.rank", "4", 4),
     ("--lora-alpha", "lora.alpha", "12", 12.0),
+    ("--rslora", "lora.rslora", None, True),
     ("--lora-dropout", "lora.dropout", "0.1", 0.1),
+    ("--lora-experts", "lora.experts", None, True),
     ("--precision", "trainer.precision", "bf16", "bf16-mixed"),
     ("--4bit-quantization", "base.quantize_4bit", None, True),
     ("--torch-compile", "base.compile", None, True),
     ("--compile-mode", "base.compile_mode", "max-autotune", "max-autotune"),
     ("--gradient-checkpointing", "base.gradient_checkpointing", None, True),
-    ("--attn", "base.attention", "auto", "auto"),
+    ("--attn", "base.attention", "eager", "eager"),
     ("--kernels", "base.kernels", "torch", "torch"),
     ("--memory-fraction", "run.memory_fraction", "0.5", 0.5),
     ("--tf32", "run.tf32", None, True),
@@ -131,7 +133,7 @@ PROMISED = {
     "--precision": "auto",
     "--torch-compile": "auto",
     "--gradient-checkpointing": "auto",
-    "--attn": "sdpa",
+    "--attn": "auto",
     "--kernels": "auto",
     "--memory-fraction": "what is needed",
     "--accelerator": "auto",
@@ -206,11 +208,16 @@ def test_hyphens_and_underscores_mean_the_same():
         assert arguments(*given(underscored, value)) == found
 
 
+TOGETHER = [flag for flag in FLAGS if flag[0] != "--lora-experts"]
+"""Flags that may all be given at once; adapters of experts have no dropout."""
+
+
 def test_every_flag_lands_on_its_key():
-    argv = [word for name, _, value, _ in FLAGS for word in given(name, value)]
+    argv = [word for name, _, value, _ in TOGETHER for word in given(name, value)]
     request = resolved(*argv)
-    found = {name: value_of(request, key) for name, key, _, _ in FLAGS}
-    assert found == {name: expected for name, _, _, expected in FLAGS}
+    found = {name: value_of(request, key) for name, key, _, _ in TOGETHER}
+    assert found == {name: expected for name, _, _, expected in TOGETHER}
+    assert resolved("--lora-experts").lora.experts
 
 
 def test_switches_can_be_switched_off(tmp_path):
@@ -325,9 +332,9 @@ def test_a_test_run_only_changes_defaults():
     assert request.base.name == "tiny-granite-h"
     assert request.data.path == "stdlib-docs"
     assert request.trainer["accelerator"] == "cpu"
-    argv = [word for name, _, value, _ in FLAGS for word in given(name, value)]
+    argv = [word for name, _, value, _ in TOGETHER for word in given(name, value)]
     request = resolved("--test-run", *argv)
-    assert all(value_of(request, key) == expected for _, key, _, expected in FLAGS)
+    assert all(value_of(request, key) == expected for _, key, _, expected in TOGETHER)
 
 
 def test_a_test_run_ticks_at_least_forty_times():

@@ -55,6 +55,13 @@ def test_only_the_adapters_are_trained_and_they_start_at_no_change(model):
     assert all(u.a.any() and u.a.shape[0] == u.b.shape[1] == 4 and u.scale == 1.5 for u in updates.values())
 
 
+def test_rank_stabilised_the_scale_has_the_root_of_the_rank(model):
+    config = LoraConfig(rank=4, alpha=6.0, rslora=True, targets=["q_proj"])
+    updates = low_rank_updates(attach(model, config))
+    assert {u.scale for u in updates.values()} == {3.0} == {config.scale}
+    assert LoraConfig(rank=4, alpha=6.0).scale == 1.5
+
+
 def test_targets_choose_the_layers(model):
     updates = low_rank_updates(attach(model, LoraConfig(targets=["out_proj", "q_proj"])))
     assert set(updates) == {name for name in names_of(model) if name.endswith(("out_proj", "q_proj"))}

@@ -56,7 +56,9 @@ def stacked(updates):
 def test_every_stack_of_experts_gets_an_adapter_under_its_own_name(adapted):
     names = {f"model.layers.{i}.block_sparse_moe.experts.{p}" for i in (0, 1) for p in ("gate_up_proj", "down_proj")}
     found = stacked(low_rank_updates(adapted))
-    assert set(found) == names == set(experts.stacks(loading.load_model(BaseConfig(adapted.name_or_path), torch.float32)))
+    assert (
+        set(found) == names == set(experts.stacks(loading.load_model(BaseConfig(adapted.name_or_path), torch.float32)))
+    )
     assert {(u.experts, *u.a.shape, *u.b.shape) for u in found.values()} == {(6, 18, 24, 32, 18), (6, 18, 16, 24, 18)}
     assert all(u.a.dtype == u.b.dtype == torch.float32 for u in found.values())
 
@@ -153,7 +155,7 @@ def test_a_model_without_experts_is_refused_before_its_weights_are_read(small_gr
 
 
 def test_dropout_is_refused_with_experts():
-    with pytest.raises(UserError, match="--lora-dropout 0.1: adapters of experts have no dropout"):
+    with pytest.raises(UserError, match=r"--lora-dropout 0\.1: adapters of experts have no dropout"):
         LoraConfig(experts=True, dropout=0.1)
 
 

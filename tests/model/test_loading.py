@@ -1,6 +1,7 @@
 import gc
 import http.server
 import importlib.util
+import json
 import logging
 import threading
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
+from references import granite, llama
 from torch.nn import functional as F
+from transformers import GraniteConfig
 from transformers.utils import logging as transformers_logging
 
 from granite_scu.config.errors import UserError
@@ -154,14 +157,59 @@ def test_a_hub_that_cannot_be_reached_is_named(hub):
     assert "cannot be reached, and the model is not in the cache" in refusal(loading.load_tokenizer, "any/model")
 
 
-def test_a_damaged_model_is_refused_in_one_line(tmp_path):
-    (tmp_path / "config.json").write_text("{")
-    assert "cannot be loaded" in refusal(load_fp32, str(tmp_path))
+def without_weights(folder):
+    (folder / "config.json").write_text(GraniteConfig(num_hidden_layers=1).to_json_string())
+
+
+def with_a_matrix_of_another_size(folder):
+    granite().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        ("{", "not a valid JSON file"),
+        ('{"model_type": "granite5"}', "does not know its type granite5; a newer one may: pip install --upgrade"),
+        ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}', "code of its own, which is never run"),
+        ('{"model_type": "vit"}', "no causal language model"),
+        (without_weights, "no file named model.safetensors"),
+        (with_a_matrix_of_another_size, "mismatch"),
+    ],
+    ids=["damaged", "too new", "code", "images", "no weights", "sizes"],
+)
+def test_a_folder_that_cannot_be_loaded_says_why_and_blames_no_network(contents, why, is_offline, tmp_path, request):
+    if is_offline:
+        request.getfixturevalue("offline")
+    contents(tmp_path) if callable(contents) else (tmp_path / "config.json").write_text(contents)
+    message = refusal(load_fp32, str(tmp_path))
+    assert why in message
+    assert not any(word in message for word in ("network", "HF_HUB_OFFLINE", "check the name", "huggingface.co"))
 
 
 def test_the_attention_asked_for_is_taken():
     model = loading.load_model(BaseConfig(TINY_MODEL), torch.float32, attention="eager")
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("kind", ["granite_swa", "granitemoe_swa"])
+def test_a_model_without_sdpa_is_loaded_with_the_attention_that_it_has(kind, tmp_path, caplog):
+    granite(kind).save_pretrained(tmp_path)
+    assert load_fp32(str(tmp_path)).config._attn_implementation == "eager"
+    assert "not tested" not in caplog.text
+    for asked in ("sdpa", "flash_attention_2"):
+        with pytest.raises(
+            UserError, match=f"--attn {asked}: .* no such attention for {kind} models; use --attn eager"
+        ):
+            loading.load_model(BaseConfig(str(tmp_path), attention=asked), torch.float32, asked)
+
+
+def test_a_type_that_is_not_tested_is_warned_of(tmp_path, caplog):
+    llama().save_pretrained(tmp_path)
+    load_fp32(str(tmp_path))
+    assert "is a llama model: not tested" in caplog.text
 
 
 def test_four_bits_without_bitsandbytes_are_refused(monkeypatch):

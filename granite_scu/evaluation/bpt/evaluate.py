@@ -72,7 +72,11 @@ def evaluate(
         corpora.append(replace(corpus, windows=cut(corpus.lengths, length, stride), excluded=text.excluded))
     here.claim(None)
     attention = options.attn
-    wanted = [(BaseConfig(base, quantize, attention), [(BASE, None), *((s.name, s.given) for s in adapters)])] if base else []
+    wanted = (
+        [(BaseConfig(base, quantize, attention), [(BASE, None), *((s.name, s.given) for s in adapters)])]
+        if base
+        else []
+    )
     # A model that a QLoRA adapter was merged into is whole without 4 bits: rounding it again would round the adapter.
     wanted += [(BaseConfig(s.given, bool(options.quantize_4bit), attention), [(s.name, None)]) for s in wholes]
     named = [{"name": name, "adapter": given, "base": model.name} for model, each in wanted for name, given in each]
