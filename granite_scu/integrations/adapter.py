@@ -132,11 +132,12 @@ def _update(name: str, layer: BaseTunerLayer, adapter: str) -> LowRankUpdate | N
         raise ValueError(f"{name}: the adapter is {state}, so that training would not act; undo that before training")
     family = type(layer).__module__.removeprefix("peft.tuners.").partition(".")[0]
     kind, remedy = f"{family} {type(layer).__name__}", "train a plain LoRA adapter on linear layers and embeddings"
-    if not isinstance(layer, LoraLayer) or isinstance(layer, ParamWrapper):
+    if not isinstance(layer, LoraLayer):
         raise ValueError(f"{name}: an adapter of the kind {kind} has no Delta W = s B A; {remedy}")
     if adapter in layer.lora_variant:
         variant = type(layer.lora_variant[adapter]).__name__.removesuffix("LinearVariant").removesuffix("Variant")
         raise ValueError(f"{name}: the LoRA variant {variant} adds something else than Delta W = s B A; {remedy}")
+    stacked = isinstance(layer, ParamWrapper)
     if adapter in layer.lora_embedding_A:
         a, b = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
     elif adapter not in layer.lora_A:
@@ -145,7 +146,7 @@ def _update(name: str, layer: BaseTunerLayer, adapter: str) -> LowRankUpdate | N
         a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
     else:
         raise ValueError(f"{name}: an adapter of the kind {kind} has no Delta W = s B A; {remedy}")
-    return LowRankUpdate(a, b, layer.scaling[adapter])
+    return LowRankUpdate(a, b, layer.scaling[adapter], experts=layer.num_experts if stacked else 0)
 
 
 def _check_trained(model: nn.Module, updates: Iterable[LowRankUpdate]) -> None:

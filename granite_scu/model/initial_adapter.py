@@ -112,8 +112,6 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     asked = None if config.targets is None else sorted(config.targets)
     on_experts, stabilised = bool(has.target_parameters), bool(has.use_rslora)
     for flag, wanted, found in (
-        ("--lora-experts", config.experts or None, on_experts),
-        ("--rslora", config.rslora or None, stabilised),
         ("--lora-r", config.rank, has.r),
         ("--lora-alpha", config.alpha, has.lora_alpha),
         ("lora.targets", asked, targets),
@@ -122,6 +120,14 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
             raise UserError(
                 f"{flag} {_describe(wanted)}: the adapter to start from, --adapter {start.adapter.folder}, has "
                 f"{_describe(found)}; leave {flag} out"
+            )
+    for flag, wanted, found in (
+        ("--lora-experts", config.experts, on_experts),
+        ("--rslora", config.rslora, stabilised),
+    ):
+        if wanted and not found:
+            raise UserError(
+                f"{flag}: the adapter to start from, --adapter {start.adapter.folder}, has none of it; leave {flag} out"
             )
     if config.dropout and on_experts:
         raise UserError(

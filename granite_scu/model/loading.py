@@ -127,11 +127,12 @@ def fitting_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
     Args:
         config: of the model.
         asked: ``--attn``.
-        taken: what the machine makes of that for a model that has them all.
+        taken: what the machine makes of that for a model that has them all; ``auto`` where none was asked.
 
     Raises:
         UserError: the model lacks what was asked for.
     """
+    taken = "sdpa" if taken == "auto" else taken
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
     flash = getattr(kind, "_compatible_flash_implementations", None) or [FLASH]  # what a class names is all it takes
     lacking = {"sdpa": not getattr(kind, "_supports_sdpa", True), FLASH: FLASH not in flash}

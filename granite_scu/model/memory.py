@@ -265,11 +265,20 @@ class _Live(TorchDispatchMode):
         self.now -= size
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operator(*args, **(kwargs or {}))
+        if operator is torch.ops.aten._grouped_mm.default:
+            result = _grouped(*args, **(kwargs or {}))
+        else:
+            result = operator(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):
                 self.hold(tensor)
         return result
+
+
+def _grouped(a: Tensor, b: Tensor, *rest: Any, **settings: Any) -> Tensor:
+    """The experts' products, whose shapes torch tells in bf16 alone; it computes them in other dtypes too."""
+    narrow = (t.to(torch.bfloat16) for t in (a, b))
+    return torch.ops.aten._grouped_mm.default(*narrow, *rest, **settings).to(a.dtype)
 
 
 def _noted(layer: nn.Module, live: _Live) -> list[int]:

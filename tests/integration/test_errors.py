@@ -104,6 +104,7 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--num-epochs", "inf"], "--num-epochs inf: must be positive and finite"),
         (["--max-steps", f"{10**400}"], "must be at least 1, and at most 1,000,000,000,000"),
         (["--lora.targets", "[in_prj]"], "lora.targets in_prj: no linear layer has that name; did you mean in_proj?"),
+        (["--lora-experts"], "--lora-experts: this granitemoehybrid model has no experts; leave --lora-experts out"),
         (["--attn", "flash_attention_2"], "--attn flash_attention_2: needs flash-attn"),
         (["--accelerator", "tpu"], "--accelerator: invalid choice: 'tpu'"),
         (["--trainer.devices", "2"], "--trainer.devices 2: follows from other settings; use --multi-gpu"),

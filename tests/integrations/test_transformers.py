@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import (
     AutoModelForCausalLM,
@@ -23,6 +24,7 @@ from granite_scu.config.settings import LoraConfig as SettingsOfLora
 from granite_scu.data.sources.corpora import stdlib_docs
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.transformers import ORIGIN, ShannonCallback
+from granite_scu.model.description_length import squared_norms
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.module import GraniteModule
@@ -283,6 +285,16 @@ def two_active(model):
 
 def plain(small_granite):
     return AutoModelForCausalLM.from_pretrained(small_granite)
+
+
+def test_adapters_of_experts_are_measured_by_the_delta_w_that_peft_would_merge(small_mixture):
+    stacks = ["experts.gate_up_proj", "experts.down_proj"]
+    config = LoraConfig(r=3, target_modules=["q_proj"], target_parameters=stacks, init_lora_weights=False)
+    model = get_peft_model(plain(small_mixture), config)
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    assert len(layers) == 5
+    expected = [layer.get_delta_weight("default").square().sum() for layer in layers]
+    torch.testing.assert_close(squared_norms(Adapter(model).updates()), torch.stack(expected))
 
 
 def classifier():

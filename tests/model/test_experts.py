@@ -1,5 +1,6 @@
 """Adapters on the experts of a mixture: our forward pass against PEFT's own, and the measure against Delta W itself."""
 
+import json
 import types
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import adapters, experts, flops, loading, saved_adapter
+from granite_scu.model.adapter_files import check_adapter
 from granite_scu.model.adapters import attach, low_rank_updates, untrained
 from granite_scu.model.description_length import by_expert, layer_npt, penalty_gradient, squared_norms
 from granite_scu.storage.checkpoint import save_adapter
@@ -141,6 +143,15 @@ def test_plain_peft_loads_what_was_saved_and_computes_the_same(adapted, small_mi
     torch.testing.assert_close(plain(input_ids=TOKENS, use_cache=False).logits, expected, rtol=1e-4, atol=1e-5)
     with safe_open(tmp_path / "adapter_model.safetensors", "pt") as file:
         assert set(adapters.names_in_file(adapted)) == set(file.keys())
+    weights, config = (
+        (tmp_path / "adapter_model.safetensors").read_bytes(),
+        json.loads((tmp_path / "adapter_config.json").read_text()),
+    )
+    assert check_adapter(weights, config)["layers"] == 14
+    with pytest.raises(ValueError, match=r"experts.* says rank 4, so .n 4, in. and .out, n 4. of n experts"):
+        check_adapter(weights, config | {"r": 4, "rank_pattern": dict.fromkeys(config["target_modules"], 3)})
+    with pytest.raises(ValueError, match=r"experts.* is not a factor of a layer that"):
+        check_adapter(weights, config | {"target_parameters": None})
     ours = saved_adapter.find(tmp_path)
     updates = low_rank_updates(adapted)
     assert {name: (u.scale, u.experts) for name, u in ours.updates(small_mixture).items()} == {

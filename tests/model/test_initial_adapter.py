@@ -215,6 +215,8 @@ def test_the_ceiling_on_what_it_takes_lies_above_it_and_not_out_of_sight(from_ad
         ({"rank": 8}, "--lora-r 8: the adapter to start from"),
         ({"alpha": 16.0}, "--lora-alpha 16: "),
         ({"targets": ["q_proj"]}, "lora.targets q_proj: "),
+        ({"experts": True}, "--lora-experts: "),
+        ({"rslora": True}, "--rslora: "),
     ],
 )
 def test_a_setting_that_the_adapter_has_otherwise_is_refused_with_both_values(adapter, small_granite, asked, words):
@@ -222,6 +224,7 @@ def test_a_setting_that_the_adapter_has_otherwise_is_refused_with_both_values(ad
     with pytest.raises(UserError) as refused:
         initial_adapter.lora_of(LoraConfig(**asked), start)
     has = {"rank": "has 3", "alpha": "has 7", "targets": "has in_proj, input_linear, q_proj"}
+    has |= {"experts": "has none", "rslora": "has none"}
     assert words in str(refused.value)
     assert has[next(iter(asked))] in str(refused.value)
 

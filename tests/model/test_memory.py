@@ -62,6 +62,16 @@ def test_few_layers_without_contents_stand_for_the_whole_model(config, setting):
     assert footprint.step == pytest.approx(counted(setting), rel=0.05)
 
 
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_mixture_is_predicted_with_and_without_adapters_of_its_experts(small_mixture, experts):
+    base, lora = BaseConfig(small_mixture), LoraConfig(rank=8, experts=experts)
+    setting = replace(SETTING, base=base, lora=lora, block_size=256)
+    footprint = memory.predict(loading.load_model_config(small_mixture), setting)
+    assert footprint.step == pytest.approx(counted(setting), rel=0.05)
+    trained = [p for p in real_module(setting).parameters() if p.requires_grad]
+    assert footprint.adapters == 4 * sum(p.nbytes for p in trained)
+
+
 def test_weights_and_adapters_are_what_the_model_has(config):
     module = real_module(SETTING)
     footprint = memory.predict(config, SETTING)
