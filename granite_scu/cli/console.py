@@ -62,5 +62,6 @@ def print_facts(title: str, facts: dict[str, Any], console: Console) -> None:
     for name, value in facts.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key} {entry}" for key, entry in value.items())
-        table.add_row(name.replace("_", " "), Text("none" if value is None else str(value)))  # a path is no markup
+        text = "none" if value is None else str(value)
+        table.add_row(name.replace("_", " "), Text(text, overflow="fold"))  # a path is no markup, and stays whole
     console.print(table)

@@ -161,7 +161,7 @@ def load_model(
         UserError: unknown model, attention that it lacks, 4 bits without bitsandbytes, or no compiled kernels where
             they are insisted on.
     """
-    attention = fitting_attention(load_model_config(config.name), config.attention, attention)
+    attention = fitting_attention(known_config(config.name), config.attention, attention)
     kwargs: dict = {"dtype": dtype, "attn_implementation": attention}
     if config.quantize_4bit:
         if find_spec("bitsandbytes") is None:
