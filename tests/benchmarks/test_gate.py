@@ -21,6 +21,7 @@ def failing(gate: Gate) -> None:
     raise ValueError("no more")
 
 
+@pytest.mark.slow
 def test_each_side_is_measured_in_its_own_process_without_what_it_loaded_and_one_that_fails_says_why(
     monkeypatch,
 ):

@@ -78,6 +78,7 @@ def test_a_kernel_that_python_launches_moves_each_tensor_once(monkeypatch):
     assert found == Cost(3 - 1, moved - (40 + 40), 0)
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_part(monkeypatch, capsys):
     cut = small(6).config
     monkeypatch.setattr(loading, "default_config", lambda: cut)

@@ -5,6 +5,7 @@ from benchmarks import scan
 from benchmarks.scan import Case, with_linearity
 
 
+@pytest.mark.slow
 def test_it_agrees_with_the_reference():
     (case,) = cases("scan", "--lengths", "300", "--heads", "2", "--repeats", "1", "--precisions", "fp32")
     assert case["case"] == "fp32 2 x 300"

@@ -34,10 +34,11 @@ def count_at_the_end(where):
     return prepare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param((), id="plain", marks=pytest.mark.slow),
+        pytest.param((), id="plain"),
         pytest.param(("--gradient-checkpointing", "--target-s", "auto"), id="again, and finding its setpoint"),
     ],
 )

@@ -138,9 +138,8 @@ def test_a_run_that_had_stopped_before_its_last_step_takes_none_more(cut, stop):
     assert same(before, killing.outcome(cut.folder))
 
 
-@pytest.mark.parametrize(
-    "error", [killing.FULL, *(pytest.param(e, marks=pytest.mark.slow) for e in (killing.BROKEN, killing.READ_ONLY))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [killing.FULL, killing.BROKEN, killing.READ_ONLY])
 def test_a_write_that_fails_ends_the_run_and_loses_nothing(whole, cut, error):
     rng = random.Random(f"disk {error}")
     codes = [cut.run(FLAGS, at_change(cut.folder, rng.randint(15, 50), killing.fail_with(error)))]
@@ -225,6 +224,7 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path):
     assert "standard output cannot be written any more" in (tmp_path / "run" / "logs" / LOG["cpu"]).read_text()
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_validation_saves_what_came_before_it(whole, cut):
     tell = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     assert cut.run(FLAGS, at_call("validation_step", 1, tell)) == 143

@@ -50,6 +50,10 @@ def test_advice_starts_with_what_costs_least(asked):
     request, found = asked(T4, "--run.memory_fraction=0.003")
     said = memory_budget.advice(memory_budget.with_batch(request, 1), found)
     assert said.startswith("try --gradient-checkpointing") and "--gradient-accumulation-steps" not in said
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_the_advice_is_another_model_or_device(asked):
     request, found = asked(T4, "--run.memory_fraction=0.0001")
     assert memory_budget.advice(request, found) == (
         "no batch, block or quantisation of it is predicted to fit: take a smaller --model, or a larger device"
@@ -129,6 +133,7 @@ def test_a_card_on_which_not_even_a_block_fits_is_refused(asked):
         batch_size.first_guess(*asked(T4, "--run.memory_fraction=0.0015"))
 
 
+@pytest.mark.slow
 def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch):
     """As on a CPU that has little memory left."""
     text = tmp_path / "text.txt"
