@@ -25,12 +25,14 @@ WAYS = {
     "pi-at-45-stopped": "S* = 45 %",
     "cascade-stopped": "cascade",
     "cosine-stopped": "best of four falling λ",
+    "fixed-at-auto-mean-stopped": "the default's mean λ",
+    "replay-of-auto-stopped": "the default's λ of another seed",
     "swept λ, stopped early": "best of six λ",
 }
 """What is drawn, and in whose words. The adapter is the best validated one. The same sweep at its last step is 0."""
 
-_APART = 1.15
-"""The least ratio of neighbouring names' places on the axis of costs: of ways that cost the same they would overlap."""
+_LINE = 0.27
+"""Per cent between the names of neighbouring ways, which stand one above the other."""
 
 _TOP = 2.0
 """Per cent; what lies above is written at the edge, as it would squeeze all others."""
@@ -58,39 +60,39 @@ def plot_costs(results: dict[str, Any]) -> Figure:
     axes.axhline(0, color=style.INK, linewidth=1, dashes=(4, 3), zorder=0)
     axes.annotate("best of six λ, last step", (0.62, 0), xytext=(0, -5), xycoords=axes.get_yaxis_transform(), va="top",
                   ha="right", textcoords="offset points", fontsize=style.TICKS, color=style.INK)  # fmt: skip
-    place = 0.0
-    for label, line in sorted(shown.items(), key=lambda item: (item[1]["cost"]["seconds"], item[1]["mean"])):
-        seconds = line["cost"]["seconds"]
-        place = max(seconds, _APART * place)
-        _draw(axes, seconds, 100 * line["mean"], 100 * line["worst"], label, place)
+    place = 0.0  # of the name: above that of the next dearer way, so that no name lies on a point or a line
+    for label, line in sorted(shown.items(), key=lambda item: (-item[1]["cost"]["seconds"], item[1]["mean"])):
+        mean, worst = 100 * line["mean"], 100 * line["worst"]
+        place = max(min(worst, _TOP), place) + _LINE
+        _draw(axes, line["cost"]["seconds"], mean, worst, label, place)
     low = min(100 * line["mean"] for line in shown.values())
-    axes.set(xscale="log", xlim=(0.85, 1.6 * place), ylim=(low - 0.25, 1.95 * _TOP))
+    dearest = max(line["cost"]["seconds"] for line in shown.values())
+    axes.set(xscale="log", xlim=(0.85, 1.6 * dearest), ylim=(low - 0.25, place + _LINE))
     axes.set_xticks([1, 1.5, 2, 3, 4, 6, 8], ["1", "1.5", "2", "3", "4", "6", "8"])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_locator(MultipleLocator(0.5 if low > -2 else 1))
     axes.set_xlabel("processor time, in runs without λ", fontsize=style.LABEL, color=style.INK)
-    axes.set_ylabel("bits above that of a sweep (%)", fontsize=style.LABEL, color=style.INK)
+    axes.set_ylabel("test loss above the swept best (%)", fontsize=style.LABEL, color=style.INK)
     style.tidy(axes)
     return figure
 
 
 def _draw(axes: Axes, x: float, mean: float, worst: float, label: str, place: float) -> None:
-    """A way at its cost: mean, worst, and its name above them, from ``place`` on."""
+    """A way at its cost: mean, worst, and its name above them, at ``place``."""
     default = label == DEFAULT
     colour = style.VERMILION if default else style.BLUE
     top = min(worst, _TOP)
     axes.plot([x, x], [min(mean, _TOP), top], color=colour, linewidth=1.2)
     if worst > _TOP:
-        label += f": {mean:.0f}, worst {worst:.0f}" if mean > _TOP else f": worst {worst:.0f}"
+        label += f": mean {mean:.0f} %, worst {worst:.0f} %" if mean > _TOP else f": worst {worst:.0f} %"
     else:
         axes.plot(x, worst, "_", color=colour, markersize=9)
     marker = "^" if mean > _TOP else "D" if default else "o"
     axes.plot(x, min(mean, _TOP), marker, color=colour, markersize=9, linestyle="none")
-    if place > x:
-        axes.plot([x, place], [top + 0.03, top + 0.13], color=style.GREY, linewidth=0.8)
+    axes.plot([x, x], [top, place], color=style.GREY, linewidth=0.8, zorder=0)
     axes.annotate(
-        label, (place, top), xytext=(0, 11), textcoords="offset points", rotation=55, rotation_mode="anchor",
-        fontsize=style.TICKS, color=colour if default else style.INK,
+        label, (x, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=style.TICKS,
+        color=colour if default else style.INK,
     )  # fmt: skip
 
 

@@ -37,4 +37,4 @@ def test_each_way_is_a_point_at_its_cost_and_what_lies_far_above_is_written(resu
     ((seconds, height),) = points["^"]
     assert seconds == 1.0 and height < 5  # at the edge, with its number in words
     words = [text.get_text() for text in axes.texts]
-    assert "one λ = 0.03: 5, worst 9" in words and DEFAULT in words
+    assert "one λ = 0.03: mean 5 %, worst 9 %" in words and DEFAULT in words
