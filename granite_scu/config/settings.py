@@ -290,8 +290,9 @@ class DataConfig:
         of_text = self.record_format in ("auto", "text") or self.text_column == DataConfig.text_column
         remedy = f"has no text column; leave it or --text-column {self.text_column} out"
         _check(of_text, "--record-format", self.record_format, remedy)
-        _require(_at_least(8, " tokens"), {"--block-size": self.block_size})
-        _require(_at_least(1), {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size})
+        _require(_at_least(8, " tokens", MOST_BLOCK), {"--block-size": self.block_size})
+        batches = {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size}
+        _require(_at_least(1, most=MOST_BATCH), batches)
         _require(_at_least(1), {"--prefetch-factor": self.prefetch_factor})
         _require(_at_least(0), {"--num-workers": self.num_workers})
         _require(_POSITIVE, {"--num-epochs": self.num_epochs})
@@ -536,6 +537,9 @@ _Rule: TypeAlias = tuple[Callable[[Any], bool], str]
 MOST = 10**12
 """Steps, tokens and whatever else is counted: more is a slip, and no float or index takes every number."""
 
+MOST_BATCH, MOST_BLOCK = 2**20, 2**18
+"""Blocks on a device and tokens in a block: no device there is has room for more, and each is looked at in turn."""
+
 _POSITIVE: _Rule = (
     lambda value: 1e-12 <= value <= 1e15,
     "must be positive and finite, from 1e-12 to 1e15",
@@ -545,8 +549,8 @@ _SHARE: _Rule = (lambda value: 0 < value <= 1, "must be in (0, 1]")
 _BETWEEN_0_AND_1: _Rule = (lambda value: 0 < value < 1, "must lie between 0 and 1")
 
 
-def _at_least(least: int, unit: str = "") -> _Rule:
-    return lambda value: least <= value <= MOST, f"must be at least {least}{unit}, and at most {MOST:,}"
+def _at_least(least: int, unit: str = "", most: int = MOST) -> _Rule:
+    return lambda value: least <= value <= most, f"must be at least {least}{unit}, and at most {most:,}"
 
 
 def _require(rule: _Rule, settings: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.storage.run_folder import finite, replacing
 
 LOCK = ".lock"
@@ -89,11 +90,11 @@ class RunStore:
     def _parse(self, place: str, read: Callable[[], bytes], name: str) -> FinishedRun:
         """``name`` is the key of a record without one."""
         try:
-            record = json.loads(read())
+            record = parse_json(read())
             return FinishedRun(str(record.get("key", name)), record, place)
         except FileNotFoundError:
             raise
-        except (AttributeError, OSError, ValueError, RecursionError) as error:  # the first: it is no object
+        except (AttributeError, OSError, ValueError) as error:  # the first: it is no object
             raise UserError(f"{self.flag}: {place} is not the record of a run; move it away") from error
 
 

@@ -33,7 +33,7 @@ from granite_scu.model.adapters import linear_layers
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import nearest, replacing, require_writable
+from granite_scu.storage.run_folder import nearest, read_json, replacing, require_writable
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
@@ -176,7 +176,7 @@ class Merger:
             if (self.source / name).is_file():
                 shutil.copyfile(self.source / name, folder / name)
         if self.in_fp32:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = read_json(folder / "config.json")
             config = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": "float32"}
             (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -229,7 +229,7 @@ def shards_of(folder: Path, name: str) -> dict[str, list[str]]:
         UserError: it has none.
     """
     if (folder / INDEX).is_file():
-        placed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        placed = read_json(folder / INDEX)["weight_map"]
         return {shard: [t for t, where in placed.items() if where == shard] for shard in sorted(set(placed.values()))}
     if not (folder / SINGLE).is_file():
         raise UserError(f"--model {name}: has no {SINGLE}; only safetensors are read")

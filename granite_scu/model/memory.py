@@ -12,7 +12,7 @@ import copy
 import math
 import weakref
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,11 @@ class Setting:
     isolated: bool = True
 
 
+SIMULATED = 2**15
+"""Tokens of a micro-batch up to which a step is simulated. A larger one is extrapolated: simulating a million takes
+ten seconds and more."""
+
+
 @dataclass(frozen=True)
 class Footprint:
     """Bytes that training takes on a device.
@@ -90,7 +95,8 @@ def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
     """
     key = (config.to_json_string(), repr(setting))
     if key not in _known:
-        _known[key] = _simulate(config, setting)
+        most = max(2, SIMULATED // setting.block_size)
+        _known[key] = _simulate(config, setting) if setting.batch_size <= most else _extrapolated(config, setting, most)
     return _known[key]
 
 
@@ -114,6 +120,14 @@ def of_default_model(
     dtype = loading.WEIGHT_DTYPES.get(precision, torch.bfloat16)
     setting = Setting(base, lora, dtype, batch_size, block_size, kind)
     return predict(loading.default_config(), setting).total
+
+
+def _extrapolated(config: PretrainedConfig, setting: Setting, batch_size: int) -> Footprint:
+    """Extrapolated from half of ``batch_size`` blocks and from all of them, as each block adds as much to a step."""
+    half = batch_size // 2
+    less, more = (predict(config, replace(setting, batch_size=size)) for size in (half, batch_size))
+    each = (more.step - less.step) / (batch_size - half)
+    return replace(more, step=more.step + round(each * (setting.batch_size - batch_size)))
 
 
 def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:

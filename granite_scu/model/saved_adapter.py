@@ -3,7 +3,6 @@
 import copy
 import filecmp
 import hashlib
-import json
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import BaseConfig, from_record, is_local
 from granite_scu.model import experts, loading
 from granite_scu.model.adapter_files import check_config, factor_names, modules_of, require_files, run_of
@@ -217,7 +217,7 @@ def may_be_same(one: str, other: str) -> bool:
 
 def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
     try:
-        check_config(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")))
+        check_config(parse_json((folder / ADAPTER_CONFIG).read_bytes()))
         config = peft.PeftConfig.from_pretrained(str(folder))
     except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
         raise UserError(f"{label}: {ADAPTER_CONFIG} is damaged, or of a newer PEFT ({error})") from error

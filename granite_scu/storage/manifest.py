@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from granite_scu.config.outside import parse_json
+
 NAME = "manifest.json"
 _CHUNK = 1 << 20
 
@@ -26,10 +28,10 @@ def damage(folder: Path, wanted: Sequence[str] = ()) -> str | None:
     """
     try:
         written = (folder / NAME).read_bytes()
-        names = list(json.loads(written)["files"])
+        names = list(parse_json(written)["files"])
     except OSError:
         return f"{NAME} cannot be read"
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return f"{NAME} is damaged"
     if unnamed := [name for name in wanted if name not in names]:
         return f"{NAME} does not name {unnamed[0]}"

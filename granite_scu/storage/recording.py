@@ -1,11 +1,11 @@
 """Reading the recording of a run: its lambda at every tick, for a replay."""
 
-import json
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from granite_scu.config.outside import parse_json
 from granite_scu.control.laws.base import require
 from granite_scu.storage.run_folder import CONTROL_CONFIG, HISTORY, HISTORY_LINES
 
@@ -70,11 +70,11 @@ def _load(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.split("\n")[:-1]]  # a crash may have torn the last one
-        return json.loads(text)
+            return [parse_json(line) for line in text.split("\n")[:-1]]  # a crash may have torn the last one
+        return parse_json(text)
     except OSError as error:
         raise ValueError(f"cannot be read ({error.strerror}); give a run folder or its {HISTORY}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path.name} is not JSON; give a run folder or its {HISTORY}") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import LOGGERS
 
 HISTORY = "scu_history.json"
@@ -178,12 +179,12 @@ class RunFolder:
         path = self.path / HISTORY_LINES
         if not path.is_file():
             finished = self.path / HISTORY
-            return json.loads(finished.read_text(encoding="utf-8")) if finished.is_file() else []
+            return read_json(finished, kind=list) if finished.is_file() else []
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         records = []
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                records.append(json.loads(line))
+                records.append(parse_json(line))
             except ValueError as error:
                 remedy = "take the line out to do without that tick"
                 raise UserError(f"{path}: line {number} is damaged ({error}); {remedy}") from error
@@ -231,7 +232,7 @@ def read_json(path: Path, content: bytes | None = None, kind: type = dict) -> An
         UserError: the file is missing or damaged.
     """
     try:
-        value = json.loads((path.read_bytes() if content is None else content).decode("utf-8"))
+        value = parse_json(path.read_bytes() if content is None else content)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:  # not JSON, or not UTF-8

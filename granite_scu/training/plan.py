@@ -18,6 +18,9 @@ OF_MEASURED, OF_PRINTED = 0.3, 0.2
 """Share that a training step is assumed to reach of the rate of matrix products: of the rate measured on this machine,
 and of the one that the vendor prints, of which the presets expect a fifth too."""
 
+MOST_SHOWN = 256
+"""Blocks of the first micro-batch that a plan makes."""
+
 OF_FORWARD = 0.5
 """Share of a training step that a forward pass alone is: ``model.flops`` has 2 operations of 4 a frozen weight."""
 
@@ -29,8 +32,9 @@ def describe(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         run: what is planned.
         here: whether the device is in this machine.
     """
+    shown = min(run.request.data.batch_size, MOST_SHOWN)
     with errors_in_one_line():
-        batch = next(iter(run.data.in_this_process().train_dataloader()))
+        batch = next(iter(run.data.with_batch_size(shown).in_this_process().train_dataloader()))
     supervised = (batch["labels"] != IGNORED).sum()
     return facts(run, here) | {"first_batch": f"{tuple(batch['input_ids'].shape)} tokens, {supervised:,} supervised"}
 

@@ -68,6 +68,9 @@ def report_outcome(write: Callable[[], Iterable[Path]]) -> int:
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    except RecursionError:
+        print("error: a file that was read is nested too deeply; it is damaged", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -35,7 +35,7 @@ def read_identification(path: str | Path) -> dict[str, Any]:
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
         result["model"], result["excitation"], result["verification"]
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{file}: is damaged ({error}); run identify again") from error
     return result
 

@@ -217,5 +217,5 @@ def _read_object(file: Path) -> dict[str, Any]:
 def _parse(text: bytes, where: str) -> Any:
     try:
         return json.loads(text.decode("utf-8"))
-    except ValueError as error:  # neither UTF-8 nor JSON
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise ValueError(f"{where}: not JSON ({error}); the file is damaged") from error

@@ -62,6 +62,17 @@ def test_few_layers_without_contents_stand_for_the_whole_model(config, setting):
     assert footprint.step == pytest.approx(counted(setting), rel=0.05)
 
 
+@pytest.mark.parametrize("setting", [SETTING, checkpointed(SETTING)], ids=["plain", "checkpointed"])
+def test_a_large_batch_is_extrapolated_from_smaller_ones(config, setting, monkeypatch):
+    large = replace(setting, batch_size=60, block_size=128)
+    taken = memory._simulate(config, large)
+    monkeypatch.setattr(memory, "SIMULATED", 16 * 128)
+    monkeypatch.setattr(memory, "_known", {})
+    assert memory.predict(config, large).total == pytest.approx(taken.total, rel=0.03)
+    huge = replace(large, batch_size=2**20)
+    assert memory.predict(config, huge).total > 10_000 * taken.total
+
+
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_mixture_is_predicted_with_and_without_adapters_of_its_experts(small_mixture, experts):
     base, lora = BaseConfig(small_mixture), LoraConfig(rank=8, experts=experts)

@@ -272,7 +272,10 @@ def test_the_command_writes_into_the_run_or_where_it_is_told(finished, tmp_path,
 def test_what_it_cannot_do_is_one_line_and_leaves_nothing(finished, tmp_path, capsys):
     nothing = write_run(tmp_path / "nothing", [record(10, s=None, data_bpt=None)], {}, settings())
     (finished / "file").touch()
+    deep = write_run(tmp_path / "deep", [record(10)], {}, settings())
+    (deep / "scu_config.json").write_text('{"setpoint": ' + "[" * 500 + "]" * 500 + "}")
     refused = {
+        (deep,): "nested too deeply",
         (tmp_path / "missing",): "no such folder",
         (tmp_path,): "has neither scu_history.json",
         (nothing,): "nothing was measured in its 1 tick",

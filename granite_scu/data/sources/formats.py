@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.data.sources import files
 from granite_scu.data.sources.json_text import JsonText, not_json, unambiguous
 
@@ -46,8 +47,8 @@ def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[
 
 def _object(line: str, place: str) -> Record:
     try:
-        record = json.loads(line.rstrip(), object_pairs_hook=unambiguous)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(line.rstrip(), object_pairs_hook=unambiguous)
+    except ValueError as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise UserError(f"--data-dir {place}: not valid JSON ({reason}); each line must be one JSON object") from error
     return _record(record, place, "each line")

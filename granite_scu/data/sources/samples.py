@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.data.sources.documents import ASSISTANT, ROLES, Conversation, Document, is_silent
 from granite_scu.data.sources.formats import Record
 from granite_scu.data.sources.record_formats import (
@@ -154,8 +155,8 @@ def _parsed(value: Any, field: str, place: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value or "[]")
-    except (ValueError, RecursionError) as error:
+        return parse_json(value or "[]")
+    except ValueError as error:
         raise UserError(f"--data-dir {place}: {field} is a text that is not JSON; give a list of {field}") from error
 
 

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.data.tokens.encoding import Part, Piece, Stream, joined
 from granite_scu.data.tokens.stored import StoredArray, in_pieces
 from granite_scu.storage.run_folder import replacing
@@ -216,7 +217,7 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
 def _noted(folder: Path) -> dict[str, Any] | None:
     """What ``_save`` wrote there; None where there is nothing, something else, or less than it says in a file."""
     try:
-        noted = json.loads((folder / META).read_text(encoding="utf-8"))
+        noted = parse_json((folder / META).read_bytes())
         found = {name: (folder / name).stat().st_size for name in FILES}
         same = {name: type(value) for name, value in noted.items()} == KINDS and noted["pieces"] >= 0
         return noted if same and all(0 <= noted["sizes"][name] <= found[name] for name in FILES) else None
@@ -268,7 +269,7 @@ def _stored(folder: Path, noted: dict[str, Any], name: str) -> StoredArray:
 
 
 def _open(folder: Path) -> Prepared:
-    meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    meta = parse_json((folder / META).read_bytes())
     arrays = {name: _stored(folder, meta, name) for name in ARRAYS}
     of_documents = {name: arrays[name][:] for name in OF_DOCUMENTS}
     stream = Stream(ends=of_documents.pop("ends"), **{name: arrays[name] for name in OF_TOKENS})

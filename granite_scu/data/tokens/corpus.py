@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources import files, formats, samples
 from granite_scu.data.sources.documents import Document, TextFile
@@ -191,7 +192,7 @@ def _changed(last: Path, text: str, sources: list[str], contents: list[str]) -> 
 
 def _remembered(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        return parse_json(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
         return None
 

@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import DataConfig
 
 FLAG, ARGUMENTS_FLAG = "--chat-template", "--chat-template-args"
@@ -180,7 +181,7 @@ def _value(text: str) -> Any:
     if text in ("True", "False", "None"):
         return {"True": True, "False": False, "None": None}[text]
     try:
-        return json.loads(text, parse_constant=str)
+        return parse_json(text, parse_constant=str)
     except ValueError:
         return text
 

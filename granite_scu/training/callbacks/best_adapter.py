@@ -9,7 +9,7 @@ import lightning as L
 from safetensors.torch import load_file
 
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.storage.run_folder import WEIGHTS, finite, replacing
+from granite_scu.storage.run_folder import WEIGHTS, finite, read_json, replacing
 from granite_scu.training.module import GraniteModule
 
 RECORD = "validation.json"
@@ -40,7 +40,7 @@ class BestAdapter(L.Callback):
             copy: ``best/`` of the checkpoint.
             write: whether this rank makes ``folder`` agree: on rank 0.
         """
-        record = json.loads((copy / RECORD).read_text(encoding="utf-8")) if (copy / RECORD).is_file() else None
+        record = read_json(copy / RECORD) if (copy / RECORD).is_file() else None
         self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
         if not write:
             return
