@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the commands of a tutorial and put what they print into it.
 
-    python tools/run_tutorial.py docs/tutorials/your-own-text.md
+    python tools/run_tutorial.py docs/tutorials/your-data.md
 
 A block that is fenced as ``console`` holds commands, each behind ``$ ``, and under each what it printed. All of a
 page run in one new folder, one after the other, through a shell in which ``granite-scu`` is this installation's.

@@ -1,4 +1,4 @@
-"""What docs/coming-from-other-tools.md says of our settings is true, and its commands run."""
+"""What docs/guides/coming-from-other-tools.md says of our settings is true, and its commands run."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from granite_scu.cli import main
 from granite_scu.cli.command_table import BY_NAME
 from granite_scu.config import flags
 
-PAGE = (Path(__file__).parents[2] / "docs" / "coming-from-other-tools.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "coming-from-other-tools.md").read_text(encoding="utf-8")
 PROGRAM = "    .venv/bin/granite-scu "
 COMMANDS = [line.removeprefix(PROGRAM) for line in PAGE.splitlines() if line.startswith(PROGRAM)]
 

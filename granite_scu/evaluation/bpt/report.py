@@ -73,7 +73,7 @@ def _circumstances(found: dict[str, Any], forgetting: dict[str, Any] | None) -> 
         scores = f"{own['adapter_test_bpt']:.4f} bits/token (base {own['base_test_bpt']:.4f})"
         lines.append(
             f"{own['name']} itself reported {scores}, for it scores the text in blocks of {own['block_size']} tokens "
-            "that do not overlap, and counts the ends of documents (docs/scoring.md)"
+            "that do not overlap, and counts the ends of documents (docs/guides/scoring.md)"
         )
     return lines
 

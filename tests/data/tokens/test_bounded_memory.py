@@ -1,4 +1,4 @@
-"""What docs/data.md promises: a larger text takes no more memory, whatever stands in it."""
+"""What docs/guides/data.md promises: a larger text takes no more memory, whatever stands in it."""
 
 import base64
 import gzip
