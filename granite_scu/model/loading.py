@@ -44,8 +44,8 @@ TESTED_TYPES = ("granite", "granitemoe", "granitemoehybrid", "granite_swa", "gra
 """Model types that are tested: dense Granite 3.x and 4.x, Granite 3.x with experts, the hybrids of 4.0, and those with
 sliding windows that follow 4.2. Others load with a warning."""
 
-# Left in full precision under 4 bits, besides what is no linear layer (docs/guides/qlora.md): the output head, tied to the
-# embedding, sets the loss directly.
+# Left in full precision under 4 bits, besides what is no linear layer (docs/guides/qlora.md): the output head, tied to
+# the embedding, sets the loss directly.
 UNQUANTISED = ["lm_head"]
 
 CPU = torch.device("cpu")
