@@ -77,9 +77,6 @@ def build_parser(name: str = "granite-scu compare") -> Parser:
     parser.add_argument("--output-dir", type=Path, metavar="DIR",
                         help="for table and plot (default: evidence/comparison, with --varied "
                         "evidence/varied; of a part, and of runs from elsewhere, runs/compare)")  # fmt: skip
-    parser.add_argument("--write-docs", action="store_true", help="put the tables into the page in docs, too: "
-                        "evidence.md, with --fresh research/fresh.md, with --fresh-again "
-                        "research/fresh-again.md")  # fmt: skip
     parser.add_debug()
     return parser
 
@@ -131,10 +128,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         raise UserError(f"--evidence {evidence.folder}: holds no finished run of what was asked for; see --list")
     is_published = (evidence.folder.resolve(), evidence.precision) == ((published / "runs").resolve(), PRECISION)
     output = options.output_dir or (published if is_published and not _is_part(options) else apart)
-    page = root / "docs" / protocol.page if options.write_docs else None
     require_writable("--output-dir", output)
-    if page:
-        report.around_the_tables(page)
     waiting, errors = 0, {}
     if not options.report_only:
         require_writable("--evidence", evidence.folder)
@@ -146,8 +140,6 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     report.show(found, console)
     for path in report.write(found, output):
         console.print(str(path), highlight=False)
-    if page:
-        report.write_docs(found, page)
     if not options.report_only:
         for task, arm, count in plan.unfinished_arms():
             console.print(
@@ -191,11 +183,6 @@ def _check(options: argparse.Namespace, protocol: "Protocol", root: Path) -> Non
         raise UserError("--report-only: trains nothing; leave out --max-runs")
     if options.report_only and options.evidence and not RunStore("--evidence", options.evidence).exists():
         raise UserError(f"--evidence {options.evidence}: there is no such folder; name that of the finished runs")
-    if options.write_docs and (not protocol.page or _is_part(options)):
-        part = "--quick, --varied, --scarce, --tasks, --arms, --seeds and --steps"
-        raise UserError(f"--write-docs: the page is about a whole protocol that has one; leave out {part}")
-    if options.write_docs and options.evidence:
-        raise UserError("--write-docs: the page is about the runs in evidence; leave out --evidence")
 
 
 def _evidence(options: argparse.Namespace, published: Path, apart: Path, console: "Console") -> "Evidence":
@@ -208,7 +195,7 @@ def _evidence(options: argparse.Namespace, published: Path, apart: Path, console
         console: to say it on.
 
     Raises:
-        UserError: as ``Evidence`` does, this CPU does not compute the precision, or the page is about another one.
+        UserError: as ``Evidence`` does, or this CPU does not compute the precision.
     """
     from granite_scu.experiments.comparison.evidence import Evidence
     from granite_scu.experiments.comparison.protocol import PRECISION
@@ -223,8 +210,6 @@ def _evidence(options: argparse.Namespace, published: Path, apart: Path, console
     found = Evidence(options.evidence or (apart if is_apart else published) / "runs", precision)
     if found.precision == PRECISION:
         return found
-    if options.write_docs:
-        raise UserError(f"--write-docs: the page is about runs in {PRECISION}, and these are in {found.precision}")
     chosen = trains and options.precision == "auto"
     why = ", since PyTorch finds neither AMX nor AVX512-BF16 in this CPU" if chosen else ""
     others = f"compared among themselves, they do not join those in evidence/, which are in {PRECISION}"

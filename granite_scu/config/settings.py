@@ -328,8 +328,8 @@ class ControlConfig:
     Attributes:
         controller: name of the law, one of ``CONTROLLERS``.
         target_s: the setpoint S*, a share such as 0.1 or 10%, or auto: pi's setpoint is moved at every tick by the
-            slope of the held-out loss. No share serves all data and models (docs/evidence.md), so none is the default.
-            A law without a setpoint ignores it.
+            slope of the held-out loss. No share serves all data and models (docs/research/results.md), so none is the
+            default. A law without a setpoint ignores it.
         every: optimizer steps between ticks.
         kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S and p in ln S;
             of original in S, and of kl in KL/KL* - 1, both per tick.

@@ -25,7 +25,7 @@ class Effect:
     adapter that comes back to S* by itself looks as if lambda had brought it. The first regression has its position
     as a covariate, so it counts only what lambda does besides. Where more than one past tick matters it is biased, and
     so is the second, where the position matters; but not by the same things, hence both. This makes it evidence and no
-    proof: lambda is not varied on purpose. docs/design.md has the rates at which it is right and wrong.
+    proof: lambda is not varied on purpose. docs/develop/mathematics.md has the rates at which it is right and wrong.
 
     Attributes:
         count: ticks with all five values.

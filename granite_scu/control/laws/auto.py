@@ -154,7 +154,7 @@ class AutoSetpoint:
     ``ahead``, and falls from where S is. No constant here has the unit of a loss or of S: they say how many ticks a
     decision takes, and how sure it must be.
 
-    A tick whose slopes are not finite is held as a whole. Why this rule: docs/design.md.
+    A tick whose slopes are not finite is held as a whole. Why this rule: docs/develop/mathematics.md.
 
     Attributes:
         law: the inner loop; its setpoint is S* at the start.

@@ -8,7 +8,7 @@ from granite_scu.control.laws.base import Measurement, Output, bounded_exp, chec
 from granite_scu.control.laws.filter import Ema
 
 MARGINAL_SAVING = 0.08
-"""Lambda at which a free setpoint of odds 1 (S* = 50 %) was held on the embedded model; docs/log.md."""
+"""Lambda at which a free setpoint of odds 1 (S* = 50 %) was held on the embedded model; notes/log.md."""
 
 WARMING = 1.05
 """Ratio of what a tick moves the adapter by to what the tick before did, beyond which the learning rate warms up."""

@@ -89,7 +89,6 @@ class Protocol:
         unseen: names of the tasks that had no part in choosing S* or in forming a law.
         formed_on_all: names of the arms that no task is unseen by.
         judged: the arm of which was written down beforehand what counts as success; empty where none was.
-        page: where the tables go, below ``docs``; empty where they are on none.
     """
 
     name: str
@@ -105,7 +104,6 @@ class Protocol:
     unseen: tuple[str, ...] = ()
     formed_on_all: tuple[str, ...] = ()
     judged: str = ""
-    page: str = ""
 
     def task(self, name: str) -> Task:
         return next(task for task in self.tasks if task.name == name)
@@ -258,7 +256,6 @@ FULL = Protocol(
     selection_task="docs-small",
     unseen=("source-small", "docs-medium", "package-medium", "source-once"),
     formed_on_all=("pi-auto", "pi-auto-stopped"),
-    page="evidence.md",
 )
 
 VARIATIONS: dict[str, dict[str, float | str]] = {
@@ -326,7 +323,6 @@ FRESH = Protocol(
     first_seeds=2,
     unseen=("speeches-small", "go-once", "faq-medium", "javascript-small", "dialogues-small", "jargon-medium"),
     formed_on_all=("pi-auto", "pi-auto-stopped"),
-    page="research/fresh.md",
 )
 """Tasks and models that had no part in forming a law, until they showed what was wrong with the default's first rule.
 What counted as success was written down before the first run: docs/research/protocol.md."""
@@ -346,7 +342,6 @@ FRESH_AGAIN = replace(
     formed_on_all=(),
     judged="pi-auto-stopped",
     unseen=("questions-small", "rust-once", "handbook-medium", "typescript-small", "quests-small", "manual-medium"),
-    page="research/fresh-again.md",
 )
 """The same question of a law that was changed after the first answer, on text that no law has seen. Its own section of
 docs/research/protocol.md was written before the first run."""

@@ -8,10 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.config.errors import UserError
 from granite_scu.storage.run_folder import RunFolder
-
-BEGIN, END = "<!-- results: written by scripts/compare_controllers.py --write-docs -->", "<!-- end of results -->"
 
 
 class Section(NamedTuple):
@@ -186,29 +183,6 @@ def _priors(results: dict[str, Any]) -> Section:
 
 def _listed(values: dict[str, float]) -> str:
     return ", ".join(f"{value:.3g} ({name})" for name, value in values.items())
-
-
-def write_docs(results: dict[str, Any], page: Path) -> None:
-    """Put the tables between the marks of the protocol's page.
-
-    Raises:
-        UserError: the page has no such marks.
-    """
-    before, after = around_the_tables(page)
-    place = RunFolder(page.parent)
-    place.write_text(page.name, f"{before}{BEGIN}\n\n{markdown(results)}\n{END}{after}")
-
-
-def around_the_tables(page: Path) -> tuple[str, str]:
-    """What stands before and after the marks of a page.
-
-    Raises:
-        UserError: the page has no such marks.
-    """
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    if BEGIN not in text or END not in text:
-        raise UserError(f"--write-docs: {page} lacks the lines {BEGIN} and {END}")
-    return text.split(BEGIN)[0], text.split(END)[1]
 
 
 def claim_lines(results: dict[str, Any]) -> list[str]:

@@ -1,5 +1,5 @@
 """The published law on simulated plants: unstable beyond what theory says, stable below, and what that comes to at the
-setpoints of docs/tracking.md.
+setpoints of docs/research/tracking.md.
 
 A plant here is dS / d ln lambda = -g, so K = -g / S* in ln S. The law's deadband and its limits hide the linear loop
 from two sides: swings within the deadband are left alone, and large ones are cut off. So the linear claims are of
@@ -111,7 +111,7 @@ def test_with_its_deadband_they_fade_into_it_below_the_limit_and_grow_to_its_oth
     assert beyond[-1] > 1.2 * beyond[0] and len(beyond) > 10  # it did not
 
 
-# The cells of docs/tracking.md
+# The cells of docs/research/tracking.md
 
 
 GAIN = -1.17

@@ -41,14 +41,6 @@ def _threads(monkeypatch):
         (["--quick", "--seeds", "4"], "--seeds 4: the quick protocol has 3; give 3 or fewer"),
         (["--precision", "fp16"], "--precision: invalid choice: 'fp16'"),
         (["--seeds", "many"], "invalid int value: 'many'"),
-        (
-            ["--quick", "--write-docs"],
-            "--write-docs: the page is about a whole protocol that has one; leave out --quick,",
-        ),
-        (
-            ["--varied", "--write-docs"],
-            "--write-docs: the page is about a whole protocol that has one; leave out --quick, --varied,",
-        ),
         (["--list", "--report-only"], "--report-only: not allowed with argument --list"),
         (["--report-only", "--max-runs", "3"], "--report-only: trains nothing; leave out --max-runs"),
         (["--varied", "--quick"], "--quick: not allowed with argument --varied"),
@@ -93,13 +85,6 @@ def test_where_nothing_can_be_written_is_refused_before_the_first_run(capsys, tm
     inside = ["--evidence", str(file / "inside"), "--output-dir", str(tmp_path / "new")]
     assert main(["--quick", *inside], root=tmp_path) == 2
     assert "--evidence" in capsys.readouterr().err
-
-
-def test_a_page_without_marks_is_refused_before_the_first_run(bf16, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "carry_out", lambda *_: pytest.fail("a run was started"))
-    assert main(["--write-docs"], root=tmp_path) == 2
-    error = capsys.readouterr().err
-    assert "--write-docs: " in error and "evidence.md lacks the lines" in error and len(error.splitlines()) == 1
 
 
 def test_list_counts_and_trains_nothing(capsys, tmp_path):
@@ -163,11 +148,6 @@ def test_bf16_is_refused_where_it_would_be_emulated(no_bf16, begun, capsys, tmp_
     assert "bf16 would be emulated; use --precision fp32" in error and len(error.splitlines()) == 1 and not begun
 
 
-def test_the_page_is_about_the_published_precision(capsys, tmp_path):
-    assert main(["--precision", "fp32", "--report-only", "--write-docs"], root=tmp_path) == 2
-    assert "--write-docs: the page is about runs in bf16-mixed, and these are in 32-true" in capsys.readouterr().err
-
-
 def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(capsys, tmp_path, evidence, finish):
     places = tmp_path / "elsewhere", tmp_path / "evidence" / "comparison" / "runs"
     elsewhere = ["--report-only", "--evidence", str(places[0])]
@@ -180,8 +160,6 @@ def test_tables_of_runs_from_elsewhere_do_not_go_into_the_repository_s_evidence(
     write_record(places[0] / "none.json", record)
     assert main(elsewhere, root=tmp_path) == 0
     assert (tmp_path / "runs" / "compare" / "comparison.md").is_file() and not (tmp_path / "evidence").exists()
-    assert main([*elsewhere, "--write-docs"], root=tmp_path) == 2
-    assert "--write-docs: the page is about the runs in evidence; leave out --evidence" in capsys.readouterr().err
     shutil.copytree(places[0], places[1])
     assert main(["--report-only", "--evidence", str(places[1])], root=tmp_path) == 0
     assert (tmp_path / "evidence" / "comparison" / "comparison.md").is_file()

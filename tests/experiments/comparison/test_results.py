@@ -234,24 +234,6 @@ def test_half_of_the_evidence_makes_a_report_that_says_so(protocol, evidence, fi
     assert "S* = 0.2, chosen by validation on first (provisional: some of the runs" in report.markdown(found)
 
 
-def test_the_docs_are_replaced_between_their_marks(found, tmp_path):
-    page = tmp_path / "evidence.md"
-    page.write_text(f"before\n{report.BEGIN}\nOUTDATED\n{report.END}\nafter\n")
-    report.write_docs(found, page)
-    report.write_docs(found, page)
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "OUTDATED" not in text
-    assert text.count("### The claim") == 1
-
-
-def test_a_page_without_marks_is_left_alone(tmp_path):
-    page = tmp_path / "evidence.md"
-    page.write_text("mine\n")
-    with pytest.raises(UserError, match="lacks the lines"):
-        report.write_docs({"tasks": []}, page)
-    assert page.read_text() == "mine\n"
-
-
 def test_the_overview_sets_every_arm_against_the_swept_best(found):
     lines = {line["name"]: line for line in found["overview"]}
     # The sweep's best costs 4.002 nats on both tasks, none 5 and PI 4; where PI was swept, it ran on the first alone.

@@ -9,7 +9,7 @@ from granite_scu.experiments.identification.step_response import describe_step, 
 
 
 def plain_loop(model: Fopdt, kp: float, ki: float, ticks: int) -> np.ndarray:
-    """The PI law of docs/design.md and the plant, written out, from rest at 0 under a setpoint of 1."""
+    """The PI law of docs/develop/mathematics.md and the plant, written out, from rest at 0 under a setpoint of 1."""
     plant = Plant(model, (0.0, 0.0))
     y = integral = 0.0
     seen = []
