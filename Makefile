@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint check-requirements check-hardware check-gpu gpu-check train-auto \
+.PHONY: help setup demo test test-slow lint docs docs-serve check-requirements check-hardware check-gpu gpu-check train-auto \
 	train-4090 train-3090 train-low-mem train-cpu clean
 
 help:  ## list the targets
@@ -56,6 +56,14 @@ test-slow: setup $(VENV)/.kernels $(VENV)/.companions  ## the tests that take lo
 lint: setup  ## style and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
+# The warning is about a version of mkdocs that is not out.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: setup  ## build the site of the documents into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: setup  ## the same at http://127.0.0.1:8000, built again at each change
+	$(BIN)/mkdocs serve
+
 check-requirements: setup  ## what this machine has and lacks
 	$(BIN)/python scripts/train_granite_cuda.py --check-requirements
 
@@ -86,4 +94,4 @@ train-cpu: setup  ## the same without a GPU
 	$(BIN)/python scripts/train_granite_cuda.py --hardware cpu $(ARGS)
 
 clean:  ## remove the environment, runs and caches
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	rm -rf $(VENV) runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

@@ -22,9 +22,9 @@ _LIGHTNING = f"{_CLI}.lightning_commands"
 
 COMMANDS = {
     "before a run": {
-        "check": Command(f"{_CLI}.train_commands", "say what a run needs and what this machine lacks for it"),
-        "hardware": Command(f"{_CLI}.hardware", "say what this machine is, and which settings suit it"),
-        "plan": Command(f"{_CLI}.train_commands", "say what a run would do, how long and in how much memory"),
+        "check": Command(f"{_CLI}.train_commands", "report what a run needs and what this machine lacks"),
+        "hardware": Command(f"{_CLI}.hardware", "show what this machine is, and which settings suit it"),
+        "plan": Command(f"{_CLI}.train_commands", "show what a run would do, its time and its memory"),
         "data": Command(f"{_CLI}.inspect_data", "show what a run would train on: counts, lengths, samples"),
     },
     "training": {

@@ -39,7 +39,7 @@ def converse(ask: Callable[[str], None], reset: Callable[[], object]) -> None:
 
 def _typed() -> Iterator[tuple[int, str]]:
     """The lines of a terminal up to an empty one."""
-    print(f"a line is a question; {RESET} begins anew, an empty line or Ctrl-D ends", file=sys.stderr)
+    print(f"a line is a question; {RESET} starts over, an empty line or Ctrl-D ends", file=sys.stderr)
     with suppress(ImportError):
         import readline  # noqa: F401 (arrow keys in ``input``)
     number = 0

@@ -27,7 +27,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
     parser.add_argument("run", metavar="RUN", help="run folder, its final/ or a checkpoint of it, or any LoRA adapter")
-    parser.add_argument("--prompt", metavar="TEXT", help="text to go on with (default: standard input)")
+    parser.add_argument("--prompt", metavar="TEXT", help="text to continue (default: standard input)")
     parser.add_argument("--prompt-file", metavar="FILE", help="file that holds the text")
     parser.add_argument(
         "--chat",
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens, metavar="N",
                         help="tokens to add at most (default: %(default)s)")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=Sampling.temperature, metavar="T",
-                        help="of the draws; 0 takes the likeliest token (default: %(default)s)")  # fmt: skip
+                        help="of the draws; 0 chooses the likeliest token (default: %(default)s)")  # fmt: skip
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have this "
                         "probability together (default: from all)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=Sampling.seed, metavar="N", help="of the draws, the same for both "
@@ -119,7 +119,7 @@ def read_prompt(text: str | None, file: str | None) -> str:
     if text is not None and file is not None:
         raise UserError("--prompt and --prompt-file exclude each other; give one of them")
     if text is None and file is None and sys.stdin.isatty():
-        raise UserError("--prompt: give the text to go on with, --prompt-file, or text on standard input")
+        raise UserError("--prompt: give the text to continue, --prompt-file, or text on standard input")
     flag = "--prompt" if text is not None else f"--prompt-file {file}" if file is not None else "standard input"
     try:
         if file is not None:

@@ -53,7 +53,7 @@ def guide(name: str, command: str) -> Parser:
     first = parser.add_argument_group("where settings come from")
     first.add_argument("--config", metavar="YAML", help="a file, or the name of one that comes along; several are "
                        "layered")  # fmt: skip
-    first.add_argument("--hardware", metavar="CARD", help="preset for a card; auto takes the one for this machine")
+    first.add_argument("--hardware", metavar="CARD", help="preset for a card; auto chooses the one for this machine")
     first.add_argument("--print_config", action="store_true", help="print the resolved configuration, which can be "
                        "given as --config again")  # fmt: skip
     if command == "identify":

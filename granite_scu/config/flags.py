@@ -168,7 +168,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--lora-experts", "lora.experts"),
     ),
     "precision and speed": (
-        _flag("--precision", "trainer.precision", str, "of the products; auto takes what the device does best", "auto",
+        _flag("--precision", "trainer.precision", str, "of the products; auto chooses the best of the device", "auto",
               tuple(PRECISIONS)),
         _flag("--4bit-quantization", "base.quantize_4bit"),
         _flag("--torch-compile", "base.compile"),
@@ -204,7 +204,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     "checkpoints, validation and stopping": (
         _flag("--save-steps", "run.save_steps"),
         _flag("--keep", "run.keep"),
-        _flag("--resume-from-checkpoint", "run.resume", help="checkpoint folder; last: the newest whole one in "
+        _flag("--resume-from-checkpoint", "run.resume", help="checkpoint folder; last: the newest intact one in "
               "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
               "of the run that is continued, and without --output-dir it continues in its own folder"),
         _flag("--eval-steps", "run.eval_steps"),

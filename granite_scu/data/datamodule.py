@@ -122,7 +122,7 @@ class TextDataModule(LightningDataModule):
         if parts is None:
             if config.weights:
                 raise UserError(
-                    f"--data-weights: {config.named} has too few or too uneven documents to be divided as wholes, and "
+                    f"--data-weights: {config.named} has too few or too uneven documents to be split by document, and "
                     "none can be read more often than another; give records of a jsonl file, or leave the weights out"
                 )
             blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config.named)

@@ -114,7 +114,7 @@ class Merger:
             if not overwrite:
                 raise UserError(f"--out {out}: is not empty; choose another folder, or replace a model by --overwrite")
             if not (out / RECORD).is_file():
-                raise UserError(f"--overwrite: {out} is not empty and no merged model of ours, so it is left alone")
+                raise UserError(f"--overwrite: {out} is not empty and no merged model of ours, so it is not touched")
             if others := [entry.name for entry in sorted(out.iterdir()) if not _WRITTEN.fullmatch(entry.name)]:
                 raise UserError(
                     f"--overwrite: {out} holds {others[0]}, which no merge has written; move that elsewhere"

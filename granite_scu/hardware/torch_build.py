@@ -172,7 +172,7 @@ def prove() -> int:
 
     if not torch.cuda.is_available():
         print(
-            f"error: PyTorch {torch.__version__} finds no CUDA device; nvidia-smi says what is wrong", file=sys.stderr
+            f"error: PyTorch {torch.__version__} finds no CUDA device; nvidia-smi shows what is wrong", file=sys.stderr
         )
         return 1
     for index in range(torch.cuda.device_count()):
@@ -191,9 +191,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Find, choose, install, prove; returns the exit code: 0, 1 where a command failed, 2 where no build fits."""
     parser = argparse.ArgumentParser(prog="setup_gpu", description="Install the build of PyTorch that fits the GPU.")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run none")
-    parser.add_argument("--build", choices=[b.tag for b in BUILDS], help="take this build (default: the one that fits)")
+    parser.add_argument("--build", choices=[b.tag for b in BUILDS], help="use this build (default: the one that fits)")
     parser.add_argument("--python", help="install for this interpreter (default: that of .venv, made where missing)")
-    parser.add_argument("--prove", action="store_true", help="only run a kernel on every GPU and check what it says")
+    parser.add_argument("--prove", action="store_true", help="only run a kernel on every GPU and check its result")
     asked = parser.parse_args(arguments)
     if asked.prove:
         return prove()
@@ -205,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     for what, command in commands(tag, Path(__file__).resolve().parents[2], asked.python).items():
         print(f"{what}: {shlex.join(command)}", flush=True)
         if not asked.dry_run and (code := subprocess.run(command).returncode):
-            print(f"error: {what}: exit code {code}; mend what it says above and run this again", file=sys.stderr)
+            print(f"error: {what}: exit code {code}; fix the problem shown above and run this again", file=sys.stderr)
             return 1
     print("nothing was run" if asked.dry_run else "ready; what a run would have: make check-requirements")
     return 0

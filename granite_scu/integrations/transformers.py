@@ -84,7 +84,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
         **settings: Any,
     ) -> None:
         if controller in ELSEWHERE:
-            raise ValueError(f"controller {controller}: {ELSEWHERE[controller]}; take another")
+            raise ValueError(f"controller {controller}: {ELSEWHERE[controller]}; choose another")
         with _of_arguments():
             self._config = ControlConfig(controller=controller, target_s=target_s, every=control_every, **settings)
             self._prior = PriorConfig(prior_sigma, n_tokens)

@@ -69,7 +69,7 @@ def open_start(path: str, base_name: str) -> InitialAdapter:
             for matrix in _measured(*map(file.get_tensor, update.factors), update)
         )
     if not all(m.a_norm < float("inf") and m.b_norm < float("inf") for m in matrices):
-        raise UserError(f"--adapter {path}: its weights are not finite; take another")
+        raise UserError(f"--adapter {path}: its weights are not finite; choose another")
     return InitialAdapter(adapter, _name(path), adapter.sha256, matrices)
 
 

@@ -64,11 +64,11 @@ def _newest(resume: str, folder: RunFolder) -> Path | None:
     for path in reversed(folder.checkpoints()):
         if (problem := manifest.damage(path, _WHOLE)) is None:
             for line in problems:
-                log.warning("%s; going on from %s instead", line, path.name)
+                log.warning("%s; continuing from %s instead", line, path.name)
             return path
         problems.append(f"{path.name}: {problem}")
     if problems:
-        raise UserError(f"--resume-from-checkpoint {resume}: none in {folder.path} is whole ({'; '.join(problems)})")
+        raise UserError(f"--resume-from-checkpoint {resume}: none in {folder.path} is intact ({'; '.join(problems)})")
     return None
 
 

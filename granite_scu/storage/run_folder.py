@@ -89,10 +89,10 @@ class RunFolder:
         if not overwrite:
             raise UserError(
                 f"--output-dir {self.path}: is not empty; choose another folder, replace the run with --overwrite, "
-                "or go on with it by --resume-from-checkpoint last"
+                "or continue it with --resume-from-checkpoint last"
             )
         if not (self.path / TRAINING_CONFIG).is_file():
-            raise UserError(f"--overwrite: {self.path} is not empty and not a run folder, so it is left alone")
+            raise UserError(f"--overwrite: {self.path} is not empty and not a run folder, so it is not touched")
         others = [str(entry.relative_to(self.path)) for entry in _foreign(self.path)]
         if others:
             listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")

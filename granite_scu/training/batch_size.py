@@ -35,7 +35,7 @@ def first_guess(request: Request, machine: Machine) -> Request:
     """
     if request.run.resume:
         raise UserError(
-            "--auto-batch-size: a resumed run keeps the batch of its checkpoint, on which its place in the data hangs; "
+            "--auto-batch-size: a resumed run keeps the batch of its checkpoint, which sets its place in the data; "
             "leave it out"
         )
     if machine.world_size > 1:

@@ -116,7 +116,7 @@ def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: i
     if law == "cascade":
         if streamed:
             raise UserError(
-                "--controller cascade: looks ahead in the training text, which --stream cannot; take another"
+                "--controller cascade: looks ahead in the training text, which --stream cannot; choose another"
             )
         _check_validations(max(run.eval_steps, every), steps)  # what a tick finds is the newest validation
     warmup = config.cpr_warmup or control.CPR.cpr_warmup

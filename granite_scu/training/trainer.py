@@ -176,7 +176,7 @@ def fit(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModu
         raise KeyboardInterrupt from stop
     except RuntimeError as error:
         if cause := _lost(error):
-            raise RunFailed(f"{cause}; --resume-from-checkpoint last goes on from the last checkpoint") from error
+            raise RunFailed(f"{cause}; --resume-from-checkpoint last continues from the last checkpoint") from error
         raise
 
 

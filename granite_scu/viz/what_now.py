@@ -63,10 +63,10 @@ def _go_on(run: Run) -> Advice:
         signal, step = run.stopped.get("signal"), run.stopped.get("step")
         who = {"SIGINT": " (Ctrl-C)"}.get(str(signal), "")
         text = f"The run was stopped by {signal}{who} after step {_count(step)}. That step is saved."
-        return Advice("Go on with the run", text, command)
+        return Advice("Continue the run", text, command)
     if run.has_checkpoint:
         text = "It was cut off, or is still under way. If it no longer runs, its last checkpoint is the place to start."
-        return Advice("Go on with the run", text, command)
+        return Advice("Continue the run", text, command)
     return Advice("Start the run again", "It was cut off before its first checkpoint, or is still under way.")
 
 

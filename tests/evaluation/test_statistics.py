@@ -76,7 +76,7 @@ def test_the_replicates_have_the_variance_of_the_mean():
 def test_coverage_on_normal_effects_of_seeds_and_documents(n_seeds, tokens, of_seeds, of_documents):
     """Known truth 0.05: the 95 % interval holds it in at least 84 % of cases; small n narrows it.
 
-    The last as in the comparison of nine tasks: one document holds 45 % of the tokens; documents differ more than seeds.
+    The last as in the comparison: one document holds 45 % of the tokens; documents differ more than seeds.
     """
     generator, tokens, n = np.random.default_rng(4), np.array(tokens), len(tokens)
     held = 0

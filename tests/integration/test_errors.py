@@ -139,7 +139,7 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--model", "./no/such/model"], "--model ./no/such/model: no such folder"),
         (["--model", "nobody/no-such-model"], "--model nobody/no-such-model: cannot be loaded"),
         # of the checkpoint, in a folder whose only one is damaged
-        (["--resume-from-checkpoint", "last"], "is whole (checkpoint-10: manifest.json cannot be read)"),
+        (["--resume-from-checkpoint", "last"], "is intact (checkpoint-10: manifest.json cannot be read)"),
         (["--resume-from-checkpoint", "no/such/checkpoint-3"], "is not a checkpoint folder (no state.ckpt in it)"),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_folder_that_holds_something_else(launch, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     code, _, err = launch("--test-run", "--output-dir", tmp_path, "--overwrite")
     assert code == 2
-    assert "not a run folder, so it is left alone" in one_line(err)
+    assert "not a run folder, so it is not touched" in one_line(err)
     assert contents(tmp_path) == {"thesis.tex": b"years of work"}
 
 

@@ -160,7 +160,7 @@ def test_a_damaged_one_is_passed_over_and_named(several, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
     (several / "checkpoint-1000" / "best" / "validation.json").write_bytes(b"another")
     assert find("last", several).name == "checkpoint-900"
-    assert "checkpoint-1000: best/validation.json is damaged; going on from checkpoint-900 instead" in caplog.text
+    assert "checkpoint-1000: best/validation.json is damaged; continuing from checkpoint-900 instead" in caplog.text
     with pytest.raises(UserError, match=r"best/validation\.json is damaged; go on from another, or from the last"):
         find(str(several / "checkpoint-1000"), several)
 
@@ -169,7 +169,7 @@ def test_without_a_whole_one_nothing_goes_on(several):
     for folder in RunFolder(several).checkpoints():
         (folder / STATE).unlink()
     for resume in ("last", "auto"):  # auto does not begin again what may only have to be mended
-        with pytest.raises(UserError, match=f"none in .* is whole .*checkpoint-200: {STATE} is missing"):
+        with pytest.raises(UserError, match=f"none in .* is intact .*checkpoint-200: {STATE} is missing"):
             find(resume, several)
 
 

@@ -100,7 +100,9 @@ def opened(path: Path, as_it_is: bool = False) -> Iterator[IO[bytes]]:
             yield stream
     except FileNotFoundError as error:
         if path.is_symlink():
-            raise UserError(f"--data-dir {path}: a link to {path.readlink()}, which is not there; mend it") from error
+            raise UserError(
+                f"--data-dir {path}: a link to {path.readlink()}, which is not there; correct it"
+            ) from error
         raise UserError(f"--data-dir {path}: has vanished since the corpus was listed; start again") from error
     except Exception as error:
         # ZstdError is of backports.zstd, which is imported where a file needs it.

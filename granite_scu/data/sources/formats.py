@@ -165,7 +165,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
                     yield f"{path}: row {number}", every | row
         except pyarrow.ArrowException as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"--data-dir {path}: not a whole parquet file ({reason}); export it again") from error
+            raise UserError(f"--data-dir {path}: not a complete parquet file ({reason}); export it again") from error
 
 
 def _rows(batch: Any, place: str) -> list[Record]:

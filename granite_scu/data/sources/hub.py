@@ -89,7 +89,7 @@ def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise UserError(
                 f"--data-dir {source}: row {number} of {split} cannot be read ({reason}); check the network and the "
-                "data set; where the run folder holds a checkpoint, --resume-from-checkpoint last goes on from it"
+                "data set; where the run folder holds a checkpoint, --resume-from-checkpoint last continues from it"
             ) from error
         if batch is None:
             return
@@ -113,7 +113,7 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
         embedded = " or ".join(f"--data-dir {name}" for name in EMBEDDED)
         raise UserError(
             f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "
-            f"({HUB_PREFIX}owner/name:config), or take an embedded corpus: {embedded}"
+            f"({HUB_PREFIX}owner/name:config), or use an embedded corpus: {embedded}"
         ) from error
 
 

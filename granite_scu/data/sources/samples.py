@@ -201,7 +201,7 @@ def _text(value: object, what: str, place: str, remedy: str) -> str:
         value.isascii() or value.encode()
     except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair, which is no character
         raise UserError(
-            f"--data-dir {place}: {what} holds a lone surrogate at character {error.start}; mend or remove it"
+            f"--data-dir {place}: {what} holds a lone surrogate at character {error.start}; correct or remove it"
         ) from error
     return value
 

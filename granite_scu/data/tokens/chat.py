@@ -148,7 +148,7 @@ class Renderer:
         if conversation.plain is None:
             raise UserError(
                 f"--data-dir {conversation.name}: messages need a chat template, which the tokenizer of --model has "
-                "not; take an instruct model, give --chat-template, or give prompt and completion as texts"
+                "not; use an instruct model, give --chat-template, or give prompt and completion as texts"
             )
         prompt, completion = conversation.plain
         text = prompt + completion

@@ -67,7 +67,7 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
 
     def make(done: int) -> Iterator[Part]:
         if done:
-            _log.info("going on with the tokenisation of %s, which was interrupted", config.named)
+            _log.info("continuing the interrupted tokenisation of %s", config.named)
         elif changed := _changed(last, config.named, config.sources, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         counts: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def check_documents(config: DataConfig, corpus: Prepared) -> None:
     if column not in (DataConfig.text_column, samples.MESSAGES) and corpus.n_conversations == corpus.n_documents:
         raise UserError(
             f"--text-column {column}: no record of {text} has a text in it, all are conversations; leave it "
-            "out, or mend its name"
+            "out, or correct its name"
         )
     if corpus.n_empty:
         counts = corpus.n_empty, corpus.n_empty + corpus.n_documents

@@ -49,7 +49,7 @@ class StoredArray:
             if not n_read:
                 raise UserError(
                     f"--cache-dir {self.path.parent.parent}: {self.path} was cut while the run read it; "
-                    "start the run again, which makes it anew"
+                    "start the run again, which makes it again"
                 )
             view, offset = view[n_read:], offset + n_read
         return found

@@ -131,7 +131,7 @@ def _texts(
     elif runs:
         asked = [texts.held_out(runs[0], runs[1:])]
     else:
-        raise UserError("--data-dir: name the text to score; only a run folder says by itself what it held out")
+        raise UserError("--data-dir: name the text to score; only a run folder records what it held out")
     if forgetting is not None:
         asked.append(texts.named(forgetting, *how, runs, "--forgetting"))
     read_as = texts.data_config(runs[0]).control_tokens if runs else DataConfig.control_tokens
@@ -162,7 +162,7 @@ def _quantised(runs: Sequence[Path]) -> bool:
     if len(found) > 1:
         raise UserError(
             "--4bit-quantization: some of the runs were trained on a base in 4 bits and some were not; "
-            "say on which all are to be scored, with --4bit-quantization or --no-4bit-quantization"
+            "choose one for all, with --4bit-quantization or --no-4bit-quantization"
         )
     return found == {True}
 

@@ -56,7 +56,7 @@ class Texts:
         if self.tail_of is None:
             return as_corpus(self.name, self.documents, stream, tokenizer)
         if self.has_chats:
-            raise UserError(f"{self.name}: the conversations were too few to hold whole ones out; give --data-dir")
+            raise UserError(f"{self.name}: there were too few conversations to hold some out; give --data-dir")
         blocks = in_a_row(stream, stream.bounds, self.tail_of.block_size, padding_of(tokenizer))
         first = tail_held_out(blocks, self.tail_of.named)["test"].numbers.start * blocks.block_size
         return as_corpus(self.name, self.documents, stream, tokenizer, first)

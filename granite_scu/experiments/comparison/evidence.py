@@ -167,7 +167,7 @@ class Evidence:
                 if found != expected:
                     raise UserError(
                         f"--evidence: {place} and {self.places[key]} are runs of one task on different text, which "
-                        "comes with Python and numpy; take one version of both everywhere, and move the others away"
+                        "comes with Python and numpy; use one version of both everywhere, and move the others away"
                     )
 
     def get(self, spec: Spec) -> dict | None:

@@ -48,7 +48,7 @@ KEPT = (
 )
 """What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""
 
-_UNFINISHED = "the run has not come to its end; go on with it by --resume-from-checkpoint last"
+_UNFINISHED = "the run is not finished; continue it with --resume-from-checkpoint last"
 _REMEDY = {
     "control.png": "draw it with: python -m granite_scu.viz.control_plot RUN",
     METRICS: _UNFINISHED,

@@ -115,4 +115,4 @@ def _requeue() -> None:
         subprocess.run(["scontrol", "requeue", job], check=True)
         log.info("job %s is in the queue again", job)
     except (OSError, subprocess.CalledProcessError) as error:
-        log.warning("job %s could not be put into the queue again (%s); submit it anew", job, error)
+        log.warning("job %s could not be put into the queue again (%s); submit it again", job, error)

@@ -49,7 +49,7 @@ class FreeCores(L.Callback):
         torch.set_num_threads(threads)
         if not self._told and threads < self._cores:
             log.info(
-                "other processes keep %.1f of %d cores busy: training goes on in %d thread%s while they do",
+                "other processes keep %.1f of %d cores busy: training continues in %d thread%s while they do",
                 *(others, self._cores, threads, "s" * (threads != 1)),
             )
             self._told = True

@@ -221,13 +221,13 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
             b"text\nb,c\td\n",
             r"a.tsv:2: 2 fields under a header of 1; quote fields that hold the separator '\t'",
         ),
-        ("a.parquet", b"PAR1 and then nothing", "a.parquet: not a whole parquet file ("),
+        ("a.parquet", b"PAR1 and then nothing", "a.parquet: not a complete parquet file ("),
         ("a.txt.gz", b"plain text", "a.txt.gz: damaged or not compressed as its name says (Not a gzipped file"),
         ("a.txt.gz", TORN, "a.txt.gz: damaged or not compressed as its name says ("),
         ("a.txt.zst", b"plain text", "a.txt.zst: damaged or not compressed as its name says (Unable to decompress"),
         ("a.txt.zst", b"", "a.txt.zst: damaged or not compressed as its name says (Compressed file ended before"),
         ("a.jsonl.zst", TORN_ZSTD, "a.jsonl.zst: damaged or not compressed as its name says (Compressed file ended"),
-        ("a.parquet.zst", zstd.compress(b"PAR1"), "a.parquet.zst: not a whole parquet file ("),
+        ("a.parquet.zst", zstd.compress(b"PAR1"), "a.parquet.zst: not a complete parquet file ("),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path, name, contents, message):

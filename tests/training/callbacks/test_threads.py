@@ -38,7 +38,7 @@ def test_threads_follow_the_cores_that_others_leave_and_it_is_said_once(monkeypa
         seen.append(torch.get_num_threads())
     assert seen == [4, 2, 1, 4, 3]
     said = [record.getMessage() for record in caplog.records if "cores busy" in record.getMessage()]
-    assert said == ["other processes keep 2.1 of 4 cores busy: training goes on in 2 threads while they do"]
+    assert said == ["other processes keep 2.1 of 4 cores busy: training continues in 2 threads while they do"]
 
 
 def test_the_load_is_not_asked_at_every_batch(restored):

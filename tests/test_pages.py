@@ -1,0 +1,108 @@
+"""What users read: how much it is, in which words, and whether what it prints exists."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from granite_scu.cli import main
+from granite_scu.cli.command_table import BY_NAME
+from granite_scu.config import flags
+
+ROOT = Path(__file__).parents[1]
+README, CHANGELOG, DOCS = ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "docs"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+AS_IT_WAS_WRITTEN = DOCS / "research" / "protocol.md"  # a preregistration, which nobody edits afterwards
+MOST_WORDS, MOST_IN_README, MOST_IN_LOG = 24_000, 900, 3_000
+
+NOT_OURS = {"--requeue", "--local-dir", "--max-restarts", "--max-lora-rank", "--signal"}
+"""Flags of other programs that pages name."""
+
+
+def words(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def test_the_documents_keep_to_their_lengths():
+    assert words(README) <= MOST_IN_README
+    assert sum(map(words, [CHANGELOG, *PAGES])) <= MOST_WORDS
+    assert words(ROOT / "notes" / "log.md") <= MOST_IN_LOG
+
+
+def unused_words() -> list[str]:
+    """The list that contributors are given, as patterns."""
+    page = (DOCS / "develop" / "contributing.md").read_text(encoding="utf-8")
+    table = page.split("| not | but |\n|---|---|\n")[1].split("\n\n")[0]
+    return [word.strip() for row in table.splitlines() for word in row.split("|")[1].split(",")]
+
+
+def said_in(path: Path) -> list[str]:
+    """The messages of a module, first lines of its docstrings not included: strings that errors and logs are given."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in (
+            "UserError", "RunFailed", "info", "warning", "error", "print",
+        ):  # fmt: skip
+            found += [
+                text.value for text in ast.walk(node) if isinstance(text, ast.Constant) and isinstance(text.value, str)
+            ]
+    return found
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```|`[^`\n]*`|^    .*$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("word", unused_words())
+def test_words_that_are_not_used(word):
+    pattern = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
+    read = {page: without_code(page.read_text(encoding="utf-8")) for page in PAGES if page != AS_IT_WAS_WRITTEN}
+    contributing = DOCS / "develop" / "contributing.md"
+    read[contributing] = re.sub(r"\| not \| but \|\n.*?\n\n", "", read[contributing], flags=re.DOTALL)
+    read |= {path: "\n".join(said_in(path)) for path in sorted((ROOT / "granite_scu").rglob("*.py"))}
+    read[Path("--help")] = "\n".join(flag.help for section in flags.SECTIONS.values() for flag in section)
+    assert {str(path): pattern.findall(text) for path, text in read.items() if pattern.search(text)} == {}
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The calls of granite-scu in a page's code."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^(?: {4}|\$ )?(?:\.venv/bin/)?granite-scu (.*)$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_pages_give_a_command_is_what_it_takes(name, capsys):
+    given = {
+        word.partition("=")[0]
+        for page in PAGES
+        for verb, *rest in commands(page)
+        if verb == name
+        for word in rest
+        if word.startswith("--")
+    }
+    for flag in ("--help-all", "--help"):
+        with pytest.raises(SystemExit):
+            main.main([name, flag])
+        if shown := capsys.readouterr().out:
+            break
+    accepted = set(re.findall(r"--[a-zA-Z0-9_.-]+", shown)) | {"--print-config"}
+    dotted = {f"--{key}" for key in flags.DEFAULTS}
+    assert {word for word in given if word not in accepted and word not in dotted} == set()
+
+
+def test_flags_in_sentences_are_flags_of_a_program_here():
+    folders = ("granite_scu/cli", "granite_scu/config", "granite_scu/viz", "benchmarks", "scripts", "tools")
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".sh")
+    )
+    sentences = (re.sub(r"^```.*?^```|^    .*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+                 for page in PAGES)  # fmt: skip
+    code = [code for text in sentences for code in re.findall(r"`([^`\n]+)`", text)]
+    named = {flag for each in code for flag in re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9-]*(?![\w.-])", each)}
+    assert {flag for flag in named - NOT_OURS if not re.search(rf"{flag.replace('--no-', '--')}\b", sources)} == set()
