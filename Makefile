@@ -59,7 +59,7 @@ lint: setup  ## style and types
 # The warning is about a version of mkdocs that is not out.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: setup  ## build the site of the documents into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 docs-serve: setup  ## the same at http://127.0.0.1:8000, built again at each change
 	$(BIN)/mkdocs serve

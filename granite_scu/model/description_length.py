@@ -197,8 +197,11 @@ def weighted_penalty(
     """The gradient of sum_i lambda_i ParamNPT_i: by A and by B of the first layer, of the second, and so on.
 
     Args:
-        updates, sigma, n_tokens, measure: as of ``penalty_gradient``.
+        updates: the adapted layers.
         strengths: lambda of each layer.
+        sigma: as of ``penalty_gradient``.
+        n_tokens: likewise.
+        measure: likewise.
     """
     pairs = penalty_gradient(updates, sigma, n_tokens, measure)
     gradients = [gradient for pair in pairs for gradient in pair]
