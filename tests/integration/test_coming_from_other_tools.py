@@ -13,7 +13,7 @@ from granite_scu.cli.command_table import BY_NAME
 from granite_scu.config import flags
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "coming-from-other-tools.md").read_text(encoding="utf-8")
-PROGRAM = "    .venv/bin/granite-scu "
+PROGRAM = "    granite-scu "
 COMMANDS = [line.removeprefix(PROGRAM) for line in PAGE.splitlines() if line.startswith(PROGRAM)]
 
 TINY = {

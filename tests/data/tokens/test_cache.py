@@ -207,7 +207,7 @@ def test_an_interrupted_preparation_is_taken_up(tokenizer, config, monkeypatch, 
     with caplog.at_level(logging.INFO):
         found = prepare(config, tokenizer)
     again = sum(seen)
-    assert "which was interrupted" in caplog.text
+    assert "continuing the interrupted tokenisation of" in caplog.text
     assert same(found, tokenizer, config) and found.n_empty == 2
     whole = sum(map(len, (document.text for document in load(config.path, "text"))))
     assert again < whole - 150 * parts
@@ -276,14 +276,14 @@ def test_tokens_that_someone_else_keeps_need_only_be_read(tokenizer, config, mon
 
 def test_tokens_that_may_not_be_read_are_not_taken_for_damaged(tokenizer, config, monkeypatch):
     prepare(config, tokenizer)
-    read_text = Path.read_text
+    read_bytes = Path.read_bytes
 
     def refused(path, *arguments, **settings):
         if path.name == cache.META:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read_text(path, *arguments, **settings)
+        return read_bytes(path, *arguments, **settings)
 
-    monkeypatch.setattr(Path, "read_text", refused)
+    monkeypatch.setattr(Path, "read_bytes", refused)
     with pytest.raises(UserError, match=r"--cache-dir .*cannot be read \(.*Permission denied.*meta.json.*\); have its"):
         prepare(config, tokenizer)
 
