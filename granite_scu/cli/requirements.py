@@ -191,7 +191,7 @@ def can_start(checks: list[Check]) -> bool:
 
 
 def print_requirements(checks: list[Check], as_json: bool = False) -> None:
-    """Print the checks to stdout: a table and the commands that mend what is missing, or one JSON object."""
+    """Print the checks to stdout: a table and the commands that install what is missing, or one JSON object."""
     if as_json:
         rows = [dataclasses.asdict(check) for check in checks]
         print(json.dumps({"can_start": can_start(checks), "checks": rows}, indent=2))

@@ -68,7 +68,7 @@ AUTO = "auto"
 STEERING = ("pi", "p", "i", "original")
 """The controllers that move lambda so that S holds a setpoint."""
 TRACKING = (*STEERING, "projection")
-"""The controllers that heed a setpoint of S."""
+"""The controllers that follow a setpoint of S."""
 FROM_LAMBDA_INIT = tuple(name for name, law in CONTROLLERS.items() if "lambda_init" in law.__dataclass_fields__)
 """The controllers whose first lambda is ``lambda_init``. The others have none, or that of a recording, or start from 0;
 cascade starts from the one that pi expects to hold S* = 20 %."""

@@ -82,7 +82,7 @@ def stream(
     sampling: Sampling,
     sink: Callable[[str], None],
 ) -> torch.Tensor:
-    """Go on with a prompt, and hand each piece of text to ``sink`` as it comes.
+    """Continue a prompt, and hand each piece of text to ``sink`` as it comes.
 
     Returns:
         Prompt and continuation, (1, time).

@@ -38,12 +38,12 @@ def sample(
     openings: Sequence[Opening],
     without_adapter: Callable[[], AbstractContextManager],
 ) -> list[Sample]:
-    """Go on with each of the openings, with and without the adapter.
+    """Continue each of the openings, with and without the adapter.
 
     Args:
         model: in evaluation mode, its adapter in place.
         tokenizer: the model's.
-        openings: what to go on with.
+        openings: what to continue.
         without_adapter: the context in which the model is its base.
     """
 

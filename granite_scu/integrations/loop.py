@@ -148,7 +148,7 @@ class Loop:
         }
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on from, ready for JSON. The same in every process."""
+        """What a resumed run continues from, ready for JSON. The same in every process."""
         return {
             "law": asdict(self._law_state),
             "output": asdict(self.output),

@@ -40,7 +40,7 @@ class LossMeter:
             self._paused = False
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Leave the model unchanged."""
         self._hook.remove()
         self.newest_inputs = {}
 

@@ -52,7 +52,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
     trainer would clip before that: the callback clips after it.
 
     A tick's record is in ``trainer.state.log_history``, by the names of ``scu_history.json`` after ``scu/``. The
-    controller's state is in the ``trainer_state.json`` of every checkpoint, and a resumed run goes on from it.
+    controller's state is in the ``trainer_state.json`` of every checkpoint, and a resumed run continues from it.
 
     Args:
         target_s: the setpoint S*, a ratio in (0, 1), or auto: pi's setpoint is moved at every tick by the slope of the

@@ -24,7 +24,7 @@ class InitialAdapter:
     Attributes:
         adapter: where its factors are read.
         name: what it is called in the record: the last part of its path, and the run of a best one or a checkpoint.
-        sha256: of the weights that the run started from, also where it goes on from a checkpoint of its own.
+        sha256: of the weights that the run started from, also where it continues from a checkpoint of its own.
         matrices: its sizes, for the ceiling on S.
     """
 

@@ -38,7 +38,7 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Setting:
-    """What the memory of a training step hangs on.
+    """What the memory of a training step depends on.
 
     Attributes:
         base: 4 bits, gradient checkpointing and attention of it count.

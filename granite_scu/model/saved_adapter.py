@@ -1,4 +1,4 @@
-"""An adapter on disk: where it lies, what made it, and whether it is one that granite-scu can go on with."""
+"""An adapter on disk: where it lies, what made it, and whether it is one that granite-scu can continue from."""
 
 import copy
 import filecmp

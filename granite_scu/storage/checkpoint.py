@@ -1,4 +1,4 @@
-"""Checkpoints as folders: an adapter that PEFT loads as it lies, and the state that goes on from it.
+"""Checkpoints as folders: an adapter that PEFT loads as it lies, and the state to continue from.
 
     checkpoint-<step>/adapter_model.safetensors  adapter_config.json  state.ckpt  best/  manifest.json
 

@@ -18,7 +18,7 @@ def write(folder: Path) -> None:
 
 
 def damage(folder: Path, wanted: Sequence[str] = ()) -> str | None:
-    """What differs from the manifest, in a few words; None where everything is as it was written.
+    """What differs from the manifest, in a few words; None where everything is unchanged.
 
     Files that came later are no damage.
 

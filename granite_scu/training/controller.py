@@ -23,7 +23,7 @@ def build_controller(config: ControlConfig, total_steps: int | None = None) -> c
     """
     settings = {name: value for name, value in asdict(config).items() if name not in ("controller", "every")}
     if config.controller not in control.TRACKING:
-        settings["target_s"] = None  # the configuration has one or auto; a law that heeds none is not judged by it
+        settings["target_s"] = None  # the configuration has one or auto; a law that uses none is not judged by it
     if config.controller == "replay":
         settings |= _recording(config, total_steps)
     elif config.replay is not None:
@@ -55,7 +55,7 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
 def check_equilibrium_stop(config: ControlConfig) -> None:
     """Refuse ``--stop-at-equilibrium`` where no window of ticks can show that a closed loop holds S.
 
-    S comes to no rest under some controllers. A law with a deadband rests inside it, where it does not answer to S.
+    S does not settle under some controllers. A law with a deadband rests inside it, where it does not answer to S.
     The measure of factors starts above 0, so that how far S has come says nothing of how far the weights moved.
 
     Raises:

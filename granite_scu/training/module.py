@@ -91,7 +91,7 @@ class GraniteModule(L.LightningModule):
         total_steps: optimizer steps of the whole run, for the schedule.
         dtype: of the frozen weights; adapters are always fp32.
         loading_device: where 4-bit weights are made.
-        position: what the position in the data hangs on (batch size, processes); a resumed run must not change it.
+        position: what the position in the data depends on (batch size, processes); a resumed run must not change it.
         measure: what ParamBPT counts, the update or its factors.
         actuator: whether lambda acts through the gradient or, decoupled, on the update after a step.
         start: the adapter that training starts from; None draws a new one.
@@ -193,7 +193,7 @@ class GraniteModule(L.LightningModule):
     def _put(self, values: list[Tensor]) -> None:
         """Give the factors these values."""
         torch._foreach_copy_(self.factors, values)
-        torch.clear_autocast_cache()  # inside autocast, forward passes would go on with copies of the factors before
+        torch.clear_autocast_cache()  # inside autocast, forward passes would use copies of the factors before
 
     @property
     def factors(self) -> list[torch.nn.Parameter]:

@@ -148,7 +148,7 @@ def prepare(
         controller=controller,
     )
 
-    # What must be as it was at the checkpoint, and what is not.
+    # What must be the same as at the checkpoint, and what has changed.
     if resume:
         build_module(run).require_same_settings(resume.state, size.trained)
         course = _course(run)

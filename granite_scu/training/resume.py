@@ -168,7 +168,7 @@ def _later(resume: Resume) -> list[Path]:
 
 
 def restore_records(folder: RunFolder, resume: Resume, drop_later: bool) -> None:
-    """Go on with the records up to the checkpoint; from a new folder, with those of the checkpoint's own.
+    """Continue the records up to the checkpoint; from a new folder, with those of the checkpoint's own.
 
     In its own folder what came after it makes way, newest first: ``last`` goes on wherever this is cut short.
     """

@@ -142,7 +142,7 @@ def _cudnn_benchmark(settings: dict[str, Any], accelerator: str) -> bool:
 
 
 def _leave_signals_alone(trainer: L.Trainer) -> None:
-    """Have Lightning heed no signals; ``callbacks.signals`` does.
+    """Have Lightning ignore signals; ``callbacks.signals`` does.
 
     Lightning's handler of SIGTERM broadcasts from inside the signal, which deadlocks where the ranks are not all in
     it (Lightning-AI/pytorch-lightning#20806); before every micro-batch it has the device wait for a broadcast; its

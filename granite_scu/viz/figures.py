@@ -35,7 +35,7 @@ def plot_s(groups: Sequence[Group]) -> Figure:
         for group in groups:
             _draw(axes, group, _smoothed_s)
             if group.label in setpoints:
-                # One setpoint for all is a matter of its own; else it takes the colour of what heeds it.
+                # One setpoint for all is a matter of its own; else it takes the colour of what follows it.
                 colour = style.GREEN if alike else group.colour
                 draw_setpoint(axes, *setpoints[group.label], colour, band=not _setpoint_moves(group))
         values = np.concatenate([_smoothed_s(run)[1] for group in groups for run in group.runs])

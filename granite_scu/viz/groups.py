@@ -100,7 +100,7 @@ def _looks(families: Sequence[Sequence[int]]) -> dict[int, tuple[Any, tuple[floa
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """What was asked for, without what ``_law`` tells or the controller does not heed."""
+    """What was asked for, without what ``_law`` tells or the controller does not use."""
     groups = ((name, run.settings.get(name)) for name in _COMPARED)
     found = dict(_flat({name: values for name, values in groups if isinstance(values, dict)}))
     told = {"control.controller", "control.target_s"}
@@ -122,7 +122,7 @@ def _controller(run: Run) -> str:
 
 
 def _law(run: Run) -> tuple[Any, ...]:
-    """Controller, setpoint and constant lambda, as run: of these a setting counts only where the law heeds it."""
+    """Controller, setpoint and constant lambda, as run: of these a setting counts only where the law uses it."""
     return _controller(run), run.config.get("target_s"), _constant(run)
 
 

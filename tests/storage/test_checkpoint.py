@@ -1,4 +1,4 @@
-"""Checkpoints that PEFT loads as they lie, and that a run goes on from."""
+"""Checkpoints that PEFT loads as they lie, and that a run continues from."""
 
 import errno
 import json

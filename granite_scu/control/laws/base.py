@@ -92,7 +92,7 @@ class Output:
         p_term: proportional part of ln lambda; None where the law has none.
         i_term: integral part of ln lambda; None where the law has none.
         saturated: lambda rests on a bound.
-        held: the measurement was unusable, so this repeats the output before it; a law that heeds no measurement goes
+        held: the measurement was unusable, so this repeats the output before it; a law that uses no measurement goes
             on, and only what is logged of S is repeated.
         in_deadband: the error was too small to integrate.
         layers: lambda of each adapted matrix, where the law tells them apart; ``reg_strength`` is then their mean.

@@ -42,7 +42,7 @@ class Reading(NamedTuple):
 
     Attributes:
         ema: the filter of ln S after the tick.
-        valid: the tick had an S that has a logarithm; otherwise the filter is as it was.
+        valid: the tick had an S that has a logarithm; otherwise the filter is unchanged.
         smoothed: exp of the filter's value; None before the first valid tick.
         error: ln(smoothed / setpoint); None without either.
     """

@@ -1,4 +1,4 @@
-"""Laws that heed no measurement: lambda follows from the place in the run, and S is smoothed for the log only."""
+"""Laws that use no measurement: lambda follows from the place in the run, and S is smoothed for the log only."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ class OpenLoop(ABC):
     Nothing is held but that filter: an S that cannot be used changes nothing about where the run stands.
 
     Attributes:
-        setpoint: S* that the logged error refers to; lambda does not heed it.
+        setpoint: S* that the logged error refers to; lambda does not use it.
         ema_alpha: weight of the newest ln S in the filter, in (0, 1]; 1 does not smooth.
     """
 

@@ -1,4 +1,4 @@
-"""How some documents of a split begin: what a model may be asked to go on with."""
+"""How some documents of a split begin: what a model may be asked to continue."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ LAW_REVISIONS = {
     "pi": 2,  # the integral keeps still while the learning rate warms up and S is below S*
 }
 """Counts up, from 1, when they come to mean another run under one law: its code changed, or what is measured for it.
-The runs of ``benchmarks/tracking.py`` heed it as those of the comparison do.
+The runs of ``benchmarks/tracking.py`` use it as those of the comparison do.
 
 A change that none of the stored runs would show, here or there, needs no other revision. Such were: PI's first tick
 below S* teaches the integral nothing; a Kp given without Ki brings its own, of a lag of a tick at least; CPR binds a

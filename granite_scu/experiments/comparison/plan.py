@@ -215,7 +215,7 @@ def mean_strength(record: dict) -> float:
 
 
 def _rounded(value: float) -> float:
-    """To four digits, so that a key does not hang on the last bit of a machine's arithmetic."""
+    """To four digits, so that a key does not depend on the last bit of a machine's arithmetic."""
     return float(f"{value:.4g}")
 
 

@@ -1,6 +1,6 @@
 """What is compared: tasks, arms, seeds and the order in which the runs are done. Data, no work; imports no torch.
 
-A cell is one place in the protocol: a task, an arm, a seed. What its run is set to may hang on the results of other
+A cell is one place in the protocol: a task, an arm, a seed. What its run is set to may depend on the results of other
 runs (a tuned learning rate, lambda's average under PI), so it is worked out by ``plan`` when those are there.
 """
 

@@ -34,7 +34,7 @@ class BestAdapter(L.Callback):
         self.latest_step: int | None = None
 
     def resume(self, copy: Path, write: bool) -> None:
-        """Go on with a checkpoint's copy; without one there is nothing to beat. Every rank calls this.
+        """Continue with a checkpoint's copy; without one there is nothing to beat. Every rank calls this.
 
         Args:
             copy: ``best/`` of the checkpoint.

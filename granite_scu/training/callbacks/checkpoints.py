@@ -14,7 +14,7 @@ class Checkpoints(L.Callback):
     """Saves ``checkpoint-<step>`` every ``save_steps`` steps and at the end. Comes after all that has a state.
 
     Where a step is validated, its checkpoint is saved afterwards: what a validation decides is part of the state. One
-    that had to be saved before says so, and the run that goes on from it validates first. While steps are not finite
+    that had to be saved before says so, and the run that continues from it validates first. While steps are not finite
     none is saved: it would push out those from before the weights went wrong.
 
     Args:
@@ -23,7 +23,7 @@ class Checkpoints(L.Callback):
         eval_steps: optimizer steps between validations.
         keep: how many are kept, the newest.
         stopwatch: stands still meanwhile.
-        settings: what the course of the run hangs on, for whoever goes on from the checkpoint to compare.
+        settings: what the run depends on, to compare when it is continued from the checkpoint.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Early stopping that heeds the patience it was given, and not that of a checkpoint."""
+"""Early stopping with the patience that it was given, and not that of a checkpoint."""
 
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason

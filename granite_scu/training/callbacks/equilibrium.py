@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 class EquilibriumStop(L.Callback):
     """Asks ``rule`` at every tick; when it says so, the run ends there, its optimizer step complete.
 
-    A tick of a run that ends there anyway is remembered, for a run that goes on from it, but decides nothing: the extra
-    tick at the end, the one at the last step, and the one after which the time is over.
+    A tick of a run that ends there anyway is remembered, for a run that continues from it, but decides nothing: the
+    extra tick at the end, the one at the last step, and the one after which the time is over.
 
     Args:
         rule: the decision.
@@ -34,7 +34,7 @@ class EquilibriumStop(L.Callback):
         self.effect = Effect()  # of lambda on the adapter, since then
 
     def on_train_batch_start(self, *_) -> None:
-        self.stopped_at = None  # a run that takes another step goes on from where one had stopped
+        self.stopped_at = None  # a run that takes another step continues from where one had stopped
 
     @property
     def stop_reason(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The best validation and its adapter are one folder, which a resumed run goes on from."""
+"""The best validation and its adapter are one folder, which a resumed run continues from."""
 
 import json
 import math
