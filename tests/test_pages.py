@@ -106,3 +106,18 @@ def test_flags_in_sentences_are_flags_of_a_program_here():
     code = [code for text in sentences for code in re.findall(r"`([^`\n]+)`", text)]
     named = {flag for each in code for flag in re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9-]*(?![\w.-])", each)}
     assert {flag for flag in named - NOT_OURS if not re.search(rf"{flag.replace('--no-', '--')}\b", sources)} == set()
+
+
+def test_programs_and_make_targets_on_pages_are_there():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    programs = set(
+        re.findall(r"\b(?:benchmarks|scripts|tools|tests|granite_scu|configs|evidence)/[\w/.-]*\w\.\w+", text)
+    )
+    programs -= {name for name in programs if re.search("halving|gpu_l4|NAME", name)}  # that a reader is to write
+    assert {name for name in programs if not (ROOT / name).exists()} == set()
+    targets = set(
+        re.findall(r"^([a-z0-9-]+)(?:[a-z0-9 -]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    targets |= {"train-3090", "train-low-mem", "docs-serve"}  # named second on their line
+    named = set(re.findall(r"(?:^    |^|`)make ([a-z0-9-]+)", text, re.MULTILINE))
+    assert named - targets == set()
