@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -272,6 +273,28 @@ def test_bf16_keeps_the_loop_in_fp32(examples, adapted, trainer, ticks):
         runs[bf16] = ticks(run)
     assert [t["s"] for t in runs[True]] == pytest.approx([t["s"] for t in runs[False]], rel=0.05)
     assert runs[True] != runs[False]  # it did compute in bf16
+
+
+@pytest.mark.slow
+def test_a_model_in_4_bits_is_steered_too(small_granite, examples, trainer, ticks):
+    pytest.importorskip("bitsandbytes")
+    in_4_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(small_granite, dtype=torch.float32, quantization_config=in_4_bits)
+    torch.manual_seed(0)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"]
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))
+    run = trainer(model, examples(STEPS), ShannonCallback(**SETTINGS))
+    run.train()
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    assert {type(layer).__module__ for layer in layers} == {"peft.tuners.lora.bnb"}
+    last = ticks(run)[-1]
+    size = sum(layer.scaling["default"] ** 2 * _delta(layer).square().sum().item() for layer in layers)
+    assert last["param_bpt"] == pytest.approx(size / (2 * SIGMA**2 * N * math.log(2)), rel=1e-4)
+    assert last["penalty_grad_norm"] > 0
+
+
+def _delta(layer) -> torch.Tensor:
+    return layer.lora_B["default"].weight @ layer.lora_A["default"].weight
 
 
 # Refusals
