@@ -1,6 +1,7 @@
 """What users read: how much it is, in which words, and whether what it prints exists."""
 
 import ast
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -55,15 +56,20 @@ def without_code(text: str) -> str:
     return re.sub(r"^```.*?^```|`[^`\n]*`|^    .*$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
+@functools.cache
+def read_by_users() -> dict[str, str]:
+    """By place: the pages without their code, the messages, the help."""
+    read = {str(page): without_code(page.read_text(encoding="utf-8")) for page in PAGES if page != AS_IT_WAS_WRITTEN}
+    contributing = str(DOCS / "develop" / "contributing.md")
+    read[contributing] = re.sub(r"\| not \| but \|\n.*?\n\n", "", read[contributing], flags=re.DOTALL)
+    read |= {str(path): "\n".join(said_in(path)) for path in sorted((ROOT / "granite_scu").rglob("*.py"))}
+    return read | {"--help": "\n".join(flag.help for section in flags.SECTIONS.values() for flag in section)}
+
+
 @pytest.mark.parametrize("word", unused_words())
 def test_words_that_are_not_used(word):
     pattern = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
-    read = {page: without_code(page.read_text(encoding="utf-8")) for page in PAGES if page != AS_IT_WAS_WRITTEN}
-    contributing = DOCS / "develop" / "contributing.md"
-    read[contributing] = re.sub(r"\| not \| but \|\n.*?\n\n", "", read[contributing], flags=re.DOTALL)
-    read |= {path: "\n".join(said_in(path)) for path in sorted((ROOT / "granite_scu").rglob("*.py"))}
-    read[Path("--help")] = "\n".join(flag.help for section in flags.SECTIONS.values() for flag in section)
-    assert {str(path): pattern.findall(text) for path, text in read.items() if pattern.search(text)} == {}
+    assert {place: pattern.findall(text) for place, text in read_by_users().items() if pattern.search(text)} == {}
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -73,7 +79,14 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+CALLED = {words[0] for page in PAGES for words in commands(page) if not words[0].startswith("--")}
+
+
+def test_commands_on_pages_are_commands():
+    assert CALLED <= set(BY_NAME) and len(CALLED) > 8
+
+
+@pytest.mark.parametrize("name", sorted(CALLED))
 def test_what_pages_give_a_command_is_what_it_takes(name, capsys):
     given = {
         word.partition("=")[0]
