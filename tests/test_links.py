@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = (ROOT / "docs", ROOT / "notes")
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(path for folder in FOLDERS for path in sorted(folder.rglob("*.md")))]
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
