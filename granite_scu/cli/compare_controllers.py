@@ -87,7 +87,7 @@ def main(arguments: list[str], name: str = "granite-scu compare", root: Path | N
     Args:
         arguments: of the command.
         name: of the command.
-        root: where ``evidence`` and ``docs`` are; null takes the checkout, or where there is none this folder.
+        root: where ``evidence`` is; null takes the checkout, or where there is none this folder.
     """
     how_to_continue = "the runs under way are lost, those finished are kept; the same command continues"
     root = root or (ROOT if (ROOT / "evidence").is_dir() else Path.cwd())
