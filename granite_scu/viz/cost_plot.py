@@ -58,7 +58,7 @@ def plot_costs(results: dict[str, Any]) -> Figure:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.axhline(0, color=style.INK, linewidth=1, dashes=(4, 3), zorder=0)
-    axes.annotate("best of six λ, last step", (0.62, 0), xytext=(0, -5), xycoords=axes.get_yaxis_transform(), va="top",
+    axes.annotate("best of six λ, last step", (0.76, 0), xytext=(0, -5), xycoords=axes.get_yaxis_transform(), va="top",
                   ha="right", textcoords="offset points", fontsize=style.TICKS, color=style.INK)  # fmt: skip
     place = 0.0  # of the name: above that of the next dearer way, so that no name lies on a point or a line
     for label, line in sorted(shown.items(), key=lambda item: (-item[1]["cost"]["seconds"], item[1]["mean"])):
