@@ -2,8 +2,10 @@
 
 import ast
 import functools
+import io
 import re
 import shlex
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,8 @@ def test_the_documents_keep_to_their_lengths():
 def unused_words() -> list[str]:
     """The list that contributors are given, as patterns."""
     page = (DOCS / "develop" / "contributing.md").read_text(encoding="utf-8")
-    table = page.split("| not | but |\n|---|---|\n")[1].split("\n\n")[0]
-    return [word.strip() for row in table.splitlines() for word in row.split("|")[1].split(",")]
+    entries = re.findall(r"^- (.*): \*.*\*$", page.partition("## Words")[2].partition("\n## ")[0], re.MULTILINE)
+    return [word for entry in entries for word in entry.split(", ")]
 
 
 def said_in(path: Path) -> list[str]:
@@ -52,17 +54,30 @@ def said_in(path: Path) -> list[str]:
     return found
 
 
+def explained_in(path: Path) -> list[str]:
+    """The comments of a module, and the first lines of its docstrings."""
+    source = path.read_text(encoding="utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [token.string for token in tokens if token.type == tokenize.COMMENT] + [
+        (ast.get_docstring(node) or "").partition("\n")[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, documented)
+    ]
+
+
 def without_code(text: str) -> str:
     return re.sub(r"^```.*?^```|`[^`\n]*`|^    .*$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
 def read_by_users() -> dict[str, str]:
-    """By place: the pages without their code, the messages, the help."""
+    """By place: the pages without their code, the messages, the comments, the help."""
     read = {str(page): without_code(page.read_text(encoding="utf-8")) for page in PAGES if page != AS_IT_WAS_WRITTEN}
     contributing = str(DOCS / "develop" / "contributing.md")
-    read[contributing] = re.sub(r"\| not \| but \|\n.*?\n\n", "", read[contributing], flags=re.DOTALL)
-    read |= {str(path): "\n".join(said_in(path)) for path in sorted((ROOT / "granite_scu").rglob("*.py"))}
+    read[contributing] = re.sub(r"^- .*: \*.*\*$", "", read[contributing], flags=re.MULTILINE)
+    for path in sorted((ROOT / "granite_scu").rglob("*.py")):
+        read[str(path)] = "\n".join(said_in(path) + explained_in(path))
     return read | {"--help": "\n".join(flag.help for section in flags.SECTIONS.values() for flag in section)}
 
 

@@ -10,7 +10,7 @@ class Command(NamedTuple):
         module: has ``add_arguments(parser)`` and ``run(options) -> exit code``, and perhaps ``EXAMPLES``; or, where it
             reads its arguments itself, ``main(arguments, name) -> exit code``. Importing it takes no second, so that
             ``--help`` does not either.
-        meaning: what it does, in a line.
+        meaning: what it does, in one line.
     """
 
     module: str

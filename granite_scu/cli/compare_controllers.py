@@ -42,7 +42,7 @@ def build_parser(name: str = "granite-scu compare") -> Parser:
         prog=name,
         examples=EXAMPLES,
         description="Train the embedded model under every way to set lambda, and say what difference it makes. "
-        "Finished runs are kept and never done again: stop at will, go on later, copy them between machines. "
+        "Finished runs are kept and never done again: stop at will, continue later, copy them between machines. "
         "Several machines share the work by --shard. "
         "All runs are done on the CPU, where there is a GPU too.",
     )

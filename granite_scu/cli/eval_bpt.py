@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     _check(options)
     script_flags.check_template(options)
-    # Late: what is wrong with a flag is said before torch is imported.
+    # Late: errors in flags are reported before torch is imported.
     from granite_scu.evaluation.bpt import report, results
     from granite_scu.evaluation.bpt.evaluate import evaluate
     from granite_scu.evaluation.bpt.subjects import identify

@@ -48,7 +48,7 @@ def guarded(
     Args:
         run: returns the exit code.
         debug: whether to show tracebacks.
-        how_to_continue: how to go on after Ctrl-C.
+        how_to_continue: how to continue after Ctrl-C.
         wording: changes what is printed: takes out what nobody may see, or names settings as they were given.
 
     Returns:

@@ -55,7 +55,7 @@ def _say(line: str) -> bool:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Let what goes on inside outlive its console."""
+    """Let the work inside outlive its console."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = LastingStream(sys.stdout, "standard output"), LastingStream(sys.stderr, "standard error")
     try:

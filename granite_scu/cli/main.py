@@ -48,7 +48,7 @@ def _run(name: str = "--help", *arguments: str) -> int:
 
 
 def overview() -> str:
-    """What there is to do."""
+    """All commands."""
     lines = [f"usage: {PROGRAM} COMMAND ...", "", ABOUT]
     for group, commands in COMMANDS.items():
         lines += ["", f"{group}:", *(f"  {name:10}{command.meaning}" for name, command in commands.items())]

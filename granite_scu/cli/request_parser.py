@@ -31,7 +31,7 @@ class Commands(L.Trainer):
     """Lightning's Trainer, with a method for each of our commands that Lightning has none for.
 
     LightningCLI makes a subcommand of a method of its trainer class: the docstring becomes the help, the signature the
-    arguments. Declaring a method is the whole of its public interface for that; adding a parser by hand would need its
+    arguments. Declaring a method is all of its public interface for that; adding a parser by hand would need its
     private ones. Nothing here is ever called or built: ``cli.train`` carries commands out.
     """
 
@@ -49,7 +49,7 @@ class GraniteCLI(LightningCLI):
     def __init__(self, arguments: list[str]) -> None:
         arguments, self.preset = config_layers.take_preset(arguments)
         strict = {"exit_on_error": False, "allow_abbrev": False}
-        # Each command's parser takes a tenth of a second to build; the others are needed only where none is named.
+        # Each command's parser takes a tenth of a second to build; the others are for a call without a command.
         self.commands = tuple(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
         super().__init__(
             trainer_class=Commands,
@@ -62,7 +62,7 @@ class GraniteCLI(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:
-        """What there is to do. Lightning's own arguments of these are all ours to set."""
+        """The commands. Lightning's own arguments of these are all ours to set."""
         ours = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
         return {name: ours | {"ckpt_path", "verbose", "weights_only"} for name in self.commands}
 

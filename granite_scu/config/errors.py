@@ -24,7 +24,7 @@ class Stopped(BaseException):
     """Somebody stopped the run. Like KeyboardInterrupt, it is not for ``except Exception`` to swallow.
 
     Args:
-        line: what was kept, and how to go on.
+        line: what was kept, and how to continue.
         code: 130 for Ctrl-C, 143 for SIGTERM.
     """
 

@@ -25,7 +25,7 @@ class Heartbeat:
     """Knows when a phase has to say how far it is, and how long the rest takes at its pace so far.
 
     Args:
-        total: what there is to do, in whatever is counted.
+        total: how much there is to do, in the unit that is counted.
         done: what was done before.
         every: seconds between lines.
         clock: tells the seconds.

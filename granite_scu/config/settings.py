@@ -255,7 +255,7 @@ class DataConfig:
         cache_dir: where tokens are kept; null takes granite-scu in XDG_CACHE_HOME or ~/.cache.
         isolate_documents: documents that share a block do not see one another, in attention, convolution and scan.
         train_tokens: train on about so many tokens of the training split, blocks spread evenly over it; null takes all.
-        stream: read, tokenise and pack the training text while training goes on, and keep nothing of it: for text
+        stream: read, tokenise and pack the training text during training, and keep nothing of it: for text
             larger than the disk.
     """
 
@@ -446,7 +446,7 @@ class RunConfig:
     Attributes:
         output_dir: the run folder.
         overwrite: replace a run folder that is not empty.
-        resume: checkpoint folder to go on from, ``last`` for the newest whole one of output_dir, or ``auto`` for that
+        resume: checkpoint folder to continue from, ``last`` for the newest intact one of output_dir, ``auto`` for that
             where there is one and the beginning where there is none.
         save_steps: optimizer steps between checkpoints.
         keep: checkpoints kept.

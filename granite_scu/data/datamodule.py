@@ -53,7 +53,7 @@ class TextDataModule(LightningDataModule):
         seed: of the order of training blocks. The split does not depend on it.
 
     Attributes:
-        start_batch: micro-batches that each rank has trained on already; training goes on after them.
+        start_batch: micro-batches that each rank has trained on already; training continues after them.
         uniform_batches: every batch has ``documents``, or none: a compiled model is compiled for one kind of batch.
         division: the documents of each split, once ``prepare`` was called.
         train, validation, test: the blocks of each, from then on.

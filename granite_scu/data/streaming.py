@@ -1,11 +1,11 @@
-"""``--stream``: training text that is read, tokenised and packed while training goes on, and kept nowhere.
+"""``--stream``: training text that is read, tokenised and packed during training, and kept nowhere.
 
 For text that is larger than the disk. Its beginning is read before training: of that, whole documents are held out for
 validation and test, as ``splitting`` divides them, and training skips them and their copies wherever they are.
 
 Each of the S = ranks x loader processes shares takes every S-th document, and every S-th megabyte of a file that is one
 document, so that nothing is read by two of them. Where a share of the stream stands is a function of the seed and of
-the number of batches it has given; going on from a checkpoint reads up to there again.
+the number of batches it has given; continuing from a checkpoint reads up to there again.
 """
 
 import logging
@@ -44,7 +44,7 @@ PASSED_OVER = 100
 
 SHARED = 1_000_000
 """Characters of a file too long for memory that go to one share, and of whole documents that are laid out together; a
-loader process tokenises by itself and gains nothing by shorter pieces."""
+loader process tokenises on its own and gains nothing by shorter pieces."""
 
 WINDOW = 512
 """Blocks that the next one is drawn from."""
@@ -199,7 +199,7 @@ class StreamedBlocks(IterableDataset):
                     yield from pieces_of(known, source, self.renderer, self.config.split_seed, SHARED)
                 continue
             for piece in pieces_of(known, source, self.renderer, self.config.split_seed, SHARED):
-                if next(turn) % of == number:  # what comes before it may be in another share: a text by itself
+                if next(turn) % of == number:  # what comes before it may be in another share: a text of its own
                     yield piece._replace(is_first=True, is_last=True, is_ended=piece.is_last)
 
 

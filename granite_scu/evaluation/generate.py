@@ -30,7 +30,7 @@ def tokenized(
 
     Args:
         tokenizer: of the model.
-        prompt: what is said or asked; its control tokens act where it is no chat.
+        prompt: the text or question; its control tokens act unless it is a chat.
         chat: put it into the chat template.
         control_tokens: what becomes of those in a question.
 

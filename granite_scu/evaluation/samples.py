@@ -21,7 +21,7 @@ class Sample:
 
     Attributes:
         prompt: the beginning of a document, as the model was given it.
-        document: how the document itself goes on.
+        document: how the document itself continues.
         base: what the base model makes of it.
         adapter: what the adapted model makes of it.
     """

@@ -14,7 +14,7 @@ from granite_scu.storage.run_folder import WEIGHTS
 
 
 def score_split(folder: Path, base: BaseConfig, machine: Machine, loader: Iterable[dict], split: str) -> dict:
-    """Score the whole of a split.
+    """Score all of a split.
 
     Args:
         folder: of the run, with its adapter.

@@ -4,7 +4,7 @@ Two models on the same documents, one run of each: ``difference_over_documents``
 as a comparison of controllers has them. There two arms are compared on the same seeds and the same documents, so both
 are drawn together: a replicate draws seeds, then documents, and takes the same for both arms. Documents are crossed
 with seeds, not nested in them (every seed is scored on all of them), so a replicate draws one set of documents for all
-its seeds; drawing anew for each seed would average the documents' differences away.
+its seeds; drawing again for each seed would average the documents' differences away.
 
 Of n units n - 1 are drawn: with n, the variance comes out (n - 1) / n of what it is, a fifth too small for five seeds
 (Rao and Wu, "Resampling inference with complex survey data", JASA 83, 1988). The interval is the percentile interval.

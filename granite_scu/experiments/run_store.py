@@ -99,7 +99,7 @@ class RunStore:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write a record whole or not at all."""
+    """Write a record completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(_line(record), encoding="utf-8")

@@ -126,7 +126,7 @@ class Merger:
             raise UserError(f"--out {out}: needs {_gib(wanted)}, and {_gib(free)} are free there; choose another disk")
 
     def merge(self, console: Console, device: torch.device | None) -> dict[str, Any]:
-        """Write the merged model, whole or not at all; returns what was recorded about it.
+        """Write the merged model, completely or not at all; returns what was recorded about it.
 
         Args:
             console: where progress goes.

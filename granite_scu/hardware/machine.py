@@ -198,7 +198,7 @@ def compiles(device: hardware.Device, here: bool = True) -> bool:
     """Whether the layers are compiled where nothing else is asked for: on a GPU for which Triton has all it needs.
 
     A step there is bound by what moves through memory, and a compiled layer moves a third of it. On a CPU the layers
-    are written for its cache already, and compiling them takes longer than it saves. What a GPU lacks is said.
+    are written for its cache already, and compiling them takes longer than it saves. What a GPU lacks is reported.
     """
     if device.capability is None:
         return False

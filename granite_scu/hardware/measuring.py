@@ -27,7 +27,7 @@ def matmul_tflops(device: str, dtype: torch.dtype, seconds: float = 0.2, tf32: b
     """
     size, burst = (4096, 10) if device == "cuda" else (1024, 1)
     with torch.inference_mode(), taking_tf32(tf32):
-        # Zeros would draw less power, hence run faster; the seed of the run is left alone.
+        # Zeros would draw less power and so run faster; the seed of the run is left alone.
         generator = torch.Generator(device).manual_seed(0)
         factor = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
         product = factor @ factor  # the first product loads the kernel

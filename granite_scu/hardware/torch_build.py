@@ -2,7 +2,7 @@
 
     python granite_scu/hardware/torch_build.py [--dry-run]
 
-``scripts/setup_gpu.sh`` and ``setup_gpu.ps1`` call this file. It imports nothing but the standard library: it runs
+``scripts/setup_gpu.sh`` and ``setup_gpu.ps1`` call this file. It imports the standard library alone: it runs
 where PyTorch is missing, or is the wrong one.
 """
 

@@ -160,7 +160,7 @@ class Loop:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self._law_state = restored(self.law.init(), state["law"])
         self.output = restored(self.output, state["output"])
         self._sums = self._sums.new_tensor(state["sums"])

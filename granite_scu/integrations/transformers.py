@@ -68,7 +68,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
 
     Raises:
         ValueError: a setting is out of range, or the law is not to be had here. Before training begins: the model,
-            the arguments or the checkpoint are not fit for it.
+            the arguments or the checkpoint do not suit it.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
 
 
 def compile_decoder(model: nn.Module, mode: str) -> None:
-    """Have the decoder of a transformers model compiled as it is first called: each layer, or all where none is known.
+    """Have a model's decoder compiled at its first call: each layer, or all of it where layers cannot be told apart.
 
     Args:
         model: whose layers it is done to.

@@ -13,7 +13,7 @@ from granite_scu.model.mamba2.tiling import kind_of
 def isolating(model: nn.Module, documents: Tensor | None) -> dict[str, Tensor | dict[str, Tensor | None]]:
     """Arguments of the model's forward pass under which each document is computed as if it stood alone.
 
-    Attention layers get positions that begin anew with each document, from which transformers makes the mask; its
+    Attention layers get positions that begin at zero in each document, from which transformers makes the mask; its
     hybrid model passes them on to no mask, so that the mask itself is given there, and the documents' numbers for the
     Mamba-2 layers (``mamba.mix``). Its own Mamba code would refuse them without compiled kernels.
 

@@ -162,7 +162,7 @@ def _work(
         counted: (tokens, 1) whether it does.
         scaling: divides the products.
         unit: of the gradient.
-        dtype: of the gradient; None where none is wanted.
+        dtype: of the gradient; None where it is not needed.
     """
     z.div_(scaling)
     z.sub_(z.amax(1, keepdim=True))

@@ -182,13 +182,13 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
 
 
 def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
-    """The base that an adapter goes on: the one that it was trained on, or that which the user names.
+    """The base model of an adapter: the one that it was trained on, or that which the user names.
 
     Another one is refused where both have names that everyone knows them by. A local folder may hold a copy of either;
     whether the adapter fits is seen from the shapes.
 
     Raises:
-        UserError: another one, or none is known.
+        UserError: another one, or it is not known.
     """
     trained_on = adapter.config.base_model_name_or_path
     if name is None and not trained_on:

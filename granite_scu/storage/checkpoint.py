@@ -63,7 +63,7 @@ def _as_os_error(error: SafetensorError, path: Path) -> Exception:
 
 
 class AdapterCheckpointIO(CheckpointIO):
-    """Writes Lightning's checkpoint as a folder, whole or not at all, with the adapter beside the state.
+    """Writes Lightning's checkpoint as a folder, completely or not at all, with the adapter beside the state.
 
     Args:
         module: whose adapter is saved: the state alone cannot write a PEFT adapter. Loading needs none.

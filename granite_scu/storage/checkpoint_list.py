@@ -54,8 +54,8 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
         return _newest(resume, RunFolder(output_dir))
     path = Path(resume).expanduser()
     if problem := manifest.damage(path, _WHOLE):
-        raise UserError(f"--resume-from-checkpoint {resume}: {problem}; go on from another, or from the last that is "
-                        f"whole with --resume-from-checkpoint {LAST} --output-dir {path.parent}")  # fmt: skip
+        raise UserError(f"--resume-from-checkpoint {resume}: {problem}; continue from another, or from the last "
+                        f"intact one with --resume-from-checkpoint {LAST} --output-dir {path.parent}")  # fmt: skip
     return path
 
 

@@ -29,7 +29,7 @@ CONTROL_CONFIG = "scu_config.json"
 SAMPLES = "samples.json"
 """What base model and adapter make of two test documents."""
 STOPPED = "stopped.json"
-"""Which signal stopped the run, and the checkpoint to go on from; there until the run goes on."""
+"""Which signal stopped the run, and the checkpoint to continue from; there until the run continues."""
 WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The adapter, as PEFT names it."""
 BEST_ADAPTER, LAST_ADAPTER = "best", "final"
@@ -157,11 +157,11 @@ class RunFolder:
         return self.trained and (self.path / MODEL_CARD).is_file()
 
     def write_json(self, name: str, value: object) -> None:
-        """Write a JSON file whole or not at all, as ``as_json``."""
+        """Write a JSON file completely or not at all, as ``as_json``."""
         self.write_text(name, as_json(value))
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a text file whole or not at all."""
+        """Write a text file completely or not at all."""
         self.write_lines(name, [text])
 
     def write_lines(self, name: str, lines: Iterable[str]) -> None:

@@ -51,7 +51,7 @@ def read_runs(folder: Path) -> tuple[list[Summary], list[dict[str, str]]]:
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
-    """The run folders in a folder, itself included, at any depth; none is looked for inside another."""
+    """The run folders in a folder, itself included, at any depth, but not inside another run folder."""
     for path, folders, files in os.walk(folder):
         if any(sign in files for sign in SIGNS):
             folders.clear()

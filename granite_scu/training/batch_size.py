@@ -1,6 +1,6 @@
 """``--auto-batch-size``: the largest micro-batch that fits, predicted first, then proved by training on it.
 
-An optimizer step keeps its blocks; how many of them are on the device at once changes, and nothing but speed with it.
+An optimizer step keeps its blocks; how many of them are on the device at once changes, and only the speed with it.
 """
 
 import logging

@@ -120,7 +120,7 @@ def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: i
             )
         _check_validations(max(run.eval_steps, every), steps)  # what a tick finds is the newest validation
     warmup = config.cpr_warmup or control.CPR.cpr_warmup
-    # At the tick that takes the bounds none is exceeded yet, and after the last tick no step is left to act on.
+    # At the tick that takes the bounds no matrix exceeds them yet, and after the last tick no step is left to act on.
     if law == "cpr" and config.cpr_bound is None and warmup > ticks - 2:
         shorter = f"--control-every, or a --cpr-warmup of at most {ticks - 2}" if ticks > 2 else "--control-every"
         raise UserError(

@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 class RunLogger(Logger):
-    """One of the loggers, opened in the main process alone. What it fails at is said once, and the training goes on.
+    """One of the loggers, opened in the main process alone. A failure is reported once, and the training continues.
 
     Args:
         kind: ``wandb``, ``mlflow`` or ``trackio``.

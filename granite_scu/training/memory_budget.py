@@ -77,7 +77,7 @@ def sizes(blocks: int, most: int | None = None) -> list[int]:
 
 
 def largest_that_fits(request: Request, machine: Machine, most: int | None = None) -> Request | None:
-    """The request in the largest micro-batches, up to ``most`` blocks, that are predicted to fit; None where none is.
+    """The request in the largest micro-batches, up to ``most`` blocks, that fit by prediction; None if one does not.
 
     A larger batch takes more, so that halving the candidates finds it.
     """
@@ -138,7 +138,7 @@ def ran_out(error: BaseException) -> bool:
 
 @contextmanager
 def explained(request: Request, machine: Machine) -> Iterator[None]:
-    """Make of an error for want of memory one line: what was asked for, what there was, and what to try next.
+    """Make one line of an error about memory: what was asked for, what there was, and what to try next.
 
     Args:
         request: the run's.

@@ -226,7 +226,7 @@ class GraniteModule(L.LightningModule):
             return
         kernels = mamba.kernels_in_use(self.language_model)
         known = {
-            "the checkpoint to go on from": self.micro_batches,
+            "the checkpoint to continue from": self.micro_batches,
             "--precision (auto: what a process's GPU does best)": str(self.dtype_of_base),
             "--kernels (auto: those that proved right on a process's GPU)": kernels and kernels.name,
             **self._frozen_settings(),
@@ -523,7 +523,7 @@ def _other_adapters() -> UserError:
 
 def not_compiled() -> AbstractContextManager:
     """Run what is compiled as it is. Validation differs from training in grad mode and in the size of its last batch,
-    and each would be compiled anew, for minutes, to save seconds."""
+    and each would be compiled again, for minutes, to save seconds."""
     return torch.compiler.set_stance("force_eager")
 
 

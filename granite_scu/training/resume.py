@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: what must be the same, what may differ and is named, and where everything stands."""
+"""Continuing from a checkpoint: what must be the same, what may differ and is named, and where everything stands."""
 
 import logging
 import shutil
@@ -139,17 +139,19 @@ def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], o
         raise UserError(f"{where} its controller is {flag}; resume with --controller {flag}")
     finished = resume.in_place and RunFolder(resume.path.parent).finished
     if resume.step > steps or (resume.step == steps and finished):
-        raise UserError(f"{where} it is at step {resume.step} and the run ends at {steps}; raise --max-steps to go on")
+        raise UserError(
+            f"{where} it is at step {resume.step} and the run ends at {steps}; raise --max-steps to continue"
+        )
     if finished and has_ended(resume.state, now):
         raise UserError(
             f"{where} the run ended there, at step {resume.step}, before --max-steps; raise --max-time, "
-            "--early-stopping or --stop-at-equilibrium, whichever ended it, to go on"
+            "--early-stopping or --stop-at-equilibrium, whichever ended it, to continue"
         )
     later = _later(resume) if resume.in_place and not overwrite else []
-    # They would be of another course, and ``last`` would take up that one.
+    # They would belong to another run, and ``last`` would continue that one.
     if newer := [path.name for path in later if manifest.damage(path) is None]:
         raise UserError(
-            f"{where} {newer[-1]} is newer; go on from that, go on from here in another --output-dir, or drop what is "
+            f"{where} {newer[-1]} is newer; continue from that, or from here in another --output-dir, or drop what is "
             "newer with --overwrite"
         )
 
@@ -170,7 +172,7 @@ def _later(resume: Resume) -> list[Path]:
 def restore_records(folder: RunFolder, resume: Resume, drop_later: bool) -> None:
     """Continue the records up to the checkpoint; from a new folder, with those of the checkpoint's own.
 
-    In its own folder what came after it makes way, newest first: ``last`` goes on wherever this is cut short.
+    In its own folder what came after it makes way, newest first: ``last`` works wherever this is cut short.
     """
     if resume.in_place and drop_later:
         for path in reversed(_later(resume)):

@@ -11,7 +11,7 @@ the factor of the training text. Any may be null."""
 _UNSURE = 0.25
 """Standard error beyond which a factor that is within it of 1 shows nothing."""
 _TIMES = 3.0
-"""Factor from which it is said as it is, and not in per cent."""
+"""Factor from which it is printed as a factor, and not in per cent."""
 _RISING = 0.1
 """Share of a run, its first, in which the factors may leave the picture: little is known of them yet."""
 _LEAST_RANGE = 0.05

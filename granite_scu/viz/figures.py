@@ -1,6 +1,6 @@
 """The figures of an ablation: one for each thing that a run measured, for one run or many.
 
-Of runs that differ in nothing but their seed the line is the median, and the band goes from the least to the greatest.
+Of runs that differ in their seed alone the line is the median, and the band goes from the least to the greatest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -253,7 +253,7 @@ def draw_figures(groups: Sequence[Group]) -> dict[str, Figure]:
 
 
 def _smoothed_s(run: Run) -> Course:
-    """S as the law saw it; as it was measured where the law smooths nothing."""
+    """S as the controller saw it; as measured where it smooths nothing."""
     smoothed, raw = run.column("s_ema"), run.column("s")
     return run.column("step"), np.where(np.isfinite(smoothed), smoothed, raw)
 

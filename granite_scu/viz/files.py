@@ -1,4 +1,4 @@
-"""How files get written whole or not at all, and what a command says about them."""
+"""How files get written completely or not at all, and what a command says about them."""
 
 import argparse
 import os

@@ -3,7 +3,7 @@
     granite-scu plot RUN [RUN ...] --out DIR
     granite-scu plot comparison.json --out DIR
 
-writes each as PNG and SVG into DIR. Runs that differ in nothing but their seed share a line with a band.
+writes each as PNG and SVG into DIR. Runs that differ in their seed alone share a line with a band.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Runs side by side: those that differ in nothing but their seed belong together, the others are told apart by name."""
+"""Runs side by side: those that differ in their seed alone belong together, the others have different names."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Course = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seed, and how they are drawn.
+    """Runs that differ in their seed alone, and how they are drawn.
 
     Attributes:
         label: what sets the group apart.

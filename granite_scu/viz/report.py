@@ -58,7 +58,7 @@ def build_report(run: Run) -> str:
 
 
 def write_report(run: Run, file: Path) -> Path:
-    """Write the page, whole or not at all."""
+    """Write the page, completely or not at all."""
     page = build_report(run)
     with replacing(file) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")

@@ -38,6 +38,6 @@ def _sample(texts: Mapping[str, str]) -> str:
     same = '<p class="faint">Both continue it in the same words.</p>' if texts["base"] == texts["adapter"] else ""
     return (
         f'<article><h4>Beginning</h4><p class="text faint">{escape(texts["prompt"])}</p>'
-        f'<div class="pair">{continuations}</div>{same}<details><summary>How the document goes on</summary>'
+        f'<div class="pair">{continuations}</div>{same}<details><summary>How the document continues</summary>'
         f'<p class="text">{escape(texts["document"])}</p></details></article>'
     )

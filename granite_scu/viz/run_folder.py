@@ -76,7 +76,7 @@ class Run:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is one to go on from."""
+        """Whether there is one to continue from."""
         return any(self.path.glob("checkpoint-*"))
 
     @property
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def setpoint_moves(self) -> bool:
-        """Whether the law moves its setpoint by itself: a setpoint that S follows, and is not judged by."""
+        """Whether the controller moves its setpoint: a setpoint that S follows, and is not judged by."""
         return self.uses_setpoint and self.config.get("target_s", "") is None
 
     @property

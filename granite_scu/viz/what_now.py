@@ -41,7 +41,7 @@ def what_now(run: Run) -> list[Advice]:
 
 
 def place(run: Run) -> str:
-    """The run folder as a command names it: as it was asked for, or its name where that was a path from the root."""
+    """The run folder as a command names it: as the user named it, or its name where that was a path from the root."""
     asked = part(run.settings, "run").get("output_dir")
     if not isinstance(asked, str) or asked.startswith("~") or Path(asked).name != run.name:
         return run.name
@@ -96,7 +96,7 @@ def _use(run: Run) -> Iterator[Advice]:
 
 
 def _interval(run: Run) -> tuple[Any, Any]:
-    """Of adapter less base, bits per token, as the test documents scored one by one have it; None where none is."""
+    """Of adapter less base, bits per token, from the test documents scored one by one; None where there are none."""
     pairs = run.evaluation.get("pairs")
     pair = pairs[0] if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else {}
     return pair.get("low"), pair.get("high")

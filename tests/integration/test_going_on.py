@@ -96,7 +96,7 @@ def test_going_back_in_a_run_folder_must_be_meant(run, launch):
     """What is newer would be of another course, and the next ``last`` would go on with that."""
     code, _, err = launch("--resume-from-checkpoint", run / "checkpoint-3")
     assert code == 2
-    assert "checkpoint-6 is newer; go on from that, go on from here in another --output-dir, or drop" in err
+    assert "checkpoint-6 is newer; continue from that, or from here in another --output-dir, or drop" in err
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_auto_never_replaces_a_run_that_is_finished(run, short, launch, tmp_path
 def test_a_run_that_is_finished_is_not_gone_on_with(run, short, launch):
     code, _, err = launch(*short, "--output-dir", run, "--resume-from-checkpoint", "last")
     assert code == 2
-    assert "it is at step 6 and the run ends at 6; raise --max-steps to go on" in err
+    assert "it is at step 6 and the run ends at 6; raise --max-steps to continue" in err
 
 
 def test_the_best_adapter_comes_along_into_another_folder(run, short, launch, tmp_path):

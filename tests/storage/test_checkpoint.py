@@ -161,7 +161,7 @@ def test_a_damaged_one_is_passed_over_and_named(several, caplog, monkeypatch):
     (several / "checkpoint-1000" / "best" / "validation.json").write_bytes(b"another")
     assert find("last", several).name == "checkpoint-900"
     assert "checkpoint-1000: best/validation.json is damaged; continuing from checkpoint-900 instead" in caplog.text
-    with pytest.raises(UserError, match=r"best/validation\.json is damaged; go on from another, or from the last"):
+    with pytest.raises(UserError, match=r"best/validation\.json is damaged; continue from another, or from the last"):
         find(str(several / "checkpoint-1000"), several)
 
 

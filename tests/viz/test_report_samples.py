@@ -16,7 +16,7 @@ def page(folder, samples) -> str:
 def test_both_continuations_stand_side_by_side_below_the_beginning(finished):
     source = page(finished, [TEXTS])
     begins = source.index("Once &lt;b&gt;")
-    pair = source[source.index('class="pair"', begins) : source.index("How the document goes on")]
+    pair = source[source.index('class="pair"', begins) : source.index("How the document continues")]
     assert "Base model" in pair and " there &amp; then" in pair
     assert "Adapter" in pair and "(nothing)" in pair
     assert "each by at most 40 tokens, at temperature 0.5" in source

@@ -8,7 +8,7 @@ NEXT, NOW, POSITION, STRENGTH, CHANGE = range(5)
 """What a tick is described by: the speed after and before it, ln ParamBPT, ln lambda, and the change of ln lambda."""
 
 LEAST = 12
-"""Ticks below which nothing is said: each of the regressions takes up to four of them."""
+"""Ticks below which there is no answer: each of the regressions takes up to four of them."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whether lambda can bring S to its setpoint at all, judged while the run goes on."""
+"""Whether lambda can bring S to its setpoint at all, judged during the run."""
 
 import math
 from collections.abc import Mapping
@@ -197,7 +197,7 @@ class Reachability:
         return 1.0 if self.growth is None else ceiling(self.growth, moved_at_end, data_bpt)
 
     def advice(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> str | None:
-        """What is seen and the first thing to change, in a line; None while the setpoint is in reach."""
+        """What is seen and the first thing to change, as one line; None while the setpoint is in reach."""
         if state.side is None:
             return None
         last = state.recent[-1]
@@ -249,7 +249,7 @@ def _stands_still(recent: tuple[Sight, ...]) -> bool:
 
 
 def _grown(last: Sight, exponent: float) -> float:
-    """S at the end of the run, if ParamBPT goes on with that power of the summed learning rates."""
+    """S at the end of the run, if ParamBPT keeps growing with that power of the summed learning rates."""
     factor = math.exp(clip(exponent, -10.0, 10.0) * math.log(last.moved_at_end / last.moved))
     param_bpt = last.param_bpt * factor
     return param_bpt / (param_bpt + last.data_bpt)

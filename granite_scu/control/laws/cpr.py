@@ -37,7 +37,7 @@ class CPR:
         lambda_i <- clip(lambda_i + mu (P_i / bound_i - 1), 0, lambda_max)
 
     the multiplier step of an augmented Lagrangian for P_i <= bound_i. It rests at 0 while the bound is kept. The bound
-    is given, one for all, or each P_i at tick ``cpr_warmup`` (the paper's Kappa-WS); until then nothing acts. A matrix
+    is given, one for all, or each P_i at tick ``cpr_warmup`` (the paper's Kappa-WS); before that nothing acts. A matrix
     that has learned nothing by then is bound by the first P_i that is at least a hundredth of the mean over the
     matrices: a smaller one would be exceeded a thousandfold as soon as it learns.
 
@@ -51,7 +51,7 @@ class CPR:
 
     Attributes:
         cpr_bound: the most bits per token that a matrix may take; None takes what each has after the warm-up.
-        cpr_warmup: valid ticks until then, at least 1.
+        cpr_warmup: valid ticks before that one, at least 1.
         mu: change of lambda per unit of relative violation and tick.
         ema_alpha: weight of the newest ln S in the filter of the log, in (0, 1]; P_i is not smoothed.
         lambda_max: upper bound of each lambda.

@@ -29,7 +29,7 @@ class PIState:
         data: filter of ln DataBPT, for the law.
         position: ln(ParamBPT / filtered DataBPT), which is controlled; None before the first valid tick.
         slope: its smoothed change per tick.
-        growth: ParamBPT at the first valid tick over the square of the travel until then.
+        growth: ParamBPT at the first valid tick over the square of the travel up to that tick.
         travel: at the last valid tick.
         pace: by how much that had grown since the valid tick before it.
         integral: the integral term that the next tick starts from, in ln lambda.

@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
     Attributes:
         inputs: tokens, padded at the end.
-        labels: the token that each position predicts; ``IGNORED`` where none is supervised.
+        labels: the token that each position predicts; ``IGNORED`` at positions that are not learned.
         documents: numbers, in the block, of the document that each position belongs to; padding has the last one's.
     """
 
@@ -89,7 +89,7 @@ class PackedRow:
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Documents in bins, of which none is like another.
+    """Documents in bins, all of which differ.
 
     Attributes:
         every: (spans, 2) of all blocks, one after the other.

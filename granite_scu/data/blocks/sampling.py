@@ -1,6 +1,6 @@
 """Which blocks a rank trains on, batch by batch: a function of the seed and the batch's number alone.
 
-Nothing has to be stored to go on from a batch, and any number of ranks together read the same blocks in
+Nothing has to be stored to continue from a batch, and any number of ranks together read the same blocks in
 the same global batches.
 """
 

@@ -165,7 +165,7 @@ def assign(
 
 def by_block(n_blocks: int) -> dict[str, range]:
     """Divide consecutive blocks: the first 80 % for training, then 10 % and 10 %, with a block left out before
-    each of the two, so that no held-out text goes on from text just before it. Needs ``MIN_BLOCKS`` blocks.
+    each of the two, so that no held-out text continues text just before it. Needs ``MIN_BLOCKS`` blocks.
     """
     assert n_blocks >= MIN_BLOCKS, n_blocks
     held_out = (n_blocks - 2) // 10

@@ -91,7 +91,7 @@ def in_memory(documents: Iterable[Document | TextFile]) -> list[Document]:
     """The documents with text, files of text with theirs; the number of those without any is logged."""
     every = [d if isinstance(d, Document) else Document(d.name, d.text) for d in documents]
     full = [document for document in every if document.text.strip()]
-    if full and len(full) < len(every):  # of nothing but empty ones the refusal tells
+    if full and len(full) < len(every):  # if all are empty, the refusal says so
         first = next(document.name for document in every if not document.text.strip())
         n_empty = len(every) - len(full)
         _log.warning("left out %d of %d texts, which are empty; the first is %s", n_empty, len(every), first)

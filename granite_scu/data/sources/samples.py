@@ -25,7 +25,7 @@ from granite_scu.data.sources.record_formats import (
 
 MESSAGES = "messages"
 SAID = ("role", "content", "reasoning_content", "thinking", "name", "tool_calls", "tool_call_id")
-"""What is said in a message, of all that a record of it may hold."""
+"""The words of a message, without the other fields of its record."""
 
 _KNOWN = ", ".join(" and ".join(each.needed) for each in FORMATS[:-1]) + f", or {' and '.join(FORMATS[-1].needed)}"
 
@@ -112,7 +112,7 @@ def _format_of(place: str, record: Record, column: str, record_format: str) -> R
 
 
 def _chat(place: str, record: Record, wanted: RecordFormat) -> Document:
-    """The conversation of a record; an empty document where nothing is said in prompt and completion."""
+    """The conversation of a record; an empty document where prompt and completion are empty."""
     fields = _fields(place, record, wanted)
     messages, n_prompt, plain = wanted.chat(fields)
     if plain and not any(text.strip() for text in plain):

@@ -175,7 +175,7 @@ def _turn(path: Path) -> AbstractContextManager:
 
 @contextmanager
 def _naming(folder: Path, problem: str, remedy: str) -> Iterator[None]:
-    """Say of an error of the system that it is the folder's; what is of no file in it goes on as it is."""
+    """Say of an error of the system that it is the folder's; an error about no file in it is raised unchanged."""
     try:
         yield
     except OSError as error:
@@ -247,7 +247,7 @@ def _append(files: dict[str, BinaryIO], checksums: dict[str, int], part: Part, b
 
 
 def _is_sound(folder: Path, n_vocabulary: int) -> bool:
-    """Whether a text is kept there, to the last byte as it was written, and of tokens that there are.
+    """Whether a text is kept there, to the last byte and unchanged, and of tokens that there are.
 
     Reads all of it, which takes a second or two for a gigabyte of text.
     """

@@ -130,7 +130,7 @@ class Renderer:
         return text, self._with_words(conversation, text, spans), n_thoughts
 
     def _with_words(self, conversation: Conversation, text: str, spans: list[tuple[int, int]]) -> Places:
-        """Without turns of which the template shows nothing but their end: it would teach not to answer."""
+        """Without turns of which the template shows their end alone: it would teach not to answer."""
         found = tuple(span for span in spans if self.control.words(text[slice(*span)]))
         calling = next((i for i in conversation.said if conversation.messages[i].get("tool_calls")), None)
         if len(found) < len(spans) and calling is not None:
@@ -186,7 +186,7 @@ class Renderer:
         return marked.left_out(rendered)
 
     def _check_shown(self, conversation: Conversation) -> None:
-        """Refuse a kind of message that the template passes over: what is said in it would be lost without a word.
+        """Refuse a kind of message that the template passes over: its words would be lost without a message.
 
         Tried with a mark in place of a message's content, since templates may rewrite contents.
         """

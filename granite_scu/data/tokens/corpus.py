@@ -109,7 +109,7 @@ def say_formats(corpus: Prepared, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def check_documents(config: DataConfig, corpus: Prepared) -> None:
-    """Say what is not learned as it was written, and refuse a ``--text-column`` that no record has a text in."""
+    """Report what is not learned unchanged, and refuse a ``--text-column`` that no record has a text in."""
     column, text = config.text_column, config.named
     if column not in (DataConfig.text_column, samples.MESSAGES) and corpus.n_conversations == corpus.n_documents:
         raise UserError(
@@ -141,7 +141,7 @@ def full_names(sources: list[str]) -> list[str]:
 
 
 def _stamps(sources: list[str]) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of each of the user's files; what is wrong with them is said by who reads them."""
+    """Name, size and time of change of each of the user's files; whoever reads them reports what is wrong with them."""
     own = [name for name in sources if name.strip() and is_path(name)]
     try:
         found = [file for name in own for file in files.find(name) if files.kind(file) in formats.SUFFIXES]

@@ -13,7 +13,7 @@ from granite_scu.data.sources.documents import ASSISTANT
 from granite_scu.data.tokens.control_tokens import THINKING, Places
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message for what is thought before it is said."""
+"""Fields of a message for the thoughts before the answer."""
 
 _TAGS = re.compile(f"({'|'.join(THINKING)})")
 
@@ -78,7 +78,7 @@ class Marked(NamedTuple):
 
 
 def is_thought_of(message: dict[str, Any]) -> bool:
-    """Whether something may be thought before a message is said."""
+    """Whether thoughts may come before a message."""
     return any(name in message for name in THOUGHTS) or THINKING[1] in str(message.get("content"))
 
 

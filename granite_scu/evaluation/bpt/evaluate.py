@@ -150,7 +150,7 @@ def _check_window(length: int, stride: int, models: Sequence[str]) -> None:
 def _machine(model: BaseConfig, accelerator: str, precision: str) -> Machine:
     accelerator = loading.device_named(accelerator, "--accelerator").type  # scoring alone does not need a GPU
     precision = "auto" if precision == "auto" else PRECISIONS[precision]
-    uncompiled = replace(model, compile=False)  # its forward passes differ in shape, each would be compiled anew
+    uncompiled = replace(model, compile=False)  # its forward passes differ in shape, each would be compiled again
     found = machine.resolve(uncompiled, RunConfig(), {"accelerator": accelerator, "precision": precision})
     kernels.check(found.kernels, found.accelerator)
     return found

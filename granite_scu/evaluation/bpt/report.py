@@ -79,7 +79,7 @@ def _circumstances(found: dict[str, Any], forgetting: dict[str, Any] | None) -> 
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write rows whole or not at all."""
+    """Write rows completely or not at all."""
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

@@ -56,7 +56,7 @@ def with_template(
         arguments: ``--chat-template-args``.
 
     Raises:
-        UserError: the subjects have different ones and none is asked for, or what ``templates.chosen`` raises.
+        UserError: the subjects have different ones and no one is named, or what ``templates.chosen`` raises.
     """
     places = [list(filter(None, (subject.path, subject.run))) for subject in subjects]
     own = [(places[0], found) for places in places if (found := templates.saved_in(*places)) is not None]

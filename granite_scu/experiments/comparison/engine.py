@@ -179,7 +179,7 @@ def do_run(spec: Spec, evidence: Path, scratch: Path) -> dict | str:
     except (UserError, RunFailed) as error:
         return str(error)
     except Exception as error:
-        # The boundary of a run: the others go on, and the command reports it at its end.
+        # The boundary of a run: the others continue, and the command reports it at its end.
         return f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
 
 

@@ -43,12 +43,12 @@ class Plan:
     """The part of a protocol that was asked for, and the evidence for it.
 
     Args:
-        protocol: the whole of it.
+        protocol: all of it.
         tasks: names of the tasks asked for.
         arms: names of the arms asked for.
         seeds: how many of the seeds.
         evidence: what is finished, in the precision that all runs of the plan are in; what follows from it is worked
-            out anew when there is more of it.
+            out again when there is more of it.
     """
 
     def __init__(

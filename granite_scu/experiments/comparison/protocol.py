@@ -21,7 +21,7 @@ class Task:
         name: names the folder of its runs.
         corpus: an embedded corpus, or one that ``scripts/fetch_texts.py`` fetches.
         train_tokens: of it; None takes the whole training split.
-        steps: optimizer steps of 1024 tokens; None is one pass over the training text.
+        steps: optimizer steps of 1024 tokens; None means one pass over the training text.
         then: the corpus that replaces it half-way, the same amount of it. Validation and test are on that one: a shift
             stands for text whose character changes while a model learns from it, and what counts is what comes.
         settings: dotted configuration keys in which its runs differ from ``TRAINING`` or from the family's learning

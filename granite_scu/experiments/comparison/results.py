@@ -84,7 +84,7 @@ def _versions(evidence: Evidence) -> dict[str, list[str]]:
 
 
 def _setpoint(plan: Plan) -> tuple[float | None, bool]:
-    """S*, and whether it was chosen before all runs that choose it are there; None where none is."""
+    """S*, and whether it was chosen before all runs that choose it are there; None where no S* is set."""
     if plan.protocol.selection_task is None:
         return None, False
     if (setpoint := plan.setpoint()) is not None:

@@ -109,7 +109,7 @@ def compare(
 
     expected = answer()
     settling = describe_step(expected, band).settling
-    # Twice that, for a loop somewhat slower is on its way until then. Where the prediction settles late or never, the
+    # Twice that, for a loop somewhat slower is still on its way. Where the prediction settles late or never, the
     # last third counts as what follows: an oscillation must show somewhere.
     split = min(len(seen) if settling is None else max(2 * settling, 1), 2 * len(seen) // 3)
     generator = np.random.default_rng(seed)

@@ -13,7 +13,7 @@ class ExcitationState(WrapperState):
     """What one tick leaves to the next.
 
     Attributes:
-        law: state of the law that settles; it goes on filtering S for the log when it no longer acts.
+        law: state of the law that settles; it still filters S for the log when it no longer acts.
         tick: ticks done, those without a valid measurement included.
         level: mean of ln lambda over the later half of the settling, as far as it has come.
         counted: ticks in that mean.

@@ -98,7 +98,7 @@ def simulate(
         noise: (ticks,) added to each measured ln S.
 
     Returns:
-        (ticks,) ln S as it was without the noise, (ticks,) ln lambda, and the controller's outputs.
+        (ticks,) ln S without the noise, (ticks,) ln lambda, and the controller's outputs.
     """
     plant, state, y = Plant(model, at), controller.init(), at[1]
     added = np.zeros(ticks) if noise is None else np.asarray(noise, dtype=np.float64)

@@ -68,7 +68,7 @@ class Fit:
 def fit_fopdt(u: ArrayLike, y: ArrayLike, start: int = 0, max_theta: float = 12.0) -> Fit:
     """Fit an FOPDT model by least squares.
 
-    The plant drifts (DataBPT falls and the adapter grows by itself), so the model of the output is
+    The plant drifts (DataBPT falls and the adapter grows without lambda), so the model of the output is
 
         y[k] = offset + drift ln(k + 1) + (G u)[k] + n[k],     n[k] = rho n[k-1] + white noise.
 

@@ -33,7 +33,7 @@ RESULT = "identification.json"
 OFF_SETPOINT = 0.25
 """How far S may lie from S*, in ln S, when lambda is first stepped: gain and time constant are those of that S."""
 FOLLOW = 30
-"""Ticks, at the least, that the verification goes on for after the step."""
+"""Ticks, at the least, that the verification lasts after the step."""
 
 
 def identify(request: Request, config: IdentifyConfig, console: Console, as_json: bool = False) -> int:
@@ -113,7 +113,7 @@ def _law(asked: ControlConfig, resume: str | None, amplitude: float, factor: flo
             f"--step_test.amplitude {amplitude:g} up and down, a factor of {math.exp(2 * amplitude):.3g}"
         )
     if resume:
-        raise UserError(f"--run.resume {resume}: a step test cannot go on; leave it out")
+        raise UserError(f"--run.resume {resume}: a step test cannot be continued; leave it out")
     return build_controller(asked)
 
 
@@ -252,7 +252,7 @@ def _follow(config: IdentifyConfig, law: control.PI, model: Fopdt) -> int:
     return min(config.ticks - config.settle, max(FOLLOW, 3 * (linear.settling or FOLLOW)))
 
 
-# What is said
+# Messages
 
 
 def _verdict(result: dict[str, Any]) -> str:

@@ -57,7 +57,7 @@ def publish(
     Args:
         files: content by name.
         repo_id: ``owner/name``; made when it is missing.
-        revision: branch, made when it is missing; None is the main one.
+        revision: branch, made when it is missing; None means the main one.
         private: whether a new repository must be private; an existing public one is then refused.
         base: hub id of the base model, which must be there, or the embedded model's name.
         token: may write there.

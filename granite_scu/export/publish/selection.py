@@ -1,4 +1,4 @@
-"""What of a run folder is published, checked and made fit for strangers; everything else stays where it is."""
+"""What of a run folder is published, checked and made safe to publish; everything else stays where it is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ REQUIRED = (
 )
 OPTIONAL = ("control.svg", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
 PUBLISHED = (MODEL_CARD, *REQUIRED, *OPTIONAL)
-"""Everything that is ever uploaded. The card is built anew."""
+"""Everything that is ever uploaded. The card is built again."""
 
 KEPT = (
     *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, SAMPLES, STOPPED, "report.html"),

@@ -30,7 +30,7 @@ CHUNK = 256
 
 
 def version_of(distribution: str) -> str | None:
-    """The version that is installed; None where none is."""
+    """The version that is installed; None where it is not."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ class BestAdapter(L.Callback):
     """After each validation that beats those before, saves the adapter into ``folder``.
 
     The record to beat is what the folder holds, adapter and score written as one. A checkpoint has a copy of the
-    folder as it was then, and not the record alone: one copy cannot disagree with the adapter that it is about.
+    folder of that time, and not the record alone: one copy cannot disagree with the adapter that it is about.
 
     Args:
         folder: ``best/`` of the run folder. It is there while the run trains.

@@ -13,9 +13,9 @@ from granite_scu.training.module import GraniteModule
 class Checkpoints(L.Callback):
     """Saves ``checkpoint-<step>`` every ``save_steps`` steps and at the end. Comes after all that has a state.
 
-    Where a step is validated, its checkpoint is saved afterwards: what a validation decides is part of the state. One
+    Where a step is validated, its checkpoint is saved after that: what a validation decides is part of the state. One
     that had to be saved before says so, and the run that continues from it validates first. While steps are not finite
-    none is saved: it would push out those from before the weights went wrong.
+    it is not saved: it would push out those from before the weights went wrong.
 
     Args:
         folder: the run folder.
@@ -97,5 +97,5 @@ class Checkpoints(L.Callback):
 
 
 def has_ended(checkpoint: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of a run that had itself stopped, and of these settings: with others it goes on."""
+    """Whether a checkpoint is of a run that had itself stopped, and of these settings: with others it continues."""
     return checkpoint["stopping"] and checkpoint["settings"] == settings

@@ -5,13 +5,13 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 
 class OwnPatience(EarlyStopping):
-    """Lightning's, which would have a run that goes on keep the patience that it began with."""
+    """Lightning's, which would have a continued run keep the patience that it began with."""
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})
 
     def on_train_batch_start(self, *_) -> None:
-        self.stopping_reason = EarlyStoppingReason.NOT_STOPPED  # a run that takes another step goes on
+        self.stopping_reason = EarlyStoppingReason.NOT_STOPPED  # a run that makes another step continues
 
     @property
     def stop_reason(self) -> str | None:

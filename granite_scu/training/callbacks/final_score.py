@@ -45,7 +45,7 @@ class FinalScore(L.Callback):
         best: the callback that kept the best validated adapter.
         stopwatch: for the training time.
         monitor: sums up throughput and MFU.
-        setpoint: that S is judged by; None where there was none, or one that moved about by itself.
+        setpoint: that S is judged by; None where there was none, or where the controller moved it.
         reachability: what watched whether the setpoint can be reached; None where nothing holds one.
         stoppers: what may have ended the run, the most telling first.
     """
@@ -123,7 +123,7 @@ class FinalScore(L.Callback):
         history = self.folder.finish_history()
         last = history[-1] if history else {}
         tokens = last.get("tokens", 0)
-        # A setpoint that moved about by itself is none to be judged by.
+        # S is not judged by a setpoint that the controller moved.
         judged = history if self.setpoint is not None else [record | {"s_target": None} for record in history]
         return {
             "steps": trainer.global_step,

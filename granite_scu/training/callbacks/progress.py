@@ -91,7 +91,7 @@ def describe(record: dict) -> str:
 
 
 def _device(record: dict) -> list[str]:
-    """What there is of a GPU's MFU, memory (now, peak, total) and sensors.
+    """The MFU, memory (now, peak, total) and sensors of a GPU, as far as known.
 
     MFU on a CPU is in the history alone: it is a share of a rate measured there, which tells a user nothing.
     """

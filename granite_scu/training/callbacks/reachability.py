@@ -1,4 +1,4 @@
-"""Says, once, when the setpoint turns out to be beyond what lambda can reach. The run goes on."""
+"""Says, once, when the setpoint turns out to be beyond what lambda can reach. The run continues."""
 
 import logging
 import math

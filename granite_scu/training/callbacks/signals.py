@@ -35,7 +35,7 @@ class GracefulStop(L.Callback):
     Once training is over everything is saved, and signals act at once, as they do before it.
 
     Args:
-        folder: the run folder, which says afterwards what stopped the run.
+        folder: the run folder, which records what stopped the run.
         save: has a checkpoint of the newest step.
         again: the command that continues the run.
     """

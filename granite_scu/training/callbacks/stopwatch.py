@@ -26,7 +26,7 @@ class Stopwatch(L.Callback):
         return (count - before) / passed if passed > 0 else 0.0
 
     def start(self) -> None:
-        """Go on."""
+        """Continue."""
         self._since = time.perf_counter()
 
     def stop(self) -> None:
