@@ -18,21 +18,22 @@ from granite_scu.viz import style
 ROOT = Path(__file__).resolve().parents[1]
 
 BOXES = {
-    "measure": (1.5, 2.6, "training step\nloss and adapter size"),
-    "ratio": (5.0, 2.6, "S = ParamBPT /\n(DataBPT + ParamBPT)"),
-    "controller": (8.5, 2.6, "PI controller\ncompares S with S*"),
-    "validation": (8.5, 4.6, "validation data\nwould a larger adapter help?"),
-    "penalty": (5.0, 0.7, "penalty\nλ · size of the update"),
+    "measure": (1.5, 4.6, "training step\nloss and adapter size"),
+    "ratio": (1.5, 2.6, "S = ParamBPT /\n(DataBPT + ParamBPT)"),
+    "controller": (5.4, 2.6, "PI controller\ncompares S with S*"),
+    "validation": (5.4, 0.6, "validation data: would\na larger adapter help?"),
+    "penalty": (5.4, 4.6, "penalty\nλ · size of the update"),
 }
-"""Centre of each box, and its words."""
+"""Centre of each box, and its words. Two columns, so that the words can be read on a phone."""
 
 ARROWS = (
-    ("measure", "ratio", "bits per token"),
-    ("ratio", "controller", "S"),
-    ("validation", "controller", "S*"),
-    ("controller", "penalty", "λ"),
-    ("penalty", "measure", "gradient"),
+    ("measure", "ratio", "bits per token", (-0.85, -0.08)),
+    ("ratio", "controller", "S", (0, 0.15)),
+    ("validation", "controller", "S*", (0.25, -0.08)),
+    ("controller", "penalty", "λ", (0.25, -0.08)),
+    ("penalty", "measure", "gradient", (0, 0.65)),
 )
+"""From, to, what passes, and how far from the arrow's middle it is written."""
 
 CASES = {
     "embedded fp32 8 x 128": "embedded, fp32",
@@ -44,35 +45,25 @@ CASES = {
 
 def loop() -> Figure:
     """The loop: what is measured, compared and set."""
-    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    figure = Figure(figsize=(6, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.set(xlim=(-0.2, 10.2), ylim=(-0.1, 5.4), aspect="equal")
+    axes.set(xlim=(-0.1, 7.0), ylim=(-0.1, 5.5), aspect="equal")
     axes.axis("off")
     patches = {}
     for name, (x, y, words) in BOXES.items():
         colour = style.VERMILION if name == "controller" else style.BLUE
-        box = FancyBboxPatch(
-            (x - 1.45, y - 0.55),
-            2.9,
-            1.1,
-            boxstyle="round,pad=0.06",
-            edgecolor=colour,
-            facecolor="white",
-            linewidth=1.6,
-        )
-        patches[name] = axes.add_patch(box)
+        frame = {"boxstyle": "round,pad=0.06", "edgecolor": colour, "facecolor": "white", "linewidth": 1.6}
+        patches[name] = axes.add_patch(FancyBboxPatch((x - 1.4, y - 0.5), 2.8, 1.0, **frame))
         axes.text(x, y, words, ha="center", va="center", fontsize=style.TICKS - 2, color=style.INK)
-    for start, end, label in ARROWS:
+    for start, end, label, (right, up) in ARROWS:
         (x0, y0, _), (x1, y1, _) = BOXES[start], BOXES[end]
-        bend = {"controller": -0.25, "penalty": -0.25}.get(start, 0)
         arrow = FancyArrowPatch(
             (x0, y0), (x1, y1), patchA=patches[start], patchB=patches[end], arrowstyle="-|>", mutation_scale=16,
-            connectionstyle=f"arc3,rad={bend}", color=style.INK, linewidth=1.3,
+            color=style.INK, linewidth=1.3,
         )  # fmt: skip
         axes.add_patch(arrow)
-        side = {"controller": (0.7, -0.6), "penalty": (-0.75, -0.6), "validation": (0.28, 0.02)}.get(start, (0, 0.75))
-        axes.text((x0 + x1) / 2 + side[0], (y0 + y1) / 2 + side[1], label, ha="center", fontsize=style.TICKS - 2,
+        axes.text((x0 + x1) / 2 + right, (y0 + y1) / 2 + up, label, ha="center", fontsize=style.TICKS - 2,
                   color=style.INK)  # fmt: skip
     return figure
 
