@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Draw the layers of the package from its imports: python tools/draw_layers.py [--output docs/images/layers.png]
 
-A box is a package of ``granite_scu``, a row is a layer, and an arrow says that one package imports another. The rows
-are found from the imports alone: a package stands one row above the highest package that it imports.
+A box is a package of ``granite_scu``, a row is a layer, and an arrow says that one package imports another. An arrow is
+left out where a way over other packages leads there too. The rows are found from the imports alone: a package stands
+one row above the highest package that it imports.
 """
 
 import argparse
@@ -46,6 +47,15 @@ def layers(graph: dict[str, set[str]]) -> list[list[str]]:
     return rows
 
 
+def without_shortcuts(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The imports that no chain of others implies: the transitive reduction of a graph without circles."""
+    reached: dict[str, set[str]] = {}
+    for row in layers(graph):
+        for name in row:
+            reached[name] = graph[name].union(*(reached[other] for other in graph[name]))
+    return {name: others - set().union(*(reached[other] for other in others)) for name, others in graph.items()}
+
+
 def draw(graph: dict[str, set[str]], output: Path) -> None:
     """Write the picture."""
     import matplotlib
@@ -55,12 +65,12 @@ def draw(graph: dict[str, set[str]], output: Path) -> None:
 
     rows = layers(graph)
     places = {name: ((i + 0.5) * 10 / len(row), y) for y, row in enumerate(rows) for i, name in enumerate(row)}
-    figure, axes = plt.subplots(figsize=(9, 1.1 * len(rows) + 0.5))
-    for name, others in graph.items():
-        for other in others:
+    figure, axes = plt.subplots(figsize=(6, 0.8 * len(rows) + 0.3))
+    for name, others in without_shortcuts(graph).items():
+        for other in sorted(others):
             (x, y), (u, v) = places[name], places[other]
             axes.annotate(
-                "", (u, v + 0.22), (x, y - 0.22), arrowprops={"arrowstyle": "->", "color": "#9aa5b1", "lw": 0.8}
+                "", (u, v + 0.2), (x, y - 0.2), arrowprops={"arrowstyle": "-|>", "color": "#6b7785", "lw": 1.0}
             )
     for name, (x, y) in places.items():
         box = {"boxstyle": "round,pad=0.45", "facecolor": "#e8eef7", "edgecolor": "#3b5b8c"}
@@ -68,7 +78,7 @@ def draw(graph: dict[str, set[str]], output: Path) -> None:
     axes.set_xlim(0, 10)
     axes.set_ylim(-0.5, len(rows) - 0.5)
     axes.set_axis_off()
-    figure.savefig(output, dpi=110, bbox_inches="tight", metadata={"Software": None})
+    figure.savefig(output, dpi=150, bbox_inches="tight", metadata={"Software": None})
 
 
 if __name__ == "__main__":
