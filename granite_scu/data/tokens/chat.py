@@ -206,7 +206,8 @@ class Renderer:
                 raise UserError(
                     f"--data-dir {conversation.name}: the chat template shows nothing of the content of "
                     f"message {i + 1}, whose role is {messages[i]['role']}, or prints its parts as Python does; give "
-                    "its content as one text, leave it out beside tool_calls, or take the message out"
+                    "its content as one text, leave it out beside tool_calls, take the message out, or choose a "
+                    "template that shows it with --chat-template"
                 )
             self._shown.add(kind)
 
