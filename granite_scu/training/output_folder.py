@@ -104,7 +104,7 @@ def claimed(folder: RunFolder, request: Request, resume: Resume | None) -> Itera
 
 @contextmanager
 def logged_from_here(formatter: logging.Formatter | None = None) -> Iterator[None]:
-    """Keep what is said before there is a run folder, for the log file in it; a run that is refused has neither.
+    """Keep messages from before there is a run folder for the log file in it; a run that is refused has neither.
 
     Args:
         formatter: of the log file's lines.
