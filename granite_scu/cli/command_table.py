@@ -8,8 +8,8 @@ class Command(NamedTuple):
 
     Attributes:
         module: has ``add_arguments(parser)`` and ``run(options) -> exit code``, and perhaps ``EXAMPLES``; or, where it
-            reads its arguments itself, ``main(arguments, name) -> exit code``. Importing it takes no second, so that
-            ``--help`` does not either.
+            reads its arguments itself, ``main(arguments, name) -> exit code`` and ``build_parser(name)``. Importing it
+            takes no second, so that ``--help`` does not either.
         meaning: what it does, in one line.
     """
 

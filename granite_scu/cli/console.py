@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from granite_scu.cli.setting_names import Wording
-from granite_scu.config.progress import LIVE
+from granite_scu.config.progress import LIVE, SHOWN
 
 PIPE_WIDTH = 120
 """Columns where the output is no terminal, which has no width of its own."""
@@ -47,6 +47,7 @@ def quiet(console: Console, wording: Callable[[str], str] = str) -> None:
     )
     handler.setFormatter(Wording(wording))
     handler.addFilter(lambda record: not (console.is_terminal and getattr(record, LIVE, False)))
+    handler.addFilter(lambda record: not getattr(record, SHOWN, False))
     ours = logging.getLogger("granite_scu")
     ours.setLevel(logging.INFO)
     ours.handlers[:] = [handler]

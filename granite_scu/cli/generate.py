@@ -11,7 +11,7 @@ from granite_scu.cli import script_flags
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
-from granite_scu.config.settings import DataConfig
+from granite_scu.config.settings import DataConfig, share
 
 if TYPE_CHECKING:
     from granite_scu.model.adapters import Switch
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="tokens to add at most (default: %(default)s)")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=Sampling.temperature, metavar="T",
                         help="of the draws; 0 chooses the likeliest token (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that have this "
+    parser.add_argument("--top-p", type=share, metavar="P", help="draw from the likeliest tokens that have this "
                         "probability together (default: from all)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=Sampling.seed, metavar="N", help="of the draws, the same for both "
                         "(default: %(default)s)")  # fmt: skip

@@ -29,10 +29,10 @@ def main(arguments: list[str], name: str) -> int:
     """One of the commands; returns the exit code."""
     command = name.split()[-1]
     if "--help" in arguments or "-h" in arguments:
-        print(guide(name, command).format_help(), end="")
+        print(build_parser(name).format_help(), end="")
         return 0
     if "--help-all" in arguments:
-        print(guide(name, command).format_help())  # LightningCLI, which lists every key, knows neither preset nor names
+        print(build_parser(name).format_help())  # LightningCLI, which lists every key, knows neither preset nor names
     asked = ["--help" if argument == "--help-all" else argument for argument in arguments]
     return guard.guarded(lambda: _run([command, *asked]), "--debug" in arguments, wording=as_dotted_keys)
 
@@ -45,8 +45,9 @@ def _run(arguments: list[str]) -> int:
     return train.main(arguments)
 
 
-def guide(name: str, command: str) -> Parser:
+def build_parser(name: str) -> Parser:
     """A parser that is there for its help: LightningCLI's own takes seconds, and lists all of Lightning's Trainer."""
+    command = name.split()[-1]
     examples = [f"{name} {example}" for example in EXAMPLES[command]]
     parser = Parser(prog=name, usage="%(prog)s --config YAML [--group.key value]", description=ABOUT[command],
                     examples=examples, full_help=str, argument_default=argparse.SUPPRESS)  # fmt: skip

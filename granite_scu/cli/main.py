@@ -1,11 +1,12 @@
 """The command ``granite-scu``, also ``python -m granite_scu``: a verb for everything that a user does."""
 
+import argparse
 import difflib
 import sys
 from importlib import import_module
 
 import granite_scu
-from granite_scu.cli import guard
+from granite_scu.cli import completion, guard
 from granite_scu.cli.argument_parser import Parser, hyphenated, without_local_rank
 from granite_scu.cli.command_table import BY_NAME, COMMANDS
 from granite_scu.config.errors import UserError
@@ -33,18 +34,32 @@ def _run(name: str = "--help", *arguments: str) -> int:
     if name == "--version":
         print(f"{PROGRAM} {granite_scu.__version__}")
         return 0
+    if name.startswith(completion.FLAG):
+        shell = name.partition("=")[2] or next(iter(arguments), "")
+        print(completion.script(PROGRAM, shell, {name: build_parser(name) for name in BY_NAME}))
+        return 0
     if name not in BY_NAME:
         raise UserError(_unknown(name))
     command = BY_NAME[name]
     module = import_module(command.module)
     if hasattr(module, "main"):
         return module.main(list(arguments), f"{PROGRAM} {name}")
+    parser = build_parser(name)
+    return module.run(parser.parse_intermixed_args([hyphenated(argument) for argument in arguments]))
+
+
+def build_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of a command."""
+    command, prog = BY_NAME[name], f"{PROGRAM} {name}"
+    module = import_module(command.module)
+    if hasattr(module, "build_parser"):
+        return module.build_parser(prog)
     meaning = f"{command.meaning[0].upper()}{command.meaning[1:]}."
-    examples = [f"{PROGRAM} {name} {example}" for example in getattr(module, "EXAMPLES", ())]
-    parser = Parser(prog=f"{PROGRAM} {name}", description=meaning, examples=examples)
+    examples = [f"{prog} {example}" for example in getattr(module, "EXAMPLES", ())]
+    parser = Parser(prog=prog, description=meaning, examples=examples)
     module.add_arguments(parser)
     parser.add_debug()
-    return module.run(parser.parse_intermixed_args([hyphenated(argument) for argument in arguments]))
+    return parser
 
 
 def overview() -> str:

@@ -79,6 +79,19 @@ def _parse(arguments: Sequence[str], name: str) -> argparse.Namespace:
             "--token: there is none, since others see a command line and the shell keeps it; "
             "log in with `hf auth login`, or set HF_TOKEN"
         )
+    options = build_parser(name).parse_args([hyphenated(argument) for argument in arguments])
+    for flag, value in (("--repo-id", options.repo_id), ("--base-model-id", options.base_model_id)):
+        if value is not None:
+            _check_id(flag, value)
+    if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", options.license):
+        raise UserError(f"--license {options.license}: not a licence of the hub; they are written as apache-2.0 or mit")
+    if options.revision is not None and not re.fullmatch(r"[\w][\w./-]*", options.revision):
+        raise UserError(f"--revision {options.revision}: not the name of a branch")
+    return options
+
+
+def build_parser(name: str) -> Parser:
+    """The parser of the command."""
     parser = Parser(
         prog=name,
         description=f"{_DESCRIPTION}\n{EXAMPLES}",
@@ -98,15 +111,7 @@ def _parse(arguments: Sequence[str], name: str) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="check, list what would be uploaded, show the card's head; no network")
     add("--yes", action="store_true", help="publish for everybody without asking")
     add("--debug", action="store_true", help="show tracebacks of errors, without tokens")
-    options = parser.parse_args([hyphenated(argument) for argument in arguments])
-    for flag, value in (("--repo-id", options.repo_id), ("--base-model-id", options.base_model_id)):
-        if value is not None:
-            _check_id(flag, value)
-    if options.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", options.license):
-        raise UserError(f"--license {options.license}: not a licence of the hub; they are written as apache-2.0 or mit")
-    if options.revision is not None and not re.fullmatch(r"[\w][\w./-]*", options.revision):
-        raise UserError(f"--revision {options.revision}: not the name of a branch")
-    return options
+    return parser
 
 
 def _check_id(flag: str, value: str) -> None:

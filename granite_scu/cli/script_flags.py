@@ -20,7 +20,7 @@ from granite_scu.config import settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import COMMONEST, HINTS, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
 from granite_scu.config.settings import RunConfig
-from granite_scu.storage.working_folder import as_seen_from_here
+from granite_scu.storage.working_folder import as_seen_from_here, found_from_here
 
 
 def build_parser(
@@ -169,6 +169,10 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
     return [str(file)]
 
 
+_PATHS = ("base.name", "lora.adapter", "control.replay", "data.chat_template", "data.cache_dir")
+"""Settings that may be a path, or else a name, which is left as it is."""
+
+
 def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
     """Give the files of the run that is continued by where they are now: it may have been started in another folder."""
     from granite_scu.data.sources.read import is_path  # late: numpy
@@ -178,8 +182,11 @@ def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -
     found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
     if found != sources:
         given.setdefault("data.path", found)
-    if adapter := settings.get("lora", {}).get("adapter"):
-        given.setdefault("lora.adapter", as_seen_from_here(adapter, folder))
+    for key in _PATHS:
+        group, _, name = key.partition(".")
+        value = settings.get(group, {}).get(name)
+        if isinstance(value, str) and (found := found_from_here(value, folder)) != value:
+            given.setdefault(key, found)
 
 
 def _as_yaml(flag: Flag, value: Any) -> str:

@@ -39,10 +39,10 @@ def _is_switch(flag: Flag) -> bool:
 
 
 class Wording(logging.Formatter):
-    """Of log lines that are shown with ``wording``."""
+    """Of log lines that are shown with ``wording``, in a pattern of the standard library's."""
 
-    def __init__(self, wording: Callable[[str], str]) -> None:
-        super().__init__()
+    def __init__(self, wording: Callable[[str], str], pattern: str = "%(message)s") -> None:
+        super().__init__(pattern)
         self._wording = wording
 
     def format(self, record: logging.LogRecord) -> str:

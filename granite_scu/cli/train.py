@@ -10,9 +10,10 @@ from granite_scu.cli import config_layers, going_on, guard, requirements
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.cli.lasting_output import lasting_output
 from granite_scu.cli.request_parser import parse
-from granite_scu.cli.setting_names import as_dotted_keys
+from granite_scu.cli.setting_names import Wording, as_dotted_keys
 from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
+from granite_scu.config.progress import say
 from granite_scu.config.request import Request
 from granite_scu.data.tokens import templates
 from granite_scu.evaluation.split_score import score_split
@@ -24,7 +25,7 @@ from granite_scu.model.loading import load_tokenizer
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import plan, plan_description, recipe
-from granite_scu.training.output_folder import is_main
+from granite_scu.training.output_folder import LINE, is_main, logged_from_here
 
 SCORED = {"validate": "validation", "test": "test"}
 """Commands that print a score, and the split that they score."""
@@ -55,7 +56,7 @@ def run(arguments: list[str], wording: Callable[[str], str] = str) -> int:
         # What goes to stdout is JSON then, and nothing else.
         quiet(make_console(stderr=True) if answers else console, wording)
         if cli.step_test is not None or cli.subcommand == "fit":
-            with lasting_output():
+            with lasting_output(), logged_from_here(Wording(wording, LINE)):
                 if cli.step_test is None:
                     return fit(cli.request, console, wording)
                 return step_test.identify(cli.request, cli.step_test, console, as_json)
@@ -66,12 +67,10 @@ def run(arguments: list[str], wording: Callable[[str], str] = str) -> int:
 def fit(request: Request, console: Console, wording: Callable[[str], str] = str) -> int:
     """Train, and leave everything to look at in the run folder; ``wording`` as of ``run``."""
     run = recipe.prepare(request, console)
-    opening = plan_description.opening(plan.facts(run), going_on.flag()) if is_main() else []
-    opening = [wording(line) for line in opening]
-    for line in opening:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in plan_description.opening(plan.facts(run), going_on.flag()) if is_main() else []:
+        say(wording(line), console)
     with presented(run.folder):
-        summary = recipe.train(run, opening=opening, again=going_on.command(str(run.folder.path)))
+        summary = recipe.train(run, again=going_on.command(str(run.folder.path)))
     if summary:
         print_summary(summary, run.folder.path, console)
     return 0

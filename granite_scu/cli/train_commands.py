@@ -1,6 +1,7 @@
 """The commands ``train``, ``plan`` and ``check``, which take the same flags; and ``scripts/train_granite_cuda.py``."""
 
 from granite_scu.cli import early_refusals, guard, script_flags
+from granite_scu.cli.argument_parser import Parser
 
 ABOUT = {
     "train": "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation, lambda.",
@@ -32,10 +33,14 @@ def main(arguments: list[str], name: str = "granite-scu train") -> int:
     return guard.guarded(lambda: _run(arguments, name), debug="--debug" in arguments)
 
 
-def _run(arguments: list[str], name: str) -> int:
+def build_parser(name: str) -> Parser:
+    """The parser of one of the commands."""
     command = name.split()[-1]
-    parser = script_flags.build_parser(name, ABOUT[command], EXAMPLES[command])
-    translated, asked = script_flags.translate([*arguments, *_FLAG[command]], parser)
+    return script_flags.build_parser(name, ABOUT[command], EXAMPLES[command])
+
+
+def _run(arguments: list[str], name: str) -> int:
+    translated, asked = script_flags.translate([*arguments, *_FLAG[name.split()[-1]]], build_parser(name))
     if not getattr(asked, "check_requirements", False):
         early_refusals.refuse(translated)
     from granite_scu.cli import train  # late: torch takes seconds

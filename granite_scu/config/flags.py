@@ -50,6 +50,11 @@ class Flag:
     many: bool = False
 
 
+def share(text: str) -> str:
+    """The kind of flags such as ``--memory-fraction``: a share, which the settings make a number of."""
+    return text
+
+
 SWITCH_OR_AUTO = {"auto": None, "on": True, "off": False}
 """What a switch may be set to that is decided by the machine where nothing is asked for. Alone it means on."""
 
@@ -164,7 +169,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--lora-r", "lora.rank", default=config.DEFAULT_RANK),
         _flag("--lora-alpha", "lora.alpha", default=config.DEFAULT_ALPHA),
         _flag("--rslora", "lora.rslora"),
-        _flag("--lora-dropout", "lora.dropout"),
+        _flag("--lora-dropout", "lora.dropout", share),
         _flag("--lora-experts", "lora.experts"),
     ),
     "precision and speed": (
@@ -176,7 +181,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--gradient-checkpointing", "base.gradient_checkpointing"),
         _flag("--attn", "base.attention"),
         _flag("--kernels", "base.kernels"),
-        _flag("--memory-fraction", "run.memory_fraction", default="what is needed"),
+        _flag("--memory-fraction", "run.memory_fraction", share, default="what is needed"),
         _flag("--tf32", "run.tf32"),
         _flag("--num-workers", "data.num_workers"),
         _flag("--prefetch-factor", "data.prefetch_factor"),
@@ -191,7 +196,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     ),
     "controller": (
         _flag("--controller", "control.controller", help=f"the law that sets lambda: {', '.join(CONTROLLERS)}"),
-        _flag("--target-s", "control.target_s", str, "setpoint S* as a share, such as 0.1 or 10%; "
+        _flag("--target-s", "control.target_s", share, "setpoint S* as a share, such as 0.1 or 10%; "
               "auto finds it during the run, from the slope of the held-out loss"),
         _flag("--kp", "control.kp"),
         _flag("--ki", "control.ki"),
@@ -216,7 +221,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--stop-at-equilibrium", "run.stop_at_equilibrium"),
     ),
     "research: controllers that a comparison takes, and what they measure": (
-        _flag("--ema-alpha", "control.ema_alpha"),
+        _flag("--ema-alpha", "control.ema_alpha", share),
         _flag("--deadband", "control.deadband"),
         _flag("--lambda-end", "control.lambda_end"),
         _flag("--target-kl", "control.target_kl"),

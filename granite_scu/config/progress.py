@@ -18,7 +18,16 @@ EVERY = 60.0
 LIVE = "shown_live"
 """Marks a log record that says what a bar shows too."""
 
+SHOWN = "shown"
+"""Marks a log record that the console has had in full."""
+
 Item = TypeVar("Item")
+
+
+def say(line: str, console: Console) -> None:
+    """A line for the console, which does not break it, and for the log file of the run."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    log.info("%s", line, extra={SHOWN: True})
 
 
 class Heartbeat:

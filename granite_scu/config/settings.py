@@ -153,7 +153,7 @@ class LoraConfig:
     rank: int | None = None
     alpha: float | None = None
     rslora: bool = False
-    dropout: float = 0.0
+    dropout: float | str = 0.0
     experts: bool = False
     targets: list[str] | None = None
     adapter: str | None = None
@@ -161,7 +161,8 @@ class LoraConfig:
     def __post_init__(self) -> None:
         _require(_at_least(1), {"--lora-r": self.rank})
         _require(_POSITIVE, {"--lora-alpha": self.alpha})
-        _check(0 <= self.dropout < 1, "--lora-dropout", self.dropout, "must be in [0, 1)")
+        _read_shares(self, dropout="--lora-dropout")
+        _require((lambda value: 0 <= value < 1, "must be in [0, 1)"), {"--lora-dropout": self.dropout})
         without = "adapters of experts have no dropout; leave out one of --lora-dropout and --lora-experts"
         _check(not (self.experts and self.dropout), "--lora-dropout", self.dropout, without)
 
@@ -355,7 +356,7 @@ class ControlConfig:
     every: int = 10
     kp: float | None = None
     ki: float | None = None
-    ema_alpha: float | None = None
+    ema_alpha: float | str | None = None
     deadband: float | None = None
     lambda_init: float | None = None
     lambda_min: float = 1e-6
@@ -369,7 +370,11 @@ class ControlConfig:
     actuator: Literal["loss", "decoupled"] = "loss"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "target_s", _share_or_auto("--target-s", self.target_s))
+        if self.target_s != "auto":
+            _read_shares(self, "and not auto", target_s="--target-s")
+            inside, how = _BETWEEN_0_AND_1
+            _require((inside, f"{how}, or be auto"), {"--target-s": self.target_s})
+        _read_shares(self, ema_alpha="--ema-alpha")
         _require(_at_least(1), {"--control-every": self.every, "--cpr-warmup": self.cpr_warmup})
         _require(_POSITIVE, {"--kp": self.kp, "--ki": self.ki})
         _require(_SHARE, {"--ema-alpha": self.ema_alpha})
@@ -482,11 +487,11 @@ class RunConfig:
     early_stopping: int | None = None
     stop_at_equilibrium: int | None = None
     auto_batch_size: bool = False
-    memory_fraction: float | None = None
+    memory_fraction: float | str | None = None
     tf32: bool = True
     multi_gpu: bool = False
     fsdp: bool = False
-    expected_mfu: float | None = None
+    expected_mfu: float | str | None = None
 
     def __post_init__(self) -> None:
         _require(_at_least(1), {"--save-steps": self.save_steps, "--keep": self.keep, "--eval-steps": self.eval_steps})
@@ -500,6 +505,7 @@ class RunConfig:
         _check(0 <= self.samples <= 20, "--samples", self.samples, "must be from 0 to 20")
         _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
         _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
+        _read_shares(self, memory_fraction="--memory-fraction", expected_mfu="--run.expected_mfu")
         _require(_SHARE, {"--memory-fraction": self.memory_fraction})
         _require(_BETWEEN_0_AND_1, {"--run.expected_mfu": self.expected_mfu})
 
@@ -509,18 +515,23 @@ class RunConfig:
         return list(dict.fromkeys([self.logger] if isinstance(self.logger, str) else self.logger or []))
 
 
-def _share_or_auto(flag: str, value: float | str) -> float | str:
-    """A share as a number, of 0.1 or 10%; auto stays."""
-    if value == "auto":
-        return value
+def share(value: float | str) -> float:
+    """A share as a number, of 0.1 or 10%. Raises ValueError where it is neither."""
     text = str(value)
-    try:
-        ratio = float(f"{float(text.removesuffix('%')) / 100:.12g}") if text.endswith("%") else float(text)
-    except ValueError:
-        ratio = math.nan
-    _check(math.isfinite(ratio), flag, value, "is no share, such as 10% or 0.1, and not auto")
-    _check(0 < ratio < 1, flag, value, "must lie between 0 and 1, or be auto")
-    return ratio
+    number = float(f"{float(text.removesuffix('%')) / 100:.12g}") if text.endswith("%") else float(text)
+    if not math.isfinite(number):
+        raise ValueError("is not finite")
+    return number
+
+
+def _read_shares(group: object, otherwise: str = "", **flags: str) -> None:
+    """Make numbers of a group's shares, whose flags are given by name; null stays."""
+    for name, flag in flags.items():
+        value = getattr(group, name)
+        try:
+            object.__setattr__(group, name, None if value is None else share(value))
+        except ValueError:
+            _check(False, flag, value, ", ".join(filter(None, ("is no share, such as 10% or 0.1", otherwise))))
 
 
 def _is_encoding(name: str) -> bool:

@@ -22,6 +22,7 @@ from granite_scu.model import experts, loading
 from granite_scu.model.adapter_files import check_config, factor_names, modules_of, require_files, run_of
 from granite_scu.model.adapters import ADAPTER, linear_layers
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, read_json
+from granite_scu.storage.working_folder import found_from_here
 
 _HARMLESS = {
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "lora_dropout"),
@@ -81,8 +82,10 @@ class SavedAdapter:
     @property
     def base(self) -> BaseConfig:
         """The base model that it was trained on, as its training had it."""
-        named = {"name": self.config.base_model_name_or_path}
-        return from_record(BaseConfig, named | self.training.get("base", {}), compile=False)
+        named = {"name": self.config.base_model_name_or_path} | self.training.get("base", {})
+        if (run := run_of(self.folder)) and named["name"]:
+            named["name"] = found_from_here(named["name"], run)
+        return from_record(BaseConfig, named, compile=False)
 
     @property
     def precision(self) -> str | None:

@@ -42,5 +42,11 @@ def as_seen_from_here(path: str, run: Path) -> str:
     return there
 
 
+def found_from_here(name: str, run: Path) -> str:
+    """What a run's settings name, as this process finds it: a path as above, or else a name, which stays as it is."""
+    path = as_seen_from_here(name, run)
+    return path if os.path.exists(path) else name
+
+
 def _matches(path: str) -> bool:
     return os.path.exists(path) or next(glob.iglob(path, recursive=True), None) is not None

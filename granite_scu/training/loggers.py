@@ -20,6 +20,7 @@ import yaml
 from huggingface_hub import constants
 from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 
+from granite_scu.config.progress import say
 from granite_scu.storage.run_folder import LOGGER_RUNS, read_json
 from granite_scu.training.output_folder import is_main, scu_config
 from granite_scu.training.prepared_run import PreparedRun
@@ -121,7 +122,7 @@ def logging_to(loggers: Sequence[RunLogger], run: PreparedRun) -> Iterator[None]
         if identity := logger.open(place):
             known[logger.kind] = identity
             run.folder.write_json(LOGGER_RUNS, known)
-            run.console.print(f"logging to {logger.kind}: run {identity}", highlight=False, markup=False)
+            say(f"logging to {logger.kind}: run {identity}", run.console)
     try:
         yield
         status = "success"

@@ -1,9 +1,10 @@
 """The run folder at the start of a run: who may have it, what makes way, and what is written first."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
@@ -18,10 +19,11 @@ from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINI
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume, restore_records
 
-log = logging.getLogger(__name__)
-
 LOG = {"cuda": "cuda_optimized_training.log", "cpu": "training.log"}
 """The log file, by accelerator: that on a GPU has the name that the guides look for."""
+
+LINE = "%(asctime)s %(levelname)s %(message)s"
+"""What a line of it looks like."""
 
 
 def is_main() -> bool:
@@ -100,13 +102,37 @@ def claimed(folder: RunFolder, request: Request, resume: Resume | None) -> Itera
         folder.unlock()
 
 
-def open_run_folder(run: PreparedRun, opening: Sequence[str] = ()) -> None:
-    """Make the folder, clear it of what makes way, and write what says whose it is.
+@contextmanager
+def logged_from_here(formatter: logging.Formatter | None = None) -> Iterator[None]:
+    """Keep messages from before there is a run folder for the log file in it; a run that is refused has neither.
 
     Args:
-        run: whose it is.
-        opening: lines that its log file begins with; the console has had them.
+        formatter: of the log file's lines.
     """
+    ours = logging.getLogger("granite_scu")
+    kept = MemoryHandler(capacity=10**6, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+    kept.setFormatter(formatter or logging.Formatter(LINE))
+    ours.addHandler(kept)
+    try:
+        yield
+    finally:
+        ours.removeHandler(kept)
+
+
+def _open_log(file: Path) -> None:
+    """Log to a file from now on, after what was kept for it."""
+    ours, handler = logging.getLogger("granite_scu"), logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(LINE))
+    for kept in [each for each in ours.handlers if isinstance(each, MemoryHandler)]:
+        ours.removeHandler(kept)
+        handler.setFormatter(kept.formatter)
+        kept.setTarget(handler)
+        kept.flush()
+    ours.addHandler(handler)
+
+
+def open_run_folder(run: PreparedRun) -> None:
+    """Make the folder, clear it of what makes way, and write what says whose it is."""
     folder, request, resume = run.folder, run.request, run.resume
     folder.make()
     folder.lock()
@@ -121,11 +147,7 @@ def open_run_folder(run: PreparedRun, opening: Sequence[str] = ()) -> None:
     folder.write_json("scu_config.json", scu_config(run))
     folder.write_lines(DOCUMENTS, run.data.record())
     run.tokenizer.save_pretrained(folder.path)  # now: its chat template is also that of a run which does not end
-    handler = logging.FileHandler(folder.path / "logs" / LOG[run.machine.accelerator], encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger("granite_scu").addHandler(handler)
-    for line in opening:
-        handler.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, line, (), None))
+    _open_log(folder.path / "logs" / LOG[run.machine.accelerator])
     if resume:
         restore_records(folder, resume, drop_later=request.run.overwrite)
 

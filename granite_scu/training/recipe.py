@@ -1,7 +1,7 @@
 """A training run from what was asked for to the run folder, top to bottom: ``prepare``, then ``train``."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 
 from granite_scu import control, hardware
 from granite_scu.config.errors import UserError
+from granite_scu.config.progress import say
 from granite_scu.config.request import Request
 from granite_scu.control.diagnostics import ceiling
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
@@ -115,7 +116,7 @@ def prepare(
 
     # The text, and with it N and the length of the run.
     data, console = data or build_data(request), console or Console()
-    console.print(f"reading the text {request.data.named}", highlight=False, markup=False, soft_wrap=True)
+    say(f"reading the text {request.data.named}", console)
     data.prepare(tokenizer)
     data.check_processes(machine.world_size)
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
@@ -161,7 +162,6 @@ def train(
     run: PreparedRun,
     *,
     final_score: Callable[..., FinalScore] = FinalScore,
-    opening: Sequence[str] = (),
     again: str = "the same settings, and the checkpoint to resume from",
 ) -> dict:
     """Train, score and write the run folder; returns the summary that ``scu_metrics.json`` holds.
@@ -169,7 +169,6 @@ def train(
     Args:
         run: the run.
         final_score: makes the callback that scores and saves at the end, of ``FinalScore``'s arguments.
-        opening: lines that the log file begins with.
         again: the command that continues the run, for whoever stops it.
     """
     L.seed_everything(run.request.seed, workers=True, verbose=False)
@@ -185,7 +184,7 @@ def train(
             if run.resume:  # again, now that no other process has the folder
                 law, overwrite = type(run.controller).__name__, run.request.run.overwrite
                 check_resumable(run.resume, law, run.length.steps, course, overwrite)
-            run.console.print(f"loading the model {run.request.base.name}", highlight=False)
+            say(f"loading the model {run.request.base.name}", run.console)
             module.configure_model()
 
             # What measures, steers, scores and saves.
@@ -200,10 +199,10 @@ def train(
 
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():
-                open_run_folder(run, opening)
+                open_run_folder(run)
                 announce(run, module.language_model)
             if run.resume:
-                run.console.print(f"continuing from {run.resume.path.name} at step {run.resume.step}", highlight=False)
+                say(f"continuing from {run.resume.path.name} at step {run.resume.step}", run.console)
                 best.resume(run.resume.path / BEST_ADAPTER, write=is_main())
 
             # The training itself, and the score at its end.

@@ -13,6 +13,7 @@ from granite_scu.control import AUTO, CONTROLLERS, PI, AutoSetpoint
 from granite_scu.hardware.machine import Machine
 from granite_scu.storage import checkpoint, checkpoint_list, manifest
 from granite_scu.storage.run_folder import RunFolder, step_of
+from granite_scu.storage.working_folder import as_seen_from_here
 from granite_scu.training.callbacks.checkpoints import has_ended
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ NO_INFLUENCE = {
     "lora": ("adapter",),
     "data": (
         "path",
+        "cache_dir",
         "chat_template",
         "chat_template_args",
         "num_workers",
@@ -158,7 +160,10 @@ def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], o
 
 def warn_of_changes(resume: Resume, now: dict[str, Any]) -> None:
     """Say which settings differ from the checkpoint's; ``now`` is the run's ``course_of``."""
-    before = resume.state["settings"]
+    before = dict(resume.state["settings"])
+    for name in ("--model", "--replay"):  # the same place, seen from another working folder
+        if before.get(name) and as_seen_from_here(before[name], resume.path.parent) == now.get(name):
+            before[name] = now[name]
     if changed := [f"{name} {before.get(name)} -> {value}" for name, value in now.items() if before.get(name) != value]:
         differs = "the result will differ from an uninterrupted run"
         log.warning("changed since the checkpoint: %s; %s", ", ".join(changed), differs)

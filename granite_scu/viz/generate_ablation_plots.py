@@ -6,6 +6,7 @@
 writes each as PNG and SVG into DIR. Runs that differ in their seed alone share a line with a band.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,15 +42,20 @@ def draw(sources: Sequence[Path]) -> dict[str, Figure]:
     return draw_figures(group([read_measured_run(source) for source in sources]))
 
 
-def main(arguments: Sequence[str] | None = None, name: str = "granite-scu plot") -> int:
-    """The command; returns its exit code."""
+def build_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of the command."""
     examples = (f"{name} {sources} --out plots" for sources in ("runs/mine", "runs/seed-*", "comparison.json"))
     parser = command_parser(name, "Draw one run, or several side by side.", examples)
     parser.add_argument(
         "sources", metavar="RUN", type=Path, nargs="+", help="run folders, finished or not; or one comparison.json"
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the pictures")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None, name: str = "granite-scu plot") -> int:
+    """The command; returns its exit code."""
+    options = build_parser(name).parse_args(arguments)
 
     def write() -> list[Path]:
         figures = draw(options.sources)

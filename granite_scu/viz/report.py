@@ -5,6 +5,7 @@
 writes ``report.html`` into the run folder, or FILE: one self-contained page that asks nothing of the network.
 """
 
+import argparse
 import base64
 import hashlib
 import json
@@ -65,13 +66,18 @@ def write_report(run: Run, file: Path) -> Path:
     return file
 
 
-def main(arguments: Sequence[str] | None = None, name: str = "granite-scu report") -> int:
-    """The command; returns its exit code."""
+def build_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of the command."""
     examples = (f"{name} runs/mine", f"{name} runs/stopped", f"{name} runs/mine --out page.html")
     parser = command_parser(name, "Write a run's report, one page to look at in a browser.", examples)
     parser.add_argument("run", metavar="RUN", type=Path, help="run folder, finished or not")
     parser.add_argument("--out", metavar="FILE", type=Path, help=f"the page (default: RUN/{NAME})")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None, name: str = "granite-scu report") -> int:
+    """The command; returns its exit code."""
+    options = build_parser(name).parse_args(arguments)
 
     def write() -> list[Path]:
         run = read_measured_run(options.run)

@@ -42,7 +42,8 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
     [
         (["--data.batchsize", "3"], "--data.batchsize: there is no such setting; did you mean --data.batch_size?"),
         (["--data.batch_size", "3.5"], "--batch-size 3.5: must be a whole number"),
-        (["--lora.dropout", "some"], "--lora-dropout some: must be a number"),
+        (["--lora.dropout", "some"], "--lora-dropout some: is no share, such as 10% or 0.1"),
+            (["--lora.alpha", "some"], "--lora-alpha some: must be a number"),
         (["--run.tf32", "maybe"], "--tf32 maybe: must be true or false"),
         (["--optimizer.schedule", "step"], "--lr-scheduler step: must be cosine or linear or constant"),
         (["--target-s", "1.5"], "--target-s 1.5: must lie between 0 and 1"),

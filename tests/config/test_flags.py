@@ -354,6 +354,28 @@ def test_the_setpoint_is_a_share_or_auto():
             resolved(f"--target-s={wrong}")
 
 
+SHARES = {
+    "--lora-dropout": "lora.dropout",
+    "--memory-fraction": "run.memory_fraction",
+    "--ema-alpha": "control.ema_alpha",
+    "--run.expected_mfu": "run.expected_mfu",
+}
+
+
+def test_a_share_is_a_number_or_per_cent_by_flag_and_in_yaml(tmp_path):
+    file, wrong = tmp_path / "mine.yaml", tmp_path / "wrong.yaml"
+    for flag, key in SHARES.items():
+        group, _, name = key.partition(".")
+        file.write_text(f"{group}: {{{name}: 7%}}")
+        wrong.write_text(f"{group}: {{{name}: ten}}")
+        for given in ([flag, "7%"], [flag, "0.07"], ["--config", str(file)]):
+            assert value_of(resolved(*given), key) == 0.07, given
+        with pytest.raises(UserError, match=f"{flag} ten: is no share, such as 10% or 0.1$"):
+            resolved(flag, "ten")
+        with pytest.raises(UserError, match=f"{flag} ten.*: is no share"):
+            resolved("--config", str(wrong))
+
+
 def test_what_the_older_launcher_adds_is_passed_over():
     assert without_local_rank(["--local-rank=1", "--max-steps", "3"]) == ["--max-steps", "3"]
 

@@ -48,7 +48,7 @@ def on_rank(data: TextDataModule, rank: int, world_size: int) -> TextDataModule:
 def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
     with caplog.at_level(logging.INFO):
         data = prepared(tokenizer, one_text)
-    assert "1 different documents, fewer than 10: the last blocks are held out instead" in caplog.text
+    assert "1 different document, fewer than 10: the last blocks are held out instead" in caplog.text
     text = WORDS * 100  # 4400 bytes and the end of text: 138 blocks of 32, of which the last has 17 tokens
     assert [len(part) for part in (data.train, data.validation, data.test)] == [110, 13, 13]
     assert bytes(data.validation[0][0].tolist()) == text[111 * 32 : 112 * 32].encode()

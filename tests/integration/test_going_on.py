@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from granite_scu.cli import train
-from granite_scu.evaluation.bpt import texts
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.evaluation.bpt import subjects, texts
+from granite_scu.model import loading, saved_adapter
 
 SHORT = ("--test-run", "--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
 SHORT += ("--eval-batch-size", "16")
@@ -82,6 +84,25 @@ def test_a_text_that_was_named_from_another_folder_is_found(run, launch, corpus,
     assert code == 0, err
     assert json.loads(out)["first_step"] == 6
     assert texts.held_out(folder, []).documents
+
+
+def test_a_model_and_a_replay_that_were_named_from_another_folder_are_found(launch, short, tmp_path, monkeypatch):
+    """And the course is not said to have changed by that."""
+    here, work = tmp_path / "here", tmp_path / "work"
+    here.mkdir()
+    shutil.copytree(loading.resolve(TINY_MODEL), work / "model")
+    monkeypatch.chdir(work)
+    flags = ("--model", "model", "--max-steps", 4, "--save-steps", 2, "--control-every", 2, "--samples", 0)
+    for law in (("--target-s", "2%"), ("--controller", "replay", "--replay", "runs/pi")):
+        code, _, err = launch(*short, *flags, *law, "--output-dir", f"runs/{law[1].replace('2%', 'pi')}")
+        assert code == 0, err
+    monkeypatch.chdir(here)
+    replay = ("--resume-from-checkpoint", "../work/runs/replay/checkpoint-2", "--output-dir", "again")
+    code, out, err = launch(*replay)
+    assert code == 0, err
+    assert "continuing from checkpoint-2" in out and "changed since" not in out
+    assert saved_adapter.find("../work/runs/pi").base.name == str(work / "model")
+    assert subjects.identify(["../work/runs/pi"])[0].base == str(work / "model")
 
 
 def test_the_text_must_be_the_same(run, short, launch):

@@ -121,6 +121,14 @@ def test_the_console_shows_the_course_and_the_result(run):
     assert str(run.folder) in run.out
 
 
+def test_the_log_has_what_was_said_before_there_was_a_folder(run):
+    log = (run.folder / "logs" / "training.log").read_text(encoding="utf-8")
+    words = [line.split(" INFO ")[-1] for line in log.splitlines()]
+    assert words[0] == "reading the text topics.jsonl"
+    header, loading = words.index(f"folder      {run.folder}"), words.index("loading the model tiny-granite-h")
+    assert 0 < header < loading < words.index("Mamba-2 layers run in PyTorch")
+
+
 # The folder
 
 

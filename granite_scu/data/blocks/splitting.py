@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granite_scu.config.errors import UserError
+from granite_scu.control.units import counted
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.tokens.cache import Prepared
 
@@ -152,7 +153,7 @@ def assign(
             sides[number] = neediest
             lacking[neediest] -= size
     if len(different) < MIN_DOCUMENTS:
-        reason = f"there are {len(different)} different documents, fewer than {MIN_DOCUMENTS}"
+        reason = f"the text has {counted(len(different), 'different document')}, fewer than {MIN_DOCUMENTS}"
     elif 2 * longest > total:
         reason = f"one document holds {longest / total:.0%} of the characters"
     elif max(lacking.values()) > total // 20:

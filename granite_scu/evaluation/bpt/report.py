@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from granite_scu.config.errors import UserError
+from granite_scu.control.units import counted
 from granite_scu.storage.run_folder import replacing, require_writable
 
 
@@ -33,7 +34,8 @@ def show(found: dict[str, Any], console: Console) -> None:
         table.add_row(model["name"], *cells)
     console.print(table)
     lines = [
-        f"{pair['verdict']}; better on {pair['documents_better']} of {found['documents']} documents." for pair in pairs
+        f"{pair['verdict']}; better on {pair['documents_better']} of {counted(found['documents'], 'document')}."
+        for pair in pairs
     ]
     changes = (model["forgetting"]["against"] for model in models if model["forgetting"])
     lines += [f"On {forgetting['data']}: {change['verdict']}." for change in changes if change]
@@ -54,7 +56,7 @@ def _circumstances(found: dict[str, Any], forgetting: dict[str, Any] | None) -> 
     for scored in (found, forgetting):
         if not scored:
             continue
-        counts = ", ".join(f"{scored[what]:,} {what}" for what in ("documents", "tokens", "bytes"))
+        counts = ", ".join(counted(scored[f"{what}s"], what) for what in ("document", "token", "byte"))
         line = f"{scored['data']}: {counts}"
         if scored["excluded_documents"]:
             line += f"; {scored['excluded_documents']} left out because a run was trained or validated on them"

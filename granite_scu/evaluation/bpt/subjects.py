@@ -9,6 +9,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import is_local
 from granite_scu.model import adapter_files, saved_adapter
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, DOCUMENTS, read_json
+from granite_scu.storage.working_folder import found_from_here
 
 BASE = "base"
 """The name of the base model in every result."""
@@ -99,7 +100,8 @@ def _identify(given: str, label: str) -> Subject:
     base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(f"{path / ADAPTER_CONFIG}: names no base model (base_model_name_or_path)")
-    return Subject(label, given, "adapter", base, adapter_files.run_of(path))
+    run = adapter_files.run_of(path)
+    return Subject(label, given, "adapter", found_from_here(base, run) if run else base, run)
 
 
 def _labels(named: Sequence[str]) -> list[str]:
