@@ -378,7 +378,7 @@ def test_a_request_that_cannot_be_met_is_refused(settings, arguments, reason, ad
     ("settings", "reason"),
     [
         ({}, "target_s auto: .* give held_out="),
-        ({"target_s": 2}, "^target_s 2: must lie between 0 and 1"),
+        ({"target_s": 2}, r"^target_s 2\.0: must lie between 0 and 1"),
         ({"target_s": 0.1, "control_every": 0}, "^control_every 0: must be at least 1"),
         ({"target_s": 0.1, "prior_sigma": -1}, "^prior_sigma -1: must be positive"),
         ({"target_s": 0.1, "gradient_clip": -1}, "^gradient_clip -1"),
