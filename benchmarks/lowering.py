@@ -51,8 +51,8 @@ class Lowering:
         graphs: how many were lowered.
     """
 
-    def __init__(self, part: str) -> None:
-        self.part, self.found = part, dict[tuple[str, str], Cost]()
+    def __init__(self, part: str, options: dict[str, Any] | None = None) -> None:
+        self.part, self.options, self.found = part, options or {}, dict[tuple[str, str], Cost]()
         self.graphs: list[dict[str, Any]] = []
         self.insides = Insides()
         self.backend = aot_autograd(
@@ -64,7 +64,8 @@ class Lowering:
 
     def _compiler(self, phase: str) -> Callable:
         def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable:
-            cost, products = _lowered(graph, inputs, phase == "backward")
+            with inductor_config.patch(self.options):
+                cost, products = _lowered(graph, inputs, phase == "backward")
             for operator, arguments in _operators(graph):
                 cost += self.insides.beyond(operator, arguments)
             self.graphs.append({"part": self.part, "phase": phase, "launches": cost.launches, "products": products})
@@ -194,7 +195,7 @@ def _as_on_h100() -> Iterator[None]:
 def count(step: Step) -> tuple[dict[tuple[str, str], Cost], list[dict[str, Any]]]:
     """The costs of a step with its layers and the loss's body compiled, by (part, pass); and the graphs."""
     torch.compiler.reset()
-    layers, body = Lowering("layers"), Lowering("loss's body")
+    layers, body = Lowering("layers", compilation.options_of("default")), Lowering("loss's body")
     compiled = torch.compile(loss._fused_work, backend=body.backend)
     with adapted(step) as (model, ids), mock.patch.object(loss, "_compiled_work", return_value=compiled):
         base = model.get_base_model()

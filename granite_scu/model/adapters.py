@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant, ParamWrapper
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from granite_scu.config.errors import UserError
@@ -23,6 +23,7 @@ from granite_scu.model import experts
 from granite_scu.model.adapter_files import factor_names
 from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.loading import load_model
+from granite_scu.model.mamba2.tiling import kind_of
 
 ADAPTER = "default"
 
@@ -178,9 +179,45 @@ class _OneProduct(LoraVariant):
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **kwargs: Any) -> Tensor:
         dropout, a, b = (part[active_adapter] for part in (module.lora_dropout, module.lora_A, module.lora_B))
-        narrow = F.linear(dropout(x), a.weight * module.scaling[active_adapter])
-        wide = torch.addmm(result.flatten(0, -2), narrow.flatten(0, -2).to(result.dtype), b.weight.mT.to(result.dtype))
-        return wide.view(result.shape)
+        inputs, outputs = dropout(x).flatten(0, -2).to(result.dtype), result.flatten(0, -2)
+        return _Added.apply(outputs, inputs, a.weight, b.weight, module.scaling[active_adapter]).view(result.shape)
+
+
+class _Added(torch.autograd.Function):
+    """outputs + s B A inputs, (tokens, out) and (tokens, in) of one dtype; A and B in a wider one."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, inputs: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        scaled_a, b_, a_, scaled_b = _narrowed(a, b, scale, outputs.dtype)
+        narrow = inputs @ scaled_a.mT
+        ctx.save_for_backward(inputs, narrow, a_, scaled_b)
+        ctx.dtypes = a.dtype, b.dtype
+        return torch.addmm(outputs, narrow, b_.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, narrow, a, scaled_b = ctx.saved_tensors
+        d_narrow = d_outputs @ scaled_b
+        d_inputs = d_narrow @ a if ctx.needs_input_grad[1] else None
+        d_a, d_b = map(_product, (d_narrow.mT, d_outputs.mT), (inputs, narrow), ctx.dtypes)
+        return d_outputs, d_inputs, d_a, d_b, None
+
+
+def _narrowed(a: Tensor, b: Tensor, scale: float, dtype: torch.dtype) -> list[Tensor]:
+    """s A and B for the forward pass, A and s B for the backward one, so that no gradient is scaled."""
+    if not torch.compiler.is_compiling():
+        return [t.to(dtype) for t in (a * scale, b, a, b * scale)]
+    both, sizes = torch.cat([a, b.mT], 1), (a.shape[1], b.shape[0])  # one kernel for all
+    (a, b), (scaled_a, scaled_b) = (t.to(dtype).split(sizes, 1) for t in (both, both * scale))
+    return [scaled_a, b.mT, a, scaled_b.mT]
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix product in a dtype, which a GPU sums and writes in it."""
+    if left.dtype != dtype and kind_of(left.device) == "cuda":
+        return torch.mm(left, right, out_dtype=dtype)
+    return (left @ right).to(dtype)
 
 
 def _with_our_products(model: peft.PeftModel) -> peft.PeftModel:

@@ -5,6 +5,9 @@ graph that is compiled for the first of them, so that Granite's take three, howe
 attention layer, and the first one, whose input wants no gradient.
 """
 
+from typing import Any
+
+import torch._inductor
 from torch import nn
 
 MODES = {
@@ -15,6 +18,15 @@ MODES = {
     "max-autotune": "max-autotune-no-cudagraphs",
 }
 """``--compile-mode`` as torch.compile takes it."""
+
+OPTIONS = {"realize_reads_threshold": 32, "realize_opcount_threshold": 400, "realize_acc_reads_threshold": 32}
+"""Of Inductor: what is made of many numbers, or by many operations, is made anew where it is used. Of the scan's decays
+that are (time, chunk) for each head, those that are written and read again are a quarter of what a layer moves."""
+
+
+def options_of(mode: str) -> dict[str, Any]:
+    """What torch.compile is given for a layer, of a mode of ``MODES``."""
+    return torch._inductor.list_mode_options(MODES[mode]) | OPTIONS
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
@@ -31,4 +43,4 @@ def compile_decoder(model: nn.Module, mode: str) -> None:
         mode: one of ``MODES``.
     """
     for part in decoder_layers(model) or [model.base_model]:
-        part.compile(mode=MODES[mode])
+        part.compile(options=options_of(mode))

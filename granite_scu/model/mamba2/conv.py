@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from granite_scu.model.mamba2.tiling import pieces
+from granite_scu.model.mamba2.tiling import pieces, put
 
 BLOCK = 32
 """Tokens that are worked on together on a CPU."""
@@ -24,17 +24,17 @@ def causal_conv_silu(inputs: Tensor, weight: Tensor, bias: Tensor | None, seq_id
         inputs: (batch, time, channels).
         weight: (channels, width); its last column meets the token itself.
         bias: (channels,) or None.
-        seq_idx: (batch, time) numbers of documents, none of which sees the one before it.
+        seq_idx: (batch, time) numbers of documents, none of which sees another; as ``runs_of`` counts them.
 
     Returns:
         (batch, time, channels) in the dtype of ``inputs``.
     """
-    return _ConvSilu.apply(inputs, weight, bias, None if seq_idx is None else runs_of(seq_idx))
+    return _ConvSilu.apply(inputs, weight, bias, seq_idx)
 
 
 def runs_of(seq_idx: Tensor) -> Tensor:
-    """Documents counted from 0 in the order in which they come, (batch, time): a number may come back later."""
-    return F.pad((seq_idx[:, 1:] != seq_idx[:, :-1]).long().cumsum(1), (1, 0))
+    """Documents counted from 0 in the order in which they come, (batch, time) of 32 bits: a number may come back."""
+    return F.pad((seq_idx[:, 1:] != seq_idx[:, :-1]).cumsum(1, dtype=torch.int32), (1, 0))
 
 
 class _ConvSilu(torch.autograd.Function):
@@ -42,7 +42,8 @@ class _ConvSilu(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, runs: Tensor | None) -> Tensor:
         outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
         for block in blocks(inputs):
-            outputs[:, block] = F.silu(_convolved(_Window(inputs, runs, block, weight.shape[1]), weight, bias))
+            window = _Window(inputs, runs, block, weight.shape[1])
+            outputs = put(outputs, block, F.silu(_convolved(window, weight, bias)))
         ctx.save_for_backward(inputs, weight, bias, runs)
         return outputs
 
@@ -59,16 +60,15 @@ class _ConvSilu(torch.autograd.Function):
             window = _Window(inputs, runs, block, width)
             before_silu = _convolved(window, weight, bias)
             d_sum = torch.ops.aten.silu_backward(d_outputs[:, block].to(taps.dtype), before_silu)
-            ahead = torch.cat([d_sum, later], 1)
-            count, d_block = d_sum.shape[1], torch.zeros_like(d_sum)
+            ahead, d_block = d_sum if _is_one() else torch.cat([d_sum, later], 1), torch.zeros_like(d_sum)
             for k, tap in enumerate(taps):
                 lag = width - 1 - k
-                d_block += _cut(ahead[:, lag : lag + count] * tap, runs, block, lag)
+                d_block += _cut(_from(ahead, lag, d_sum.shape[1]) * tap, runs, block, lag)
                 if ctx.needs_input_grad[1]:
                     d_weight[k] += (d_sum * window.tap(k)).sum((0, 1))
             if ctx.needs_input_grad[2]:
                 d_bias += d_sum.sum((0, 1))
-            d_inputs[:, block], later = d_block, ahead[:, : width - 1]
+            d_inputs, later = put(d_inputs, block, d_block), ahead[:, : width - 1]
         return d_inputs, d_weight.mT.to(weight.dtype), None if bias is None else d_bias.to(bias.dtype), None
 
 
@@ -83,13 +83,26 @@ class _Window:
     def __init__(self, inputs: Tensor, runs: Tensor | None, block: slice, width: int) -> None:
         first = block.start - width + 1
         wide = torch.promote_types(inputs.dtype, torch.float32)
-        self.inputs = F.pad(inputs[:, max(first, 0) : block.stop].to(wide), (0, 0, max(-first, 0), 0))
+        inputs = inputs[:, max(first, 0) : block.stop].to(wide)
+        self.inputs = inputs if _is_one() else F.pad(inputs, (0, 0, max(-first, 0), 0))
         self.runs, self.block, self.width = runs, block, width
 
     def tap(self, k: int) -> Tensor:
         """What column ``k`` of the weight meets at each token, (batch, block, channels)."""
-        shifted = self.inputs[:, k : k + self.block.stop - self.block.start]
-        return _cut(shifted, self.runs, self.block, -(self.width - 1 - k))
+        lag, count = self.width - 1 - k, self.block.stop - self.block.start
+        return _cut(_from(self.inputs, -lag if _is_one() else k, count), self.runs, self.block, -lag)
+
+
+def _is_one() -> bool:
+    """Whether a block is all there is and lies in memory as it came: a compiler would keep what is padded in fp32."""
+    return torch.compiler.is_compiling()
+
+
+def _from(values: Tensor, first: int, count: int) -> Tensor:
+    """``count`` tokens of (batch, time, channels), which begin at ``first``; whatever where there are none."""
+    if not _is_one():
+        return values[:, first : first + count]
+    return values[:, torch.arange(first, first + count, device=values.device).clamp(0, count - 1)]
 
 
 def _convolved(window: _Window, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -106,10 +119,12 @@ def _taps(weight: Tensor, like: Tensor) -> Tensor:
 
 
 def _cut(values: Tensor, runs: Tensor | None, block: slice, lag: int) -> Tensor:
-    """``values`` of a block where the token ``lag`` later is of the same document, else 0."""
-    if runs is None or lag == 0:
+    """``values`` of a block where the token ``lag`` later is there and of the same document, else 0."""
+    if lag == 0 or (runs is None and not _is_one()):
         return values
-    time = runs.shape[1]
-    at = torch.arange(block.start, block.stop, device=runs.device) + lag
-    same = (runs[:, at.clamp(0, time - 1)] == runs[:, block]) & ((at >= 0) & (at < time))
+    at = torch.arange(block.start, block.stop, device=values.device) + lag
+    time = runs.shape[1] if runs is not None else len(at)
+    same = (at >= 0) & (at < time)
+    if runs is not None:
+        same = (runs[:, at.clamp(0, time - 1)] == runs[:, block]) & same
     return values * same.unsqueeze(-1)

@@ -164,7 +164,7 @@ def mix(
         hidden: (batch, time, hidden) inputs.
         attention_mask: (batch, time), zero where padded; None when nothing before a token is padding.
         kernels: the scan and the convolution.
-        seq_idx: (batch, time) numbers of documents that do not see one another.
+        seq_idx: (batch, time) numbers of documents that do not see one another, as ``runs_of`` counts them.
 
     Returns:
         (batch, time, hidden) outputs in the dtype of ``hidden``.

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from granite_scu.model.mamba2.conv import blocks
+from granite_scu.model.mamba2.tiling import put
 
 
 def gated_norm(hidden: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int, dtype: torch.dtype) -> Tensor:
@@ -51,7 +52,7 @@ class _GatedNorm(torch.autograd.Function):
         out = torch.empty_like(hidden, dtype=dtype)
         for block in blocks(hidden):
             scaled, _ = _normed(hidden[:, block] * F.silu(gate[:, block].to(hidden.dtype)), eps, groups)
-            out[:, block] = scaled * weight
+            out = put(out, block, scaled * weight)
         ctx.save_for_backward(hidden, gate, weight)
         return out
 
@@ -71,8 +72,8 @@ class _GatedNorm(torch.autograd.Function):
             shared = (d_normed * normed).unflatten(-1, (ctx.groups, -1)).mean(-1, keepdim=True)
             d_product = torch.addcmul(d_normed.unflatten(-1, (ctx.groups, -1)), _grouped(normed, ctx), shared, value=-1)
             d_product = d_product.mul_(inverse).flatten(-2)
-            d_hidden[:, block] = d_product * activation
-            d_gate[:, block] = torch.ops.aten.silu_backward(d_product.mul_(h), z)
+            d_hidden = put(d_hidden, block, d_product * activation)
+            d_gate = put(d_gate, block, torch.ops.aten.silu_backward(d_product.mul_(h), z))
         return d_hidden, d_gate, d_weight.to(weight.dtype), None, None, None
 
 

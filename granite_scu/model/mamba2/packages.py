@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from granite_scu.model.mamba2.conv import runs_of
 from granite_scu.model.mamba2.mamba import Kernels, activated_conv
 
 CHUNK = 256
@@ -124,8 +123,8 @@ def _dao_convolve(source: str, inputs: Tensor, conv: nn.Conv1d, seq_idx: Tensor 
 
 
 def _counted(seq_idx: Tensor | None) -> Tensor | None:
-    """Numbers of documents as both packages want them: none comes back later, 32 bits."""
-    return None if seq_idx is None else runs_of(seq_idx).int()
+    """Numbers of documents as both packages want them, of 32 bits."""
+    return None if seq_idx is None else seq_idx.int()
 
 
 @torch.library.custom_op("granite_scu::mamba2_scan", mutates_args=())

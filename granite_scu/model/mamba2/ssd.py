@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from granite_scu.model.mamba2.conv import runs_of
-from granite_scu.model.mamba2.tiling import pieces
+from granite_scu.model.mamba2.tiling import pieces, put
 
 CHUNK = 64
 """Tokens per chunk. The quadratic part costs O(chunk) a token, the state part O(1/chunk)."""
@@ -55,7 +54,8 @@ def ssd_scan(
         d: (heads,) skip connection.
         chunk: tokens per chunk; the result does not depend on it. None takes 64, the
             fastest measured on a CPU.
-        seq_idx: (batch, time) numbers of documents; where the number changes, the state starts from zero.
+        seq_idx: (batch, time) numbers of documents, as ``runs_of`` counts them: none comes back later. Where the number
+            changes, the state starts from zero.
 
     Returns:
         (batch, time, heads, head_dim) outputs in fp32 (fp64 for fp64 inputs). Decays, sums and the carried state are
@@ -68,7 +68,7 @@ def ssd_scan(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     wide = torch.promote_types(x.dtype, torch.float32)
     chunk = min(chunk or CHUNK, time)
-    runs = None if seq_idx is None else runs_of(seq_idx)
+    runs = seq_idx
     if pad := -time % chunk:  # a padded step has dt = 0: it neither decays the state nor adds to it
         x, dt, b, c = (F.pad(t, [0, 0] * (t.dim() - 2) + [0, pad]) for t in (x, dt, b, c))
         runs = None if runs is None else torch.cat([runs, runs[:, -1:].expand(-1, pad)], 1)
@@ -99,14 +99,16 @@ class _Scan(torch.autograd.Function):
             x_, b_, c_ = (_by_group(t[:, span]) for t in (x, b, c))
             decay = decays.at(span)
             added = b_.mT @ (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype).flatten(-2)
+            begins = []
             for i in range(added.shape[1]):
-                starts[:, span.start + i] = _times(carried, unit)
+                begins.append(_times(carried, unit).to(x.dtype))
                 carried = _decayed(carried, decay.whole[:, i], added[:, i])
+            starts = put(starts, span, _stacked(begins))
             weights = _weights(_kernel(decay), (c_ @ b_.mT).unsqueeze(3), d)
-            within = weights.to(x.dtype) @ x_.transpose(3, 4)  # (Z, K, G, H, L, P)
+            within = weights.to(x.dtype) @ _by_head(x_)  # (Z, K, G, H, L, P)
             across = (c_ @ starts[:, span]).unflatten(-1, x.shape[-2:])
             across = _times(across * decay.from_start.unsqueeze(-1), 1 / unit)
-            y[:, span] = _by_group(across.add_(within.transpose(3, 4)))
+            y = put(y, span, _by_group(across.add_(within.transpose(3, 4))))
         ctx.save_for_backward(x, dt, a, b, c, d, starts, runs)
         return y
 
@@ -136,19 +138,19 @@ class _Scan(torch.autograd.Function):
             d_read = d_read.to(x.dtype).flatten(-2)
             d_start, ends = c_.mT @ d_read, []
             for i in reversed(range(start.shape[1])):
-                ends.insert(0, d_carried)
+                ends.insert(0, d_carried.to(x.dtype))
                 d_carried = _decayed(d_carried, decay.whole[:, i], d_start[:, i])
-            d_end = torch.stack(ends, 1) if len(ends) > 1 else ends[0].unsqueeze(1)
-            narrow_end, added = d_end.to(x.dtype), (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype)
+            d_end, added = _stacked(ends), (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype)
             # The smaller factor on the right: half-precision products copy a transposed one.
-            dc_, db_ = _times(start @ d_read.mT, per_unit).mT, (narrow_end @ added.flatten(-2).mT).mT
-            dx_ = (b_ @ narrow_end).unflatten(-1, x.shape[-2:]) * decay.to_end.unsqueeze(-1)
+            dc_, db_ = _times(start @ d_read.mT, per_unit).mT, (d_end @ added.flatten(-2).mT).mT
+            dx_ = (b_ @ d_end).unflatten(-1, x.shape[-2:]) * decay.to_end.unsqueeze(-1)
             from_added = (dx_ * x_).sum(-1)
-            from_whole = _times((d_end * start).unflatten(-1, x.shape[-2:]).sum((-3, -1)), per_unit) * decay.whole
+            through = (d_end.to(dt.dtype) * start).unflatten(-1, x.shape[-2:]).sum((-3, -1))
+            from_whole = _times(through, per_unit) * decay.whole
 
             # Within the chunk: y = weights x, and weights = kernel scores + the skip connection.
             kernel, scores = _kernel(decay), (c_ @ b_.mT).unsqueeze(3)
-            d_within, within = dy_.transpose(3, 4).to(x.dtype), x_.transpose(3, 4)
+            d_within, within = dy_.transpose(3, 4).to(x.dtype), _by_head(x_)
             d_kernel = kernel * (d_within @ within.mT)
             d_scores = d_kernel.sum(3).to(x.dtype)
             d_kernel *= scores  # by the logarithm of the kernel, in fact
@@ -157,9 +159,10 @@ class _Scan(torch.autograd.Function):
 
             from_log = to_rows - to_columns + from_read - from_added
             from_log[..., -1, :] += from_added.sum(-2, dtype=sums) + from_whole
-            dx[:, span], db[:, span] = _by_group(dx_), _by_group(db_ + d_scores.mT @ c_)
-            dc[:, span] = _by_group(dc_ + d_scores @ b_)
-            d_log_decay[:, span], d_log_dt[:, span] = _by_group(from_log), _by_group(from_added + to_columns)
+            dx, db = put(dx, span, _by_group(dx_)), put(db, span, _by_group(db_ + d_scores.mT @ c_))
+            dc = put(dc, span, _by_group(dc_ + d_scores @ b_))
+            d_log_decay = put(d_log_decay, span, _by_group(from_log))
+            d_log_dt = put(d_log_dt, span, _by_group(from_added + to_columns))
         d_steps = _sums(d_log_decay, ahead=True)
         d_dt = torch.where(dt > 0, d_log_dt / dt, 0).addcmul_(d_steps.to(dt.dtype), a)
         da = (d_steps * dt).sum((0, 1, 2)).to(a.dtype) if ctx.needs_input_grad[2] else None
@@ -207,21 +210,27 @@ def _decays(dt: Tensor, a: Tensor, runs: Tensor | None) -> _Decays:
     # Summed in fp64: after a strong decay all later sums of the chunk are large, and their differences small.
     log_decay, dt_ = _by_group(_sums(dt.double() * a.double())), _by_group(dt)
     length = dt.shape[2]
-    from_start, to_end = log_decay.exp().to(dt.dtype), (log_decay[..., -1:, :] - log_decay).exp().to(dt.dtype)
+    rows = log_decay.to(dt.dtype)
+    rest = (log_decay - rows).to(dt.dtype)
+    if torch.compiler.is_compiling():  # a kernel takes it anew for each number: exponentials of fp64 would be its time
+        from_start, to_end = rows.exp(), (rows[..., -1:, :] - rows + (rest[..., -1:, :] - rest)).exp()
+    else:
+        from_start, to_end = log_decay.exp().to(dt.dtype), (log_decay[..., -1:, :] - log_decay).exp().to(dt.dtype)
     cut = torch.ones(length, length, dtype=torch.bool, device=dt.device).triu(1)
     if runs is not None:  # what crosses a document's start is cut, not decayed
         before = torch.cat([runs[:, :1, 0], runs[:, :-1, -1]], 1).unsqueeze(-1)  # the token before each chunk
         from_start = from_start * (runs == before)[:, :, None, :, None]
         to_end = to_end * (runs == runs[..., -1:])[:, :, None, :, None]
         cut = (cut | (runs.unsqueeze(-1) != runs.unsqueeze(-2)))[:, :, None, None]
-    exact, steps = log_decay.mT.contiguous(), dt_.mT.contiguous()
-    rows = exact.to(dt.dtype)
-    return _Decays(from_start, to_end * dt_, from_start[..., -1, :], rows, (exact - rows).to(dt.dtype), steps, cut)
+    rows, rest, steps = (t.mT.contiguous() for t in (rows, rest, dt_))
+    return _Decays(from_start, to_end * dt_, from_start[..., -1, :], rows, rest, steps, cut)
 
 
 def _sums(steps: Tensor, ahead: bool = False) -> Tensor:
     """Sums over a chunk's tokens up to and with each, or from each to the end. (Z, K, L, G, H) in and out"""
     # A product with ones and not cumsum: that adds in no fixed order on CUDA, and --deterministic refuses it.
+    if torch.compiler.is_compiling():  # which adds in a fixed order, in a kernel that is a part of another
+        return steps.flip(2).cumsum(2).flip(2) if ahead else steps.cumsum(2)
     length = steps.shape[2]
     ones = steps.new_ones(length, length)
     return torch.einsum("ls,zksgh->zklgh", ones.triu() if ahead else ones.tril(), steps)
@@ -238,9 +247,26 @@ def _kernel(decay: _Decays) -> Tensor:
 
 def _weights(kernel: Tensor, scores: Tensor, d: Tensor) -> Tensor:
     """What token l gets of x_s within a chunk, D x_l included, in the memory of ``kernel``. (Z, K, G, H, L, L)"""
+    if torch.compiler.is_compiling():
+        is_own = torch.eye(kernel.shape[-1], dtype=torch.bool, device=kernel.device)
+        return torch.where(is_own, kernel * scores + d[..., None, None], kernel * scores)
     kernel *= scores
     kernel.diagonal(dim1=-2, dim2=-1).add_(d.unsqueeze(-1))
     return kernel
+
+
+def _by_head(t: Tensor) -> Tensor:
+    """(Z, K, G, L, H, P) as (Z, K, G, H, L, P); compiled it is copied once for the products that take it."""
+    t = t.transpose(3, 4)
+    return t.contiguous() if torch.compiler.is_compiling() else t
+
+
+def _stacked(states: list[Tensor]) -> Tensor:
+    """States (Z, G, N, H P) of chunks as (Z, K, G, N, H P)."""
+    if len(states) == 1:
+        return states[0].unsqueeze(1)
+    # Flattened, as Inductor takes four dimensions for an image's, and lays them out as one, to copy them thereafter.
+    return torch.stack([state.flatten(1, 2) for state in states], 1).unflatten(2, states[0].shape[1:3])
 
 
 def _by_group(t: Tensor) -> Tensor:

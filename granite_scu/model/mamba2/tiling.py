@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 _described: str | None = None  # no ContextVar: torch.compile breaks its graph at one
 
@@ -17,6 +18,17 @@ def pieces(count: int, size: int, device: torch.device) -> list[slice]:
         size = count
     found = [slice(start, min(start + size, count)) for start in range(0, count, size)]
     return found[:1] if _described else found
+
+
+def put(whole: Tensor, at: slice, piece: Tensor) -> Tensor:
+    """``whole`` with a piece of (batch, size, ...) put where it belongs, in the dtype of ``whole``.
+
+    A piece that is all of it is not copied but taken for it, so that a compiler fuses it with what follows.
+    """
+    if piece.shape[1] == whole.shape[1]:
+        return piece.to(whole.dtype)
+    whole[:, at] = piece
+    return whole
 
 
 def kind_of(device: torch.device) -> str:

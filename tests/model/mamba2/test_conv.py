@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from granite_scu.model.mamba2 import conv
-from granite_scu.model.mamba2.conv import causal_conv_silu
+from granite_scu.model.mamba2.conv import causal_conv_silu, runs_of
 
 
 def inputs(time, width=4, batch=2, channels=6, dtype=torch.float32):
@@ -54,7 +54,7 @@ def test_the_block_changes_nothing(monkeypatch):
 def test_documents_of_a_block_are_convolved_as_if_each_stood_alone(lengths):
     x, weight, bias = inputs(sum(lengths), batch=1)
     documents = torch.repeat_interleave(torch.arange(len(lengths)) % 2, torch.tensor(lengths))[None]
-    together = causal_conv_silu(x, weight, bias, documents)
+    together = causal_conv_silu(x, weight, bias, runs_of(documents))
     alone = torch.cat([reference(part, weight, bias) for part in x.split(lengths, 1)], 1)
     assert_same(together, alone, (x, weight, bias))
 

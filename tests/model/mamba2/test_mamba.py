@@ -12,6 +12,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
 from granite_scu.model import loading
 from granite_scu.model.mamba2 import mamba
+from granite_scu.model.mamba2.conv import runs_of
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_documents_of_a_block_are_mixed_as_if_each_stood_alone(model):
     hidden = torch.randn(1, 30, layer.in_proj.in_features)
     documents = torch.repeat_interleave(torch.tensor([4, 9, 4]), torch.tensor([3, 16, 11]))[None]
     with torch.no_grad():
-        together = layer(hidden, seq_idx=documents)
+        together = layer(hidden, seq_idx=runs_of(documents))
         alone = torch.cat([layer(part) for part in hidden.split([3, 16, 11], 1)], 1)
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 

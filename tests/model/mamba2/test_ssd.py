@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from references import recurrence
 
 from granite_scu.model.mamba2 import ssd
+from granite_scu.model.mamba2.conv import runs_of
 from granite_scu.model.mamba2.ssd import ssd_scan
 
 NAMES = ("x", "dt", "a", "b", "c", "d")
@@ -139,7 +140,7 @@ def test_documents_of_a_block_are_scanned_as_if_each_stood_alone(lengths, chunk,
     tensors = tuple(t.requires_grad_() for t in inputs(batch=1, time=time, groups=groups))
     numbers = [i % 2 if numbers_come_back else i for i in range(len(lengths))]
     documents = torch.repeat_interleave(torch.tensor(numbers), torch.tensor(lengths))[None]
-    together = ssd_scan(*tensors, chunk, seq_idx=documents)
+    together = ssd_scan(*tensors, chunk, seq_idx=runs_of(documents))
     x, dt, a, b, c, d = tensors
     parts = zip(*(t.split(lengths, 1) for t in (x, dt, b, c)), strict=True)
     alone = torch.cat([ssd_scan(x, dt, a, b, c, d, chunk) for x, dt, b, c in parts], 1)
