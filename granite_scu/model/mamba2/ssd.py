@@ -99,7 +99,7 @@ class _Scan(torch.autograd.Function):
             x_, b_, c_ = (_by_group(t[:, span]) for t in (x, b, c))
             decay = decays.at(span)
             added = b_.mT @ (x_ * decay.to_end.unsqueeze(-1)).to(x.dtype).flatten(-2)
-            begins = []
+            carried, begins = _beside(added[:, 0], carried), []
             for i in range(added.shape[1]):
                 begins.append(_times(carried, unit).to(x.dtype))
                 carried = _decayed(carried, decay.whole[:, i], added[:, i])
@@ -136,7 +136,8 @@ class _Scan(torch.autograd.Function):
             read = (c_ @ start).unflatten(-1, x.shape[-2:])
             from_read = _times((d_read * read).sum(-1), per_unit)  # (Z, K, G, L, H)
             d_read = d_read.to(x.dtype).flatten(-2)
-            d_start, ends = c_.mT @ d_read, []
+            d_start = c_.mT @ d_read
+            d_carried, ends = _beside(d_start[:, -1], d_carried), []
             for i in reversed(range(start.shape[1])):
                 ends.insert(0, d_carried.to(x.dtype))
                 d_carried = _decayed(d_carried, decay.whole[:, i], d_start[:, i])
@@ -267,6 +268,11 @@ def _stacked(states: list[Tensor]) -> Tensor:
         return states[0].unsqueeze(1)
     # Flattened, as Inductor takes four dimensions for an image's, and lays them out as one, to copy them thereafter.
     return torch.stack([state.flatten(1, 2) for state in states], 1).unflatten(2, states[0].shape[1:3])
+
+
+def _beside(read: Tensor, zeros: Tensor) -> Tensor:
+    """``zeros``; compiled they seem to depend on what is read, so that the kernel that reads it writes them, too."""
+    return torch.where(read.isnan(), zeros, 0.0) if torch.compiler.is_compiling() else zeros
 
 
 def _by_group(t: Tensor) -> Tensor:
