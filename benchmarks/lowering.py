@@ -199,8 +199,8 @@ def count(step: Step) -> tuple[dict[tuple[str, str], Cost], list[dict[str, Any]]
     compiled = torch.compile(loss._fused_work, backend=body.backend)
     with adapted(step) as (model, ids), mock.patch.object(loss, "_compiled_work", return_value=compiled):
         base = model.get_base_model()
-        for layer in compilation.decoder_layers(base) or ():
-            layer.compile(backend=layers.backend)
+        for part in compilation.compiled_parts(base):
+            part.compile(backend=layers.backend)
         with torch.autocast("cpu", step.dtype, enabled=step.dtype != torch.float32, cache_enabled=False):
             nats = loss.summed_nats(base, ids, ids, ids, loss.chunk_on("cuda"), compiled=True)
         nats.backward()
@@ -208,7 +208,7 @@ def count(step: Step) -> tuple[dict[tuple[str, str], Cost], list[dict[str, Any]]
 
 
 def _outside(step: Step) -> dict[tuple[str, str], Cost]:
-    """The costs of what is not compiled: embedding, masks, last norm, and the loss's products."""
+    """The costs of what is not compiled: embedding, masks, and the loss's products."""
 
     def without_a_body(z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         *_, dtype = arguments
@@ -217,7 +217,7 @@ def _outside(step: Step) -> dict[tuple[str, str], Cost]:
     counted = Count()
     with adapted(step) as (model, ids), mock.patch.object(loss, "_work", without_a_body):
         base = model.get_base_model()
-        base.base_model.layers = nn.ModuleList()
+        base.base_model.layers, base.base_model.norm = nn.ModuleList(), nn.Identity()
         base.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.requires_grad_())
         autocast = torch.autocast("cpu", step.dtype, enabled=step.dtype != torch.float32, cache_enabled=False)
         with counted, Tagged(counted), autocast:

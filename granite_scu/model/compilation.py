@@ -2,7 +2,7 @@
 
 One graph of the whole decoder takes minutes to compile, for its layers are unrolled in it. Layers of a kind share the
 graph that is compiled for the first of them, so that Granite's take three, however many they are: a Mamba-2 layer, an
-attention layer, and the first one, whose input wants no gradient.
+attention layer, and the first one, whose input wants no gradient. The norm behind them is a fourth.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ MODES = {
 """``--compile-mode`` as torch.compile takes it."""
 
 OPTIONS = {"realize_reads_threshold": 32, "realize_opcount_threshold": 400, "realize_acc_reads_threshold": 32}
-"""Of Inductor: what is made of many numbers, or by many operations, is made anew where it is used. Of the scan's decays
-that are (time, chunk) for each head, those that are written and read again are a quarter of what a layer moves."""
+"""Of Inductor: what is made of many numbers, or by many operations, is computed again where it is used. The scan's decays
+are (time, chunk) for each head; written and read again they would be a quarter of what a layer moves."""
 
 
 def options_of(mode: str) -> dict[str, Any]:
@@ -35,12 +35,20 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList | None:
     return next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count), None)
 
 
+def compiled_parts(model: nn.Module) -> list[nn.Module]:
+    """The decoder's layers and the norm behind them; or the decoder, where its layers cannot be told apart."""
+    layers, norm = decoder_layers(model), getattr(model.base_model, "norm", None)
+    if layers is None:
+        return [model.base_model]
+    return [*layers, norm] if isinstance(norm, nn.Module) else [*layers]
+
+
 def compile_decoder(model: nn.Module, mode: str) -> None:
-    """Have a model's decoder compiled at its first call: each layer, or all of it where layers cannot be told apart.
+    """Have the parts of a model's decoder compiled, each when it is first called.
 
     Args:
         model: whose layers it is done to.
         mode: one of ``MODES``.
     """
-    for part in decoder_layers(model) or [model.base_model]:
+    for part in compiled_parts(model):
         part.compile(options=options_of(mode))

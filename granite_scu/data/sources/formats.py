@@ -28,6 +28,9 @@ DELIMITERS = (",", ";", "\t", "|")
 ROWS = 1024
 """Rows of a parquet file that are held at a time."""
 
+PACKED = 1000
+"""How many times smaller a column may lie in a parquet file; a tenth is usual for text."""
+
 
 def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
     """One JSON object a line; blank lines are passed over.
@@ -145,7 +148,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
         columns: those that are read; of the others a row has the names, for messages.
 
     Raises:
-        UserError: not a parquet file.
+        UserError: not a parquet file, or one whose values are too long to be records.
     """
     import pyarrow  # takes a while, and only these files need it
     from pyarrow import parquet
@@ -157,6 +160,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             wanted = [name for name in names if name in columns] or names[:1]
             if twice := next((name for name in wanted if wanted.count(name) > 1), None):
                 raise UserError(f"--data-dir {path}: has two columns {twice}; name one of them differently")
+            _require_records(table.metadata, wanted, path)
             every: Record = dict.fromkeys(names)
             number = 0
             for batch in table.iter_batches(ROWS, columns=wanted):
@@ -166,6 +170,22 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
         except pyarrow.ArrowException as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"--data-dir {path}: not a complete parquet file ({reason}); export it again") from error
+
+
+def _require_records(metadata: Any, wanted: list[str], path: Path) -> None:
+    """Refuse columns whose values are too long to be held: pyarrow unpacks a value at once, also one of gigabytes."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for column in (group.column(i) for i in range(group.num_columns)):
+            unpacked, packed = column.total_uncompressed_size, column.total_compressed_size
+            too_long = unpacked > files.LONGEST_LINE * max(group.num_rows, 1)
+            if column.path_in_schema.partition(".")[0] in wanted and (
+                too_long or unpacked > max(files.LONGEST_LINE, PACKED * packed)
+            ):
+                raise UserError(
+                    f"--data-dir {path}: column {column.path_in_schema} unpacks {packed:,} bytes to {unpacked:,} in "
+                    f"{group.num_rows:,} rows, too much to be read as records; cut the texts, or export them unpacked"
+                )
 
 
 def _rows(batch: Any, place: str) -> list[Record]:

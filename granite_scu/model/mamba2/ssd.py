@@ -213,7 +213,7 @@ def _decays(dt: Tensor, a: Tensor, runs: Tensor | None) -> _Decays:
     length = dt.shape[2]
     rows = log_decay.to(dt.dtype)
     rest = (log_decay - rows).to(dt.dtype)
-    if torch.compiler.is_compiling():  # a kernel takes it anew for each number: exponentials of fp64 would be its time
+    if torch.compiler.is_compiling():  # a kernel computes it for each number: exponentials of fp64 would be slow
         from_start, to_end = rows.exp(), (rows[..., -1:, :] - rows + (rest[..., -1:, :] - rest)).exp()
     else:
         from_start, to_end = log_decay.exp().to(dt.dtype), (log_decay[..., -1:, :] - log_decay).exp().to(dt.dtype)

@@ -365,3 +365,11 @@ def test_a_file_that_vanishes_while_the_corpus_is_read(tmp_path):
     (tmp_path / "b.txt").unlink()
     with pytest.raises(UserError, match=r"b\.txt: has vanished since the corpus was listed; start again"):
         list(later.pieces())
+
+
+def test_a_column_that_unpacks_to_more_than_records_hold_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "bomb.parquet"
+    pa.parquet.write_table(pa.table({"text": ["a" * (files.LONGEST_LINE + 1)]}), path, compression="zstd")
+    assert path.stat().st_size < 10_000
+    with pytest.raises(UserError, match=r"bomb\.parquet: column text unpacks .* bytes to 50,000,0.* in 1 rows"):
+        load(str(path), "text")
