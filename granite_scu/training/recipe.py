@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu import control, hardware
 from granite_scu.config.errors import UserError
@@ -65,6 +65,7 @@ def prepare(
     controller: control.Controller | None = None,
     data: TextDataModule | None = None,
     card: hardware.Device | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreparedRun:
     """Refuse what can be refused without loading a model. Makes no run folder; what it tokenises is cached.
 
@@ -74,6 +75,7 @@ def prepare(
         controller: steers in place of the one that ``request.control`` describes.
         data: is trained on in place of what ``request.data`` describes; not yet prepared.
         card: is planned for in place of this machine's device; such a run can be described, not trained.
+        tokenizer: in place of the model's own.
 
     Raises:
         UserError: the request cannot be met on this machine, or its data is wrong.
@@ -101,7 +103,7 @@ def prepare(
         pass  # refused already here; until the run starts, others may have the folder
 
     # The model's tokenizer with the chat template, and the adapter to start from.
-    tokenizer = templates.of_data(loading.load_tokenizer(request.base.name), request.data)
+    tokenizer = templates.of_data(tokenizer or loading.load_tokenizer(request.base.name), request.data)
     start = _open_start(request, resume)
     if start:
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
