@@ -111,6 +111,9 @@ def prepare(
     _check_block_size(config, request)
     machine = _with_attention_of(config, machine, request.base.attention)
 
+    # What the model has to compute; layers that it has not are refused here.
+    size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
+
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
     if request.run.auto_batch_size:
         request = batch_size.first_guess(request, machine)
@@ -123,8 +126,7 @@ def prepare(
     data.check_processes(machine.world_size)
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
 
-    # What the model has to compute, and how far its adapters can move.
-    size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
+    # How far the adapters can move.
     prior = (request.prior.sigma, length.n_tokens)
     if start:
         growth = ceiling.growth_from(start.matrices, *prior)
