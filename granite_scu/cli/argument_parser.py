@@ -1,6 +1,7 @@
 """The argument parser of all commands, and of the benchmarks."""
 
 import argparse
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -9,6 +10,9 @@ from granite_scu.config.errors import UserError
 
 WIDTH = 100
 """Columns of a description."""
+
+KINDS = {"int": "a whole number", "float": "a number", "share": "a share, such as 10% or 0.1"}
+"""Kinds of values, in words."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,11 +42,20 @@ class Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+        raise UserError(_in_words(message.removeprefix("argument ")))
 
     def add_debug(self, group: argparse._ArgumentGroup | None = None) -> None:
         """The flag that error messages speak of; ``guard.guarded`` is told whether it was given."""
         (group or self).add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def _in_words(message: str) -> str:
+    """What argparse says, without Python's names of kinds."""
+    if wrong := re.fullmatch(r"(\S+): invalid (int|float|share) value: '(.*)'", message):
+        return f"{wrong[1]} {wrong[3]}: must be {KINDS[wrong[2]]}"
+    if wrong := re.fullmatch(r"(\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):
+        return f"{wrong[1]} {wrong[2]}: must be one of {wrong[3].replace(chr(39), '')}"
+    return f"{message}; see --help"
 
 
 class _Show(argparse.Action):

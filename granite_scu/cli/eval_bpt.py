@@ -8,6 +8,7 @@ from granite_scu.cli import script_flags
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import HINTS, PRECISIONS
+from granite_scu.evaluation.bpt.subjects import identify
 from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 
 if TYPE_CHECKING:
@@ -64,14 +65,13 @@ def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     _check(options)
     script_flags.check_template(options)
-    # Late: errors in flags are reported before torch is imported.
+    subjects = identify(options.models)
+    # Late: torch takes seconds.
     from granite_scu.evaluation.bpt import report, results
     from granite_scu.evaluation.bpt.evaluate import evaluate
-    from granite_scu.evaluation.bpt.subjects import identify
 
     aside = make_console(stderr=True)
     quiet(aside)
-    subjects = identify(options.models)
     output = options.output or _in_the_run(subjects)
     report.check_writable("--output", output)
     report.check_writable("--csv", options.csv)

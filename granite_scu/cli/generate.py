@@ -12,6 +12,7 @@ from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
 from granite_scu.config.settings import DataConfig, share
+from granite_scu.model.adapter_files import require_adapter
 
 if TYPE_CHECKING:
     from granite_scu.model.adapters import Switch
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
+    require_adapter(Path(options.run).expanduser(), str(options.run))
     # Late: torch takes seconds, and a wrong flag is refused without it.
     from granite_scu import hardware
     from granite_scu.cli.conversation import converse

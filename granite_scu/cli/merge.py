@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from granite_scu.cli.console import make_console, quiet
+from granite_scu.model.adapter_files import require_adapter
 
 EXAMPLES = (
     "runs/mine --out merged",
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
+    require_adapter(Path(options.run).expanduser(), str(options.run))
     from granite_scu.export.merge import Merger  # late: torch takes seconds
     from granite_scu.model import loading, saved_adapter
 

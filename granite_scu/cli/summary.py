@@ -93,7 +93,7 @@ def _not_shown(s: float | None, target: float, band: str) -> str:
     if s is None:
         return f"no: S was never {band}, and could not be measured at the end"
     never = f"no: S was never {band} = {per_cent(target)}, and ended at {per_cent(s)}"
-    return f"{never}; train longer, or give --target-s {s:.2g}" if 0 < s < target else f"{never}; train longer"
+    return f"{never}; train longer, or give --target-s {0.8 * s:.2g}" if 0 < s < target else f"{never}; train longer"
 
 
 def _training(summary: dict[str, Any]) -> str:

@@ -1,10 +1,12 @@
 """The commands ``fit``, ``validate``, ``test`` and ``identify``, and what is asked instead of them."""
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 
 from rich.console import Console
+from transformers import PreTrainedTokenizerBase
 
 from granite_scu.cli import config_layers, going_on, guard, requirements
 from granite_scu.cli.console import make_console, print_facts, quiet
@@ -15,6 +17,7 @@ from granite_scu.cli.summary import print_summary
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import say
 from granite_scu.config.request import Request
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.tokens import templates
 from granite_scu.evaluation.split_score import score_split
 from granite_scu.experiments.identification import step_test
@@ -26,6 +29,8 @@ from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import plan, plan_description, recipe
 from granite_scu.training.output_folder import LINE, is_main, logged_from_here
+
+log = logging.getLogger(__name__)
 
 SCORED = {"validate": "validation", "test": "test"}
 """Commands that print a score, and the split that they score."""
@@ -101,13 +106,29 @@ def dry_run(arguments: list[str], as_json: bool) -> int:
         request = parse(arguments).request
         quiet(console)
         card = cards.absent(request.hardware, request.trainer["accelerator"])
-        facts = plan.describe(recipe.prepare(request, console, card=card), here=card is None)
+        tokenizer = _tokenizer_to_plan_with(request.base.name)
+        facts = plan.describe(recipe.prepare(request, console, card=card, tokenizer=tokenizer), here=card is None)
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
         rows = plan_description.describe(facts) | plan_description.details(facts)
         print_facts("plan (nothing is trained)", rows, console)
     return 0
+
+
+def _tokenizer_to_plan_with(model: str) -> PreTrainedTokenizerBase:
+    """The model's own; where that of the default model, of which all else is known, cannot be had, the embedded one."""
+    try:
+        return load_tokenizer(model)
+    except UserError as error:
+        if model != BaseConfig.name:
+            raise
+        log.warning(
+            "%s; the plan counts tokens by the tokenizer of %s, which makes more of the same text",
+            str(error).partition(";")[0],
+            TINY_MODEL,
+        )
+        return load_tokenizer(TINY_MODEL)
 
 
 def check_requirements(arguments: list[str], as_json: bool) -> int:

@@ -88,8 +88,9 @@ def named(text: str) -> str:
         return (alike or begun)[0]
     if begun:
         raise UserError(f"--hardware {text}: there are {' and '.join(begun)}; choose one of them")
-    close = difflib.get_close_matches(text, PRESETS, 1)
-    hint = f"did you mean {close[0]}? " if close else ""
+    plain = {_plain(name): name for name in PRESETS}
+    close = difflib.get_close_matches(text, PRESETS, 1) or difflib.get_close_matches(_plain(text), plain, 1)
+    hint = f"did you mean {plain.get(close[0], close[0])}? " if close else ""
     raise UserError(f"--hardware {text}: no such preset; {hint}choose {AUTO}, {', '.join(PRESETS)}")
 
 

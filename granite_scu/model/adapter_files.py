@@ -1,5 +1,6 @@
 """The files of a LoRA adapter, as PEFT saves it: where they are and whether they are sound, without loading a model."""
 
+import filecmp
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import is_local
 from granite_scu.storage.run_folder import (
     ADAPTER_CONFIG,
     BEST_ADAPTER,
@@ -27,6 +29,13 @@ _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 def factor_names(layer: str) -> tuple[str, str]:
     """The names of A, (rank, in), and B, (out, rank), in an adapter's file; of a stack see ``LowRankUpdate``."""
     return f"base_model.model.{layer}.lora_A.weight", f"base_model.model.{layer}.lora_B.weight"
+
+
+def require_adapter(folder: Path, label: str) -> None:
+    """Refuse what is no folder, or one without an adapter in safetensors. Raises UserError."""
+    if not folder.is_dir():
+        raise UserError(f"{label}: no such folder; name a run folder, its final/ or one of its checkpoints")
+    require_files(folder, label)
 
 
 def require_files(folder: Path, label: str) -> None:
@@ -194,3 +203,18 @@ def _rank_of(module: str, config: Mapping[str, Any]) -> int:
     patterns = config.get("rank_pattern") or {}
     found = (rank for pattern, rank in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
     return next(found, config["r"])
+
+
+def may_be_same(one: str, other: str) -> bool:
+    """Whether two names of base models can mean one: a folder may hold what a hub id names, or have been moved.
+
+    Two folders that are both there are told apart by their weights.
+    """
+    if one == other:
+        return True
+    folders = [Path(name).expanduser() for name in (one, other) if is_local(name)]
+    if len(folders) == 2 and all(folder.is_dir() for folder in folders):
+        weights = {path.name for folder in folders for path in folder.glob("*.safetensors")}
+        _, different, missing = filecmp.cmpfiles(*folders, weights, shallow=False)
+        return not different and not missing
+    return bool(folders)

@@ -43,7 +43,7 @@ def measure(
         block_size: tokens that attention spans.
         adapted: (out, in, rank) of each adapted matrix, where the adapters are there already.
     """
-    config = loading.load_model_config(name)
+    config = loading.known_config(name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shapes = adapters.shapes(model, lora) if adapted is None else list(adapted)

@@ -1,11 +1,10 @@
 """Find and load the frozen model and its tokenizer: embedded, from a folder, or from the hub."""
 
-import functools
 import importlib.metadata
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +31,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from granite_scu.config import hub
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import tracked
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, check_model
@@ -100,8 +100,6 @@ def device_named(name: str, flag: str = "--device") -> torch.device:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises UserError when it cannot be had."""
     with _hub_errors(name):
-        if resolve(name) == name and not Path(name).is_dir() and not constants.HF_HUB_OFFLINE:
-            _announce(name)
         return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
 
 
@@ -238,7 +236,8 @@ def announce_kernels(model: torch.nn.Module) -> None:
 def _hub_errors(name: str) -> Iterator[None]:
     """Turns what transformers raises for a model that it cannot find, reach or build into one line."""
     try:
-        yield
+        with nullcontext() if Path(resolve(name)).is_dir() else hub.asked_for(name):
+            yield
     except UserError:
         raise
     except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
@@ -276,8 +275,3 @@ def _why(name: str, error: BaseException) -> str:
         return "it is no causal language model; take one that continues text"
     reason = reason[:200].rstrip(".")
     return f"{reason or type(error).__name__}; its files are damaged, incomplete or not for transformers"
-
-
-@functools.cache
-def _announce(name: str) -> None:
-    log.info("looking up %s on the Hugging Face hub", name)

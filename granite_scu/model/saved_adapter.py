@@ -1,7 +1,6 @@
 """An adapter on disk: where it lies, what made it, and whether it is one that granite-scu can continue from."""
 
 import copy
-import filecmp
 import hashlib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -17,9 +16,16 @@ from transformers import AutoModelForCausalLM
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
-from granite_scu.config.settings import BaseConfig, from_record, is_local
+from granite_scu.config.settings import BaseConfig, from_record
 from granite_scu.model import experts, loading
-from granite_scu.model.adapter_files import check_config, factor_names, modules_of, require_files, run_of
+from granite_scu.model.adapter_files import (
+    check_config,
+    factor_names,
+    may_be_same,
+    modules_of,
+    require_adapter,
+    run_of,
+)
 from granite_scu.model.adapters import ADAPTER, linear_layers
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, read_json
 from granite_scu.storage.working_folder import found_from_here
@@ -170,9 +176,7 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
         UserError: no adapter there, not a LoRA adapter, or one with something that is not supported.
     """
     folder, label = Path(path).expanduser(), label or str(path)
-    if not folder.is_dir():
-        raise UserError(f"{label}: no such folder; name a run folder, its final/ or one of its checkpoints")
-    require_files(folder, label)
+    require_adapter(folder, label)
     config, run = _plain_lora(folder, label), run_of(folder)
     training = read_json(run / TRAINING_CONFIG) if run else {}
     named, trained_on = config.base_model_name_or_path, training.get("base", {}).get("name")
@@ -201,21 +205,6 @@ def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
     if trained_on and not may_be_same(trained_on, name):
         raise UserError(f"{adapter.label}: was trained on {trained_on}, and not on --model {name}")
     return replace(adapter.base, name=name)
-
-
-def may_be_same(one: str, other: str) -> bool:
-    """Whether two names of base models can mean one: a folder may hold what a hub id names, or have been moved.
-
-    Two folders that are both there are told apart by their weights.
-    """
-    if one == other:
-        return True
-    folders = [Path(name).expanduser() for name in (one, other) if is_local(name)]
-    if len(folders) == 2 and all(folder.is_dir() for folder in folders):
-        weights = {path.name for folder in folders for path in folder.glob("*.safetensors")}
-        _, different, missing = filecmp.cmpfiles(*folders, weights, shallow=False)
-        return not different and not missing
-    return bool(folders)
 
 
 def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from granite_scu.config.errors import UserError
+from granite_scu.config.errors import Stopped, UserError
 from granite_scu.config.request import Request
 from granite_scu.data.sources import files
 from granite_scu.data.sources.read import is_path
@@ -95,6 +95,9 @@ def claimed(folder: RunFolder, request: Request, resume: Resume | None) -> Itera
         if is_main():
             check_folder(folder, request, resume)
         yield
+    except BaseException as error:
+        _log_end(error, [handler for handler in ours.handlers if handler not in before])
+        raise
     finally:
         for handler in [handler for handler in ours.handlers if handler not in before]:
             ours.removeHandler(handler)
@@ -117,6 +120,16 @@ def logged_from_here(formatter: logging.Formatter | None = None) -> Iterator[Non
         yield
     finally:
         ours.removeHandler(kept)
+
+
+def _log_end(error: BaseException, files: list[logging.Handler]) -> None:
+    """Write into the log file why a run ends before its end; the console is told by whoever started it."""
+    if isinstance(error, OSError):  # as a rule a disk without room for it
+        return
+    level = logging.INFO if isinstance(error, Stopped | KeyboardInterrupt) else logging.ERROR
+    words = " ".join(str(error).split()) or type(error).__name__
+    for handler in files:
+        handler.handle(logging.LogRecord(__name__, level, __file__, 0, words, None, None))
 
 
 def _open_log(file: Path) -> None:

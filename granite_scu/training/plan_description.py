@@ -96,8 +96,12 @@ def _length(facts: dict[str, Any]) -> str:
     steps = counted(facts["steps"], "step")
     if facts["first_step"]:
         steps = f"{steps}, of which {facts['first_step']:,} are done"
-    passes = "" if facts["passes"] is None else f", {facts['passes']:.3g} passes over the data"
+    passes = "" if facts["passes"] is None else f", {_three_digits(facts['passes'])} passes over the data"
     return f"{steps}: {facts['tokens']:,} tokens{passes}"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _memory(facts: dict[str, Any]) -> str:

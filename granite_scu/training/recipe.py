@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu import control, hardware
 from granite_scu.config.errors import UserError
@@ -65,6 +65,7 @@ def prepare(
     controller: control.Controller | None = None,
     data: TextDataModule | None = None,
     card: hardware.Device | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreparedRun:
     """Refuse what can be refused without loading a model. Makes no run folder; what it tokenises is cached.
 
@@ -74,6 +75,7 @@ def prepare(
         controller: steers in place of the one that ``request.control`` describes.
         data: is trained on in place of what ``request.data`` describes; not yet prepared.
         card: is planned for in place of this machine's device; such a run can be described, not trained.
+        tokenizer: in place of the model's own.
 
     Raises:
         UserError: the request cannot be met on this machine, or its data is wrong.
@@ -101,13 +103,16 @@ def prepare(
         pass  # refused already here; until the run starts, others may have the folder
 
     # The model's tokenizer with the chat template, and the adapter to start from.
-    tokenizer = templates.of_data(loading.load_tokenizer(request.base.name), request.data)
+    tokenizer = templates.of_data(tokenizer or loading.load_tokenizer(request.base.name), request.data)
     start = _open_start(request, resume)
     if start:
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
     config = loading.known_config(request.base.name)
     _check_block_size(config, request)
     machine = _with_attention_of(config, machine, request.base.attention)
+
+    # What the model has to compute; layers that it has not are refused here.
+    size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
     if request.run.auto_batch_size:
@@ -121,8 +126,7 @@ def prepare(
     data.check_processes(machine.world_size)
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
 
-    # What the model has to compute, and how far its adapters can move.
-    size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
+    # How far the adapters can move.
     prior = (request.prior.sigma, length.n_tokens)
     if start:
         growth = ceiling.growth_from(start.matrices, *prior)

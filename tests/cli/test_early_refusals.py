@@ -121,3 +121,13 @@ def test_a_refusal_loads_neither_torch_nor_lightning():
 def test_fit_is_refused_as_early(capsys, argv, words):
     assert main(["fit", *argv]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("eval",), ("generate", "--prompt", "x"), ("merge", "--out", "out")])
+def test_a_run_that_is_not_there_is_refused_before_torch_is_imported(command, tmp_path):
+    code = "import sys; from granite_scu.cli.main import main; code = main(sys.argv[1:]); "
+    code += "assert 'torch' not in sys.modules; sys.exit(code)"
+    call = [sys.executable, "-c", code, *command, str(tmp_path / "nothing")]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "nothing: no such folder" in done.stderr and done.stderr.count("\n") == 1

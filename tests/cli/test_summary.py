@@ -55,7 +55,7 @@ def test_the_summary_says_how_many_ticks_were_held(held, tmp_path):
         (
             [(10, 0.1), (20, 0.2)],
             0.2,
-            "no: S was never within 10 % of S* = 50 %, and ended at 20 %; train longer, or give --target-s 0.2",
+            "no: S was never within 10 % of S* = 50 %, and ended at 20 %; train longer, or give --target-s 0.16",
         ),
         ([], None, "no: S was never within 10 % of S*, and could not be measured at the end"),
         (None, 0.2, "not judged"),

@@ -255,7 +255,7 @@ def test_the_script_is_the_command(command):
         (["--model", "tiny-granite-h"], "--data-dir: name the text to score"),
         (["--model", "tiny-granite-h", "--data-dir", "nowhere.txt"], "--data-dir nowhere.txt: no such file"),
         (["--stride", "0"], "--stride 0: must be at least 1"),
-        (["--batch-size", "many"], "--batch-size: invalid int value: 'many'"),
+        (["--batch-size", "many"], "--batch-size many: must be a whole number"),
         (["--output", "no/such/place.json", "--model", "tiny-granite-h"], "its folder does not exist"),
     ],
 )

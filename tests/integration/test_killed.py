@@ -187,6 +187,8 @@ def test_a_signal_lets_the_step_end_and_saves_it(whole, cut, number, code):
     assert "Traceback" not in words and "error:" not in words and "--resume-from-checkpoint last" in words
     stopped = {"signal": number.name, "step": int(step), "checkpoint": newest.name}
     assert read_json(cut.folder / STOPPED) == stopped
+    log = (cut.folder / "logs" / "training.log").read_text(encoding="utf-8")
+    assert f" INFO stopped by {by} after step {step}, which is saved; continue with: " in log
     assert f"stopped by {number.name}" in (cut.folder / "report.html").read_text(encoding="utf-8")
     assert same(whole(UNEVEN), cut.finish(UNEVEN))
     assert not (cut.folder / STOPPED).exists(), "the run has gone on"

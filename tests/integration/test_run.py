@@ -503,6 +503,13 @@ def test_a_dry_run_as_json(launch):
     assert facts["n_tokens"] == facts["data"]["train"]["supervised_tokens"]
 
 
+def test_the_default_model_is_planned_without_a_network(launch, corpus):
+    code, out, err = launch("--dry-run", "--data-dir", corpus, "--block-size", 64, "--hardware", "gpu_4090")
+    assert code == 0, err
+    assert "the plan counts tokens by the tokenizer of tiny-granite-h" in " ".join(out.split())
+    assert "granite-4.0-h-1b: 1,461,538,368 frozen parameters" in out
+
+
 def test_a_dry_run_refuses_what_the_run_would_refuse(run, launch):
     code, _, err = launch("--test-run", "--dry-run", "--output-dir", run.folder)
     assert code == 2

@@ -3,7 +3,9 @@ import http.server
 import importlib.util
 import json
 import logging
+import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 from transformers import GraniteConfig
 from transformers.utils import logging as transformers_logging
 
+from granite_scu.config import hub as hub_module
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
@@ -150,11 +153,22 @@ def test_a_gated_and_a_mistyped_name_are_told_apart(hub, caplog):
     assert "the hub has no model of that name, or it is private" in refusal(loading.load_tokenizer, "nobody/model")
 
 
-@pytest.mark.slow  # the hub's library tries again for most of a minute
-def test_a_hub_that_cannot_be_reached_is_named(hub):
+def test_a_hub_that_cannot_be_reached_is_named_within_seconds(hub):
+    """The hub's library would try again for most of a minute."""
     hub.shutdown()
     hub.server_close()
+    began = time.monotonic()
     assert "cannot be reached, and the model is not in the cache" in refusal(loading.load_tokenizer, "any/model")
+    assert time.monotonic() - began < 10
+    assert not constants.HF_HUB_OFFLINE, "the next may find it"
+
+
+def test_a_hub_that_never_answers_is_given_up(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub_module, "SECONDS", 0.3)
+        assert "cannot be reached" in refusal(loading.load_tokenizer, "some/model")
 
 
 def without_weights(folder):

@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
+from granite_scu.config import hub
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX
 from granite_scu.data.sources import samples
@@ -105,7 +106,8 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
     if not repository:
         raise UserError(f"--data-dir {source}: names no data set; give {HUB_PREFIX}owner/name")
     try:
-        return datasets.load_dataset(repository, configuration or None, streaming=streamed)
+        with hub.asked_for(repository):
+            return datasets.load_dataset(repository, configuration or None, streaming=streamed)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline and not found are OSErrors
         at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
         reason = " ".join(str(at_bottom or error).split())[:300]

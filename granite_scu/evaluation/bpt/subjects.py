@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import is_local
-from granite_scu.model import adapter_files, saved_adapter
+from granite_scu.model import adapter_files
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, DOCUMENTS, read_json
 from granite_scu.storage.working_folder import found_from_here
 
@@ -71,7 +71,7 @@ def shared_base(subjects: Sequence[Subject], asked: str | None) -> str | None:
         return None
     base = asked or adapters[0].base
     for adapter in adapters:
-        if saved_adapter.may_be_same(adapter.base, base):
+        if adapter_files.may_be_same(adapter.base, base):
             continue
         if asked:
             raise UserError(f"{adapter.given}: is an adapter for {adapter.base}, not for --model {asked}")
