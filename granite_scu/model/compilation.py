@@ -20,8 +20,8 @@ MODES = {
 """``--compile-mode`` as torch.compile takes it."""
 
 OPTIONS = {"realize_reads_threshold": 32, "realize_opcount_threshold": 400, "realize_acc_reads_threshold": 32}
-"""Of Inductor: what is made of many numbers, or by many operations, is computed again where it is used. The scan's decays
-are (time, chunk) for each head; written and read again they would be a quarter of what a layer moves."""
+"""Of Inductor: what is made of many numbers, or by many operations, is computed again where it is used. The scan's
+decays are (time, chunk) for each head; written and read again they would be a quarter of what a layer moves."""
 
 
 def options_of(mode: str) -> dict[str, Any]:
