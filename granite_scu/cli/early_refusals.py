@@ -185,5 +185,8 @@ def _check_sources(sources: list[str]) -> None:
     from granite_scu.data.sources import files, read  # late: numpy
 
     for source in sources:
+        folder = Path(source.removeprefix(settings.HUB_PREFIX)).expanduser()
+        if source.startswith(settings.HUB_PREFIX) and settings.is_path(str(folder)) and not folder.exists():
+            raise UserError(f"--data-dir {source}: no such folder; a data set of the hub is named hf:owner/name")
         if read.is_path(source) and (not source.strip() or not files.find(source)):
             read.readable_files(source)

@@ -50,6 +50,7 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
         (["--controller", "pid"], "no controller is called 'pid'; there are none, fixed"),
         (["--hardware", "gpu_9"], "--hardware gpu_9: no such preset"),
         (["--config", "nope.yaml"], "nope.yaml: there is no such file, and none of that name comes along (demo,"),
+        (["--data-dir", "hf:../../x"], "--data-dir hf:../../x: no such folder"),
         (["--data-dir", "no/texts"], "--data-dir no/texts: no such file or folder"),
         (["--model", "./no-model"], "--model ./no-model: no such folder"),
         (["--output-dir", "bad\udcff"], "--output-dir 'bad\\udcff': has bytes that are not UTF-8"),
