@@ -1,6 +1,5 @@
 """Inputs that are careless or meant to harm, of each kind that a command reads: what is right, changed in some way."""
 
-import hashlib
 import io
 import json
 import shutil
@@ -214,25 +213,32 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value).replace("\\ud800", "\\ufffd"))
 
 
-def _flags() -> list[str]:
+def _flag_values() -> dict[str, st.SearchStrategy[list[str]]]:
+    """Of each flag the values that it is made for: none for a switch, else a choice, its default or a small number."""
     from granite_scu.config import flags
 
-    return sorted({flag.name for section in flags.SECTIONS.values() for flag in section})
+    found = {}
+    for flag in (flag for section in flags.SECTIONS.values() for flag in section):
+        default = flags.DEFAULTS.get(flag.key)
+        usual = list(map(str, flag.choices)) or [str(default if default is not None else 1), "0.5", "2"]
+        found[flag.name] = st.just([]) if flag.kind is bool else st.sampled_from(usual).map(lambda text: [text])
+    return found
 
 
 @st.composite
 def flags(draw, workspace: Workspace) -> Made:
-    """Flags of the training command with values that they do not have, or that nobody has."""
-    values_ = (
+    """Flags of the training command, most with values that they are made for, and some that nobody has."""
+    odd = (
         texts.filter(lambda text: "\0" not in text)
         | numbers.map(str)
         | st.sampled_from(["auto", "none", "cpu", "last"])
     )
-    names = st.sampled_from(_flags()) | st.sampled_from(
-        ["--data.batch_size", "--lora.targets", "--trainer.max_time", "--hardware"]
-    )
-    given = draw(st.lists(st.tuples(names, values_), min_size=1, max_size=4))
-    words = [word for pair in given for word in pair]
+    known = _flag_values()
+    words: list[str] = []
+    for name in draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=4, unique=True)):
+        words += [name, *draw(known[name] if draw(st.integers(0, 3)) else odd.map(lambda text: [text]))]
+    if not draw(st.integers(0, 3)):
+        words += [draw(st.sampled_from(["--data.batch_size", "--lora.targets", "--trainer.max_time"])), draw(odd)]
     fixed = ("--cache-dir", "out/cache", "--output-dir", "out/run", "--num-workers", "0")
     return ("train", "--test-run", *words, *fixed, draw(st.sampled_from(["--dry-run", "--print_config"])))
 
@@ -340,20 +346,36 @@ def templates(draw, workspace: Workspace, run: Path) -> Made:
 
 
 @st.composite
+def nudged(draw, value: Any) -> Any:
+    """A value of the same kind: a number a little other, a tensor of other numbers, or one of the values inside."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value * draw(st.floats(0.5, 2)) if value.is_floating_point() else value
+    if isinstance(value, dict | list) and value:
+        copy = value.copy()
+        key = draw(st.sampled_from(sorted(copy, key=str) if isinstance(copy, dict) else range(len(copy))))
+        copy[key] = draw(nudged(copy[key]))
+        return copy
+    return value * draw(st.floats(0.5, 2)) if isinstance(value, float) else value
+
+
+@st.composite
 def checkpoints(draw, workspace: Workspace, run: Path) -> Made:
     """A checkpoint whose manifest, or state with a manifest that fits it, is not as a run has written it."""
     import torch
 
+    from granite_scu.storage import manifest
+
     folder = _copied(run, workspace) / "checkpoint-2"
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    if draw(st.booleans()):
-        (folder / "manifest.json").write_bytes(draw(as_file(manifest)))
+    described = folder / "manifest.json"
+    if not draw(st.integers(0, 3)):
+        described.write_bytes(draw(as_file(json.loads(described.read_bytes()))))
     else:
         state = torch.load(folder / "state.ckpt", weights_only=True)
-        torch.save(draw(changed(state)), folder / "state.ckpt")
-        data = (folder / "state.ckpt").read_bytes()
-        manifest["files"]["state.ckpt"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        torch.save(draw(changed(state) if draw(st.booleans()) else nudged(state)), folder / "state.ckpt")
+        described.unlink()
+        manifest.write(folder)
     again = (
         "--resume-from-checkpoint",
         "given/run/checkpoint-2",
@@ -362,7 +384,7 @@ def checkpoints(draw, workspace: Workspace, run: Path) -> Made:
         "--cache-dir",
         "out/cache",
     )
-    return ("train", *RUN, *again, "--dry-run")
+    return ("train", *RUN, *again, *draw(st.sampled_from([("--dry-run",), ("--dry-run",), ()])))
 
 
 KINDS: dict[str, Callable[..., st.SearchStrategy[Made]]] = {
