@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from packaging.version import InvalidVersion, Version
 from safetensors import SafetensorError
 
 from granite_scu.config.errors import UserError
@@ -128,12 +129,12 @@ def load_state(path: Path) -> dict[str, Any]:
         raise UserError(f"--resume-from-checkpoint {path}: {STATE} is damaged; continue from another") from error
 
 
-_CONTROL = "callbacks.ShannonControl"
+_CONTROL, _VERSION = "callbacks.ShannonControl", "pytorch-lightning_version"
 _SCHEMA: dict[str, Any] = {
     "global_step": int, "epoch": int, "micro_batches": int, "frozen": dict, "settings": dict, "state_dict": dict,
     "optimizer_states": list, "lr_schedulers": list, "loops": dict, "callbacks": dict,
     _CONTROL: dict, f"{_CONTROL}.name": str, f"{_CONTROL}.latest": dict, f"{_CONTROL}.ticks": int,
-    "random.python": tuple, "random.numpy": tuple, "random.cpu": torch.Tensor,
+    _VERSION: str, "random.python": tuple, "random.numpy": tuple, "random.cpu": torch.Tensor,
 }  # fmt: skip
 """What the state of a checkpoint holds, as far as it is looked at before training, and of which kind."""
 
@@ -152,8 +153,17 @@ def check_state(state: dict[str, Any], path: Path) -> None:
         found: Any = state
         for name in place.split("."):
             found = found.get(name) if isinstance(found, dict) else None
-        if not isinstance(found, kind):
+        if not isinstance(found, kind) or (place == _VERSION and not _is_version(found)):
             raise UserError(
                 f"--resume-from-checkpoint {path}: {STATE} is of no run ({place} is missing, or of another kind); "
                 "continue from another"
             )
+
+
+def _is_version(text: str) -> bool:
+    """Whether Lightning, which compares the version of a checkpoint with its own, can read it."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import killing
 import lightning as L
@@ -179,6 +180,14 @@ def test_a_manifest_that_names_nothing_makes_nothing_whole(several):
         find(str(several / "checkpoint-1000"), several)
 
 
+def of_a_run() -> dict[str, Any]:
+    """The parts of a state, empty, of which nothing is missing."""
+    control = {"name": "pi", "latest": {}, "ticks": 0}
+    numbers = {"global_step": 3, "epoch": 0, "micro_batches": 12}
+    groups = {"frozen": {}, "settings": {}, "state_dict": {}, "optimizer_states": [], "lr_schedulers": [], "loops": {}}
+    return numbers | groups | {"callbacks": {"ShannonControl": control}}
+
+
 @pytest.mark.parametrize(
     ("state", "place"),
     [
@@ -186,6 +195,7 @@ def test_a_manifest_that_names_nothing_makes_nothing_whole(several):
         ([], "global_step"),
         ({"global_step": "3"}, "global_step"),
         ({"global_step": 3, "epoch": 0, "micro_batches": None}, "micro_batches"),
+        (of_a_run() | {"pytorch-lightning_version": "[]"}, "pytorch-lightning_version"),
     ],
 )
 def test_a_state_of_no_run_is_refused_by_what_it_lacks(state, place):
