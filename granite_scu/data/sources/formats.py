@@ -25,8 +25,8 @@ PARQUET = ".parquet"
 DELIMITERS = (",", ";", "\t", "|")
 """Of csv files, tried in this order on the header."""
 
-ROWS = 1024
-"""Rows of a parquet file that are held at a time."""
+ROWS = 16
+"""Rows of a parquet file that are held at a time. A few bytes of it may say that each is of many megabytes."""
 
 
 def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
@@ -145,7 +145,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
         columns: those that are read; of the others a row has the names, for messages.
 
     Raises:
-        UserError: not a parquet file.
+        UserError: not a parquet file, or a small one that unpacks to far more than texts do.
     """
     import pyarrow  # takes a while, and only these files need it
     from pyarrow import parquet
@@ -157,15 +157,25 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             wanted = [name for name in names if name in columns] or names[:1]
             if twice := next((name for name in wanted if wanted.count(name) > 1), None):
                 raise UserError(f"--data-dir {path}: has two columns {twice}; name one of them differently")
+            files.check_unpacked(path, _said_size(table.metadata, wanted))
             every: Record = dict.fromkeys(names)
-            number = 0
+            number = size = 0
             for batch in table.iter_batches(ROWS, columns=wanted):
+                size += batch.nbytes  # of a value that is stored once for many rows: once for each
+                files.check_unpacked(path, size)
                 for row in _rows(batch, f"{path}: rows {number + 1} to {number + batch.num_rows}"):
                     number += 1
                     yield f"{path}: row {number}", every | row
         except pyarrow.ArrowException as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"--data-dir {path}: not a complete parquet file ({reason}); export it again") from error
+
+
+def _said_size(metadata: Any, wanted: list[str]) -> int:
+    """Bytes that columns of a parquet file unpack to, as its own footer has it."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in wanted)
 
 
 def _rows(batch: Any, place: str) -> list[Record]:
