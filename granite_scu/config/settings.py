@@ -295,7 +295,7 @@ class DataConfig:
         batches = {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size}
         _require(_at_least(1, most=MOST_BATCH), batches)
         _require(_at_least(1), {"--prefetch-factor": self.prefetch_factor})
-        _require(_at_least(0), {"--num-workers": self.num_workers})
+        _require(_at_least(0, most=MOST_WORKERS), {"--num-workers": self.num_workers})
         _require(_POSITIVE, {"--num-epochs": self.num_epochs})
         a_block = f"must be at least a block of {self.block_size}"
         _require((lambda value: value >= self.block_size, a_block), {"data.train_tokens": self.train_tokens})
@@ -550,6 +550,9 @@ MOST = 10**12
 
 MOST_BATCH, MOST_BLOCK = 2**20, 2**18
 """Blocks on a device and tokens in a block: no device there is has room for more, and each is looked at in turn."""
+
+MOST_WORKERS = 256
+"""Loader processes: tokens are read faster than any device takes them, and each process costs a start and memory."""
 
 _POSITIVE: _Rule = (
     lambda value: 1e-12 <= value <= 1e15,

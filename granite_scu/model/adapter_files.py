@@ -114,7 +114,8 @@ def check_config(config: Mapping[str, Any]) -> None:
     """
     for name, (is_valid, words) in _SCHEMA.items():
         value = config.get(name)
-        if not ((value is None and name != "r") or is_valid(value)):
+        is_absent = value is None and (name != "r" or config.get("peft_type") not in (None, "LORA"))
+        if not (is_absent or is_valid(value)):
             raise ValueError(f"{ADAPTER_CONFIG}: {name} {words}, and is {str(value)[:60]}")
 
 
@@ -149,7 +150,7 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None or not (
-            _is_target(match["module"], config.get("target_modules")) or _is_of_experts(match["module"], config)
+            _is_target(match["module"], config.get("target_modules")) or is_of_experts(match["module"], config)
         ):
             raise ValueError(f"{WEIGHTS}: {name} is not a factor of a layer that {ADAPTER_CONFIG} names")
         values = factors.setdefault(match["module"], {})[match["factor"]] = _values(tensor)
@@ -159,7 +160,7 @@ def check_adapter(weights: bytes, config: Mapping[str, Any]) -> dict[str, int]:
         rank, shapes = _rank_of(module, config), {factor: list(values.shape) for factor, values in pair.items()}
         if missing := {"A", "B"} - set(pair):
             raise ValueError(f"{WEIGHTS}: {module} lacks lora_{missing.pop()}")
-        stacked, flat = _is_of_experts(module, config), [len(shape) for shape in shapes.values()] == [2, 2]
+        stacked, flat = is_of_experts(module, config), [len(shape) for shape in shapes.values()] == [2, 2]
         ranks = {shapes["A"][0], shapes["B"][1]} if flat else set()
         if not (len(ranks) == 1 and min(ranks) % rank == 0 if stacked else ranks == {rank}):
             expected = (
@@ -191,7 +192,7 @@ def _is_target(module: str, targets: str | Iterable[str] | None) -> bool:
     )
 
 
-def _is_of_experts(module: str, config: Mapping[str, Any]) -> bool:
+def is_of_experts(module: str, config: Mapping[str, Any]) -> bool:
     """Whether a layer holds a stack of experts that the configuration names. Of several, PEFT puts each into the last
     one as its ``base_layer``."""
     layer = ".".join(part for part in module.split(".") if part != "base_layer")

@@ -12,18 +12,20 @@ import peft
 import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import LoraVariant, ParamWrapper
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import experts
-from granite_scu.model.adapter_files import factor_names
+from granite_scu.model.adapter_files import check_config, factor_names, is_of_experts, modules_of
 from granite_scu.model.description_length import LowRankUpdate
 from granite_scu.model.loading import load_model
 from granite_scu.model.mamba2.tiling import kind_of
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS
 
 ADAPTER = "default"
 
@@ -93,6 +95,24 @@ def _named_in_a_layer(stacks: Mapping[str, Any]) -> list[str]:
     return sorted({".".join(name.split(".")[-2:]) for name in stacks})
 
 
+def read_config(folder: Path) -> peft.PeftConfig:
+    """PEFT's configuration of a saved adapter from anywhere, with the names of its layers in place of a pattern.
+
+    To match a stranger's pattern could take for ever, and the file of the weights has the names.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError, OSError: the configuration is damaged, or would be dear.
+        SafetensorError: the weights are.
+    """
+    written = parse_json((folder / ADAPTER_CONFIG).read_bytes())
+    check_config(written)
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    if isinstance(getattr(config, "target_modules", None), str):
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            config.target_modules = {name for name in modules_of(file.keys()) if not is_of_experts(name, written)}
+    return config
+
+
 def load_adapted(
     base: BaseConfig,
     adapters: Mapping[str, Path],
@@ -122,14 +142,17 @@ def load_adapted(
     for number, (label, folder) in enumerate(adapters.items()):
         key = f"scored_{number:04d}"  # PEFT looks for it inside of the names of weights: none may hold another
         try:
-            config = peft.PeftConfig.from_pretrained(str(folder))
+            config = read_config(folder)
             if config.is_prompt_learning or config.is_adaption_prompt:
                 raise UserError(f"{label}: is a {config.peft_type.value} adapter, and only LoRA's kin is scored")
             config.inference_mode = True
-            model = model or peft.PeftModel(plain, config, adapter_name=key)
+            if model is None:
+                model = peft.PeftModel(plain, config, adapter_name=key)
+            else:
+                model.add_adapter(key, config)
             found = model.load_adapter(folder, adapter_name=key, torch_device=str(device))
             experts.install(model)
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{label}: its adapter does not fit {base.name} ({reason})") from error
         except SafetensorError as error:

@@ -15,18 +15,10 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import BaseConfig, from_record
 from granite_scu.model import experts, loading
-from granite_scu.model.adapter_files import (
-    check_config,
-    factor_names,
-    may_be_same,
-    modules_of,
-    require_adapter,
-    run_of,
-)
-from granite_scu.model.adapters import ADAPTER, linear_layers
+from granite_scu.model.adapter_files import factor_names, may_be_same, require_adapter, run_of
+from granite_scu.model.adapters import ADAPTER, linear_layers, read_config
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, read_json
 from granite_scu.storage.working_folder import found_from_here
 
@@ -107,17 +99,14 @@ class SavedAdapter:
             the updates, by the names that ``low_rank_updates`` has.
 
         Raises:
-            UserError: the adapter is for another base, or sits on something other than a linear layer or experts.
+            UserError: the adapter is for another base, sits on something other than a linear layer or experts, or
+                holds what is no finite number.
         """
         stored = self._shapes()
         config = copy.copy(self.config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(loading.load_model_config(base_name))
         allowed = {*linear_layers(model), *experts.stacks(model)}
-        if isinstance(config.target_modules, str):  # a pattern, which could take for ever; the file has the names
-            of_experts = {name.rpartition(".")[0] for name in experts.stacks(model)}
-            named = modules_of(stored)
-            config.target_modules = {name for name in named if not name.startswith(tuple(of_experts))}
         try:
             peft.inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=True)
         except ValueError as error:
@@ -141,7 +130,18 @@ class SavedAdapter:
             if expected.get(name) != stored.get(name):
                 wants, has = (_describe(shapes.get(name)) for shapes in (expected, stored))
                 raise self._misfit(base_name, f"{name} would have to be {wants} and is {has}")
+        self._check_numbers()
         return found
+
+    def _check_numbers(self) -> None:
+        """Refuse factors with which a model would say nothing, or something that nobody has trained."""
+        with self.open() as file:
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                factor = file.get_tensor(name)
+                if not factor.is_floating_point():
+                    raise UserError(f"{self.label}: {name} holds whole numbers ({factor.dtype}); choose another")
+                if not bool(factor.isfinite().all()):
+                    raise UserError(f"{self.label}: {name} is not finite, so that its run diverged; choose another")
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         with self.open() as file:
@@ -209,8 +209,9 @@ def base_of(adapter: SavedAdapter, name: str | None) -> BaseConfig:
 
 def _plain_lora(folder: Path, label: str) -> peft.LoraConfig:
     try:
-        check_config(parse_json((folder / ADAPTER_CONFIG).read_bytes()))
-        config = peft.PeftConfig.from_pretrained(str(folder))
+        config = read_config(folder)
+    except SafetensorError as error:
+        raise UserError(f"{label}: {WEIGHTS} is damaged ({error})") from error
     except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:
         raise UserError(f"{label}: {ADAPTER_CONFIG} is damaged, or of a newer PEFT ({error})") from error
     if not isinstance(config, peft.LoraConfig):

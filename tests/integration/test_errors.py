@@ -93,6 +93,7 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--eval-iters", "0"], "--eval-iters 0: must be a whole number, at least 1"),
         (["--trainer.limit_val_batches", "0.5"], "--eval-iters 0.5: must be a whole number, at least 1"),
         (["--logging-steps", "0"], "--logging-steps 0: must be a whole number, at least 1"),
+        (["--num-workers", "100000"], "--num-workers 100000: must be at least 0, and at most 256"),
         (["--save-steps", "0"], "--save-steps 0: must be at least 1"),
         (["--eval-steps", "0"], "--eval-steps 0: must be at least 1"),
         (["--seed", "-1"], "--seed -1: must be a whole number from 0 to 4294967295"),

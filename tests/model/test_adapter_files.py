@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import save_file
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import BaseConfig
 from granite_scu.model import saved_adapter
 from granite_scu.model.adapter_files import modules_of
+from granite_scu.model.adapters import load_adapted
 
 GOOD = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
 SLOW = r"(([a-z_]+|\w+|[a-z0-9_.]+)+)+!"
@@ -22,9 +24,9 @@ def adapter(tmp_path):
     def write(**settings):
         text = json.dumps(GOOD | {"base_model_name_or_path": "tiny-granite-h"} | settings)
         (tmp_path / "adapter_config.json").write_text(text)
-        layer = "base_model.model.model.layers.3.self_attn.q_proj"
+        layer = "base_model.model.model.layers.4.self_attn.q_proj"
         save_file(
-            {f"{layer}.lora_A.weight": torch.ones(4, 128), f"{layer}.lora_B.weight": torch.ones(128, 4)},
+            {f"{layer}.lora_A.weight": torch.ones(4, 192), f"{layer}.lora_B.weight": torch.ones(192, 4)},
             tmp_path / "adapter_model.safetensors",
         )
         return tmp_path
@@ -67,10 +69,16 @@ def test_a_configuration_that_is_nested_without_end_is_refused(adapter):
 
 def test_a_pattern_of_names_is_never_matched(adapter):
     """It could take for ever; the file itself has the names."""
-    found, start = saved_adapter.find(adapter(target_modules=SLOW)), time.monotonic()
-    with pytest.raises(UserError, match="does not fit"):
-        found.updates("tiny-granite-h")
+    folder, start = adapter(target_modules=SLOW), time.monotonic()
+    found = saved_adapter.find(folder)
+    assert list(found.updates("tiny-granite-h")) == ["model.layers.4.self_attn.q_proj"]
+    load_adapted(found.base, {"one": folder, "other": folder}, torch.float32, torch.device("cpu"))
     assert time.monotonic() - start < 30
+
+
+def test_what_is_scored_is_checked_alike(adapter):
+    with pytest.raises(UserError, match=r"one: its adapter does not fit .* r must be a rank"):
+        load_adapted(BaseConfig("tiny-granite-h"), {"one": adapter(r=10**9)}, torch.float32, torch.device("cpu"))
 
 
 def test_the_layers_are_those_that_the_file_has_factors_of():

@@ -293,6 +293,8 @@ def test_adapters_that_cannot_be_gone_on_with(adapter, small_granite, tmp_path):
     name = next(iter(weights))
     save_file(weights | {name: weights[name] * float("nan")}, adapter / saved_adapter.WEIGHTS)
     assert "not finite" in refusal()
+    save_file(weights | {name: weights[name].int()}, adapter / saved_adapter.WEIGHTS)
+    assert "holds whole numbers (torch.int32)" in refusal()
     save_file({key: value for key, value in weights.items() if key != name}, adapter / saved_adapter.WEIGHTS)
     assert "is absent" in refusal()
     (adapter / saved_adapter.WEIGHTS).write_bytes(b"torn")

@@ -21,6 +21,10 @@ PIECE = 1 << 20
 LONGEST_LINE = 50_000_000
 """Characters of a line or field of a file of records, which is read at once."""
 
+MOST_UNPACKED, MOST_TIMES = 8_000_000, 200
+"""Bytes, and times its own size, that a file may unpack to. Words shrink to a third, and the log of a machine, which
+says the same again and again, to a fiftieth; a file that says nothing may fill any memory and any day."""
+
 
 def kind(path: Path) -> str:
     """The suffix that says what a file holds, in lower case and without that of a compression.
@@ -133,11 +137,29 @@ def _unpacked(path: Path) -> IO[bytes]:
             return path.open("rb")
 
 
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse a file that unpacks to far more than a text can.
+
+    Args:
+        path: of the file as it lies on the disk.
+        size: bytes that it has unpacked to so far, or says that it will.
+
+    Raises:
+        UserError: it is more than ``MOST_UNPACKED``, and more than ``MOST_TIMES`` the file's own size.
+    """
+    if size > MOST_UNPACKED and size > MOST_TIMES * path.stat().st_size:
+        raise UserError(
+            f"--data-dir {path}: unpacks to more than {MOST_TIMES} times its size, as no text does; where that is "
+            "meant, unpack it first"
+        )
+
+
 def decoded(path: Path, encoding: str) -> Iterator[str]:
     """The file's text, a piece at a time, without a byte order mark.
 
     Raises:
-        UserError: bytes that the encoding does not have; names the first of them and its line.
+        UserError: bytes that the encoding does not have, and names the first of them and its line; or too many of them
+            in a small file.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig" if _is_utf8(encoding) else encoding)()
     offset = line = 0  # bytes read and lines handed on so far
@@ -145,6 +167,7 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
         while True:
             data = stream.read(PIECE)
             offset += len(data)
+            check_unpacked(path, offset)
             try:
                 text = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:  # its object ends where the data does, and may begin before them

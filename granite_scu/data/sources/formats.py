@@ -25,11 +25,8 @@ PARQUET = ".parquet"
 DELIMITERS = (",", ";", "\t", "|")
 """Of csv files, tried in this order on the header."""
 
-ROWS = 1024
-"""Rows of a parquet file that are held at a time."""
-
-PACKED = 1000
-"""How many times smaller a column may lie in a parquet file; a tenth is usual for text."""
+ROWS = 16
+"""Rows of a parquet file that are held at a time. A few bytes of it may say that each is of many megabytes."""
 
 
 def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[tuple[str, Record]]:
@@ -148,7 +145,7 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
         columns: those that are read; of the others a row has the names, for messages.
 
     Raises:
-        UserError: not a parquet file, or one whose values are too long to be records.
+        UserError: not a parquet file, or a small one that unpacks to far more than texts do.
     """
     import pyarrow  # takes a while, and only these files need it
     from pyarrow import parquet
@@ -160,10 +157,12 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             wanted = [name for name in names if name in columns] or names[:1]
             if twice := next((name for name in wanted if wanted.count(name) > 1), None):
                 raise UserError(f"--data-dir {path}: has two columns {twice}; name one of them differently")
-            _require_records(table.metadata, wanted, path)
+            files.check_unpacked(path, _said_size(table.metadata, wanted))
             every: Record = dict.fromkeys(names)
-            number = 0
+            number = size = 0
             for batch in table.iter_batches(ROWS, columns=wanted):
+                size += batch.nbytes  # of a value that is stored once for many rows: once for each
+                files.check_unpacked(path, size)
                 for row in _rows(batch, f"{path}: rows {number + 1} to {number + batch.num_rows}"):
                     number += 1
                     yield f"{path}: row {number}", every | row
@@ -172,20 +171,11 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             raise UserError(f"--data-dir {path}: not a complete parquet file ({reason}); export it again") from error
 
 
-def _require_records(metadata: Any, wanted: list[str], path: Path) -> None:
-    """Refuse columns whose values are too long to be held: pyarrow unpacks a value at once, also one of gigabytes."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for column in (group.column(i) for i in range(group.num_columns)):
-            unpacked, packed = column.total_uncompressed_size, column.total_compressed_size
-            too_long = unpacked > files.LONGEST_LINE * max(group.num_rows, 1)
-            if column.path_in_schema.partition(".")[0] in wanted and (
-                too_long or unpacked > max(files.LONGEST_LINE, PACKED * packed)
-            ):
-                raise UserError(
-                    f"--data-dir {path}: column {column.path_in_schema} unpacks {packed:,} bytes to {unpacked:,} in "
-                    f"{group.num_rows:,} rows, too much to be read as records; cut the texts, or export them unpacked"
-                )
+def _said_size(metadata: Any, wanted: list[str]) -> int:
+    """Bytes that columns of a parquet file unpack to, as its own footer has it."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in wanted)
 
 
 def _rows(batch: Any, place: str) -> list[Record]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from granite_scu.config import hub
@@ -19,6 +20,10 @@ _log = logging.getLogger(__name__)
 
 # An article's title stands between single equals signs, a section's between more of them.
 _ARTICLE_TITLE = re.compile(r" = (?!=)(.*[^=\s]) = \n?")
+
+
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""Of a data set on the hub. Of anything else the library thinks that it is a folder, and says that the hub lacks it."""
 
 
 def is_on_hub(source: str) -> bool:
@@ -103,8 +108,12 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
     import datasets  # takes a second, and only the hub needs it
 
     repository, _, configuration = source.removeprefix(HUB_PREFIX).partition(":")
-    if not repository:
-        raise UserError(f"--data-dir {source}: names no data set; give {HUB_PREFIX}owner/name")
+    embedded = " or ".join(f"--data-dir {name}" for name in EMBEDDED)
+    if not _NAME.fullmatch(repository) and not (repository and Path(repository).is_dir()):
+        raise UserError(
+            f"--data-dir {source}: names neither a data set of the hub nor a folder; give {HUB_PREFIX}owner/name, or "
+            f"use an embedded corpus: {embedded}"
+        )
     try:
         with hub.asked_for(repository):
             return datasets.load_dataset(repository, configuration or None, streaming=streamed)
@@ -112,7 +121,6 @@ def _load(source: str, streamed: bool = False) -> dict[str, Any]:
         at_bottom = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
         reason = " ".join(str(at_bottom or error).split())[:300]
         what = "no --data-dir, and wikitext-2" if source == DEFAULT_DATASET else f"--data-dir {source}: it"
-        embedded = " or ".join(f"--data-dir {name}" for name in EMBEDDED)
         raise UserError(
             f"{what} cannot be had from the hub ({reason}); check the network, the name and its configuration "
             f"({HUB_PREFIX}owner/name:config), or use an embedded corpus: {embedded}"

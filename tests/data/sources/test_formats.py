@@ -367,9 +367,32 @@ def test_a_file_that_vanishes_while_the_corpus_is_read(tmp_path):
         list(later.pieces())
 
 
-def test_a_column_that_unpacks_to_more_than_records_hold_is_refused_before_it_is_unpacked(tmp_path):
-    path = tmp_path / "bomb.parquet"
-    pa.parquet.write_table(pa.table({"text": ["a" * (files.LONGEST_LINE + 1)]}), path, compression="zstd")
-    assert path.stat().st_size < 10_000
-    with pytest.raises(UserError, match=r"bomb\.parquet: column text unpacks .* bytes to 50,000,0.* in 1 rows"):
-        load(str(path), "text")
+def write_one_text(path: Path, times: int) -> None:
+    """Rows of one and the same text of a megabyte, which the file holds once."""
+    text = pa.array(["ab " * 350_000])
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * times, pa.int32()), text)
+    pa.parquet.write_table(pa.table({"text": rows}), path, compression="zstd")
+
+
+def write_long_texts(path: Path) -> None:
+    table = pa.table({"text": ["a" * 1_000_000] * 100})
+    pa.parquet.write_table(table, path, compression="zstd", use_dictionary=False)
+
+
+BOMBS = {
+    "zeros.txt.gz": lambda path: path.write_bytes(gzip.compress(bytes(files.MOST_UNPACKED + 1))),
+    "empty.jsonl.zst": lambda path: path.write_bytes(zstd.compress(b'{"text": ""}\n' * (files.MOST_UNPACKED // 10))),
+    "long.parquet": write_long_texts,
+    "once.parquet": lambda path: write_one_text(path, 1000),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_that_unpacks_to_more_than_texts_do_is_refused_in_little_memory(tmp_path, name):
+    path = tmp_path / name
+    BOMBS[name](path)
+    assert path.stat().st_size < 200_000
+    before = pa.total_allocated_bytes()
+    with pytest.raises(UserError, match=f"{name}: unpacks to more than 200 times its size"):
+        sum(len(document.text) for document in source(str(path), "text").read())
+    assert pa.total_allocated_bytes() - before < 100_000_000

@@ -98,7 +98,8 @@ def test_one_split_is_divided_like_any_text(folder):
 def test_no_such_data_set_is_one_line_that_names_what_there_is_without_the_hub(tmp_path):
     with pytest.raises(UserError) as caught:
         load(f"hf:{tmp_path / 'none'}", "text")
-    assert "cannot be had from the hub (" in str(caught.value) and "--data-dir stdlib-docs" in str(caught.value)
+    assert "names neither a data set of the hub nor a folder" in str(caught.value)
+    assert "--data-dir stdlib-docs" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -135,9 +136,10 @@ def test_wikitext_comes_in_articles_and_its_own_splits(monkeypatch):
     assert [split.args[1] for split in (train, *held_out)] == list(hub.SPLITS)
 
 
-def test_a_prefix_alone_names_nothing():
-    with pytest.raises(UserError, match="--data-dir hf:: names no data set; give hf:owner/name"):
-        load("hf:", "text")
+@pytest.mark.parametrize("name", ["", "../../x", "a/b/c", "/etc/passwd", "a/..", "~x"])
+def test_what_is_neither_a_name_nor_a_folder_is_asked_of_nobody(name):
+    with pytest.raises(UserError, match=f"--data-dir hf:{name}: names neither a data set of the hub nor a folder; "):
+        load(f"hf:{name}", "text")
 
 
 def test_a_broken_file_of_a_data_set_is_said_to_be_so(tmp_path):
