@@ -1,6 +1,7 @@
 """``granite-scu generate``: what base model and adapter make of the same prompt, side by side, as it comes."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -128,7 +129,8 @@ def read_prompt(text: str | None, file: str | None) -> str:
             text = Path(file).expanduser().read_text(encoding="utf-8")
         elif text is None:
             text = sys.stdin.buffer.read().decode()
-        text.encode()  # bytes of the command line that are no UTF-8 are found out only here
+        else:
+            text = os.fsencode(text).decode()  # whatever the locale made of the bytes of the command line
     except OSError as error:
         raise UserError(f"{flag}: cannot be read ({error.strerror})") from error
     except UnicodeError as error:

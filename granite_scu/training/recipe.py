@@ -51,7 +51,7 @@ from granite_scu.training.loggers import RunLogger, logging_to
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
-from granite_scu.training.resume import Resume, check_resumable, course_of, open_checkpoint, warn_of_changes
+from granite_scu.training.resume import Resume, blamed, check_resumable, course_of, open_checkpoint, warn_of_changes
 from granite_scu.training.slopes import SlopeSensor
 from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
 
@@ -155,10 +155,11 @@ def prepare(
 
     # What must be the same as at the checkpoint, and what has changed.
     if resume:
-        build_module(run).require_same_settings(resume.state, size.trained)
-        course = _course(run)
-        check_resumable(resume, type(controller).__name__, length.steps, course, request.run.overwrite)
-        warn_of_changes(resume, course)
+        with blamed(resume):
+            build_module(run).require_same_settings(resume.state, size.trained)
+            course = _course(run)
+            check_resumable(resume, type(controller).__name__, length.steps, course, request.run.overwrite)
+            warn_of_changes(resume, course)
     return run
 
 
@@ -198,8 +199,9 @@ def train(
             loggers = [RunLogger(name) for name in run.request.run.loggers]
             trainer, best, final = _assemble(run, course, plugin, final_score, reading, again, loggers)
             if run.resume:
-                module.on_load_checkpoint(run.resume.state)
-                run.data.start_at(run.resume.state["micro_batches"])
+                with blamed(run.resume):
+                    module.on_load_checkpoint(run.resume.state)
+                    run.data.start_at(run.resume.state["micro_batches"])
 
             # Only now is the folder touched: a request that is refused loses nothing.
             if is_main():
@@ -213,7 +215,8 @@ def train(
             first_step = run.resume.step if run.resume else 0
             with logging_to(loggers, run):
                 try:
-                    fit(trainer, module, run.data, run.resume and run.resume.path)
+                    with blamed(run.resume, lambda: trainer.global_step > first_step):
+                        fit(trainer, module, run.data, run.resume and run.resume.path)
                     if trainer.global_step == first_step:
                         conclude(trainer, module)
                 except BaseException:

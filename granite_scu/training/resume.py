@@ -2,6 +2,9 @@
 
 import logging
 import shutil
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from granite_scu.storage import checkpoint, checkpoint_list, manifest
 from granite_scu.storage.run_folder import RunFolder, step_of
 from granite_scu.storage.working_folder import as_seen_from_here
 from granite_scu.training.callbacks.checkpoints import has_ended
+from granite_scu.training.memory_budget import ran_out
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +97,30 @@ def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
     state = checkpoint.load_state(path)
     checkpoint.check_state(state, path)
     return Resume(path, state, folder.resolve() in path.resolve().parents)
+
+
+@contextmanager
+def blamed(resume: Resume | None, has_begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Name the checkpoint where its state lets a run fail before that has begun.
+
+    The state has hundreds of values, ours and of three libraries. Each is checked by who uses it, in errors of its own.
+
+    Args:
+        resume: the checkpoint, if there is one.
+        has_begun: whether what fails now has another cause.
+
+    Raises:
+        UserError: in the place of an error that nobody has worded.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if resume is None or has_begun() or ran_out(error):
+            raise
+        words = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: no run can go on from its state ({words}); continue from another"
+        ) from error
 
 
 def course_of(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Continuations against plain transformers, and the requests that are refused."""
 
 import io
+import os
+import subprocess
 import sys
 
 import peft
@@ -145,6 +147,13 @@ def test_a_prompt_comes_from_one_place_and_is_text(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     with pytest.raises(UserError, match="standard input: the text is empty"):
         read_prompt(None, None)
+
+
+def test_a_prompt_is_what_was_typed_whatever_the_locale():
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = "import sys; from granite_scu.cli.generate import read_prompt; print(ascii(read_prompt(sys.argv[1], None)))"
+    command = [sys.executable, "-c", code, "über"]
+    assert subprocess.check_output(command, env=os.environ | plain, text=True) == "'\\xfcber'\n"
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused(tokenizer):

@@ -53,7 +53,10 @@ class Attempt:
 
 
 def broken(attempt: Attempt) -> str | None:
-    """The rule: success, or one line that says what is wrong and exit code 2; in bounds, and nothing else changed."""
+    """The rule: success, or one line that says what is wrong; in bounds, and nothing else changed.
+
+    The exit code is then 2, or 1 where the request was right and the training that it began has failed.
+    """
     errors = [line for line in attempt.err.splitlines() if re.match(r"(granite-scu.*: )?error: ", line)]
     if attempt.code in (-signal.SIGKILL, -signal.SIGXCPU) or attempt.seconds > SECONDS:
         return f"took {attempt.seconds:.0f} s of processor time and more"
@@ -66,10 +69,12 @@ def broken(attempt: Attempt) -> str | None:
     if attempt.code == 0:
         if errors:
             return "printed an error and ended with 0"
-    elif attempt.code != 2:
+    elif attempt.code not in (1, 2):
         return f"ended with {attempt.code}"
+    elif any("--debug shows where" in line for line in errors):
+        return "ended with an error that nobody had foreseen"
     elif len(errors) != 1 or not attempt.err.rstrip().endswith(errors[0].rstrip()):
-        return "ended with 2 and not with one line that says why"
+        return f"ended with {attempt.code} and not with one line that says why"
     elif len(errors[0]) > 2000:
         return "said why in more than 2,000 characters"
     if attempt.changed:

@@ -100,6 +100,35 @@ def changed(draw, document: Any) -> Any:
 
 
 @st.composite
+def nudged(draw, document: Any) -> Any:
+    """A document with one value of those innermost changed and kept in kind, which may well be taken for right."""
+    if isinstance(document, dict | list | tuple) and document:
+        copy = dict(document) if isinstance(document, dict) else list(document)
+        key = draw(st.sampled_from(sorted(copy, key=str) if isinstance(copy, dict) else range(len(copy))))
+        copy[key] = draw(nudged(copy[key]))
+        return tuple(copy) if isinstance(document, tuple) else copy
+    if isinstance(document, bool):
+        return not document
+    if isinstance(document, int):
+        return document + draw(st.integers(-3, 3)) * draw(st.sampled_from([1, 1, 1000, 2**40]))
+    if isinstance(document, float):
+        return document * draw(st.sampled_from([0.0, 0.5, 1.001, -1.0, 1e6, float("inf"), float("nan")]))
+    if isinstance(document, str):
+        return draw(texts)
+    return draw(leaves) if document is None else _nudged_tensor(draw, document)
+
+
+def _nudged_tensor(draw, tensor: Any) -> Any:
+    """Of other numbers, another shape or another kind; what is no tensor as it stands."""
+    if not hasattr(tensor, "dtype"):
+        return tensor
+    others = [tensor * 0, tensor.flatten()[:-1], tensor[None], tensor.double(), tensor.int()]
+    if tensor.is_floating_point():
+        others += [tensor * 1.01, tensor * float("nan"), tensor * 1e30]
+    return draw(st.sampled_from(others)).clone()
+
+
+@st.composite
 def as_file(draw, document: Any) -> bytes:
     """A changed document as the bytes of a file, which may be damaged too."""
     if draw(st.integers(0, 4)):
@@ -134,8 +163,9 @@ Made = tuple[str, ...]
 def records(draw, workspace: Workspace) -> Made:
     """A file of records in which some are not as they should be."""
     right = draw(st.sampled_from([RIGHT, [CHAT] * 40, [PAIR] * 40]))
-    odd = draw(st.lists(st.sampled_from(right).flatmap(as_file) | st.binary(max_size=60), min_size=1, max_size=5))
-    lines = [*map(dumped, right), *odd]
+    mild = st.sampled_from(right).flatmap(nudged).map(dumped)
+    odd = mild if draw(st.booleans()) else mild | st.sampled_from(right).flatmap(as_file) | st.binary(max_size=60)
+    lines = [*map(dumped, right), *draw(st.lists(odd, min_size=1, max_size=5))]
     suffix = draw(st.sampled_from([".jsonl", ".jsonl", ".jsonl", ".JSONL.gz", ".csv", ".txt"]))
     (workspace.given / f"data{suffix}").write_bytes(b"\n".join(draw(st.permutations(lines))))
     return (*INSPECT, "--data-dir", f"given/data{suffix}")
@@ -148,6 +178,7 @@ def tables(draw, workspace: Workspace) -> Made:
     from pyarrow import parquet
 
     rows = draw(st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=1, max_size=50))
+    rows += [row["text"] for row in RIGHT]
     suffix = draw(st.sampled_from([".csv", ".tsv", ".parquet", ".txt", ".md", ".csv.gz", ".txt.zst"]))
     if suffix == ".parquet":
         file = io.BytesIO()
@@ -156,8 +187,8 @@ def tables(draw, workspace: Workspace) -> Made:
     else:
         data = "\n".join(["text", *rows]).encode()
     (workspace.given / f"data{suffix}").write_bytes(draw(damaged(data)) if draw(st.integers(0, 3)) else data)
-    more = draw(st.sampled_from([(), ("--encoding", "utf-16"), ("--encoding", "latin-1"), ("--text-column", "x")]))
-    return (*INSPECT, "--data-dir", f"given/data{suffix}", *more)
+    more = [(), (), (), ("--encoding", "utf-16"), ("--encoding", "latin-1"), ("--text-column", "x")]
+    return (*INSPECT, "--data-dir", f"given/data{suffix}", *draw(st.sampled_from(more)))
 
 
 def _is_text(text: str) -> bool:
@@ -213,57 +244,60 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value).replace("\\ud800", "\\ufffd"))
 
 
-def _flag_values() -> dict[str, st.SearchStrategy[list[str]]]:
-    """Of each flag the values that it is made for: none for a switch, else a choice, its default or a small number."""
-    from granite_scu.config import flags
-
-    found = {}
-    for flag in (flag for section in flags.SECTIONS.values() for flag in section):
-        default = flags.DEFAULTS.get(flag.key)
-        usual = list(map(str, flag.choices)) or [str(default if default is not None else 1), "0.5", "2"]
-        found[flag.name] = st.just([]) if flag.kind is bool else st.sampled_from(usual).map(lambda text: [text])
-    return found
+def _words_of(flag: Any) -> st.SearchStrategy[tuple[str, ...]]:
+    """A flag with a value as its help describes it, which need not go with other flags."""
+    if flag.choices:
+        return st.sampled_from(flag.choices).map(lambda choice: (flag.name, choice))
+    if flag.kind is bool:
+        return st.sampled_from([(flag.name,), (f"--no-{flag.name[2:]}",)])
+    kinds = {
+        int: st.integers(0, 70) | st.sampled_from([1000, 10**6]),
+        float: st.sampled_from([0, 1e-6, 0.01, 0.5, 1, 3]) | st.floats(0, 2),
+    }
+    value = kinds.get(
+        flag.kind, st.sampled_from(["auto", "0.1", "10%", "pi", "none", "i", "kl", "00:00:01:00", "text"])
+    )
+    return value.map(lambda number: (flag.name, str(number)))
 
 
 @st.composite
 def flags(draw, workspace: Workspace) -> Made:
-    """Flags of the training command, most with values that they are made for, and some that nobody has."""
-    odd = (
-        texts.filter(lambda text: "\0" not in text)
-        | numbers.map(str)
-        | st.sampled_from(["auto", "none", "cpu", "last"])
-    )
-    known = _flag_values()
-    words: list[str] = []
-    for name in draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=4, unique=True)):
-        words += [name, *draw(known[name] if draw(st.integers(0, 3)) else odd.map(lambda text: [text]))]
-    if not draw(st.integers(0, 3)):
-        words += [draw(st.sampled_from(["--data.batch_size", "--lora.targets", "--trainer.max_time"])), draw(odd)]
-    fixed = ("--cache-dir", "out/cache", "--output-dir", "out/run", "--num-workers", "0")
-    return ("train", "--test-run", *words, *fixed, draw(st.sampled_from(["--dry-run", "--print_config"])))
+    """Flags of the training command: right ones, and in half of the attempts one with a value that it does not have."""
+    from granite_scu.config import flags as table
+
+    every = [flag for section in table.SECTIONS.values() for flag in section]
+    safe = [flag for flag in every if flag.name not in ("--output-dir", "--cache-dir", "--num-workers")]
+    words = [word for pair in draw(st.lists(st.sampled_from(safe).flatmap(_words_of), max_size=3)) for word in pair]
+    if draw(st.booleans()):
+        names = [flag.name for flag in every] + ["--data.batch_size", "--lora.targets", "--trainer.max_time"]
+        wrong = texts.filter(lambda text: "\0" not in text) | numbers.map(str)
+        words += [draw(st.sampled_from([*names, "--hardware"])), draw(wrong)]
+    (workspace.given / "text.jsonl").write_bytes(TEXT)
+    fixed = (*OUTPUT, "--num-workers", "0")
+    if draw(st.integers(0, 7)) == 0:  # all of it, and briefly
+        return ("train", *RUN, "--data-dir", "given/text.jsonl", *words, *fixed, "--max-steps", "2", "--samples", "0")
+    return ("train", "--test-run", "--data-dir", "given/text.jsonl", *words, *fixed, draw(st.sampled_from(PLANS)))
+
+
+WORDS = ("auto", "0.1", "10%", "pi", "none", "i", "kl", "00:00:01:00", "text")
+PLANS = ("--dry-run", "--dry-run", "--print_config")
+OUTPUT = ("--output-dir", "out/run", "--cache-dir", "out/cache")
 
 
 # What lies in a run folder
 
 RUN = (
-    "--test-run",
-    "--max-steps",
-    "4",
-    "--save-steps",
-    "2",
-    "--eval-steps",
-    "2",
-    "--eval-iters",
-    "1",
-    "--control-every",
-    "1",
-)
-RUN += ("--batch-size", "2", "--block-size", "64", "--target-s", "0.02", "--samples", "0")
+    "--test-run", "--max-steps", "4", "--save-steps", "2", "--eval-steps", "2", "--eval-iters", "1",
+    "--control-every", "1", "--batch-size", "2", "--block-size", "64", "--target-s", "0.02", "--samples", "0",
+)  # fmt: skip
+TEXT = b"\n".join(dumped({"text": f"A line of words, number {n}, that says something."}) for n in range(400))
 
 
 def make_run(folder: Path) -> Path:
-    """A finished run of four steps in a folder of that name, made by the command."""
-    command = [sys.executable, "-m", "granite_scu", "train", *RUN, "--output-dir", str(folder)]
+    """A finished run of four steps in a folder of that name, made by the command; beside it the text that it read."""
+    text = folder.parent / "text.jsonl"
+    text.write_bytes(TEXT)
+    command = [sys.executable, "-m", "granite_scu", "train", *RUN, "--data-dir", str(text), "--output-dir", str(folder)]
     subprocess.run([*command, "--cache-dir", str(folder.parent / "cache")], check=True, capture_output=True)
     return folder
 
@@ -279,27 +313,23 @@ def records_of_a_run(draw, workspace: Workspace, run: Path) -> Made:
     names = ["scu_history.json", "scu_metrics.json", "scu_config.json", "training_config.json", "documents.json"]
     file = folder / draw(st.sampled_from(names))
     file.write_bytes(draw(as_file(json.loads(file.read_bytes()))))
-    commands = [("report", "given/run", "--out", "out/page.html"), ("runs", "given"), ("runs", "given", "--json")]
-    commands += [("plot", "given/run", "--out", "out/plots"), ("publish", "given/run", "--repo", "me/x", "--dry-run")]
-    return draw(st.sampled_from(commands))
+    return draw(st.sampled_from(LOOKS))
+
+
+LOOKS = (
+    ("report", "given/run", "--out", "out/page.html"),
+    ("plot", "given/run", "--out", "out/plots"),
+    ("publish", "given/run", "--repo-id", "me/x", "--dry-run"),
+    ("runs", "given"),
+    ("runs", "given", "--json"),
+)
 
 
 READERS = (
     ("generate", "given/run", "--prompt", "x", "--max-new-tokens", "2"),
+    ("eval", "given/run", "--data-dir", "given/run/README.md"),
     ("merge", "given/run", "--out", "out/merged", "--no-check"),
-    (
-        "train",
-        "--test-run",
-        "--max-steps",
-        "4",
-        "--adapter",
-        "given/run",
-        "--dry-run",
-        "--output-dir",
-        "out/run",
-        "--cache-dir",
-        "out/cache",
-    ),
+    ("train", "--test-run", "--max-steps", "4", "--adapter", "given/run", "--dry-run", *OUTPUT),
 )
 
 
@@ -316,13 +346,19 @@ def adapters(draw, workspace: Workspace, run: Path) -> Made:
     """A run folder whose adapter has another header, or is damaged."""
     file = _copied(run, workspace) / "adapter_model.safetensors"
     data = file.read_bytes()
-    if draw(st.integers(0, 2)):
-        size = int.from_bytes(data[:8], "little")
-        header = draw(as_file(json.loads(data[8 : 8 + size])))
+    size = int.from_bytes(data[:8], "little")
+    if kind := draw(st.integers(0, 3)):
+        document = json.loads(data[8 : 8 + size])
+        header = draw(as_file(document)) if kind > 1 else dumped(document | {"__metadata__": draw(values)})
         said = draw(st.just(len(header)) | st.sampled_from([0, 10**9, 2**64 - 1]))
         file.write_bytes(said.to_bytes(8, "little") + header + data[8 + size :])
-    else:
+    elif draw(st.booleans()):
         file.write_bytes(draw(damaged(data)))
+    else:  # numbers alone, which may be any
+        place = draw(st.integers(8 + size, len(data) - 200))
+        file.write_bytes(data[:place] + draw(st.binary(min_size=1, max_size=200)) + data[place:][: len(data) - place])
+        with file.open("r+b") as cut:
+            cut.truncate(len(data))
     return draw(st.sampled_from(READERS))
 
 
@@ -346,45 +382,30 @@ def templates(draw, workspace: Workspace, run: Path) -> Made:
 
 
 @st.composite
-def nudged(draw, value: Any) -> Any:
-    """A value of the same kind: a number a little other, a tensor of other numbers, or one of the values inside."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value * draw(st.floats(0.5, 2)) if value.is_floating_point() else value
-    if isinstance(value, dict | list) and value:
-        copy = value.copy()
-        key = draw(st.sampled_from(sorted(copy, key=str) if isinstance(copy, dict) else range(len(copy))))
-        copy[key] = draw(nudged(copy[key]))
-        return copy
-    return value * draw(st.floats(0.5, 2)) if isinstance(value, float) else value
-
-
-@st.composite
 def checkpoints(draw, workspace: Workspace, run: Path) -> Made:
-    """A checkpoint whose manifest, or state with a manifest that fits it, is not as a run has written it."""
+    """A checkpoint whose state, with a manifest that fits it, or in some whose manifest is not as a run has written it.
+
+    A third of the attempts train on from it, the others only plan to.
+    """
     import torch
 
     from granite_scu.storage import manifest
 
     folder = _copied(run, workspace) / "checkpoint-2"
-    described = folder / "manifest.json"
-    if not draw(st.integers(0, 3)):
-        described.write_bytes(draw(as_file(json.loads(described.read_bytes()))))
+    if draw(st.integers(0, 5)) == 0:
+        written = json.loads((folder / manifest.NAME).read_bytes())
+        (folder / manifest.NAME).write_bytes(draw(as_file(written)))
     else:
         state = torch.load(folder / "state.ckpt", weights_only=True)
-        torch.save(draw(changed(state) if draw(st.booleans()) else nudged(state)), folder / "state.ckpt")
-        described.unlink()
+        part = draw(st.sampled_from(sorted(state)))
+        state[part] = draw(nudged(state[part]) if draw(st.integers(0, 2)) else changed(state[part]))
+        torch.save(state, folder / "state.ckpt")
+        (folder / manifest.NAME).unlink()
         manifest.write(folder)
-    again = (
-        "--resume-from-checkpoint",
-        "given/run/checkpoint-2",
-        "--output-dir",
-        "out/run",
-        "--cache-dir",
-        "out/cache",
-    )
-    return ("train", *RUN, *again, *draw(st.sampled_from([("--dry-run",), ("--dry-run",), ()])))
+    shutil.copy(run.parent / "text.jsonl", workspace.given)
+    shutil.copytree(run.parent / "cache", workspace.out / "cache")
+    again = ("--data-dir", "given/text.jsonl", "--resume-from-checkpoint", "given/run/checkpoint-2", *OUTPUT)
+    return ("train", *RUN, *again, *draw(st.sampled_from([(), ("--dry-run",), ("--dry-run",)])))
 
 
 KINDS: dict[str, Callable[..., st.SearchStrategy[Made]]] = {

@@ -6,11 +6,13 @@ import shutil
 import sys
 
 import pytest
+import torch
 
 from granite_scu.cli import train
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.evaluation.bpt import subjects, texts
 from granite_scu.model import loading, saved_adapter
+from granite_scu.storage import manifest
 
 SHORT = ("--test-run", "--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
 SHORT += ("--eval-batch-size", "16")
@@ -69,6 +71,27 @@ def test_what_is_not_given_is_the_runs_own_and_what_is_changed_is_named(run, lau
     )
     history = json.loads((folder / "scu_history.json").read_text())
     assert [record["step"] for record in history] == [2, 4, 5]
+
+
+SPOILT = {
+    "a law without state": lambda state: state["callbacks"]["ShannonControl"].pop("controller"),
+    "a schedule that is missing": lambda state: state["lr_schedulers"].clear(),
+    "loops of another kind": lambda state: state["loops"].update(fit_loop=5),
+    "a generator of another length": lambda state: state["random"].update(cpu=torch.zeros(5, dtype=torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_state_that_no_run_has_written_is_told_by_its_checkpoint(run, launch, tmp_path, spoil):
+    checkpoint = shutil.copytree(run, tmp_path / "run") / "checkpoint-3"
+    state = torch.load(checkpoint / "state.ckpt", weights_only=True)
+    SPOILT[spoil](state)
+    torch.save(state, checkpoint / "state.ckpt")
+    (checkpoint / manifest.NAME).unlink()
+    manifest.write(checkpoint)
+    code, _, err = launch("--resume-from-checkpoint", checkpoint, "--output-dir", tmp_path / "other")
+    assert code == 2 and err.count("error: ") == 1
+    assert f"--resume-from-checkpoint {checkpoint}: no run can go on from its state (" in err
 
 
 def test_a_text_that_was_named_from_another_folder_is_found(run, launch, corpus, tmp_path):

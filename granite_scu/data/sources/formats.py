@@ -161,10 +161,10 @@ def read_parquet(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterato
             every: Record = dict.fromkeys(names)
             number = size = 0
             for batch in table.iter_batches(ROWS, columns=wanted):
-                size += batch.nbytes  # of a value that is stored once for many rows: once for each
-                files.check_unpacked(path, size)
                 for row in _rows(batch, f"{path}: rows {number + 1} to {number + batch.num_rows}"):
                     number += 1
+                    size += _characters(row)  # of a text that is stored once for many rows, too
+                    files.check_unpacked(path, size)
                     yield f"{path}: row {number}", every | row
         except pyarrow.ArrowException as error:
             reason = str(error).splitlines()[0]
@@ -176,6 +176,13 @@ def _said_size(metadata: Any, wanted: list[str]) -> int:
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     columns = (group.column(number) for group in groups for number in range(group.num_columns))
     return sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in wanted)
+
+
+def _characters(value: Any) -> int:
+    """Of the texts in a value."""
+    if isinstance(value, dict | list):
+        return sum(map(_characters, value.values() if isinstance(value, dict) else value))
+    return len(value) if isinstance(value, str | bytes) else 0
 
 
 def _rows(batch: Any, place: str) -> list[Record]:
