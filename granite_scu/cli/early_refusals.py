@@ -5,6 +5,7 @@ import, and says what the parser behind LightningCLI only says in terms of Pytho
 """
 
 import difflib
+import os
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -12,7 +13,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 
 from granite_scu.cli import config_layers
-from granite_scu.cli.guard import is_first
 from granite_scu.config import flags, settings
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import presets
@@ -51,7 +51,7 @@ def refuse(arguments: list[str]) -> None:
         values = {key: _understood(key, value) for key, (_, value) in given.items() if key in flags.HINTS}
         groups = _built(values)
         if "--print_config" not in arguments:
-            _check_what_is_there(groups, writes=arguments[0] not in ("validate", "test") and is_first())
+            _check_what_is_there(groups, writes=arguments[0] not in ("validate", "test") and _is_first())
 
 
 def _check_key(key: str, origin: str) -> None:
@@ -155,6 +155,12 @@ def _built(values: dict[str, Any]) -> dict[str, Any]:
         if UNKNOWN not in mine.values():
             built[group] = kind(**mine)
     return built
+
+
+def _is_first() -> bool:
+    """Whether this process writes the run folder: another one may start when the first has begun to."""
+    ranks = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
+    return next(ranks, "0") == "0"
 
 
 def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:

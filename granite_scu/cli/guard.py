@@ -7,7 +7,6 @@ import signal
 import sys
 import textwrap
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,9 +35,6 @@ _REMEDIES = {
 
 _LONG = 500
 """Characters of a word that are printed as they are; a path may have as many."""
-
-_HEAD_START = 5.0
-"""Seconds that the first of several processes has to say what is wrong with the request of them all."""
 
 _NO_HOME = "no home folder of this user is known, and a path needs it: set HOME, or name --cache-dir and --output-dir"
 _NO_SUCH_HOME = "a path begins with ~ and no user of this machine is called what follows; write it out"
@@ -80,18 +76,10 @@ def guarded(
         if debug:
             print(wording("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         if line:  # of several processes that stop together, one speaks
-            if isinstance(error, UserError) and not is_first():
-                time.sleep(_HEAD_START)  # the first has found the same, and whoever started both ends this one
             asked_for = isinstance(error, KeyboardInterrupt | Stopped)  # and no error
             with suppress(OSError):  # there may be nobody left to read it
                 print(wording(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
         return code
-
-
-def is_first() -> bool:
-    """Whether this process is the only one of its run, or the one that writes the run folder."""
-    ranks = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
-    return next(ranks, "0") == "0"
 
 
 def _flush() -> None:

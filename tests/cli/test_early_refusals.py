@@ -132,16 +132,3 @@ def test_a_run_that_is_not_there_is_refused_before_torch_is_imported(command, tm
     done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert "nothing: no such folder" in done.stderr and done.stderr.count("\n") == 1
-
-
-@pytest.mark.distributed
-def test_processes_of_torchrun_say_once_what_is_wrong_with_their_request(tmp_path):
-    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "granite_scu", "train")
-    flags = ("--test-run", "--multi-gpu", "--accelerator", "cpu", "--data-dir", tmp_path / "broken.jsonl")
-    more = ("--cache-dir", tmp_path / "cache", "--output-dir", tmp_path / "run")
-    done = subprocess.run([*launcher, *flags, *more], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1  # torchrun's own
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and f"--data-dir {tmp_path}/broken.jsonl:2: not valid JSON" in lines[0]
-    assert not (tmp_path / "run").exists()
