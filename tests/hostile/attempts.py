@@ -2,9 +2,12 @@
 memory; and the rule that every one of them must keep."""
 
 import contextlib
+import gc
 import hashlib
+import importlib
 import json
 import os
+import pkgutil
 import re
 import resource
 import select
@@ -168,13 +171,20 @@ def serving() -> Iterator[Server]:
 def _serve() -> None:
     """Read commands from stdin, a JSON list a line, and answer each with what became of it."""
     # What the commands import late, too; and the small model once, so that its classes are there.
-    from granite_scu.cli import eval_bpt, generate, inspect_data, list_runs, merge, push_to_hf, train  # noqa: F401
+    import granite_scu
+
+    for module in pkgutil.walk_packages(granite_scu.__path__, "granite_scu."):
+        if not module.name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # of what is not installed
+                importlib.import_module(module.name)
     from granite_scu.cli import main as command
     from granite_scu.config.settings import TINY_MODEL
     from granite_scu.model.loading import load_model_config, load_tokenizer
 
     load_tokenizer(TINY_MODEL)
     load_model_config(TINY_MODEL)
+    gc.collect()
+    gc.freeze()  # a child that collected what was made here would copy the pages of all of it
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

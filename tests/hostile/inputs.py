@@ -327,7 +327,7 @@ LOOKS = (
 
 READERS = (
     ("generate", "given/run", "--prompt", "x", "--max-new-tokens", "2"),
-    ("eval", "given/run", "--data-dir", "given/run/README.md"),
+    ("eval", "given/run", "--data-dir", "given/run/README.md", "--output", "out/eval.json"),
     ("merge", "given/run", "--out", "out/merged", "--no-check"),
     ("train", "--test-run", "--max-steps", "4", "--adapter", "given/run", "--dry-run", *OUTPUT),
 )
