@@ -119,7 +119,7 @@ def blamed(resume: Resume | None, has_begun: Callable[[], bool] = lambda: False)
             raise
         words = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         raise UserError(
-            f"--resume-from-checkpoint {resume.path}: no run can go on from its state ({words}); continue from another"
+            f"--resume-from-checkpoint {resume.path}: no run can continue from its state ({words}); name another"
         ) from error
 
 

@@ -91,7 +91,7 @@ def test_a_state_that_no_run_has_written_is_told_by_its_checkpoint(run, launch, 
     manifest.write(checkpoint)
     code, _, err = launch("--resume-from-checkpoint", checkpoint, "--output-dir", tmp_path / "other")
     assert code == 2 and err.count("error: ") == 1
-    assert f"--resume-from-checkpoint {checkpoint}: no run can go on from its state (" in err
+    assert f"--resume-from-checkpoint {checkpoint}: no run can continue from its state (" in err
 
 
 def test_a_text_that_was_named_from_another_folder_is_found(run, launch, corpus, tmp_path):
