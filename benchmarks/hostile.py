@@ -82,13 +82,21 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="write the counts there")
     options = parser.parse_args()
-    console, found, began = Console(), {}, time.monotonic()
+    console, found, began, machine = Console(), {}, time.monotonic(), hardware.detect("cpu").name
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     with tempfile.TemporaryDirectory() as folder, serving() as server, Progress(*columns, console=console) as bar:
         run = make_run(Path(folder) / "run")
         for kind in options.kinds:
             task = bar.add_task(kind, total=options.attempts)
             found[kind] = attempts_of(kind, options.attempts, options.seed, server, run, lambda t=task: bar.advance(t))
+            facts = {
+                "machine": machine,
+                "seed": options.seed,
+                "seconds": round(time.monotonic() - began),
+                "kinds": found,
+            }
+            if options.json:  # after each kind: all of them may take a day
+                options.json.write_text(json.dumps(facts, indent=2))
     table = Table(
         "kind of input", "attempts", "succeeded", "refused", "broke the rule", "median s", "most s", "most MB"
     )
@@ -102,14 +110,6 @@ def main() -> int:
                 f"{kind}: {number} times: {way}\n  {str(example['argv'])[:300]}\n  {example['err'][-600:]}",
                 markup=False,
             )
-    if options.json:
-        facts = {
-            "machine": hardware.detect("cpu").name,
-            "seed": options.seed,
-            "seconds": round(time.monotonic() - began),
-            "kinds": found,
-        }
-        options.json.write_text(json.dumps(facts, indent=2))
     return int(any(counts["ways"] for counts in found.values()))
 
 

@@ -349,16 +349,15 @@ def adapters(draw, workspace: Workspace, run: Path) -> Made:
     size = int.from_bytes(data[:8], "little")
     if kind := draw(st.integers(0, 3)):
         document = json.loads(data[8 : 8 + size])
-        header = draw(as_file(document)) if kind > 1 else dumped(document | {"__metadata__": draw(values)})
-        said = draw(st.just(len(header)) | st.sampled_from([0, 10**9, 2**64 - 1]))
+        notes = st.dictionaries(texts, texts, max_size=4)
+        header = draw(as_file(document)) if kind > 1 else dumped(document | {"__metadata__": draw(notes)})
+        said = draw(st.sampled_from([len(header)] * 9 + [0, 10**9, 2**64 - 1]))
         file.write_bytes(said.to_bytes(8, "little") + header + data[8 + size :])
     elif draw(st.booleans()):
         file.write_bytes(draw(damaged(data)))
     else:  # numbers alone, which may be any
-        place = draw(st.integers(8 + size, len(data) - 200))
-        file.write_bytes(data[:place] + draw(st.binary(min_size=1, max_size=200)) + data[place:][: len(data) - place])
-        with file.open("r+b") as cut:
-            cut.truncate(len(data))
+        place, other = draw(st.integers(8 + size, len(data) - 200)), draw(st.binary(min_size=1, max_size=200))
+        file.write_bytes(data[:place] + other + data[place + len(other) :])
     return draw(st.sampled_from(READERS))
 
 

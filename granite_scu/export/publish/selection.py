@@ -1,10 +1,13 @@
 """What of a run folder is published, checked and made safe to publish; everything else stays where it is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, is_local
@@ -111,17 +114,31 @@ def prepare(
             f"--license: needed, since the licence of {base} is not known here; name the one under which its terms "
             "let you publish the adapter, as the hub writes it (apache-2.0)"
         )
-    facts |= {
-        "base_model": base,
-        "repo_id": repo_id,
-        "revision": revision,
-        "license": licence,
-        "evaluation": model_card.evaluation_of(folder),
-    }
-    files = {MODEL_CARD: model_card.model_card(facts).encode(), **files}
+    with _taken_for_a_runs(folder):
+        facts |= {
+            "base_model": base,
+            "repo_id": repo_id,
+            "revision": revision,
+            "license": licence,
+            "evaluation": model_card.evaluation_of(folder),
+        }
+        files = {MODEL_CARD: model_card.model_card(facts).encode(), **files}
+        notes = tuple(_notes(facts))
     for name, content in files.items():
         _check_content(folder, name, content)
-    return Publication(files, base, tuple(left_out), tuple(_notes(facts)), counts)
+    return Publication(files, base, tuple(left_out), notes, counts)
+
+
+@contextmanager
+def _taken_for_a_runs(folder: Path) -> Iterator[None]:
+    """Raises UserError where values in a run folder's files are of a kind that no run has written."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError) as error:
+        raise UserError(
+            f"{folder}: its JSON files are not as a run has written them ({type(error).__name__}: {error}); copy the "
+            "folder anew"
+        ) from error
 
 
 def _survey(folder: Path) -> list[str]:

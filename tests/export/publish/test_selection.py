@@ -341,3 +341,9 @@ def test_what_was_not_evaluated_and_what_is_no_better_is_noted(run):
     notes = " ".join(selection.prepare(run, REPO).notes)
     assert "no better than its base" in notes and "no interval" in notes
     assert "tiny-granite-h is not on the hub" in notes
+
+
+@pytest.mark.parametrize("value", [[1], "x", {"a": 1}])
+def test_numbers_of_another_kind_are_told_by_the_folder(run, value):
+    change(run / "scu_metrics.json", adapter_test_bpt=value)
+    assert f"{run}: its JSON files are not as a run has written them (" in refusal(run)
