@@ -72,7 +72,7 @@ def broken(attempt: Attempt) -> str | None:
     if attempt.code == 0:
         if errors:
             return "printed an error and ended with 0"
-    elif attempt.code not in (1, 2):
+    elif attempt.code != 2 and not (attempt.code == 1 and _trains(attempt.argv)):
         return f"ended with {attempt.code}"
     elif any("--debug shows where" in line for line in errors):
         return "ended with an error that nobody had foreseen"
@@ -83,6 +83,11 @@ def broken(attempt: Attempt) -> str | None:
     if attempt.changed:
         return f"changed {', '.join(attempt.changed)}"
     return None
+
+
+def _trains(argv: Sequence[str]) -> bool:
+    """Whether a command trains: a run that was started right and diverges, say, is a failed run, whose code is 1."""
+    return argv[0] in ("train", "fit") and not {"--dry-run", "--print_config"} & set(argv)
 
 
 @dataclass(frozen=True)

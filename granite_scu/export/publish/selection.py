@@ -137,7 +137,7 @@ def _taken_for_a_runs(folder: Path) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError) as error:
         raise UserError(
             f"{folder}: its JSON files are not as a run has written them ({type(error).__name__}: {error}); copy the "
-            "folder anew"
+            "folder again"
         ) from error
 
 
