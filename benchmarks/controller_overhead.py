@@ -79,7 +79,7 @@ def main() -> int:
         options.precisions = ["fp32"]
     cases = training.cases(options, block=EVERY * ACCUMULATED)
     found = measure.measure_each(
-        training.with_models(cases),
+        training.with_models(cases, options.device),
         options.turns,
         lambda case, advance: run_case(case, options.device, options.repeats, options.target_s, advance),
     )

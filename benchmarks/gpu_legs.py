@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ from granite_scu.config.errors import RunFailed
 from granite_scu.config.settings import BaseConfig
 
 PRESET_STEPS = 5
+ROOMY = 36
+"""GiB of a card on which a step of 8 x 1024 tokens is measured too."""
 MARGIN = 0.1
 """Share of a device's memory that a prediction leaves free; one that is off by more may end a run."""
 
@@ -98,12 +101,13 @@ def preset(work: Work) -> Finding:
     """A few steps of the default model with the preset of this card, and the memory that was predicted."""
     if work.device != "cuda":
         raise Skipped("a preset is chosen for a card")
-    require_default_model(work)
-    flags = ("--hardware", "auto", "--data-dir", "stdlib-docs", "--target-s", "0.02", "--accelerator", "cuda")
+    model, remark = default_model(work)
+    flags = ("--hardware", "auto", "--data-dir", "stdlib-docs", "--target-s", "0.02", "--accelerator", "cuda", *model)
     ends = [value for flag in ("--max-steps", "--eval-steps", "--save-steps") for value in (flag, PRESET_STEPS)]
     line = (SCRIPT, *flags, *ends, "--eval-iters", 2, "--output-dir", work.folder / "run", "--overwrite")
     plan = json.loads(work.python("plan", *line, "--dry-run", "--json").require("the dry run").out)
     work.python("run", *line).require("the run")
+    shutil.rmtree(work.folder / "weights", ignore_errors=True)
     summary = json.loads((work.folder / "run" / "scu_metrics.json").read_text())
     predicted, measured = plan["memory_gib_estimate"], summary["peak_gpu_memory_gb"]
     row = {
@@ -115,18 +119,25 @@ def preset(work: Work) -> Finding:
         "preset": "preset", "batch": "batch", "precision": "precision", "predicted_gb": "predicted GiB|.2f",
         "measured_gb": "measured GiB|.2f", "tokens_per_s": "tokens/s|,.0f", "mfu": "MFU|.1%", "saved": "saved|+.4f",
     }  # fmt: skip
-    said = f"{row['preset']} trained {PRESET_STEPS} steps of {plan['model']} at {summary['tokens_per_s']:,.0f} tokens/s"
+    what = f"{BaseConfig().name}{remark}"
+    said = f"{row['preset']} trained {PRESET_STEPS} steps of {what} at {summary['tokens_per_s']:,.0f} tokens/s"
     faults = memory_faults([{"case": plan["batch"], **row}])
-    return Finding(said, (Table(f"{plan['model']}, the preset of this card", columns, [row]),), faults)
+    return Finding(said, (Table(f"{what}, the preset of this card", columns, [row]),), faults)
 
 
-def require_default_model(work: Work) -> None:
-    """Raises Skipped where the hub does not answer and nothing is cached."""
+def default_model(work: Work) -> tuple[tuple[Any, ...], str]:
+    """The flags that name the default model, and a remark on it.
+
+    Where the hub does not answer and nothing is cached, random weights of its sizes take as long and as much memory.
+    """
     name = BaseConfig().name
     code = f"from huggingface_hub import hf_hub_download; print(hf_hub_download({name!r}, 'config.json'))"
-    done = work.python("hub", "-c", code)
-    if done.code:
-        raise Skipped(f"{name} cannot be downloaded: {done.last_words}")
+    if not work.python("hub", "-c", code).code:
+        return (), ""
+    folder = work.folder / "weights"
+    make = f"from benchmarks.training import save_random; save_random('whole', {str(folder)!r}, {work.device!r})"
+    work.python("weights", "-c", make).require("making random weights")
+    return ("--model", folder), "'s sizes, random weights"
 
 
 # ---- benchmarks ----
@@ -136,7 +147,7 @@ def memory(work: Work) -> Finding:
     """The memory that training takes, predicted and measured."""
     from benchmarks.memory import COLUMNS
 
-    rows = benchmark(work, "memory")
+    rows = benchmark(work, "memory", "--jobs", work.jobs)
     faults = (*not_measured(rows, "measured_gb"), *memory_faults(rows))
     known = [row["ratio"] for row in rows if row["ratio"]]
     said = f"predicted over measured is {min(known):.2f} to {max(known):.2f}" if known else "nothing was measured"
@@ -164,9 +175,11 @@ def step(work: Work) -> Finding:
     """An optimizer step in variants of ours, and of Hugging Face's Trainer with PEFT."""
     from benchmarks.train_step import COLUMNS
 
-    whole = ("--model", "whole", "--batch", 2, "--length", 1024, "--repeats", 3)
+    whole = ("--model", "whole", "--length", 1024, "--repeats", 3)
     variants = ("--variants", "eager", "recomputed", "four_bits")
-    rows = benchmark(work, "train_step", *whole, *variants)
+    rows = benchmark(work, "train_step", *whole, "--batch", 2, *variants)
+    if work.device == "cuda" and work.machine["info"]["gpu_memory_gb"] > ROOMY:
+        rows += benchmark(work, "train_step", *whole, "--batch", 8, "--alone")
     return compared(rows, "a step", COLUMNS)
 
 

@@ -1,5 +1,6 @@
 """The legs of ``scripts/gpu_check.py`` that compare short runs of the embedded model with one another."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from benchmarks.gpu_work import Finding, Skipped, Table, Work
@@ -74,18 +75,21 @@ def lacking(precision: str, work: Work) -> str | None:
 
 def parity(work: Work) -> Finding:
     """Every way to compute a run ends where fp32 on the CPU ends, within the tolerance of its precision."""
-    references: dict[str, dict] = {}
-    rows = []
-    for name, variant in variants(work.precision).items():
-        reason = lacking(variant.precision, work)
-        if reason:
-            rows.append({"run": name, "verdict": "skipped", "reason": reason})
-            continue
-        if variant.same not in references:
-            references[variant.same] = work.train(
-                f"reference-{variant.same}", *REFERENCE, *SAME[variant.same], device="cpu"
-            )
-        rows.append(compared(name, variant, references[variant.same], work))
+    wanted = variants(work.precision)
+    reasons = {name: lacking(variant.precision, work) for name, variant in wanted.items()}
+    kinds = list(dict.fromkeys(variant.same for name, variant in wanted.items() if not reasons[name]))
+
+    def reference(kind: str) -> dict[str, Any]:
+        return work.train(f"reference-{kind}", *REFERENCE, *SAME[kind], device="cpu")
+
+    def row(name: str) -> dict[str, Any]:
+        if reasons[name]:
+            return {"run": name, "verdict": "skipped", "reason": reasons[name]}
+        return compared(name, wanted[name], references[wanted[name].same], work)
+
+    with ThreadPoolExecutor(work.jobs) as pool:
+        references = dict(zip(kinds, pool.map(reference, kinds), strict=True))
+        rows = list(pool.map(row, wanted))
     known = [
         {"run": f"fp32 on the CPU, {name}", "verdict": "reference", **scores(found)}
         for name, found in references.items()

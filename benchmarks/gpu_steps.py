@@ -141,12 +141,11 @@ def where(error: Exception) -> str:
     return ", in ".join(dict.fromkeys(named))
 
 
-def trace(device: str, precision: str) -> dict[str, Any]:
+def trace(device: str, case: training.Case) -> dict[str, Any]:
     """The kernels of a step by their own time; on a CPU, PyTorch's operators."""
-    model, batch, length = ("cut", 2, 1024) if device == "cuda" else ("embedded", 8, 128)
     recorded = Traced(device)
-    with training.model_folder(model) as name:
-        case = training.Case(model, precision, batch, length, name=name)
+    with training.model_folder(case.model, device) as name:
+        case = replace(case, name=name)
         train(device, case, FIRST + TRACED + 5, (), recorded)
     found = kernels(recorded.profile, device)
     total = sum(kernel["ms"] for kernel in found)
@@ -176,12 +175,20 @@ def main() -> int:
     parser.add_argument("what", choices=("syncs", "trace"))
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA when there")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="default: fp32")
+    parser.add_argument("--model", choices=training.MODELS, help="traced (default: cut on CUDA, else embedded)")
+    parser.add_argument("--batch", type=int, help="sequences in a traced step (default: 2 of 1024 on CUDA, 8 of 128)")
     parser.add_debug()
     options = parser.parse_args()
     device = measure.resolve_device(options.device)
     # The scaler of fp16 reads its flag from the device in every step.
     precision = "fp32" if options.precision == "fp16" else options.precision
-    print(json.dumps({"syncs": syncs, "trace": trace}[options.what](device, precision), indent=1))
+    if options.what == "syncs":
+        found = syncs(device, precision)
+    else:
+        measure.require_positive(batch=options.batch)
+        model, batch, length = ("cut", 2, 1024) if device == "cuda" else ("embedded", 8, 128)
+        found = trace(device, training.Case(options.model or model, precision, options.batch or batch, length))
+    print(json.dumps(found, indent=1))
     return 0
 
 

@@ -97,6 +97,7 @@ class Work:
         machine: what ``granite-scu hardware --json`` says.
         deadline: when the leg has to have ended, on ``time.monotonic``'s clock, in seconds.
         end: the same of the whole check.
+        jobs: short runs at a time, where their times are not compared.
     """
 
     folder: Path
@@ -105,6 +106,7 @@ class Work:
     machine: dict[str, Any] = field(default_factory=dict)
     deadline: float = float("inf")
     end: float = float("inf")
+    jobs: int = 1
 
     @property
     def precision(self) -> str:
@@ -126,11 +128,12 @@ class Work:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         paths = [self.folder / f"{name}.{kind}" for kind in ("out", "log")]
+        threads = {"OMP_NUM_THREADS": str(max(1, cores() // self.jobs))} if self.jobs > 1 else {}
         with paths[0].open("w") as out, paths[1].open("w") as err:
             process = subprocess.Popen(
                 list(map(str, line)),
                 cwd=ROOT,
-                env=_environment(cards if self.device == "cuda" else 0),
+                env=_environment(cards if self.device == "cuda" else 0) | threads,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -187,12 +190,21 @@ class Work:
         return (self.folder / name / WEIGHTS).read_bytes()
 
 
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def python_path() -> str:
+    """This process's PYTHONPATH with our package in front."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 def _environment(cards: int) -> dict[str, str]:
     """This process's, with our package in front, and no more than so many of the GPUs that may be seen."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     numbers = ",".join(map(str, range(cards)))
     visible = ",".join(os.environ.get(VISIBLE, numbers).split(",")[:cards])
-    return os.environ | {"PYTHONPATH": path, VISIBLE: visible}
+    return os.environ | {"PYTHONPATH": python_path(), VISIBLE: visible}
 
 
 def end_with_children(process: subprocess.Popen) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -110,21 +111,27 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator is not None and denominator else None
 
 
-def measure_each(cases: Iterable[T], turns: int, run_case: Callable[[T, Callable[[], None]], dict]) -> list[dict]:
+def measure_each(
+    cases: Iterable[T], turns: int, run_case: Callable[[T, Callable[[], None]], dict], jobs: int = 1
+) -> list[dict]:
     """What ``run_case`` finds of each case, with a live line on stderr.
 
     Args:
         cases: what is to be measured.
         turns: rounds of a case.
         run_case: measures a case; its second argument is to be called after each round.
+        jobs: cases at a time.
     """
     columns = SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
-    found = []
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        for case in cases:
-            task = shown.add_task(str(case), total=turns)
-            found.append(run_case(case, partial(shown.advance, task)))
-    return found
+
+        def measured(case: T) -> dict:
+            return run_case(case, partial(shown.advance, shown.add_task(str(case), total=turns)))
+
+        if jobs == 1:  # one by one, for a case may be there only while it is looked at
+            return [measured(case) for case in cases]
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(measured, cases))
 
 
 def present(cases: list[dict[str, Any]], columns: dict[str, str], title: str, as_json: bool) -> None:

@@ -143,14 +143,20 @@ class _Enough(BaseException):
 def main() -> int:
     """Measure what the flags ask for and print it; returns the exit code."""
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(256 * 2**10))
-    options = measure.parse(measure.build_parser(__doc__, repeats=1, quick=1))
+    parser = measure.build_parser(str(__doc__), repeats=1, quick=1)
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time (default: %(default)s)")
+    options = measure.parse(parser)
+    measure.require_positive(jobs=options.jobs)
     wanted = QUICK if options.quick else CASES
     allowed = measure.usable(["fp32", "bf16"], options.device)
     wanted = [case for case in wanted if case[1] in allowed]
     with ExitStack() as stack:
-        folders = {model: stack.enter_context(training.model_folder(model)) for model in {case[0] for case in wanted}}
+        models = {case[0] for case in wanted}
+        folders = {model: stack.enter_context(training.model_folder(model, options.device)) for model in models}
         cases = [Flagged(Case(*case[:4], name=folders[case[0]]), case[4]) for case in wanted]
-        found = measure.measure_each(cases, 2, lambda case, advance: run_case(case, options.device, advance))
+        found = measure.measure_each(
+            cases, 2, lambda case, advance: run_case(case, options.device, advance), options.jobs
+        )
     measure.present(found, COLUMNS, "memory of training, predicted and measured", options.json)
     return 0
 

@@ -210,7 +210,7 @@ def main() -> int:
         return [Case(trained, windows), Case(trained, 4 * windows)]
 
     def each() -> Any:
-        for trained in training.with_models(training.cases(options, block=1)):
+        for trained in training.with_models(training.cases(options, block=1), options.device):
             yield from sizes(trained)
 
     found = measure.measure_each(

@@ -70,6 +70,7 @@ def run_case(
     peak: float | None,
     advance: Callable[[], None],
     variants: tuple[str, ...] = (),
+    alone: bool = False,
 ) -> dict[str, Any]:
     """Train both sides in turn, then variants of ours.
 
@@ -80,13 +81,17 @@ def run_case(
         peak: operations a second that the device could do, in units of 1e12.
         advance: called after each round of the two sides.
         variants: of ``VARIANTS``.
+        alone: train ours only.
     """
     steps = case.block * (1 + repeats) + 1  # the last one only closes the block before it
     sides = {
         "ours": (training.run_ours, (case, steps, OURS, False)),
         "theirs": (training.run_theirs, (case, steps)),
     }
-    outcomes = race(sides, device, repeats, advance)
+    if alone:
+        del sides["theirs"]
+    outcomes = {"theirs": Outcome(reason="not asked for"), **race(sides, device, repeats, advance)}
+    outcomes = {name: outcomes[name] for name in ("ours", "theirs")}
     facts = _facts(case, outcomes, peak)
     for name in variants:
         side = training.run_ours, (case, steps, (*OURS, *VARIANTS[name]), False)
@@ -148,6 +153,7 @@ def main() -> int:
         "--sweep", action="store_true", help=f"batches of {shown(BATCHES)}, lengths of {shown(LENGTHS)}"
     )
     parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=[], help="of ours, besides")
+    parser.add_argument("--alone", action="store_true", help="without Hugging Face's Trainer, which needs more memory")
     options = measure.parse(parser)
     measure.require_positive(block=options.block)
     if options.peak_tflops is not None and not options.peak_tflops > 0:  # nor NaN
@@ -156,7 +162,7 @@ def main() -> int:
     if options.sweep:
         cases = swept(cases)
     found = measure.measure_each(
-        training.with_models(cases),
+        training.with_models(cases, options.device),
         options.turns,
         lambda case, advance: run_case(
             case,
@@ -165,6 +171,7 @@ def main() -> int:
             options.peak_tflops or peak_tflops(options.device, case),
             advance,
             tuple(options.variants),
+            options.alone,
         ),
     )
     measure.present(found, COLUMNS, "an optimizer step, ours against Hugging Face's Trainer with PEFT", options.json)

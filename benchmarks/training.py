@@ -68,11 +68,24 @@ def granite_h_1b(blocks: int) -> Any:
 
 
 @contextmanager
-def model_folder(model: str) -> Iterator[str]:
+def model_folder(model: str, device: str = "cpu") -> Iterator[str]:
     """The name of the model for both libraries; random weights are saved in a folder that goes away."""
     if model == "embedded":
         yield TINY_MODEL
         return
+    with tempfile.TemporaryDirectory() as folder:
+        save_random(model, folder, device)
+        yield folder
+
+
+def save_random(model: str, folder: str, device: str = "cpu") -> None:
+    """Write a model of random weights, in bf16, and a tokenizer that fits.
+
+    Args:
+        model: "cut" or "whole".
+        folder: where.
+        device: that draws the weights; all of them take a CPU half a minute.
+    """
     from transformers import GraniteMoeHybridForCausalLM
     from transformers.utils import logging
 
@@ -80,19 +93,20 @@ def model_folder(model: str) -> Iterator[str]:
 
     torch.manual_seed(SEED)
     config = granite_h_1b(10 if model == "cut" else 40)
-    with tempfile.TemporaryDirectory() as folder:
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()
+    with torch.device(device):
         made = GraniteMoeHybridForCausalLM(config).to(torch.bfloat16)
-        made.save_pretrained(folder)
-        del made
-        loading.load_tokenizer(TINY_MODEL).save_pretrained(folder)
-        yield folder
+    made.save_pretrained(folder)
+    del made
+    if device == "cuda":
+        torch.cuda.empty_cache()  # the sides have processes of their own
+    loading.load_tokenizer(TINY_MODEL).save_pretrained(folder)
 
 
-def with_models(cases: list[Case]) -> Iterator[Case]:
+def with_models(cases: list[Case], device: str) -> Iterator[Case]:
     """Each case while its model is there; one of random weights is made once for neighbouring cases."""
     for model, group in groupby(cases, key=lambda case: case.model):
-        with model_folder(model) as name:
+        with model_folder(model, device) as name:
             for case in group:
                 yield replace(case, name=name)
 

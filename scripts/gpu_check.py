@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import gpu_page
 from benchmarks.gpu_legs import LEGS
-from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Work
+from benchmarks.gpu_work import Finding, OutOfTime, Skipped, Work, cores, python_path
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import make_console
@@ -51,6 +51,7 @@ def build_parser() -> Parser:
     parser.add_argument("--list", action="store_true", help="print the legs, and take none")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=30, help="that the check may take (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, help="runs at a time that are not timed (default: one for four cores)")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps of a short run (default: %(default)s)")
     parser.add_debug()
     return parser
@@ -64,6 +65,9 @@ def parse(argv: list[str] | None) -> Namespace:
             raise UserError(f"no leg is called {name!r}; there are {', '.join(LEGS)}")
     if options.steps < 2:
         raise UserError(f"--steps {options.steps}: must be at least 2, for a run to have a middle")
+    options.jobs = max(1, cores() // 4) if options.jobs is None else options.jobs
+    if options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: must be at least 1")
     if not options.minutes > 0:  # nor NaN
         raise UserError(f"--minutes {options.minutes:g}: must be positive")
     options.legs = [name for name in LEGS if not options.only or name in (*options.only, *options.again)]
@@ -79,7 +83,7 @@ def look_at_machine(device: str) -> dict[str, Any]:
     """
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     line = [sys.executable, "-m", "granite_scu", "hardware", "--json"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | hidden
+    environment = os.environ | {"PYTHONPATH": python_path()} | hidden
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     if done.returncode:
         raise RunFailed(f"{' '.join(line[1:])} ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
@@ -190,7 +194,8 @@ def check(options: Namespace) -> int:
         if name in options.again:  # its short runs too, which are kept otherwise
             shutil.rmtree(folder / name, ignore_errors=True)
         say(f"{place}: {LEGS[name].about} ...")
-        work = Work(folder / name, options.device, options.steps, machine, begun + 60 * PATIENCE * minutes, end)
+        deadline = begun + 60 * PATIENCE * minutes
+        work = Work(folder / name, options.device, options.steps, machine, deadline, end, options.jobs)
         status, finding = take(name, work)
         seconds = time.monotonic() - begun
         record.put(name, status, finding, seconds)
