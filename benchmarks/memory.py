@@ -100,6 +100,7 @@ def predict(flagged: Flagged, device: str) -> float:
 def take_steps(gate: Gate, flagged: Flagged) -> None:
     """A run of granite-scu as a user starts it; what it takes of memory is told at the gate."""
     import lightning as L
+    import torch
 
     console = training.quiet_console()
     from granite_scu.training.recipe import prepare, train
@@ -126,6 +127,7 @@ def take_steps(gate: Gate, flagged: Flagged) -> None:
         raise RunFailed("it ended before its last step")
 
     most_of(replace(flagged.case, name=training.TINY_MODEL, batch=1, length=64))
+    torch.compiler.reset()  # else the layers would be compiled for shapes of any size, as no run of one shape is
     before = reset_peak_memory(gate.device)
     gate.wait()
     most = most_of(flagged.case)

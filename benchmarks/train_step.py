@@ -71,6 +71,7 @@ def run_case(
     advance: Callable[[], None],
     variants: tuple[str, ...] = (),
     alone: bool = False,
+    together: bool = False,
 ) -> dict[str, Any]:
     """Train both sides in turn, then variants of ours.
 
@@ -82,20 +83,24 @@ def run_case(
         advance: called after each round of the two sides.
         variants: of ``VARIANTS``.
         alone: train ours only.
+        together: have the variants take turns with the two sides; all are on the device at once.
     """
     steps = case.block * (1 + repeats) + 1  # the last one only closes the block before it
     sides = {
         "ours": (training.run_ours, (case, steps, OURS, False)),
         "theirs": (training.run_theirs, (case, steps)),
     }
+    others = {name: (training.run_ours, (case, steps, (*OURS, *VARIANTS[name]), False)) for name in variants}
     if alone:
         del sides["theirs"]
-    outcomes = {"theirs": Outcome(reason="not asked for"), **race(sides, device, repeats, advance)}
-    outcomes = {name: outcomes[name] for name in ("ours", "theirs")}
+    found = race(sides | others if together else sides, device, repeats, advance)
+    if not together:
+        for name, side in others.items():
+            found |= race({name: side}, device, repeats)
+    outcomes = {"ours": found["ours"], "theirs": found.get("theirs", Outcome(reason="not asked for"))}
     facts = _facts(case, outcomes, peak)
     for name in variants:
-        side = training.run_ours, (case, steps, (*OURS, *VARIANTS[name]), False)
-        facts |= _of_variant(name, race({name: side}, device, repeats)[name], case.block)
+        facts |= _of_variant(name, found[name], case.block)
     return measure.compared(str(case), device, *outcomes.values(), units=case.block, **facts)
 
 
@@ -154,6 +159,7 @@ def main() -> int:
     )
     parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=[], help="of ours, besides")
     parser.add_argument("--alone", action="store_true", help="without Hugging Face's Trainer, which needs more memory")
+    parser.add_argument("--together", action="store_true", help="all variants at once, for a device with much memory")
     options = measure.parse(parser)
     measure.require_positive(block=options.block)
     if options.peak_tflops is not None and not options.peak_tflops > 0:  # nor NaN
@@ -172,6 +178,7 @@ def main() -> int:
             advance,
             tuple(options.variants),
             options.alone,
+            options.together,
         ),
     )
     measure.present(found, COLUMNS, "an optimizer step, ours against Hugging Face's Trainer with PEFT", options.json)

@@ -140,10 +140,16 @@ def reset_adapters(model: torch.nn.Module) -> None:
 
 
 def warm_up(model: torch.nn.Module, device: str, precision: str) -> None:
-    """A forward and backward pass over eight tokens, so that code and weights are in memory before it is measured."""
+    """A forward and backward pass over eight tokens, so that code and weights are in memory before it is measured.
+
+    Nothing is compiled for it: for another shape the layers would then be compiled for shapes of any size.
+    """
     tokens = torch.arange(8, device=device)[None]
-    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
-        model(input_ids=tokens, labels=tokens).loss.backward()
+    with (
+        torch.compiler.set_stance("force_eager"),
+        torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
     model.zero_grad(set_to_none=True)
 
 

@@ -26,7 +26,8 @@ def put(whole: Tensor, at: slice, piece: Tensor) -> Tensor:
     A piece that is all of it is not copied but taken for it, so that a compiler fuses it with what follows.
     """
     if piece.shape[1] == whole.shape[1]:
-        return piece.to(whole.dtype)
+        # Not ``to`` where it does nothing: compiled by torch 2.11, a Function that returns that has gradients of zero.
+        return piece if piece.dtype == whole.dtype else piece.to(whole.dtype)
     whole[:, at] = piece
     return whole
 
