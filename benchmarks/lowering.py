@@ -48,7 +48,7 @@ class Lowering:
 
     Attributes:
         found: costs by (part, "forward" or "backward").
-        graphs: how many were lowered.
+        graphs: of each that was lowered its part, pass, launches, products, code, and calls of it in a step.
     """
 
     def __init__(self, part: str, options: dict[str, Any] | None = None) -> None:
@@ -65,12 +65,15 @@ class Lowering:
     def _compiler(self, phase: str) -> Callable:
         def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable:
             with inductor_config.patch(self.options):
-                cost, products = _lowered(graph, inputs, phase == "backward")
+                cost, products, code = _lowered(graph, inputs, phase == "backward")
             for operator, arguments in _operators(graph):
                 cost += self.insides.beyond(operator, arguments)
-            self.graphs.append({"part": self.part, "phase": phase, "launches": cost.launches, "products": products})
+            lowered = {"launches": cost.launches, "products": products, "code": code, "calls": 0}
+            self.graphs.append(lowered | {"part": self.part, "phase": phase})
+            kept = self.graphs[-1]
 
             def call(*arguments: Any) -> Any:
+                kept["calls"] += 1
                 self.found[self.part, phase] = self.found.get((self.part, phase), Cost()) + cost
                 return graph.forward(*arguments)
 
@@ -79,13 +82,13 @@ class Lowering:
         return compile_graph
 
 
-def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tuple[Cost, dict[str, int]]:
-    """The cost of one run of a graph, and its products by the library's function."""
+def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tuple[Cost, dict[str, int], str]:
+    """The cost of one run of a graph, its products by the library's function, and the code that Inductor writes."""
     graph, fakes = copy.deepcopy(graph), next(t.fake_mode for t in inputs if isinstance(t, FakeTensor))
     _draw_nothing(graph)
     with V.set_fake_mode(fakes):
         post_grad_passes(graph, is_inference=False)
-    with _as_on_h100(), fakes:
+    with as_on_h100(), fakes:
         moved = [_on_gpu(t) for t in inputs]
         for node in graph.graph.nodes:
             node.args = fx.node.map_aggregate(node.args, _device_on_gpu)
@@ -102,7 +105,7 @@ def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tup
     products = Counter(re.findall(r"extern_kernels\.(\w+)\(", text))
     operators = len(re.findall(r"torch\.ops\.\w+\.\w+\.\w+\(", text))
     launches = len(re.findall(r"triton_\w+\.run\(", text)) + sum(products.values()) + operators
-    return Cost(launches, moved_bytes, _product_flops(graph)), dict(products)
+    return Cost(launches, moved_bytes, _product_flops(graph)), dict(products), text
 
 
 def _draw_nothing(graph: fx.GraphModule) -> None:
@@ -156,7 +159,7 @@ def _device_on_gpu(value: Any) -> Any:
 
 
 @contextmanager
-def _as_on_h100() -> Iterator[None]:
+def as_on_h100() -> Iterator[None]:
     """torch and Triton as they answer where there is one H100."""
     import triton
     from triton.backends.compiler import GPUTarget

@@ -125,7 +125,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             found, narrow = work(z, targets, counted, scaling, unit, dtype)
             nats += found
             if d_hidden is not None:
-                d_hidden[part] = narrow @ head
+                torch.mm(narrow, head, out=d_hidden[part])
             if d_head is not None:
                 d_head += narrow.mT @ hidden[part]
         ctx.unit = unit

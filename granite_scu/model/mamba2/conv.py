@@ -59,7 +59,7 @@ class _ConvSilu(torch.autograd.Function):
         for block in reversed(blocks(inputs)):
             window = _Window(inputs, runs, block, width)
             before_silu = _convolved(window, weight, bias)
-            d_sum = torch.ops.aten.silu_backward(d_outputs[:, block].to(taps.dtype), before_silu)
+            d_sum = _written(torch.ops.aten.silu_backward(d_outputs[:, block].to(taps.dtype), before_silu), inputs)
             ahead, d_block = d_sum if _is_one() else torch.cat([d_sum, later], 1), torch.zeros_like(d_sum)
             for k, tap in enumerate(taps):
                 lag = width - 1 - k
@@ -96,6 +96,17 @@ class _Window:
 def _is_one() -> bool:
     """Whether a block is all there is and lies in memory as it came: a compiler would keep what is padded in fp32."""
     return torch.compiler.is_compiling()
+
+
+def _written(d_sum: Tensor, inputs: Tensor) -> Tensor:
+    """What several tokens read; compiled it is written to memory, in the inputs' dtype.
+
+    A compiler would compute it anew for each of them, and with it what the scan's gradients are made of: a kernel of
+    740 instructions a number that runs out of registers. To give strides is what has Inductor write a tensor.
+    """
+    if not _is_one():
+        return d_sum
+    return d_sum.to(inputs.dtype).contiguous().as_strided(d_sum.shape, d_sum.stride()).to(d_sum.dtype)
 
 
 def _from(values: Tensor, first: int, count: int) -> Tensor:

@@ -20,10 +20,8 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
+from benchmarks.gpu_kernels import SHARED
 from benchmarks.no_extensions import without_cuda_extensions
-
-SHARED = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-"""Bytes of shared memory that a block may have: of T4, A100, A10, RTX 4090, H100, B200 and RTX 5090."""
 
 
 class Offline(DriverBase):
