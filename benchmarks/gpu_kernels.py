@@ -43,7 +43,7 @@ COLUMNS = {
     "instructions": "instructions|,d", "registers": "registers|d", "spilled": "spilled bytes|d", "shared": "shared|,d",
     "configuration": "configuration",
 }  # fmt: skip
-SHOWN, NAME = 20, 40
+SHOWN, NAME = 20, 28
 """Kernels in the table, and characters of a name."""
 
 

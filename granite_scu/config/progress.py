@@ -55,6 +55,10 @@ class Heartbeat:
         """Take note that a line was written."""
         self._last = self._clock()
 
+    def start_pace(self, done: float) -> None:
+        """Take the pace from here on: what was done before took longer than the rest will."""
+        self._first, self._begin = done, self._clock()
+
     def left(self, done: float) -> str:
         """Such as ``about 12 minutes left``; empty before there is a pace to go by, and at the end."""
         moved = done - self._first

@@ -14,3 +14,13 @@ def test_a_line_is_due_once_in_a_while_and_says_what_is_left():
     now[0] = 600.0
     assert heartbeat.is_due() and heartbeat.left(40) == "about 30 minutes left"  # twenty of them took ten
     assert heartbeat.left(100) == ""
+
+
+def test_a_slow_first_step_does_not_count_for_the_time_that_is_left():
+    now = [0.0]
+    heartbeat = Heartbeat(30, every=60, clock=lambda: now[0])
+    now[0] = 110.0  # layers were compiled
+    heartbeat.start_pace(1)
+    assert heartbeat.left(1) == ""
+    now[0] = 120.0
+    assert heartbeat.left(11) == "about 19 seconds left"  # ten of them took ten

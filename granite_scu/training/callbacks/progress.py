@@ -27,10 +27,10 @@ class ProgressLine(L.Callback):
         self.logging_steps, self.console = logging_steps, console
         self._latest: dict | None = None
         self._progress: Progress | None = None
-        self._written = self._shown = 0
+        self._written = self._shown = self._first = 0
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self._written = self._shown = trainer.global_step
+        self._written = self._shown = self._first = trainer.global_step
         self._heartbeat = Heartbeat(trainer.max_steps, trainer.global_step)
         if trainer.is_global_zero and trainer.global_step < trainer.max_steps:
             log.info("training", extra={LIVE: True})
@@ -49,6 +49,8 @@ class ProgressLine(L.Callback):
         if step == self._shown:
             return
         self._shown = step
+        if step == self._first + 1:  # in the first step layers are compiled
+            self._heartbeat.start_pace(step)
         record = self._latest
         text = describe(record) if record else ""
         if self._progress:

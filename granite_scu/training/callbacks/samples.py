@@ -33,6 +33,7 @@ class Samples(L.Callback):
         if not trainer.is_global_zero:
             return
         beginnings = openings(trainer.datamodule.test, self.count)
+        log.info("writing samples for the report")
         try:
             with trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
                 model, base = module.language_model, module.model.disable_adapter
