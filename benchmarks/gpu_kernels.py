@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,48 +82,34 @@ def kernels_of(graphs: list[dict[str, Any]], capability: int) -> list[Kernel]:
         graphs: of ``lowering.count``.
         capability: 90 is an H100's.
     """
-    found = [min(tried, key=lambda kernel: (kernel.spilled > 0, kernel.ms)) for tried in _tried(graphs, capability)]
+    with _offline(capability):
+        tried = _tried(graphs, capability)
+        found = [min(kernels, key=lambda kernel: (kernel.spilled > 0, kernel.ms)) for kernels in tried]
     return sorted(found, key=lambda kernel: -kernel.ms)
 
 
 def misfits(graphs: list[dict[str, Any]], capability: int) -> list[str]:
     """The kernels that spill in every configuration, or ask for more shared memory than a block may have."""
     most, found = SHARED[capability], []
-    for tried in _tried(graphs, capability):
-        for kernel in tried:
-            if not kernel.spilled and kernel.shared <= most:
-                break
-        else:
-            found.append(kernel.kernel)
+    with _offline(capability):
+        for tried in _tried(graphs, capability):
+            for kernel in tried:
+                if not kernel.spilled and kernel.shared <= most:
+                    break
+            else:
+                found.append(kernel.kernel)
     return found
 
 
-def _tried(graphs: list[dict[str, Any]], capability: int) -> Iterator[Iterator[Kernel]]:
-    """Each kernel in one configuration after the other."""
-    for graph in graphs:
-        for name, source in _sources(graph["code"]).items():
-            calls = graph["calls"] * len(re.findall(rf"\b{name}\.run\(", graph["code"]))
-            built = compiled(name, source, capability)
-            yield (_counted(name, graph["phase"], calls, *each) for each in built)
-
-
-def _sources(code: str) -> dict[str, str]:
-    """The source of each Triton kernel in what Inductor has written."""
-    return dict(re.findall(r"(triton_\w+) = async_compile\.triton\('\w+', '''(.*?)''', device_str", code, re.S))
-
-
-def compiled(name: str, source: str, capability: int) -> Iterator[tuple[Any, Any, dict[str, int]]]:
-    """Configuration, compiled kernel and counts of numbers along each axis, for each configuration of a kernel."""
+@contextmanager
+def _offline(capability: int) -> Iterator[None]:
+    """Inductor and Triton compile for a card that is not here."""
     import triton
     from torch._inductor import config
-    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.runtime import triton_helpers
 
     from benchmarks.lowering import as_on_h100
 
-    major = capability // 10
-    source = source.replace("cc=90", f"cc={capability}").replace("major=9", f"major={major}")
-    sizes = {axis: int(count) for axis, count in re.findall(r"^    (\w+numel) = (\d+)", source, re.MULTILINE)}
     with (
         as_on_h100(),
         mock.patch.object(triton_helpers, "set_driver_to_gpu"),
@@ -130,9 +117,30 @@ def compiled(name: str, source: str, capability: int) -> Iterator[tuple[Any, Any
     ):
         target = replace(triton.runtime.driver.active.get_current_target(), arch=capability)
         triton.runtime.driver.active.get_current_target = lambda: target
-        tuner = getattr(PyCodeCache.load(source), name)
-        for configuration in tuner.configs:
-            yield configuration, tuner._precompile_config(configuration).kernel, sizes
+        yield
+
+
+def _tried(graphs: list[dict[str, Any]], capability: int) -> Iterator[Iterator[Kernel]]:
+    """Each kernel in one configuration after the other, compiled as it is asked for."""
+    for graph in graphs:
+        for name, source in _sources(graph["code"]).items():
+            calls = graph["calls"] * len(re.findall(rf"\b{name}\.run\(", graph["code"]))
+            yield _configurations(name, source, capability, graph["phase"], calls)
+
+
+def _sources(code: str) -> dict[str, str]:
+    """The source of each Triton kernel in what Inductor has written."""
+    return dict(re.findall(r"(triton_\w+) = async_compile\.triton\('\w+', '''(.*?)''', device_str", code, re.S))
+
+
+def _configurations(name: str, source: str, capability: int, phase: str, calls: int) -> Iterator[Kernel]:
+    from torch._inductor.codecache import PyCodeCache
+
+    source = source.replace("cc=90", f"cc={capability}").replace("major=9", f"major={capability // 10}")
+    sizes = {axis: int(count) for axis, count in re.findall(r"^    (\w+numel) = (\d+)", source, re.MULTILINE)}
+    tuner = getattr(PyCodeCache.load(source), name)
+    for configuration in tuner.configs:
+        yield _counted(name, phase, calls, configuration, tuner._precompile_config(configuration).kernel, sizes)
 
 
 def _counted(name: str, phase: str, calls: int, configuration: Any, kernel: Any, sizes: dict[str, int]) -> Kernel:
