@@ -188,6 +188,7 @@ def run_ours(gate: Gate, case: Case, steps: int, flags: tuple[str, ...], plain: 
 
 def quiet_console() -> Any:
     """Where nothing shows; the libraries' chatter is turned off with it, on both sides."""
+    import lightning  # noqa: F401  before its log is made quiet, which its import undoes
     from rich.console import Console
     from transformers.utils import logging
 
