@@ -98,8 +98,7 @@ PRIORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Factors on sigma."""
 
 CARRIED = (("S / S at λ = 0", 0.7), ("λ", 0.03), ("S", 0.45))
-"""What is carried to another sigma: the share that a probe took until November 2026, the one
-lambda that is best here, the S* chosen here."""
+"""What is carried to another sigma: a share of the S without lambda, one lambda, and the S* chosen here."""
 
 
 def constants(plan: Plan) -> list[dict[str, Any]]:

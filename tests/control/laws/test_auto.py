@@ -116,7 +116,7 @@ def test_where_training_only_harms_the_adapter_grows_no_further():
     assert 0.1 * math.exp(-0.4) <= odds_of(outputs[-1]) <= 0.1
 
 
-def test_what_may_be_chance_moves_nothing():
+def test_within_doubt_the_setpoint_stays():
     law = AutoSetpoint(doubt=1e6)
     turned = replace(law.init(), turned=True)
     assert run(law, [at(0.25, slopes) for slopes in course(0.3)], turned)[0].odds == pytest.approx(0.25)

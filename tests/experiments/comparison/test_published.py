@@ -9,6 +9,7 @@ from granite_scu.experiments.comparison import report, results
 from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import FRESH, FRESH_AGAIN, FULL, SCARCE, VARIED
+from granite_scu.storage.run_folder import as_json
 
 EVIDENCE = Path(__file__).parents[3] / "evidence"
 AGAIN = "not what runs.jsonl beside it gives: scripts/compare_controllers.py {} --report-only"
@@ -21,13 +22,13 @@ PUBLISHED = {
 }
 
 
-def published(folder: str) -> str:
-    return (EVIDENCE / folder / "comparison.md").read_text(encoding="utf-8")
+def published(folder: str, name: str = "comparison.md") -> str:
+    return (EVIDENCE / folder / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("folder", PUBLISHED)
 def test_table_and_json_say_the_same(folder):
-    found = json.loads((EVIDENCE / folder / "comparison.json").read_text(encoding="utf-8"))
+    found = json.loads(published(folder, "comparison.json"))
     assert report.markdown(found) == published(folder)
 
 
@@ -38,3 +39,4 @@ def test_what_is_published_is_what_the_runs_give(folder):
     protocol, flag = PUBLISHED[folder]
     found = results.report(Plan(protocol, Evidence(EVIDENCE / folder / "runs")))
     assert report.markdown(found) == published(folder), AGAIN.format(flag)
+    assert as_json(found) == published(folder, "comparison.json"), AGAIN.format(flag)
