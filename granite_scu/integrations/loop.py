@@ -131,7 +131,7 @@ class Loop:
 
         Args:
             step: optimizer steps done.
-            scale: of a GradScaler, or 1.
+            scale: of a GradScaler, or 1, over the micro-batches of a step.
         """
         measured = self._measure(step, scale)
         self._law_state, self.output = self.law.update(self._law_state, measured)

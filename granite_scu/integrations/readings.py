@@ -87,7 +87,8 @@ class SlopeReader:
 
         Args:
             training_slope: of the steps since the last tick, bits per token.
-            scale: of a GradScaler, without which fp16's gradients would vanish; 1 elsewhere.
+            scale: a GradScaler's, or 1, over the micro-batches of a step: what training multiplies a loss by. In fp16
+                gradients would vanish at less, and overflow at more.
         """
         number = self._turn % (1 << (min(len(self._held_out), WINDOW).bit_length() - 1))
         # How the trainer calls the model, as TRL's fused_lm_head=True; what belongs to a batch is no switch.

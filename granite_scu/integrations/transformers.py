@@ -161,7 +161,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
     ) -> None:
         step = state.global_step
         if self._running.is_due(step):
-            record = self._running.tick(step, optimizer.scaler.get_scale() if optimizer.scaler else 1.0)
+            scale = optimizer.scaler.get_scale() if optimizer.scaler else 1.0
+            record = self._running.tick(step, scale / args.gradient_accumulation_steps)
             numbers = {f"scu/{name}": value for name, value in record.items() if _is_number(name, value)}
             state.log_history.append({**numbers, "step": step})
             self._latest = {name: value for name, value in numbers.items() if name in LOGGED}

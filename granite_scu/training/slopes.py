@@ -81,7 +81,8 @@ def _loss_and_slope(module: GraniteModule, batch: Batch) -> tuple[float, float]:
     """
     updates = list(module.updates.values())
     scaler = getattr(module.trainer.precision_plugin, "scaler", None)
-    unit = LOSS_UNIT / (scaler.get_scale() if scaler else 1.0)  # fp16's gradients would vanish without its scale
+    # As in training: fp16's gradients vanish without the scale, and overflow at one that accumulation has let grow.
+    unit = LOSS_UNIT * module.trainer.accumulate_grad_batches / (scaler.get_scale() if scaler else 1.0)
     with without_dropout(module.model), torch.enable_grad(), module.trainer.precision_plugin.forward_context():
         nats = module(**batch)
         gradients = torch.autograd.grad(nats / unit, scaled_factors(updates))

@@ -196,10 +196,14 @@ def test_a_models_own_code_is_never_run(launch, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_to_the_same_loss(short, script, tmp_path):
-    results = []
+def test_a_compiled_model_trains_to_the_same_loss_and_has_the_same_slopes(short, script, tmp_path):
+    losses, slopes = [], []
+    seek = ("--target-s", "auto", "--control-every", 1, "--learning-rate", 0.01)
     for name, flags in (("plain", ()), ("compiled", ("--torch-compile",))):
-        done = script(*short, "--max-steps", 6, "--output-dir", tmp_path / name, *flags)
+        done = script(*short, *seek, "--max-steps", 6, "--output-dir", tmp_path / name, *flags)
         assert done.returncode == 0, done.stderr
-        results.append(json.loads((tmp_path / name / "scu_metrics.json").read_text())["adapter_test_bpt"])
-    assert results[0] == pytest.approx(results[1], abs=1e-3)
+        losses.append(json.loads((tmp_path / name / "scu_metrics.json").read_text())["adapter_test_bpt"])
+        history = json.loads((tmp_path / name / "scu_history.json").read_text())
+        slopes.append([record["savings_held_out_slope"] for record in history])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+    assert slopes[0] == pytest.approx(slopes[1], rel=0.02, abs=1e-3)

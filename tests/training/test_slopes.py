@@ -175,6 +175,24 @@ def test_in_half_precision_they_are_those_of_fp32_but_for_rounding(make_module, 
     assert abs(sum(wrong)) < 0.1 * sum(map(abs, expected))
 
 
+def test_in_fp16_they_overflow_no_sooner_than_the_gradients_of_accumulated_steps(make_module, fit, make_batches):
+    """A scaler that doubles at every step, until the gradients of a step overflow."""
+    held_out, read = HeldOut(make_batches(2, seed=1)), []
+
+    class Step(L.Callback):
+        def on_train_batch_end(self, trainer, module, batch, output, number):
+            if number % 8 == 7:
+                slopes = SlopeSensor().read(held_out, module, module.read_window())
+                read.append((module.latest_step_was_finite, slopes.usable))
+
+    module = make_module(measures_slopes=True, dtype=WEIGHT_DTYPES["16-mixed"])
+    give_size(module, 1.0)
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", growth_interval=1))
+    fit(module, make_batches(8) * 20, callbacks=[Step()], plugins=[plugin], accumulate_grad_batches=8)
+    assert not all(finite for finite, _ in read)
+    assert all(usable for _, usable in read)
+
+
 def test_the_training_slope_is_that_of_all_micro_batches_since_the_last_reading(make_module, fit, make_batches):
     """Two windows of two micro-batches of unequal length, and a learning rate of almost nothing."""
     module = make_module(optimizer={"learning_rate": 1e-12}, measures_slopes=True)
