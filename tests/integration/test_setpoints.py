@@ -305,4 +305,4 @@ def test_a_run_in_equilibrium_stops_and_says_so(launch, tmp_path):
     assert all(abs(record["s_ema"] / 0.02 - 1) <= 0.1 for record in records[-12:])
     printed = " ".join(out.split())
     assert "stops at equilibrium: S stayed within 10% of 2 % for 12 ticks" in printed
-    assert f"equilibrium at step {metrics['steps']}" in printed
+    assert f"at step {metrics['steps']}, by --stop-at-equilibrium" in printed
