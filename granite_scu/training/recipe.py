@@ -51,7 +51,15 @@ from granite_scu.training.loggers import RunLogger, logging_to
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
-from granite_scu.training.resume import Resume, blamed, check_resumable, course_of, open_checkpoint, warn_of_changes
+from granite_scu.training.resume import (
+    Resume,
+    blamed,
+    check_resumable,
+    course_of,
+    holds_nan,
+    open_checkpoint,
+    warn_of_changes,
+)
 from granite_scu.training.slopes import SlopeSensor
 from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
 
@@ -213,12 +221,14 @@ def train(
 
             # The training itself, and the score at its end.
             first_step = run.resume.step if run.resume else 0
+            sound = run.resume is None or not holds_nan(run.resume.state)
             with logging_to(loggers, run):
                 try:
-                    with blamed(run.resume, lambda: trainer.global_step > first_step):
+                    with blamed(run.resume, lambda: sound and trainer.global_step > first_step):
                         fit(trainer, module, run.data, run.resume and run.resume.path)
                     if trainer.global_step == first_step:
-                        conclude(trainer, module)
+                        with blamed(run.resume, lambda: sound):
+                            conclude(trainer, module)
                 except BaseException:
                     kill_children(trainer)
                     raise

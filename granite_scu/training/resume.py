@@ -1,6 +1,7 @@
 """Continuing from a checkpoint: what must be the same, what may differ and is named, and where everything stands."""
 
 import logging
+import math
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator
@@ -79,6 +80,15 @@ class Resume:
     def control(self) -> dict[str, Any]:
         """The state of ``ShannonControl``."""
         return self.state["callbacks"]["ShannonControl"]
+
+
+def holds_nan(state: Any) -> bool:
+    """Whether one of the numbers of a state, outside of its tensors, is none: it may let a run fail at any time."""
+    if isinstance(state, dict):
+        return any(map(holds_nan, state.values()))
+    if isinstance(state, list | tuple):
+        return any(map(holds_nan, state))
+    return isinstance(state, float) and math.isnan(state)
 
 
 def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
