@@ -96,6 +96,11 @@ def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
     return found
 
 
+def without_value(arguments: list[str]) -> list[str]:
+    """Names of the flags that nothing is given with, as ``--print_config``."""
+    return [name.removeprefix("--") for name, value in _split(arguments) if name and value is None]
+
+
 def check_files(arguments: list[str]) -> None:
     """Refuse a ``--config`` file that jsonargparse would refuse without its name, or read half of.
 

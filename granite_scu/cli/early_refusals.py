@@ -4,8 +4,11 @@ Everything here is checked again where it is used. This check needs neither torc
 import, and says what the parser behind LightningCLI only says in terms of Python.
 """
 
+import ast
 import difflib
 import os
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -15,28 +18,29 @@ import yaml
 from granite_scu.cli import config_layers
 from granite_scu.config import flags, settings
 from granite_scu.config.errors import UserError
-from granite_scu.hardware import presets
+from granite_scu.hardware import nvml, presets, torch_build
 from granite_scu.storage import checkpoint_list
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.controller import build_controller
 from granite_scu.training.logger_checks import check_loggers
 
-NOT_OURS = ("trainer", "seed_everything", "step_test", "print_config")
-"""Keys whose settings only the parser behind LightningCLI knows."""
+NOT_OURS = ("trainer", "seed_everything", "step_test", "print_config", "json", "debug")
+"""Keys and flags that are no settings of ours."""
 
 UNKNOWN = object()
 """A value that only the parser behind LightningCLI can make."""
 
 
-def refuse(arguments: list[str]) -> None:
+def refuse(arguments: list[str], plans: bool = False) -> None:
     """Refuse a request whose fault shows at once.
 
     Args:
         arguments: of ``fit``, as ``script_flags.translate`` makes them.
+        plans: the request is not carried out, and so may be for a machine that is not this one.
 
     Raises:
-        UserError: an unknown preset or key, a value of the wrong kind or out of its range, a file, a text, a model or
-            a checkpoint that is not there, a run folder that is not empty.
+        UserError: an unknown preset or key, a value of the wrong kind or out of its range, a file, a text, a model,
+            a checkpoint or a GPU that is not there, a run folder that is not empty.
     """
     with config_layers.naming_files(arguments):
         asked = config_layers.asked_preset(arguments)
@@ -48,25 +52,51 @@ def refuse(arguments: list[str]) -> None:
         given = config_layers.origins_and_values(arguments)
         for key, (origin, _) in given.items():
             _check_key(key, origin)
+        for key in config_layers.without_value(arguments):
+            _check_key(key, config_layers.A_FLAG)
         values = {key: _understood(key, value) for key, (_, value) in given.items() if key in flags.HINTS}
         groups = _built(values)
         if "--print_config" not in arguments:
             _check_what_is_there(groups, writes=arguments[0] not in ("validate", "test") and _is_first())
+            if not (plans and asked):  # a preset's plan is of its card, wherever that is
+                _check_device(str(given.get("trainer.accelerator", ("", "auto"))[1]), asked)
+
+
+@cache
+def _trainer_settings() -> tuple[str, ...]:
+    """Settings of Lightning's Trainer, as dotted keys, read from its source: to import it takes seconds."""
+    package = find_spec("lightning")
+    assert package is not None and package.origin is not None
+    source = Path(package.origin).with_name("pytorch") / "trainer" / "trainer.py"
+    classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    trainer = next(node for node in classes if node.name == "Trainer")
+    init = next(node for node in trainer.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    return tuple(f"trainer.{argument.arg}" for argument in init.args.kwonlyargs)
+
+
+def _is_known(key: str) -> bool:
+    group, _, rest = key.partition(".")
+    if group == "trainer" and rest:
+        return f"trainer.{rest.partition('.')[0]}" in _trainer_settings()
+    return key in flags.HINTS or key in flags.GROUPS or group in NOT_OURS
 
 
 def _check_key(key: str, origin: str) -> None:
-    if key in flags.HINTS or key in flags.GROUPS or key.partition(".")[0] in NOT_OURS:
+    if _is_known(key):
         return
     is_flag = origin == config_layers.A_FLAG
     if is_flag and "." not in key:
         of_train = {flag.name.removeprefix("--"): flag.key for section in flags.SECTIONS.values() for flag in section}
-        if (name := key.replace("_", "-")) in of_train:
-            raise UserError(f"fit: {key} is a flag of granite-scu train; here it is --{of_train[name]}")
-        return
-    names = [*flags.HINTS, *flags.GROUPS]
-    close = difflib.get_close_matches(key, names, 1, 0.7) or [
-        name for name in names if name.partition(".")[2].replace("_", "") == key.rpartition(".")[2].replace("_", "")
-    ]
+        if (flag := key.replace("_", "-")) in of_train:
+            raise UserError(f"fit: {key} is a flag of granite-scu train; here it is --{of_train[flag]}")
+    names = [*flags.HINTS, *flags.GROUPS, *_trainer_settings()]
+    group, _, name = key.rpartition(".")
+    alike = [known for known in names if known.partition(".")[0] == group]  # a prefix that all share tells nothing
+    close = (
+        difflib.get_close_matches(key, alike, 1, 0.85)
+        or difflib.get_close_matches(key, names, 1, 0.75)
+        or [known for known in names if known.partition(".")[2].replace("_", "") == name.replace("_", "")]
+    )
     meant = f"; did you mean {'--' if is_flag else ''}{close[0]}?" if close else ""
     if is_flag:
         raise UserError(f"--{key}: there is no such setting{meant}")
@@ -161,6 +191,12 @@ def _is_first() -> bool:
     """Whether this process writes the run folder: another one may start when the first has begun to."""
     ranks = (os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ)
     return next(ranks, "0") == "0"
+
+
+def _check_device(accelerator: str, preset: str | None) -> None:
+    to_choose = accelerator == "auto" and preset == presets.AUTO  # the preset of the CPU, where there is no GPU
+    if accelerator in ("auto", "cuda", "gpu") and not to_choose and torch_build.is_for_cpus():
+        raise nvml.no_cuda(accelerator)
 
 
 def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:

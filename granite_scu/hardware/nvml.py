@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pynvml
-import torch
 
+from granite_scu.config.errors import UserError
 from granite_scu.hardware.torch_build import install_command
 
 ON_THE_CPU = "or add --accelerator cpu to train on the CPU"
@@ -52,7 +52,7 @@ def driver() -> Driver:
 
 
 def why_no_cuda() -> tuple[str, str]:
-    """Why PyTorch finds no CUDA device, and what mends it, commands first."""
+    """Why PyTorch finds no CUDA device, and what to do, commands first."""
     found = driver()
     if found.problem:
         return (
@@ -61,6 +61,8 @@ def why_no_cuda() -> tuple[str, str]:
         )
     if found.version is None:
         return "no NVIDIA driver", f"{DRIVER_WANTED}, {ON_THE_CPU}"
+    import torch  # late: without a driver all is said already
+
     if torch.version.cuda is None:
         remedy = f"scripts/setup_gpu.sh (it runs {install_command('cu130')}, or another build that fits the card)"
         return "PyTorch is built without CUDA", f"{remedy}, {ON_THE_CPU}"
@@ -82,6 +84,15 @@ def why_no_cuda() -> tuple[str, str]:
     return "the driver offers no device", f"nvidia-smi (it says what is wrong), {ON_THE_CPU}"
 
 
+def no_cuda(accelerator: str) -> UserError:
+    """What a run is told that would need a CUDA device where there is none."""
+    found, remedy = why_no_cuda()
+    return UserError(
+        f"--accelerator {accelerator}: no CUDA device: {found}; {remedy}, granite-scu train --test-run for a "
+        "miniature run, or granite-scu check to see what is missing"
+    )
+
+
 SENSORS = ("gpu_utilisation", "gpu_temperature_c", "gpu_power_w")
 """Fields of a tick's record: percent of the last sample period (a sixth of a second to a second) in which a kernel ran,
 degrees Celsius of the chip, watts drawn."""
@@ -89,6 +100,8 @@ degrees Celsius of the chip, watts drawn."""
 
 def read_sensors() -> dict[str, float | None]:
     """What the current GPU tells of ``SENSORS`` now; null is what it does not tell."""
+    import torch  # late: the rest of this file is asked before anything heavy is imported
+
     utilisation, temperature = _told(torch.cuda.utilization), _told(torch.cuda.temperature)
     milliwatts = _told(torch.cuda.power_draw)
     watts = None if milliwatts is None else milliwatts / 1000

@@ -7,7 +7,7 @@ import torch
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import PRECISIONS
 from granite_scu.hardware.detection import Device
-from granite_scu.hardware.nvml import why_no_cuda
+from granite_scu.hardware.nvml import no_cuda
 from granite_scu.hardware.torch_build import dotted
 
 _PRECISION_FLAGS = {name: flag for flag, name in PRECISIONS.items()}
@@ -75,8 +75,4 @@ def resolve_accelerator(requested: str) -> Literal["cpu", "cuda"]:
         return "cpu"
     if torch.cuda.is_available():
         return "cuda"
-    found, remedy = why_no_cuda()
-    raise UserError(
-        f"--accelerator {requested}: no CUDA device: {found}; {remedy}, granite-scu train --test-run for a "
-        "miniature run, or granite-scu check to see what is missing"
-    )
+    raise no_cuda(requested)

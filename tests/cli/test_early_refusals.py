@@ -9,6 +9,13 @@ from granite_scu.cli import early_refusals, script_flags
 from granite_scu.cli.main import main
 from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
+from granite_scu.hardware import torch_build
+
+
+@pytest.fixture(autouse=True)
+def for_gpus(monkeypatch):
+    """A PyTorch that may find a GPU: what else is wrong shows on every machine."""
+    monkeypatch.setattr(torch_build, "is_for_cpus", lambda: False)
 
 
 def refusal(*argv: str) -> str:
@@ -41,6 +48,7 @@ def test_an_unknown_key_of_a_file_is_named_with_its_line_and_what_may_be_meant(l
     ("argv", "words"),
     [
         (["--data.batchsize", "3"], "--data.batchsize: there is no such setting; did you mean --data.batch_size?"),
+        (["--trainer.max_step", "3"], "--trainer.max_step: there is no such setting; did you mean --trainer.max_steps"),
         (["--data.batch_size", "3.5"], "--batch-size 3.5: must be a whole number"),
         (["--lora.dropout", "some"], "--lora-dropout some: is no share, such as 10% or 0.1"),
             (["--lora.alpha", "some"], "--lora-alpha some: must be a number"),
@@ -104,6 +112,17 @@ def test_what_the_parser_understands_is_let_through(given, tmp_path):
     early_refusals.refuse(["fit", "--data.path=stdlib-docs", f"--run.output_dir={tmp_path / 'run'}", given])
 
 
+def test_a_pytorch_for_cpus_is_refused_a_gpu_at_once_but_for_a_plan_of_a_card(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch_build, "is_for_cpus", lambda: True)
+    assert "--accelerator auto: no CUDA device" in refusal("--output-dir", str(tmp_path))
+    assert "--accelerator cuda: no CUDA device" in refusal("--output-dir", str(tmp_path), "--accelerator", "cuda")
+    given = script_flags.translate(["--data-dir", "stdlib-docs", "--hardware", "gpu_4090"])[0]
+    early_refusals.refuse(given, plans=True)
+    with pytest.raises(UserError, match="no CUDA device"):
+        early_refusals.refuse(given)
+    early_refusals.refuse(["fit", "--data.path=stdlib-docs", f"--run.output_dir={tmp_path}", "--hardware=auto"])
+
+
 def test_a_refusal_loads_neither_torch_nor_lightning():
     code = (
         "import sys; from granite_scu.cli.main import main; code = main(['train', '--data-dir', 'no/texts']);"
@@ -116,6 +135,7 @@ def test_a_refusal_loads_neither_torch_nor_lightning():
     ("argv", "words"),
     [
         (["--config", "nope"], "--config nope: there is no such file"),
+        (["--foo"], "--foo: there is no such setting"),
         (["--max-steps", "3"], "fit: max-steps is a flag of granite-scu train; here it is --trainer.max_steps"),
     ],
 )
