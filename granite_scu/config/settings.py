@@ -103,7 +103,8 @@ def check_template_args(arguments: list[str] | None) -> None:
         UserError: one is not of the form name=value.
     """
     for argument in arguments or []:
-        is_one = "=" in argument and argument.partition("=")[0].isidentifier()
+        name, _, value = argument.partition("=")
+        is_one = name.isidentifier() and value != ""
         _check(is_one, "--chat-template-args", argument, "must be name=value, such as enable_thinking=false")
 
 

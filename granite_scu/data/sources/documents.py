@@ -15,6 +15,12 @@ ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 """Who may speak in a conversation."""
 
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message for the thoughts before the answer."""
+
+WEIGHT = "weight"
+"""Field of a message of the assistant's: 0 where it is not to be learned, as OpenAI's files have it."""
+
 
 class Fingerprint:
     """By which a text is known again and finds its place in the split, taken as the text is read.
@@ -104,16 +110,17 @@ class Conversation(Document):
 
     @property
     def said(self) -> list[int]:
-        """The messages that are to be learned: the assistant's, but those that say nothing, which would teach to."""
+        """The messages that are to be learned: the assistant's, but those that say nothing, which would teach to, and
+        those of weight 0."""
         own = (i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT)
-        return [i for i in own if not is_silent(self.messages[i])]
+        return [i for i in own if self.messages[i].get(WEIGHT, 1) and not is_silent(self.messages[i])]
 
 
 def is_silent(message: dict[str, Any]) -> bool:
     """Whether nothing stands in a message but white space, nothing is thought, and nothing is called."""
     content = message.get("content") or ""
     texts = [part.get("text") for part in content] if isinstance(content, list) else [content]
-    texts += [message.get("reasoning_content"), message.get("thinking")]
+    texts += [message.get(name) for name in THOUGHTS]
     return not any(str(text or "").strip() for text in texts) and not message.get("tool_calls")
 
 

@@ -20,10 +20,14 @@ TOOLS = "tools"
 EITHER = ("prompt", "completion")
 """Fields that hold texts or messages, both the same."""
 
-TEXTS = ("instruction", "input", "output", "system", "question", "answer")
+TEXTS = ("instruction", "input", "output", "system", "question", "answer", "context")
 """Fields that hold a text. Null or missing is an empty one."""
 
-SPEAKERS = {**{role: role for role in ROLES}, "human": "user", "gpt": ASSISTANT}
+SPEAKERS = {
+    **{role: role for role in ROLES},
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT),
+}
 """Who may speak in a conversation, by the names of chat templates and by ShareGPT's, and the role of each."""
 
 
@@ -104,8 +108,9 @@ def from_input_and_output(record: Record) -> Chat:
 
 
 def from_question_and_answer(record: Record) -> Chat:
-    """A question of the user and the answer to it."""
-    return Chat(turns(record["system"], record["question"], record["answer"]))
+    """The user gives a context, a blank line and a question; the answer to it."""
+    asked = "\n\n".join(part for part in (record["context"], record["question"]) if part.strip())
+    return Chat(turns(record["system"], asked, record["answer"]))
 
 
 FORMATS = (
@@ -121,7 +126,11 @@ FORMATS = (
     RecordFormat("sharegpt", "ShareGPT", ("conversations",), ("system", TOOLS), from_sharegpt, needs_answer=True),
     RecordFormat("input-output", "input and output", ("input", "output"), ("system",), from_input_and_output),
     RecordFormat(
-        "question-answer", "question and answer", ("question", "answer"), ("system",), from_question_and_answer
+        "question-answer",
+        "question and answer",
+        ("question", "answer"),
+        ("context", "system"),
+        from_question_and_answer,
     ),
 )
 

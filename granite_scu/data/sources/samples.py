@@ -6,7 +6,7 @@ from typing import Any
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
-from granite_scu.data.sources.documents import ASSISTANT, ROLES, Conversation, Document, is_silent
+from granite_scu.data.sources.documents import ASSISTANT, ROLES, THOUGHTS, WEIGHT, Conversation, Document, is_silent
 from granite_scu.data.sources.formats import Record
 from granite_scu.data.sources.record_formats import (
     AUTO,
@@ -24,7 +24,7 @@ from granite_scu.data.sources.record_formats import (
 )
 
 MESSAGES = "messages"
-SAID = ("role", "content", "reasoning_content", "thinking", "name", "tool_calls", "tool_call_id")
+SAID = ("role", "content", *THOUGHTS, "name", "tool_calls", "tool_call_id", WEIGHT)
 """The words of a message, without the other fields of its record."""
 
 _KNOWN = ", ".join(" and ".join(each.needed) for each in FORMATS[:-1]) + f", or {' and '.join(FORMATS[-1].needed)}"
@@ -177,6 +177,11 @@ def _check(message: Any, what: str, place: str) -> None:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise UserError(f"--data-dir {place}: {what} has the unknown role {role!r}; roles are {', '.join(SPEAKERS)}")
+    if role == ASSISTANT and message.get(WEIGHT, 1) not in (0, 1):
+        raise UserError(
+            f"--data-dir {place}: {what} has the weight {message[WEIGHT]!r}; give 0 where it is not to be "
+            "learned, 1 or nothing where it is"
+        )
     if isinstance(content, str):
         _text(content, what, place, "")
     elif isinstance(content, list):

@@ -30,7 +30,7 @@ from granite_scu.storage.run_folder import replacing
 
 _log = logging.getLogger(__name__)
 
-VERSION = 6
+VERSION = 7
 """Of the layout, and of where long texts are cut (an interrupted preparation counts the pieces): part of the key."""
 
 OF_TOKENS: dict[str, Any] = {"tokens": np.int32, "widths": np.uint16, "targets": np.bool_}

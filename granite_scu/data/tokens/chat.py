@@ -11,15 +11,17 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from granite_scu.config.errors import UserError
-from granite_scu.data.sources.documents import ASSISTANT, Conversation, is_silent
-from granite_scu.data.tokens.control_tokens import ControlTokens, Places, ReadAs, stand_ins, texts_in
+from granite_scu.data.sources.documents import ASSISTANT, Conversation
+from granite_scu.data.tokens.control_tokens import THINKING, ControlTokens, Places, ReadAs, stand_ins, texts_in
 from granite_scu.data.tokens.turns import Marked, is_thought_of, mark
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""
 
-_MARK = "cb1c9f0e"
-"""A text that no template has."""
+_MARK = "7310964852"
+"""A text that no template has, and that is the same in upper and lower case."""
+
+_THOUGHT_BEGINS = re.compile(rf"{re.escape(THINKING[0])}\s*$")
 
 _REFUSALS = (
     *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
@@ -115,6 +117,7 @@ class Renderer:
         """The text, the characters of it that are supervised, and the number of thoughts that it leaves out."""
         whole = self._text(conversation, conversation.messages)
         self._check_shown(conversation)
+        self._check_calls_shown(conversation)
         n_thoughts = self._left_out(conversation) if any(map(is_thought_of, conversation.messages)) else 0
         text = self._ended(whole)
         if self.loss_on == "all":
@@ -127,18 +130,11 @@ class Renderer:
             if len(spans) < len(turns):
                 spans = self._placed(conversation, whole)
         spans = [(start, min(self._to_end(text, stop), len(text))) for start, stop in spans]
-        return text, self._with_words(conversation, text, spans), n_thoughts
+        return text, self._with_words(text, spans), n_thoughts
 
-    def _with_words(self, conversation: Conversation, text: str, spans: list[tuple[int, int]]) -> Places:
+    def _with_words(self, text: str, spans: list[tuple[int, int]]) -> Places:
         """Without turns of which the template shows their end alone: it would teach not to answer."""
-        found = tuple(span for span in spans if self.control.words(text[slice(*span)]))
-        calling = next((i for i in conversation.said if conversation.messages[i].get("tool_calls")), None)
-        if len(found) < len(spans) and calling is not None:
-            raise UserError(
-                f"--data-dir {conversation.name}: the chat template shows nothing of the tool calls of message "
-                f"{calling + 1}; take them out, or choose another with --chat-template"
-            )
-        return found
+        return tuple(span for span in spans if self.control.words(text[slice(*span)]))
 
     def _template(self, conversation: Conversation) -> str:
         return self.tokenizer.get_chat_template(tools=conversation.tools)
@@ -211,6 +207,27 @@ class Renderer:
                 )
             self._shown.add(kind)
 
+    def _check_calls_shown(self, conversation: Conversation) -> None:
+        """Refuse calls of tools that the template passes over: what is left of the turn would teach not to answer."""
+        messages = conversation.messages
+        for i, message in enumerate(messages):
+            kind = ("calls", message["role"], bool(message.get("content")))
+            if kind in self._shown or not message.get("tool_calls"):
+                continue
+            renamed = [_renamed(call) for call in message["tool_calls"]]
+            try:
+                rendered = self._text(
+                    conversation, [*messages[:i], {**message, "tool_calls": renamed}, *messages[i + 1 :]]
+                )
+            except UserError:  # it looks at the name
+                continue
+            if _MARK not in rendered:
+                raise UserError(
+                    f"--data-dir {conversation.name}: the chat template shows nothing of the tool calls of message "
+                    f"{i + 1}; take them out, or choose another with --chat-template"
+                )
+            self._shown.add(kind)
+
     def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int] | None:
         """The characters that message ``i`` adds to the prompt before it; None where the whole begins otherwise."""
         prompt, said = self._prompt(conversation, i), self._text(conversation, conversation.messages[: i + 1])
@@ -228,15 +245,24 @@ class Renderer:
         places = marked.places(rendered, whole)
         if places is None:
             raise self._untold(conversation)
-        ending = self._ending(conversation)
-        return [self._place(conversation, whole, i, places, ending) for i in conversation.said]
+        endings = self._endings(conversation)
+        return [
+            self._place(conversation, whole, i, places, endings)
+            for i in conversation.said
+            if not self._is_left_out(conversation.messages[i], marked.shows(i, rendered))
+        ]
+
+    def _is_left_out(self, message: dict[str, Any], is_shown: bool) -> bool:
+        """Whether all that a message says is a thought that the template drops."""
+        return not (is_shown or message.get("content") or message.get("tool_calls"))
 
     def _place(
-        self, conversation: Conversation, whole: str, i: int, places: dict[int, Places], ending: str
+        self, conversation: Conversation, whole: str, i: int, places: dict[int, Places], endings: list[str]
     ) -> tuple[int, int]:
         """The characters of message ``i``.
 
-        It begins behind what invites it, where that stands there; otherwise with its first word.
+        It begins behind what invites it, where that stands there; otherwise with its first word, or with the tag
+        before a thought that nothing but the model writes.
         """
         before = max((stop for number, each in places.items() if number < i for _, stop in each), default=0)
         after = min((start for number, each in places.items() if number > i for start, _ in each), default=len(whole))
@@ -247,10 +273,13 @@ class Renderer:
             start = len(prompt)
         elif mine:
             start = mine[0][0]
+            opened = _THOUGHT_BEGINS.search(whole, before, start)
+            start = opened.start() if opened and not _THOUGHT_BEGINS.search(prompt) else start
         else:
             start = self._start_of_calls(conversation, whole, i)
         stop = mine[-1][1] if mine else start
-        end = whole.find(ending, stop, after)  # ``stop`` itself, where nothing ends a turn
+        # At ``stop`` itself where nothing ends a turn.
+        end, ending = next(((at, end) for end in endings if (at := whole.find(end, stop, after)) >= 0), (-1, ""))
         if end < 0 or not before <= start <= stop <= after or (calls and not ending):
             raise self._untold(conversation)
         return start, end + len(ending)
@@ -265,15 +294,29 @@ class Renderer:
             raise self._untold(conversation)
         return len(head)
 
-    def _ending(self, conversation: Conversation) -> str:
-        """What a template ends an answer with: a control token, or any other text; empty where with nothing."""
+    def _endings(self, conversation: Conversation) -> list[str]:
+        """What a template ends its last answer with, and an answer that a question follows, where that differs.
+
+        Each is a control token, or any other text; empty where with nothing.
+        """
         sign = next(stand_ins(""))
-        chat = [{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": sign}]
-        try:
-            behind = self._text(conversation, chat).partition(sign)[2]
-        except UserError:
-            return self.tokenizer.eos_token
-        return self.control.first_in(behind) or behind.strip()
+        question, answer = {"role": "user", "content": "?"}, {"role": ASSISTANT, "content": sign}
+
+        def ending(*messages: dict[str, Any]) -> str:
+            try:
+                behind = self._text(conversation, messages).partition(sign)[2]
+            except UserError:
+                return self.tokenizer.eos_token
+            return self.control.first_in(behind) or behind.strip()
+
+        last, earlier = ending(question, answer), ending(question, answer, question)
+        begins = self.control.first_in(self._invitation(conversation, question))
+        return [last, earlier] if begins and earlier != begins else [last]
+
+    def _invitation(self, conversation: Conversation, question: dict[str, Any]) -> str:
+        """What the template has behind a question when an answer is asked for."""
+        asked = self._text(conversation, [question])
+        return self._text(conversation, [question], prompting=True).removeprefix(asked)
 
     def _untold(self, conversation: Conversation) -> UserError:
         return UserError(
@@ -292,9 +335,7 @@ class Renderer:
             (nothing,), _ = self._by_template(conversation, [], add_generation_prompt=True)
             return nothing
         except _REFUSALS:
-            question = [{"role": "user", "content": "?"}]
-        asked = self._text(conversation, question)
-        invitation = self._text(conversation, question, prompting=True).removeprefix(asked)
+            invitation = self._invitation(conversation, {"role": "user", "content": "?"})
         if not invitation:
             return ""
         first = self._text(conversation, conversation.messages[:1])
@@ -312,11 +353,10 @@ class Renderer:
         if conversation.n_prompt:
             after = len(self._text(conversation, conversation.messages[: conversation.n_prompt]))
         _, (spans,) = self._by_template(conversation, list(conversation.messages), return_assistant_tokens_mask=True)
-        own = [message for message in conversation.messages if message["role"] == ASSISTANT]
+        own = [i for i, message in enumerate(conversation.messages) if message["role"] == ASSISTANT]
         found = []
         for number, (start, stop) in enumerate(spans):
-            # An answer that says nothing is not learned, as in ``Conversation.said``.
-            if start < after or (len(own) == len(spans) and is_silent(own[number])):
+            if start < after or (len(own) == len(spans) and own[number] not in conversation.said):
                 continue
             found.append((start, self._without_line_end(whole[:stop], start)))
         return found
@@ -339,6 +379,13 @@ class Renderer:
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _renamed(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a tool that is called as no template is."""
+    if isinstance(function := call.get("function"), dict):
+        return {**call, "function": {**function, "name": _MARK}}
+    return {**call, "name": _MARK}
 
 
 def _kinds(messages: tuple[dict[str, Any], ...]) -> list[tuple[Any, ...]]:

@@ -31,6 +31,9 @@ FILE, MORE = "chat_template.jinja", "additional_chat_templates"
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 """What a template has from whoever renders a chat, and so no argument; neither are the special tokens."""
 
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "null": None, "none": None}
+"""Values that are no texts, however they are capitalised: a template would take the text "no" for a yes."""
+
 Template = str | dict[str, str]
 """One template, or several by name, as transformers has them."""
 
@@ -177,9 +180,9 @@ def _arguments_of(template: str) -> set[str]:
 
 
 def _value(text: str) -> Any:
-    """true, 3, "text" or [1, 2] as JSON has them, True and None as Python has; anything else is a text."""
-    if text in ("True", "False", "None"):
-        return {"True": True, "False": False, "None": None}[text]
+    """true, 3, "text" or [1, 2] as JSON has them, yes, off and None as YAML and Python; anything else is a text."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
     try:
         return parse_json(text, parse_constant=str)
     except ValueError:

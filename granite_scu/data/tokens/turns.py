@@ -9,11 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from granite_scu.data.sources.documents import ASSISTANT
+from granite_scu.data.sources.documents import ASSISTANT, THOUGHTS
 from granite_scu.data.tokens.control_tokens import THINKING, Places
-
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message for the thoughts before the answer."""
 
 _TAGS = re.compile(f"({'|'.join(THINKING)})")
 
@@ -48,6 +45,10 @@ class Marked(NamedTuple):
         thought = {text.message for text in self.behind.values() if text.is_thought}
         shown = {text.message for sign, text in self.behind.items() if text.is_thought and sign in rendered}
         return len(thought - shown)
+
+    def shows(self, message: int, rendered: str) -> bool:
+        """Whether a template has shown anything of a message."""
+        return any(sign in rendered for sign, text in self.behind.items() if text.message == message)
 
     def places(self, rendered: str, whole: str) -> "dict[int, Places] | None":
         """Where the texts of each message stand in the conversation itself, in their order.

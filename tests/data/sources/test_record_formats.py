@@ -51,7 +51,10 @@ LITERAL = {
         said("system: Be kind.", "user: hi", "assistant: yo", "tool: 3", "user: ?", "assistant: !"),
     ),
     "input-output": ({"input": "hi", "output": "yo"}, said("user: hi", "assistant: yo")),
-    "question-answer": ({"question": "1 + 2?", "answer": "3"}, said("user: 1 + 2?", "assistant: 3")),
+    "question-answer": (
+        {"question": "1 + 2?", "answer": "3", "context": "Add."},
+        said("user: Add.\n\n1 + 2?", "assistant: 3"),
+    ),
 }
 
 
@@ -105,7 +108,7 @@ def test_an_alpaca_record_is_the_chat_that_it_stands_for(instruction, context, o
 def test_a_sharegpt_record_is_the_chat_that_it_stands_for(spoken, answer):
     entries = [{"from": speaker, "value": text} for speaker, text in [*spoken, ("gpt", answer)]]
     document = samples.as_document("a", {"conversations": entries}, "text")
-    names = {"human": "user", "gpt": "assistant"}
+    names = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")}
     assert [message["role"] for message in document.messages] == [names.get(e["from"], e["from"]) for e in entries]
     assert [message["content"] for message in document.messages] == [entry["value"] for entry in entries]
     assert {message["role"] for message in document.messages} <= set(ROLES)

@@ -208,6 +208,35 @@ def test_tool_calls_that_the_template_passes_over_are_refused(chatting, tmp_path
     )
 
 
+def test_tool_calls_are_missed_though_the_template_writes_a_name_there(chatting, tmp_path):
+    """Without an invitation the name of the role is part of the turn, which then looks as if something was said."""
+    chatting.chat_template = TURNS.replace("m.content", "(m.content or '')")
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert "shows nothing of the tool calls of message 2" in refused(
+        chatting, conversations(tmp_path, {"messages": [TURN[0], call]})
+    )
+
+
+@pytest.mark.parametrize("tagged", [False, True], ids=["by prefixes", "by tags"])
+def test_a_message_of_weight_0_is_not_learned(chatting, tmp_path, tagged):
+    if tagged:
+        answers = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+        chatting.chat_template = (
+            f"{{% for m in messages %}}{answers}{{% else %}}{{{{ m.content }}}}{{% endif %}}{{% endfor %}}"
+        )
+    weighted = [TURN[0], TURN[1] | {"weight": 0}, TURN[0], TURN[1] | {"content": "aye", "weight": 1}]
+    assert said(chatting, conversations(tmp_path, {"messages": weighted})) == "aye<|end_of_text|>"
+    with pytest.raises(
+        UserError, match=r"messages, message 2 has the weight 0.5; give 0 where it is not to be learned"
+    ):
+        conversations(tmp_path, {"messages": [TURN[0], TURN[1] | {"weight": 0.5}]})
+
+
+def test_a_template_may_change_letters(chatting, tmp_path):
+    chatting.chat_template = TURNS.replace("m.content", "m.content | upper") + INVITES
+    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "YO<|end_of_text|>"
+
+
 def test_tools_beside_a_prompt_are_read_and_others_are_not(tmp_path):
     with pytest.raises(UserError, match="tools is a text that is not JSON"):
         conversations(tmp_path, {"prompt": "a", "completion": "b", "tools": "hammer"})

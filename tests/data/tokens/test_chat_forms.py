@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from chat_forms import FORMS, GRANITE_4, GRANITE_42, NEMOTRON_3, QWEN_3
+from chat_forms import FORMS, GRANITE_4, GRANITE_42, NEMOTRON_3, QWEN_3, Form
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.samples import as_document
@@ -153,3 +153,44 @@ def test_what_has_no_end_that_can_be_found_is_refused(written_as):
     tokenizer.chat_template += "{%- if messages[-1].role == 'assistant' %}{{- '<|im_end|>' }}{% endif %}"
     with pytest.raises(UserError, match=r"chats.jsonl:1: the chat template has no .* tags"):
         Renderer(tokenizer).render(chat(*TWO_TURNS))
+
+
+GPT_OSS = Form(
+    "{%- for m in messages %}{{- '<|start|>' + m.role }}"
+    "{%- if m.role == 'assistant' %}{{- '<|channel|>final' }}{% endif %}"
+    "{{- '<|message|>' + m.content }}"
+    "{{- '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endfor -%}"
+    "{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}",
+    ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"),
+    "<|return|>",
+)
+
+
+def test_an_earlier_answer_may_end_otherwise_than_the_last(written_as):
+    said = spoken(written_as(GPT_OSS), chat(*({k: m[k] for k in ("role", "content")} for m in TWO_TURNS)))
+    assert said == (["<|channel|>final<|message|>yo<|end|>", "<|channel|>final<|message|>by<|return|>"], 0)
+
+
+@pytest.mark.parametrize("form", [GRANITE_42, NEMOTRON_3, QWEN_3], ids=["granite 4.2", "nemotron 3", "qwen 3"])
+def test_an_answer_that_is_only_a_thought_which_is_dropped_is_not_learned(written_as, form):
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    said, n_thoughts = spoken(written_as(form), chat(TWO_TURNS[0], thought, *TWO_TURNS[2:]))
+    assert [text for text in said if "hm" in text] == [] and "by<|im_end|>" in said[-1] and n_thoughts == 1
+
+
+LAST_QUESTION_IS_MARKED = (
+    "{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{{- '[INST]' + ('!' if loop.index0 > messages|length - 3 else '') }}"
+    "{{- m.content + '[/INST]' }}{% else %}{{- invites|default('') + m.content + eos_token }}{% endif %}{% endfor -%}"
+    "{%- if add_generation_prompt %}{{- invites|default('') }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("invites", "begins"), [("", "<think>"), ("<think>", "hm")], ids=["itself", "invited"])
+def test_the_tag_before_a_thought_is_learned_where_the_model_writes_it(written_as, invites, begins):
+    """The words are looked for, since the template shows a question otherwise once it is no longer the last."""
+    tokenizer = written_as(QWEN_3)
+    tokenizer.chat_template = LAST_QUESTION_IS_MARKED.replace("invites|default('')", repr(invites))
+    content = "hm</think>yo" if invites else "<think>hm</think>yo"
+    said, _ = spoken(tokenizer, chat(*[TWO_TURNS[0], {"role": "assistant", "content": content}] * 2))
+    assert [text.startswith(begins) for text in said] == [True, True]

@@ -48,6 +48,9 @@ SHOWS = "\n  {% if x is defined %}\n{{ x | tojson }}\n  {% endif %}\n{% for m in
         ("false", False),
         ("True", True),
         ("None", None),
+        ("no", False),
+        ("On", True),
+        ('"no"', "no"),
         ("3", 3),
         ("[1, null]", [1, None]),
         ("26 Jul", "26 Jul"),
@@ -96,7 +99,7 @@ def test_an_argument_that_the_template_does_not_know_is_refused_with_those_that_
 
 
 def test_what_needs_no_tokenizer_is_refused_without_one(tmp_path):
-    for argument in ("enable_thinking", "=1", "a b=1"):
+    for argument in ("enable_thinking", "=1", "a b=1", "a=", "a: 1"):
         with pytest.raises(UserError, match=r"--chat-template-args .*: must be name=value"):
             DataConfig(chat_template_args=[argument])
     with pytest.raises(UserError, match=r"--chat-template .*: no such file"):
