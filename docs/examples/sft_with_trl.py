@@ -13,7 +13,6 @@ from granite_scu.integrations.transformers import ShannonCallback
 
 model = sys.argv[1] if len(sys.argv) > 1 else str(files("granite_scu.model") / "assets" / "tiny-granite-h")
 gpu, steps = torch.cuda.is_available(), int(sys.argv[2]) if len(sys.argv) > 2 else 100
-
 pairs = [{"prompt": f"Explain {name}:\n", "completion": text[:600]} for name, text in topics.items()]
 trainer = SFTTrainer(
     model,

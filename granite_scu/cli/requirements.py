@@ -25,7 +25,7 @@ from transformers import PretrainedConfig
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, TINY_MODEL, BaseConfig, RunConfig
+from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, SHORT_PRECISIONS, TINY_MODEL, BaseConfig, RunConfig
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
 from granite_scu.hardware.torch_build import dotted, install_command
@@ -108,8 +108,9 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
     cpu = "not used: --accelerator cpu" if has_gpu else "the run trains on the CPU"
     built = f"{torch.__version__}, built {f'for CUDA {torch.version.cuda}' if built_for else 'without CUDA'}"
     python = sys.version_info[:2]
+    asked = SHORT_PRECISIONS.get(trainer["precision"], trainer["precision"] or "auto")
     precision, refusal = _ask(resolve_precision, trainer["precision"], device)
-    trains = REFUSED if refusal else f"the run trains in {precision}"
+    trains = REFUSED if refusal else f"the run trains in {SHORT_PRECISIONS[precision]}"
     bitsandbytes, four_bits = version_of("bitsandbytes"), base.quantize_4bit
     meant = "holds the base in 4 bits" if four_bits else "for --4bit-quantization only"
     install_4bit = "pip install bitsandbytes, or leave out --4bit-quantization" if four_bits else ""
@@ -128,7 +129,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         _capability(device.capability),
         Check(MEMORY[device.kind == "cpu"], f"{device.memory_gb:.1f} GiB", None, False,
               "if it runs out, lower --batch-size"),
-        Check("precision", trainer["precision"] or "auto", not refusal, True, trains, refusal),
+        Check("precision", asked, not refusal, True, trains, refusal),
         *_number_formats(request.run.tf32, device),
         Check("bitsandbytes", bitsandbytes or "not installed", bool(bitsandbytes), four_bits, meant, install_4bit),
         _flash_attention(base.attention, base.name, request.data.isolate_documents, device, precision),

@@ -41,6 +41,8 @@ SEED = 42
 PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true"}
 """Lightning's names by those of ``--precision``."""
 
+SHORT_PRECISIONS = {name: short for short, name in PRECISIONS.items()}
+
 LOGGERS = ("wandb", "mlflow", "trackio")
 """What may log a run beside TensorBoard and CSV; each is an extra of the package."""
 

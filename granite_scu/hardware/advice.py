@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.config.settings import PRECISIONS, TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
+from granite_scu.config.settings import SHORT_PRECISIONS, TRAINER_DEFAULTS, BaseConfig, DataConfig, LoraConfig
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import GIB, MARGIN, detect
 from granite_scu.hardware.nvml import driver, why_no_cuda
@@ -127,7 +127,7 @@ def _described(advice: dict[str, Any]) -> dict[str, str]:
     return {
         "preset": advice["preset"],
         "batch": f"{tokens} x {advice['gradient_accumulation_steps']} accumulated",
-        "precision": {name: short for short, name in PRECISIONS.items()}.get(advice["precision"], advice["precision"]),
+        "precision": SHORT_PRECISIONS.get(advice["precision"], advice["precision"]),
         "base model in 4 bits": _yes(advice["quantize_4bit"]),
         "compiled layers": _yes(advice["compile"]),
         "activations computed again": _yes(advice["gradient_checkpointing"]),

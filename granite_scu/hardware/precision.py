@@ -5,12 +5,10 @@ from typing import Literal
 import torch
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import PRECISIONS
+from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.hardware.detection import Device
 from granite_scu.hardware.nvml import no_cuda
 from granite_scu.hardware.torch_build import dotted
-
-_PRECISION_FLAGS = {name: flag for flag, name in PRECISIONS.items()}
 
 
 def resolve_precision(requested: str | None, device: Device) -> str:
@@ -26,11 +24,11 @@ def resolve_precision(requested: str | None, device: Device) -> str:
     fitting = _fitting_precision(device)
     if requested is None or requested == "auto":
         return fitting
-    if requested not in _PRECISION_FLAGS:
-        names = ", ".join(f"{short} ({name})" for name, short in _PRECISION_FLAGS.items())
+    if requested not in SHORT_PRECISIONS:
+        names = ", ".join(f"{short} ({name})" for name, short in SHORT_PRECISIONS.items())
         raise UserError(f"--precision {requested}: unknown; choose auto, {names}")
-    flag = f"--precision {_PRECISION_FLAGS[requested]}"
-    remedy = f"use --precision {_PRECISION_FLAGS[fitting]} or --precision auto"
+    flag = f"--precision {SHORT_PRECISIONS[requested]}"
+    remedy = f"use --precision {SHORT_PRECISIONS[fitting]} or --precision auto"
     if requested == "bf16-mixed" and not device.supports_bf16:
         if device.kind == "cpu":
             raise UserError(f"{flag}: {device.name} has neither AMX nor AVX512-BF16, bf16 would be emulated; {remedy}")
@@ -44,7 +42,7 @@ def slow_four_bits(quantize_4bit: bool, precision: str, device: Device) -> str |
     """A warning in one line, where a GPU would multiply fp32 numbers made of 4-bit weights."""
     if not quantize_4bit or precision != "32-true" or device.kind != "cuda":
         return None
-    fitting = _PRECISION_FLAGS[_fitting_precision(device)]
+    fitting = SHORT_PRECISIONS[_fitting_precision(device)]
     if fitting == "fp32":
         return None
     return (

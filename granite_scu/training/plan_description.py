@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from granite_scu.config.settings import PRECISIONS
+from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.control import TRACKING
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.hardware.cards import CARDS
-
-_SHORT_PRECISION = {name: short for short, name in PRECISIONS.items()}
 
 
 def opening(facts: dict[str, Any], resume: str = "--resume-from-checkpoint last") -> list[str]:
@@ -75,7 +73,7 @@ def _device(facts: dict[str, Any]) -> str:
 
 def _precision(facts: dict[str, Any]) -> str:
     words = (
-        _SHORT_PRECISION.get(facts["precision"], facts["precision"]),
+        SHORT_PRECISIONS.get(facts["precision"], facts["precision"]),
         "base model in 4 bits" if facts["quantize_4bit"] else "",
         "compiled layers" if facts["compiled"] else "",
         "activations computed again in the backward pass" if facts["gradient_checkpointing"] else "",
