@@ -243,9 +243,10 @@ class StreamedDataModule(TextDataModule):
         say_formats(corpus, tokenizer)
         division = divide(corpus, published(config) is not None, streamed=True)
         if division.parts is None:
+            found = f"{corpus.n_documents} whole document{'s' * (corpus.n_documents != 1)}"
             raise UserError(
-                f"--stream: the beginning of --data-dir {config.named} has {corpus.n_documents} whole documents of up "
-                f"to {BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
+                f"--stream: the beginning of --data-dir {config.named} has {found} of up to "
+                f"{BEGINNING // 1_000_000} million characters, of which none can be held out for validation; give "
                 f"{MIN_DOCUMENTS} or more of even length, for example as lines of a jsonl file, or leave --stream out"
             )
         return division
