@@ -7,12 +7,14 @@ how many attempts succeeded, how many were refused in one line, and how many bro
 """
 
 import argparse
+import itertools
 import json
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from granite_scu import hardware
+from granite_scu.config.progress import Heartbeat
 
 
 def attempts_of(kind: str, count: int, chosen: int, server: Server, run: Path, progress: Any) -> dict[str, Any]:
@@ -73,6 +76,20 @@ def attempts_of(kind: str, count: int, chosen: int, server: Server, run: Path, p
     }
 
 
+def _progress(kind: str, total: int, bar: Progress) -> Callable[[], None]:
+    """What is called after each attempt: moves the bar, or writes a line each minute where there is no terminal."""
+    task, heartbeat, done = bar.add_task(kind, total=total), Heartbeat(total), itertools.count(1)
+
+    def step() -> None:
+        bar.advance(task)
+        number = next(done)
+        if not bar.console.is_terminal and (heartbeat.is_due() or number == total):
+            bar.console.print(f"{kind}: {number:,} of {total:,} {heartbeat.left(number)}", highlight=False)
+            heartbeat.beat()
+
+    return step
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", type=int, default=1000, help="of each kind (default: 1000)")
@@ -87,8 +104,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, serving() as server, Progress(*columns, console=console) as bar:
         run = make_run(Path(folder) / "run")
         for kind in options.kinds:
-            task = bar.add_task(kind, total=options.attempts)
-            found[kind] = attempts_of(kind, options.attempts, options.seed, server, run, lambda t=task: bar.advance(t))
+            step = _progress(kind, options.attempts, bar)
+            found[kind] = attempts_of(kind, options.attempts, options.seed, server, run, step)
             facts = {
                 "machine": machine,
                 "seed": options.seed,

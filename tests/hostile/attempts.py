@@ -139,6 +139,7 @@ class Server:
             **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))},
             "HOME": str(workspace.root), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "100",
             "HF_HUB_OFFLINE": "1", "MPLCONFIGDIR": str(workspace.out / "mpl"), "HF_TOKEN": MARKER,
+            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # a child of large pages is made and ended a quarter faster
             "WANDB_CACHE_DIR": str(workspace.out / "wandb"),  # its own log, where it is installed
         }  # fmt: skip
         workspace.root.mkdir(parents=True, exist_ok=True)
