@@ -61,7 +61,7 @@ def why_no_cuda() -> tuple[str, str]:
         )
     if found.version is None:
         return "no NVIDIA driver", f"{DRIVER_WANTED}, {ON_THE_CPU}"
-    import torch  # late: without a driver all is said already
+    import torch  # late: without a driver it is not needed
 
     if torch.version.cuda is None:
         remedy = f"scripts/setup_gpu.sh (it runs {install_command('cu130')}, or another build that fits the card)"

@@ -182,7 +182,7 @@ def test_ranks_differ_and_seeds_order(tokenizer, source):
 
 def test_too_few_documents_to_hold_some_out(tokenizer, tmp_path):
     (tmp_path / "book.txt").write_text("a book\n" * 500)
-    with pytest.raises(UserError, match=r"--stream: the beginning of .* has 1 whole documents of up to 4 million"):
+    with pytest.raises(UserError, match=r"--stream: the beginning of .* has 1 whole document of up to 4 million"):
         streamed(tokenizer, tmp_path / "book.txt")
 
 

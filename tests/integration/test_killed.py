@@ -208,6 +208,7 @@ def _full() -> None:
         os.dup2(os.open("/dev/full", os.O_WRONLY), number)
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_console(whole, cut):
     """Its disk is full: the log file says so, and the run ends well."""
     assert cut.run(FLAGS, _full) == 0

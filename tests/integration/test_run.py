@@ -304,6 +304,7 @@ def test_a_run_that_gets_worse_leaves_the_adapter_that_validated_best(launch, ca
 # The configuration feeds back
 
 
+@pytest.mark.slow
 def test_the_saved_configuration_gives_the_same_run_bit_for_bit(run, call, tmp_path):
     again = tmp_path / "again"
     code, _, err = call(train_command.main, "fit", "--config", run.folder / "config.yaml", "--run.output_dir", again)
