@@ -13,13 +13,19 @@ STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 def test_every_make_target_that_it_names_is_in_the_makefile():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     named = {target for step in STEPS for target in re.findall(r"^\s*make ([\w-]+)", step.get("run", ""), re.MULTILINE)}
-    assert named == {"setup", "lint", "test", "gpu-check"}
+    assert named == {"setup", "lint", "test", "docs", "gpu-check"}
     assert named <= set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
 
 
-def test_every_test_file_that_it_names_is_there():
-    named = [path for step in STEPS for path in re.findall(r"\btests/\S+\.py", step.get("run", ""))]
-    assert named and all((ROOT / path).is_file() for path in named)
+def test_every_folder_of_tests_that_it_names_is_there():
+    named = [path for step in STEPS for path in re.findall(r"\btests/\S+", step.get("run", ""))]
+    assert named and all((ROOT / path).is_dir() for path in named)
+
+
+def test_the_oldest_torch_that_is_tried_is_the_oldest_that_is_supported():
+    supported = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
+    steps = " ".join(step.get("run", "") for step in WORKFLOW["jobs"]["oldest-torch"]["steps"])
+    assert f"torch=={supported}." in steps
 
 
 def test_it_may_read_alone_and_every_job_ends():
