@@ -118,8 +118,8 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         # name, what is found, whether it serves, whether the run needs it, what that means, and what fixes it
         Check("Python", platform.python_version(), python >= (3, 10) if python <= (3, 13) else None, True,
               "checked with 3.10 to 3.13", "install Python 3.13"),
-        Check("PyTorch", built, tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9), True,
-              "supported: 2.9 and newer", 'pip install "torch>=2.9"'),
+        Check("PyTorch", built, tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10), True,
+              "supported: 2.10 and newer", 'pip install "torch>=2.10"'),
         Check("NVIDIA driver", driver_found, driver_serves, gpu,
               "a GPU needs it" if gpu else "not needed on the CPU", get_gpu),
         Check("CUDA device", f"{torch.cuda.device_count()} x {detect().name}" if has_gpu else f"none: {no_gpu}",

@@ -63,7 +63,7 @@ def gpu(name: str, memory_gb: float, capability: tuple[int, int], count: int = 1
 
 
 def _detect_cpu() -> Device:
-    # torch 2.9 cannot tell the processor's instruction sets, so that a CPU there trains in fp32.
+    # torch 2.10 cannot tell the processor's instruction sets, so that a CPU there trains in fp32.
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     name = str(capabilities.get("cpu_name") or platform.processor() or platform.machine())
     fast_bf16 = any(capabilities.get(key) for key in ("avx512_bf16", "amx_bf16"))

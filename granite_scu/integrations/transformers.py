@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +85,11 @@ class ShannonCallback(TrainerCallback, ExportableState):
     ) -> None:
         if controller in ELSEWHERE:
             raise ValueError(f"controller {controller}: {ELSEWHERE[controller]}; choose another")
+        if unknown := settings.keys() - {field.name for field in fields(ControlConfig)}:
+            raise TypeError(
+                f"ShannonCallback: no setting is called {', '.join(sorted(unknown))}; there are the fields of "
+                "granite_scu.config.settings.ControlConfig"
+            )
         with _of_arguments():
             self._config = ControlConfig(controller=controller, target_s=target_s, every=control_every, **settings)
             self._prior = PriorConfig(prior_sigma, n_tokens)
@@ -103,7 +108,8 @@ class ShannonCallback(TrainerCallback, ExportableState):
         if self._law.needs_slopes and held_out is None:
             raise ValueError(
                 "target_s auto: moves S* by the slope of the loss on held-out text; give held_out=trainer.eval_dataset "
-                "(by trainer.add_callback, once there is a trainer), or a ratio such as target_s=0.2"
+                "(by trainer.add_callback, once there is a trainer), or a ratio such as target_s=0.2; and leave "
+                "restore_callback_states_from_checkpoint out, which makes this callback again without it"
             )
         self._loop: Loop | None = None
         self._origin = ""
@@ -272,6 +278,7 @@ def count_supervised(loader: DataLoader) -> int:
     data = loader.dataset
     if not hasattr(data, "__len__"):
         raise ValueError("n_tokens: a stream's tokens cannot be counted beforehand; give n_tokens")
+    log.info("ShannonCallback: counting the supervised tokens of %s examples; n_tokens saves that", f"{len(data):,}")
     count = sum(int(counted(loader.collate_fn([data[index]])).sum()) for index in range(len(data)))
     if not count:
         raise ValueError("n_tokens: no token of the training set is supervised; look at its labels")

@@ -198,12 +198,16 @@ class Renderer:
                 )
             except UserError:  # it wants more of this content than a word, so it does not pass over it
                 continue
-            if _MARK not in rendered or f"'text': '{_MARK}" in rendered:
+            what = f"the content of message {i + 1}, whose role is {messages[i]['role']}"
+            if _MARK not in rendered:
                 raise UserError(
-                    f"--data-dir {conversation.name}: the chat template shows nothing of the content of "
-                    f"message {i + 1}, whose role is {messages[i]['role']}, or prints its parts as Python does; give "
-                    "its content as one text, leave it out beside tool_calls, take the message out, or choose a "
-                    "template that shows it with --chat-template"
+                    f"--data-dir {conversation.name}: the chat template shows nothing of {what}; leave it out beside "
+                    "tool_calls, take the message out, or choose a template that shows it with --chat-template"
+                )
+            if f"'text': '{_MARK}" in rendered:
+                raise UserError(
+                    f"--data-dir {conversation.name}: the chat template prints the parts of {what}, as Python does; "
+                    "give its content as one text, or choose another template with --chat-template"
                 )
             self._shown.add(kind)
 
@@ -359,6 +363,12 @@ class Renderer:
             if start < after or (len(own) == len(spans) and own[number] not in conversation.said):
                 continue
             found.append((start, self._without_line_end(whole[:stop], start)))
+        says = (conversation.messages[i].get(field) for i in conversation.said for field in ("content", "tool_calls"))
+        if any(says) and not any(whole[slice(*span)].strip() for span in found):
+            raise UserError(
+                f"--data-dir {conversation.name}: the chat template has nothing of what the assistant says between "
+                "{% generation %} and {% endgeneration %}; correct the template, or use --loss-on all"
+            )
         return found
 
     def _without_line_end(self, text: str, start: int) -> int:
@@ -367,9 +377,15 @@ class Renderer:
         return start + len(said) if said.endswith(tuple(self.tokenizer.all_special_tokens)) else len(text)
 
     def _to_end(self, text: str, stop: int) -> int:
-        """``stop``, or the end of the end of text that follows it: a model learns to stop by that."""
+        """``stop``, or the end of the end of text that follows it: a model learns to stop by that.
+
+        Where no control token ends the last turn, that is the end of text which is put behind the whole.
+        """
         eos = self.tokenizer.eos_token
-        return stop + len(eos) if text.startswith(eos, stop) and not text.endswith(eos, 0, stop) else stop
+        if text.startswith(eos, stop) and not text.endswith(eos, 0, stop):
+            return stop + len(eos)
+        is_ended = text.endswith(tuple(self.tokenizer.all_special_tokens), 0, stop)
+        return stop if is_ended or text[stop:].strip() else len(text)
 
     def _ended(self, text: str) -> str:
         """Without the line end that a template has behind the last end of text."""

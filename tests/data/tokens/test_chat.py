@@ -356,7 +356,7 @@ def test_a_part_of_a_message_that_is_no_text_is_refused(tmp_path, part):
 
 def test_content_in_parts_is_tried_in_parts(chatting, tmp_path):
     parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in TURN]
-    assert "message 1, whose role is user, or prints its parts as Python does" in refused(
+    assert "prints the parts of the content of message 1, whose role is user, as Python does" in refused(
         with_template(chatting, "{{ m.content }}"), conversations(tmp_path, {"messages": parts})
     )
     looped = with_template(
@@ -410,3 +410,18 @@ def test_messages_count_where_the_text_beside_them_is_empty(tmp_path):
     documents = conversations(tmp_path, {"text": None, "messages": TURN}, both, empty, {"text": None, "messages": []})
     assert [isinstance(document, Conversation) for document in documents] == [True, False, False, False]
     assert [document.text for document in documents[1:]] == ["a text", "", ""]
+
+
+def test_tags_around_nothing_of_the_assistants_are_refused_by_name(chatting, tmp_path):
+    turn = "{% for m in messages %}{{ m.content + eos_token }}{% generation %}{% endgeneration %}{% endfor %}"
+    chatting.chat_template = turn
+    assert "nothing of what the assistant says between {% generation %}" in refused(
+        chatting, conversations(tmp_path, {"messages": TURN})
+    )
+
+
+def test_where_no_control_token_ends_a_turn_the_end_of_text_is_learned(chatting, tmp_path):
+    """As with a template of another model's, whose tokens are none of this tokenizer's; by position, too."""
+    turns = "{% for m in messages %}[{{ m.role }}]{{ '!' if loop.last }}{{ m.content }}[end]\n{% endfor %}"
+    chatting.chat_template = turns + "{% if add_generation_prompt %}[assistant]{% endif %}"
+    assert said(chatting, conversations(tmp_path, {"messages": TURN})) == "yo[end]\n<|end_of_text|>"
