@@ -236,6 +236,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
 
 COMMONEST = (
     "--model", "--data-dir", "--output-dir", "--max-steps", "--num-epochs", "--batch-size", "--block-size",
-    "--learning-rate", "--lora-r", "--4bit-quantization", "--target-s", "--resume-from-checkpoint",
+    "--learning-rate", "--lora-r", "--4bit-quantization", "--controller", "--target-s", "--save-steps",
+    "--resume-from-checkpoint",
 )  # fmt: skip
 """What most runs set: shown by ``--help``, the others by ``--help-all``."""

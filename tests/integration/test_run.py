@@ -232,7 +232,7 @@ def test_the_configuration_says_what_ran(run):
     config = read_json(run.folder / "training_config.json")
     assert config["plan"]["steps"] == STEPS
     assert config["machine"]["precision"] == "32-true"
-    assert config["versions"]["torch"] == torch.__version__
+    assert config["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]  # not all wheels name a build
     assert config["data_summary"]["train"]["supervised_tokens"] == config["plan"]["n_tokens"]
     controller = read_json(run.folder / "scu_config.json")
     assert controller["controller"] == "pi"

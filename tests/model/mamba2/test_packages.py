@@ -57,6 +57,7 @@ def test_an_operator_keeps_no_more_than_ours_do_by_which_memory_is_predicted(nam
     assert kept(OPERATORS[name], documents) <= kept(mamba.TORCH, documents)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="compiles nothing within a fake mode")
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_graph_goes_around_the_operators(name, documents):
