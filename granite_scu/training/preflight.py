@@ -16,6 +16,7 @@ from granite_scu.model.document_mask import can_isolate
 from granite_scu.model.loading import announce_kernels
 from granite_scu.storage.recording import recorded_weight
 from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.slopes import micro_batches_read
 
 log = logging.getLogger(__name__)
 
@@ -151,13 +152,13 @@ def moved_by(run: PreparedRun) -> str:
     ticks, documents = run.length.steps // run.request.control.every, run.data.validation.n_documents
     start = f"starts at {FREE:.0%}, where lambda does little" if ticks < SHORT else f"starts at {START:.0%}"
     begins = "continues where the checkpoint has it" if run.resume else start
-    by = f"{documents} held-out document{'s' * (documents != 1)}"
+    read = micro_batches_read(run.data.n_held_out)
+    by = f"{read} micro-batch{'es' * (read != 1)} of {counted(documents, 'held-out document')}"
     few = f"; {by}, and what so few say may not hold for other text" if documents < FEW else f"; {by} move it"
     if ticks < SHORT:
-        return (
-            f"S* {begins}: {ticks} ticks are too few to find it{few}. Set a smaller --control-every or train for "
-            f"longer; it takes {SHORT}"
-        )
+        short = f"{counted(ticks, 'tick')} {'is' if ticks == 1 else 'are'} too few to find it"
+        remedy = f"Set a smaller --control-every or train for longer; it takes {SHORT}"
+        return f"S* {begins}: {short}{few}. {remedy}"
     return f"S* {begins}, and moves at each of {ticks} ticks{few}"
 
 

@@ -52,7 +52,7 @@ class SlopeSensor:
 
     def _number(self, data: TextDataModule) -> int:
         """Of the held-out micro-batch whose turn it is."""
-        return self._turn % (1 << (min(data.n_held_out, WINDOW).bit_length() - 1))
+        return self._turn % micro_batches_read(data.n_held_out)
 
     def _read(self, data: TextDataModule, module: GraniteModule, window: Window) -> Slopes:
         number = self._number(data)
@@ -72,6 +72,11 @@ class SlopeSensor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._turn, self._base = state["turn"], dict(state["base"])
+
+
+def micro_batches_read(there: int) -> int:
+    """How many held-out micro-batches take turns, of those that the validation text fills."""
+    return 1 << (min(there, WINDOW).bit_length() - 1)
 
 
 def _loss_and_slope(module: GraniteModule, batch: Batch) -> tuple[float, float]:
