@@ -3,7 +3,7 @@
 import argparse
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from granite_scu.config.errors import UserError
@@ -20,11 +20,17 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         examples: command lines that the help shows before the flags.
-        full_help: makes the text of ``--help-all``; None where ``--help`` shows every flag.
+        full_help: makes the text of ``--help-all``; None where it is that of all flags.
+        commonest: the flags that ``--help`` shows; empty for all.
     """
 
     def __init__(
-        self, *, examples: Sequence[str] = (), full_help: Callable[[], str] | None = None, **settings: Any
+        self,
+        *,
+        examples: Sequence[str] = (),
+        full_help: Callable[[], str] | None = None,
+        commonest: Collection[str] = (),
+        **settings: Any,
     ) -> None:
         if examples:
             lines = "\n".join(f"  {example}" for example in examples)
@@ -32,14 +38,27 @@ class Parser(argparse.ArgumentParser):
             settings["description"] = f"{description}\n\nexamples:\n{lines}"
             settings["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, **settings})
-        if full_help:
-            self.add_argument("--help-all", action=_Show, text=full_help, help="show every flag")
-        else:
-            self.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
+        self._commonest = {"--help", "--help-all", *commonest} if commonest else set()
+        shown = "show every flag" if full_help or commonest else argparse.SUPPRESS
+        self.add_argument("--help-all", action=_Show, text=full_help or self.format_help, help=shown)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help. argparse itself says nothing where it cannot be written."""
-        print(self.format_help(), end="", file=file)
+        if not self._commonest:
+            print(self.format_help(), end="", file=file)
+            return
+        hidden = {action: action.help for action in self._actions if self._commonest.isdisjoint(action.option_strings)}
+        named = [action for action in hidden if not action.option_strings]
+        words = (f"[{action.metavar} ...]" if action.nargs == "*" else str(action.metavar) for action in named)
+        usage, self.usage = self.usage, " ".join(("%(prog)s", *words, "[flags]"))
+        try:
+            for action in hidden.keys() - set(named):
+                action.help = argparse.SUPPRESS
+            print(self.format_help(), end="", file=file)
+        finally:
+            self.usage = usage
+            for action, text in hidden.items():
+                action.help = text
 
     def error(self, message: str) -> NoReturn:
         raise UserError(_in_words(message.removeprefix("argument ")))

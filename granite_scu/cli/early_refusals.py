@@ -210,17 +210,22 @@ def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:
     if control := groups.get("control"):
         build_controller(control)
     if data := groups.get("data"):
-        _check_sources(data.sources)
-        if data.chat_template is not None:
-            settings.check_template(data.chat_template)
+        check_data(data)
     if base := groups.get("base"):
         settings.check_model(base.name)
 
 
-def _check_sources(sources: list[str]) -> None:
+def check_data(data: settings.DataConfig) -> None:
+    """Refuse texts and a chat template that are not there.
+
+    Raises:
+        UserError: the first of them.
+    """
     from granite_scu.data.sources import files, read  # late: numpy
 
-    for source in sources:
+    if data.chat_template is not None:
+        settings.check_template(data.chat_template)
+    for source in data.sources:
         folder = Path(source.removeprefix(settings.HUB_PREFIX)).expanduser()
         if source.startswith(settings.HUB_PREFIX) and settings.is_path(str(folder)) and not folder.exists():
             raise UserError(f"--data-dir {source}: no such folder; a data set of the hub is named hf:owner/name")

@@ -23,11 +23,16 @@ EXAMPLES = (
 )
 
 
+COMMONEST = (
+    "--model", "--data-dir", "--forgetting", "--max-length", "--batch-size", "--accelerator", "--json", "--csv",
+)  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
     parser.add_argument("models", nargs="*", metavar="MODEL", help="run folder, checkpoint, PEFT adapter, or whole "
                         "(merged) model: a folder or hub id")  # fmt: skip
-    what = parser.add_argument_group("what")
+    what = parser.add_argument_group("what is scored")
     what.add_argument("--model", metavar="BASE", help="base model: hub id, local folder or tiny-granite-h (default: "
                       "that of the adapters)")  # fmt: skip
     what.add_argument("--data-dir", metavar="PATH", help="text to score: file or folder, or an embedded corpus "
@@ -37,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--record-format", choices=RECORD_FORMATS, default=RECORD_FORMATS[0],
                       help="fields that records are read by (default: auto, recognised)")  # fmt: skip
     script_flags.add_template(what)
-    how = parser.add_argument_group("how")
+    how = parser.add_argument_group("how it is scored")
     how.add_argument("--max-length", type=int, metavar="INT", help="tokens that a model sees at once (default: the "
                      "runs' --block-size; without a run 1024)")  # fmt: skip
     how.add_argument("--stride", type=int, metavar="INT", help="tokens by which a window moves on in a longer text; "

@@ -26,6 +26,9 @@ EXAMPLES = (
 )
 
 
+COMMONEST = ("--prompt", "--prompt-file", "--chat", "--max-new-tokens", "--temperature", "--model")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's."""
     parser.add_argument("run", metavar="RUN", help="run folder, its final/ or a checkpoint of it, or any LoRA adapter")

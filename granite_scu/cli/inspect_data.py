@@ -9,11 +9,11 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from granite_scu.cli import script_flags
+from granite_scu.cli import early_refusals, script_flags
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import BaseConfig, DataConfig
+from granite_scu.config.settings import BaseConfig, DataConfig, check_model
 from granite_scu.control.units import counted, per_cent
 
 SHARES = (0, 10, 50, 90, 99, 100)
@@ -34,39 +34,58 @@ EXAMPLES = (
     "inspect --data-dir chats.jsonl --model tiny-granite-h --json",
 )
 
-SETTINGS = [
-    "--data-dir", "--data-weights", "--text-column", "--record-format", "--encoding", "--split-seed", "--cache-dir",
-    "--chat-template", "--chat-template-args", "--control-tokens", "--block-size", "--loss-on", "--packing",
-    "--on-long",
-]  # fmt: skip
-"""Flags of training that say how text is read and cut."""
+SETTINGS = {
+    "text": ("--data-dir", "--data-weights", "--text-column", "--record-format", "--encoding", "--split-seed",
+             "--cache-dir"),
+    "conversations": ("--chat-template", "--chat-template-args", "--control-tokens", "--loss-on"),
+    "blocks": ("--block-size", "--packing", "--on-long"),
+}  # fmt: skip
+"""Flags of training that say how text is read and cut, by the title above them."""
+
+COMMONEST = (
+    "--model", "--data-dir", "--text-column", "--record-format", "--chat-template", "--block-size", "--samples",
+    "--json",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of training that concern the text, and what is shown of it."""
-    parser.add_argument("what", choices=("inspect",), help="counts, lengths and samples of a text")
-    parser.add_argument(
-        "--model", default=DEFAULT_MODEL, help=f"whose tokenizer and template (default: {DEFAULT_MODEL})"
-    )
+    parser.add_argument("what", metavar="inspect", type=_what, help="counts, lengths and samples of a text")
     known = {flag.name: flag for section in flags.SECTIONS.values() for flag in section}
-    for name in SETTINGS:
-        dest = known[name].key.removeprefix("data.")
-        parser.add_argument(name, dest=dest, default=argparse.SUPPRESS, **script_flags.argument(known[name]))
-    parser.add_argument("--samples", type=int, default=3, metavar="INT", help="blocks to show (default: 3)")
-    parser.add_argument("--json", action="store_true", help="print the counts as JSON, no samples")
+    for title, names in SETTINGS.items():
+        group = parser.add_argument_group(title)
+        if title == "text":
+            group.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME",
+                               help=f"whose tokenizer and template (default: {DEFAULT_MODEL})")  # fmt: skip
+        for name in names:
+            dest = known[name].key.removeprefix("data.")
+            group.add_argument(name, dest=dest, default=argparse.SUPPRESS, **script_flags.argument(known[name]))
+    output = parser.add_argument_group("output")
+    output.add_argument("--samples", type=int, default=3, metavar="INT", help="blocks to show (default: 3)")
+    output.add_argument("--json", action="store_true", help="print the counts as JSON, no samples")
+
+
+def _what(word: str) -> str:
+    if word != "inspect":
+        raise UserError(f"data {word}: there is no such command; there is granite-scu data inspect")
+    return word
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code."""
+    if options.samples < 0:
+        raise UserError(f"--samples {options.samples}: must not be negative")
+    names = {field for field in DataConfig.__dataclass_fields__ if hasattr(options, field)}
+    config = DataConfig(**{name: getattr(options, name) for name in names})
+    early_refusals.check_data(config)
+    check_model(options.model)
+    # Late: torch takes seconds.
     from granite_scu.data.datamodule import TextDataModule
     from granite_scu.data.tokens import templates
     from granite_scu.model import loading
 
-    if options.samples < 0:
-        raise UserError(f"--samples {options.samples}: must not be negative")
     quiet(make_console(stderr=True))
-    names = {field for field in DataConfig.__dataclass_fields__ if hasattr(options, field)}
-    data = TextDataModule(DataConfig(**{name: getattr(options, name) for name in names}), seed=0)
+    data = TextDataModule(config, seed=0)
     tokenizer = templates.of_data(loading.load_tokenizer(options.model), data.config)
     data.prepare(tokenizer)
     facts = {"model": options.model, **data.summary(), "document_tokens": lengths(data)}

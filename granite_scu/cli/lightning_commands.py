@@ -25,6 +25,11 @@ EXAMPLES = {
 }  # fmt: skip
 
 
+TRAINS = ("fit", "identify")
+OF_SCORING = ("base.name", "data.path", "run.output_dir", "data.batch_size", "data.block_size", "base.quantize_4bit")
+"""Of the commonest keys those that say something to the commands which only score."""
+
+
 def main(arguments: list[str], name: str) -> int:
     """One of the commands; returns the exit code."""
     command = name.split()[-1]
@@ -60,9 +65,9 @@ def build_parser(name: str) -> Parser:
     if command == "identify":
         first.add_argument("--json", action="store_true", help="print what was found as JSON")
     common = parser.add_argument_group("commonest keys")
-    for section in SECTIONS.values():
-        for flag in section:
-            if flag.name in COMMONEST:
-                common.add_argument(f"--{flag.key}", **script_flags.argument(flag))
+    for flag in (flag for section in SECTIONS.values() for flag in section if flag.name in COMMONEST):
+        if command in TRAINS or flag.key in OF_SCORING:
+            given = script_flags.argument(flag)
+            common.add_argument(f"--{flag.key}", **given | {"help": as_dotted_keys(given["help"])})
     parser.add_debug()
     return parser

@@ -55,10 +55,10 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     if hasattr(module, "build_parser"):
         return module.build_parser(prog)
     meaning = f"{command.meaning[0].upper()}{command.meaning[1:]}."
-    examples = [f"{prog} {example}" for example in getattr(module, "EXAMPLES", ())]
-    parser = Parser(prog=prog, description=meaning, examples=examples)
+    examples = [f"{prog} {example}".rstrip() for example in getattr(module, "EXAMPLES", ())]
+    parser = Parser(prog=prog, description=meaning, examples=examples, commonest=getattr(module, "COMMONEST", ()))
     module.add_arguments(parser)
-    parser.add_debug()
+    parser.add_debug(parser.add_argument_group("where something is wrong"))
     return parser
 
 

@@ -49,7 +49,7 @@ def require_files(folder: Path, label: str) -> None:
         kept = [part.name for part in parts if (part / ADAPTER_CONFIG).is_file()]
         if (folder / TRAINING_CONFIG).is_file() and kept:
             raise UserError(
-                f"{label}: this run was cut off before it saved its adapter; name one that it kept: "
+                f"{label}: this run has not ended, and has saved no adapter yet; name one that it kept: "
                 + ", ".join(str(folder / name) for name in kept)
             )
         raise UserError(f"{label}: is not a run folder, and holds no adapter ({ADAPTER_CONFIG} is missing)")
