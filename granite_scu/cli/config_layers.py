@@ -127,6 +127,8 @@ def check_plain(path: Path) -> dict[str, Any]:
     Raises:
         UserError: a setting that is neither a number, a switch nor a plain word, or is in none of our groups.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is no file")
     _check_file(str(path))
     content: dict[str, Any] = _load(str(path)) or {}
     for group, settings in content.items():
@@ -174,6 +176,10 @@ def _check_file(path: str) -> None:
         raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
     if _size(root, {}) > _LARGEST:
         raise UserError(f"--config {path}: has more than {_LARGEST:,} entries once its aliases (*name) are followed")
+    try:
+        _value_of(root)
+    except ValueError as error:  # a date of month 13, a number of 5,000 digits
+        raise UserError(f"--config {path}: holds a value that is none ({error}); correct it") from error
     for number in _octals(root):
         raise UserError(
             f"--config {path}: {number.value}{_place(number.start_mark)} is {int(number.value, 8)} to YAML, which "
@@ -182,6 +188,15 @@ def _check_file(path: str) -> None:
     for key in _repeated(root):
         place = _place(key.start_mark)
         raise UserError(f"--config {path}: {key.value} comes twice{place}, and what stands under the first is lost")
+
+
+def _value_of(root: yaml.Node) -> Any:
+    """What a file holds, from its nodes."""
+    loader = _LOADER("")
+    try:
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
 
 
 def _place(mark: yaml.Mark | None) -> str:
@@ -301,7 +316,7 @@ def _load(text: str) -> Any:
     """A file's content, or that of an argument; nothing where either is malformed, which jsonargparse then reports."""
     try:
         return yaml.safe_load(Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return None
 
 

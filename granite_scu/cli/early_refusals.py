@@ -54,6 +54,8 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
             _check_key(key, origin)
         for key in config_layers.without_value(arguments):
             _check_key(key, config_layers.A_FLAG)
+            if key in flags.HINTS or key.startswith("trainer."):
+                raise UserError(f"--{key}: give a value after it")
         values = {key: _understood(key, value) for key, (_, value) in given.items() if key in flags.HINTS}
         groups = _built(values)
         if "--print_config" not in arguments:
@@ -88,7 +90,7 @@ def _check_key(key: str, origin: str) -> None:
     if is_flag and "." not in key:
         of_train = {flag.name.removeprefix("--"): flag.key for section in flags.SECTIONS.values() for flag in section}
         if (flag := key.replace("_", "-")) in of_train:
-            raise UserError(f"fit: {key} is a flag of granite-scu train; here it is --{of_train[flag]}")
+            raise UserError(f"fit: --{key} is a flag of granite-scu train; here it is --{of_train[flag]}")
     names = [*flags.HINTS, *flags.GROUPS, *_trainer_settings()]
     group, _, name = key.rpartition(".")
     alike = [known for known in names if known.partition(".")[0] == group]  # a prefix that all share tells nothing

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from granite_scu.cli.lasting_output import open_what_is_closed
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
+from granite_scu.config.outside import printable
 
 NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
@@ -107,7 +108,7 @@ def hush_renamings() -> None:
 def _readable(line: str) -> str:
     """A message as one line, without the middle of what somebody gave that fills a screen."""
     words = [word if len(word) <= _LONG else f"{word[:100]}...{word[-50:]}" for word in line.split()]
-    text = " ".join(words)
+    text = printable(" ".join(words))
     return text if len(text) <= 3 * _LONG else f"{text[:_LONG]} ... {text[-_LONG:]}"
 
 

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(found: list[Summary], broken: list[dict[str, str]], folder: Path) -> None:
     console = make_console(width=WIDE)
-    table = Table("run", "written", "state", "law", box=box.SIMPLE_HEAD)
+    table = Table("run", "written", "state", "controller", box=box.SIMPLE_HEAD)
     for heading in ("S*", "S", "lambda", "base -> adapter", "saved", "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in found:

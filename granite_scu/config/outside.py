@@ -1,7 +1,10 @@
-"""JSON that somebody else may have written, read with one kind of error."""
+"""What somebody else may have written: JSON, read with one kind of error, folders, and texts for the terminal."""
 
 import json
+from pathlib import Path
 from typing import Any
+
+from granite_scu.config.errors import UserError
 
 DEEPEST = 100
 """Objects and lists inside one another. What this program writes has fewer than ten."""
@@ -28,3 +31,34 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         if not level:
             return value
     raise ValueError("nested too deeply")
+
+
+MOST_DIGITS = 19
+"""Of a whole number in a run folder; none that this program writes has more."""
+
+
+def short_int(text: str) -> int:
+    """``parse_int`` for numbers that become floats, which end at 308 digits. Raises ValueError for a longer one."""
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def only_files(folder: Path) -> None:
+    """Refuse a folder that holds a pipe, a socket or a device: to read one may take for ever.
+
+    Raises:
+        UserError: names it.
+    """
+    for path in folder.rglob("*"):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path}: is neither a file nor a folder; take it out of the folder")
+
+
+def printable(text: str) -> str:
+    r"""A text whose control characters are written out: those of a stranger's would act on the terminal.
+
+    >>> printable(f"a{chr(27)}[2Jb") == r"a\x1b[2Jb"
+    True
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

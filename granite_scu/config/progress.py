@@ -8,6 +8,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import track
 
+from granite_scu.config.outside import printable
 from granite_scu.control.units import duration
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ Item = TypeVar("Item")
 
 def say(line: str, console: Console) -> None:
     """A line for the console, which does not break it, and for the log file of the run."""
+    line = printable(line)
     console.print(line, highlight=False, markup=False, soft_wrap=True)
     log.info("%s", line, extra={SHOWN: True})
 

@@ -23,6 +23,9 @@ from granite_scu.storage.run_folder import (
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 _PLAIN = re.compile(r"[\w.^$\\-]+")
 MOST_RANK = 65_536
+_MOST_NAMES = 20_000
+"""Of layers; PEFT compares each with each layer."""
+
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
@@ -78,13 +81,23 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 1 <= value <= MOST_RANK
 
 
+def _are_layers(value: Any) -> bool:
+    """Numbers of layers, or one."""
+    numbers = value if isinstance(value, list) else [value]
+    return all(type(number) is int and 0 <= number <= MOST_RANK for number in numbers)
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < 1e15
 
 
 def _are_names(value: Any) -> bool:
     """Names, or patterns without a repetition: those of a stranger could take for ever to match."""
-    return isinstance(value, list) and all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in value)
+    return (
+        isinstance(value, list)
+        and len(value) <= _MOST_NAMES
+        and all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in value)
+    )
 
 
 def _is_table(value: Any, of: Callable[[Any], bool]) -> bool:
@@ -98,6 +111,8 @@ _SCHEMA: dict[str, tuple[Callable[[Any], bool], str]] = {
     "target_modules": (lambda value: isinstance(value, str) or _are_names(value), "must be a list of layers' names"),
     "target_parameters": (_are_names, "must be a list of parameters' names"),
     "exclude_modules": (_are_names, "must be a list of layers' names"),
+    "layers_pattern": (lambda value: _are_names([value] if isinstance(value, str) else value), "must be layers' names"),
+    "layers_to_transform": (_are_layers, "must be numbers of layers"),
     "rank_pattern": (lambda value: _is_table(value, _is_count), "must be ranks by layers' names"),
     "alpha_pattern": (lambda value: _is_table(value, _is_number), "must be numbers by layers' names"),
     "base_model_name_or_path": (lambda value: isinstance(value, str), "must be a name"),

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import only_files
 from granite_scu.config.settings import BaseConfig, from_record
 from granite_scu.model import experts, loading
 from granite_scu.model.adapter_files import factor_names, may_be_same, require_adapter, run_of
@@ -176,6 +177,7 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
         UserError: no adapter there, not a LoRA adapter, or one with something that is not supported.
     """
     folder, label = Path(path).expanduser(), label or str(path)
+    only_files(folder)
     require_adapter(folder, label)
     config, run = _plain_lora(folder, label), run_of(folder)
     training = read_json(run / TRAINING_CONFIG) if run else {}

@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
+from granite_scu.config.outside import parse_json, short_int
 from granite_scu.config.settings import LOGGERS
 
 HISTORY = "scu_history.json"
@@ -80,10 +80,17 @@ class RunFolder:
         """Refuse a folder that cannot be written or holds something else. Makes and deletes nothing.
 
         Raises:
-            UserError: not writable, not empty and neither ``overwrite`` nor ``resuming``, or to be replaced and
-                holding what no run has written.
+            UserError: not writable, not empty and neither ``overwrite`` nor ``resuming``, with a link that leads out
+                of it, or to be replaced and holding what no run has written.
         """
         require_writable("--output-dir", self.path, make=False)
+        own = os.path.realpath(self.path)
+        for entry in self.path.rglob("*"):
+            if entry.is_symlink() and not Path(os.path.realpath(entry)).is_relative_to(own):
+                raise UserError(
+                    f"--output-dir {self.path}: {entry.relative_to(self.path)} is a link that leads out of the folder, "
+                    "and a run would write there; put what it leads to in its place"
+                )
         if resuming or not self.path.exists() or all(map(_is_trace, self.path.iterdir())):
             return
         if not overwrite:
@@ -184,7 +191,7 @@ class RunFolder:
         records = []
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                records.append(parse_json(line))
+                records.append(parse_json(line, parse_int=short_int))
             except ValueError as error:
                 remedy = "take the line out to do without that tick"
                 raise UserError(f"{path}: line {number} is damaged ({error}); {remedy}") from error
@@ -216,8 +223,11 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints, oldest first."""
-        found = [p for p in self.path.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
-        return sorted(found, key=step_of)
+        return sorted(filter(_is_checkpoint, self.path.glob("checkpoint-*")), key=step_of)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return re.fullmatch("checkpoint-[0-9]+", path.name) is not None
 
 
 def read_json(path: Path, content: bytes | None = None, kind: type = dict) -> Any:
@@ -232,7 +242,7 @@ def read_json(path: Path, content: bytes | None = None, kind: type = dict) -> An
         UserError: the file is missing or damaged.
     """
     try:
-        value = parse_json(path.read_bytes() if content is None else content)
+        value = parse_json(path.read_bytes() if content is None else content, parse_int=short_int)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:  # not JSON, or not UTF-8

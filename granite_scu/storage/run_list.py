@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import only_files, printable
 from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
     HISTORY,
@@ -81,6 +82,7 @@ def summarise(path: Path) -> Summary:
     Raises:
         UserError, ValueError, KeyError, TypeError, AttributeError, OSError: they are missing or damaged.
     """
+    only_files(path)
     training, control = read_json(path / TRAINING_CONFIG), read_json(path / CONTROL_CONFIG)
     metrics = read_json(path / METRICS) if (path / METRICS).is_file() else {}
     history = RunFolder(path).read_history()
@@ -94,8 +96,8 @@ def summarise(path: Path) -> Summary:
         "step": metrics.get("steps", last.get("step", 0)),
         "steps": training["plan"]["steps"],
         "stopped": (metrics.get("stopped") or {}).get("reason"),
-        "model": training["base"]["name"],
-        "controller": control["controller"],
+        "model": printable(str(training["base"]["name"])),
+        "controller": printable(str(control["controller"])),
         "s_target": last.get("s_target", control.get("target_s")),
         "setpoint_moves": control.get("target_s", "") is None and last.get("s_target") is not None,
         "s": last.get("s_ema"),

@@ -154,10 +154,12 @@ def moved_by(run: PreparedRun) -> str:
     begins = "continues where the checkpoint has it" if run.resume else start
     read = micro_batches_read(run.data.n_held_out)
     by = f"{read} micro-batch{'es' * (read != 1)} of {counted(documents, 'held-out document')}"
-    few = f"; {by}, and what so few say may not hold for other text" if documents < FEW else f"; {by} move it"
+    move = f"{by} move{'s' * (read == 1)} it"
+    few = f"; {by}, and what so few say may not hold for other text" if documents < FEW else f"; {move}"
     if ticks < SHORT:
-        short = f"{counted(ticks, 'tick')} {'is' if ticks == 1 else 'are'} too few to find it"
-        remedy = f"Set a smaller --control-every or train for longer; it takes {SHORT}"
+        short = f"{counted(ticks, 'tick')} {'is' if ticks == 1 else 'are'} too few to find it, which takes {SHORT}"
+        every = run.length.steps // SHORT
+        remedy = f"--control-every {every} makes so many" if every else f"Train for {SHORT} steps or more"
         return f"S* {begins}: {short}{few}. {remedy}"
     return f"S* {begins}, and moves at each of {ticks} ticks{few}"
 

@@ -100,6 +100,9 @@ class Run:
         return bool(np.isfinite(np.concatenate([self.column("s"), self.column("data_bpt")])).any())
 
 
+_MOST_DIGITS = 19
+
+
 def numbers(values: list[float | None]) -> np.ndarray:
     """The values as float64, with NaN for null, which JSON has in its place."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
@@ -146,7 +149,7 @@ def read_measured_run(path: str | Path) -> Run:
 
 
 def _read_list(file: Path) -> list[dict[str, Any]]:
-    records = _parse(file.read_bytes(), str(file))
+    records = _parse(_content(file), str(file))
     if not isinstance(records, list) or not all(map(_is_record, records)):
         raise ValueError(f"{file}: not a list of records with a step")
     return records
@@ -154,7 +157,7 @@ def _read_list(file: Path) -> list[dict[str, Any]]:
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     """The appended records. A line without its end is one being written, or torn by a crash: it is left out."""
-    *lines, _ = file.read_bytes().split(b"\n")
+    *lines, _ = _content(file).split(b"\n")
     records = [_parse(line, f"{file}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not all(map(_is_record, records)):
         raise ValueError(f"{file}: not one record with a step in each line")
@@ -176,13 +179,13 @@ def _read_validations(folder: Path, metrics: dict[str, Any]) -> tuple[tuple[int,
 
 
 def _read_csv(file: Path) -> dict[int, float]:
-    text = file.read_bytes().decode("utf-8", errors="replace")
+    text = _content(file).decode("utf-8", errors="replace")
     whole = text[: text.rfind("\n") + 1]  # a line without its end was torn by a crash
     rows = (row for row in csv.DictReader(io.StringIO(whole)) if row.get("val_bpt"))
     try:
         # The logger counts a step as done only after its validation.
         return {int(row["step"]) + 1: float(row["val_bpt"]) for row in rows}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(f"{file}: not the CSV log of a run ({error}); the file is damaged") from error
 
 
@@ -202,7 +205,11 @@ def _read_warnings(folder: Path) -> tuple[str, ...]:
 
 
 def _is_record(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("step"), int)
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("step"), int)
+        and all(isinstance(each, str | int | float | None) for each in value.values())
+    )
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -214,8 +221,20 @@ def _read_object(file: Path) -> dict[str, Any]:
     return content
 
 
+def _content(file: Path) -> bytes:
+    if not file.is_file():  # a pipe would be waited for
+        raise ValueError(f"{file}: is no file; take it out of the folder")
+    return file.read_bytes()
+
+
+def _short_int(text: str) -> int:
+    if len(text) > _MOST_DIGITS:  # no float
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
 def _parse(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8"))
+        return json.loads(text.decode("utf-8"), parse_int=_short_int)
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise ValueError(f"{where}: not JSON ({error}); the file is damaged") from error

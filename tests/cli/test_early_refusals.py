@@ -136,7 +136,7 @@ def test_a_refusal_loads_neither_torch_nor_lightning():
     [
         (["--config", "nope"], "--config nope: there is no such file"),
         (["--foo"], "--foo: there is no such setting"),
-        (["--max-steps", "3"], "fit: max-steps is a flag of granite-scu train; here it is --trainer.max_steps"),
+        (["--max-steps", "3"], "fit: --max-steps is a flag of granite-scu train; here it is --trainer.max_steps"),
     ],
 )
 def test_fit_is_refused_as_early(capsys, argv, words):

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.control.units import counted
 from granite_scu.storage.run_folder import replacing, require_writable
 
@@ -66,16 +67,17 @@ def _circumstances(found: dict[str, Any], forgetting: dict[str, Any] | None) -> 
                 "take them for too narrow"
             )
         lines.append(line)
+    precision = SHORT_PRECISIONS.get(found["precision"], found["precision"])
     lines.append(
         f"windows of {found['max_length']} tokens, each after the first {found['stride']} further; "
-        f"{found['precision']} on {found['device']}{', base in 4 bits' if found['quantize_4bit'] else ''}; "
+        f"{precision} on {found['device']}{', base in 4 bits' if found['quantize_4bit'] else ''}; "
         f"{found['tokens_per_s']:,.0f} tokens/s"
     )
     if own := found.get("run"):
         scores = f"{own['adapter_test_bpt']:.4f} bits/token (base {own['base_test_bpt']:.4f})"
         lines.append(
             f"{own['name']} itself reported {scores}, for it scores the text in blocks of {own['block_size']} tokens "
-            "that do not overlap, and counts the ends of documents (docs/guides/scoring.md)"
+            "that do not overlap, and counts the ends of documents"
         )
     return lines
 
