@@ -7,6 +7,7 @@ import, and says what the parser behind LightningCLI only says in terms of Pytho
 import ast
 import difflib
 import os
+import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +57,8 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
             _check_key(key, config_layers.A_FLAG)
             if key in flags.HINTS or key.startswith("trainer."):
                 raise UserError(f"--{key}: give a value after it")
+        _check_counts({key: value for key, (_, value) in given.items()})
+        _check_ranks()
         values = {key: _understood(key, value) for key, (_, value) in given.items() if key in flags.HINTS}
         groups = _built(values)
         if "--print_config" not in arguments:
@@ -90,7 +93,7 @@ def _check_key(key: str, origin: str) -> None:
     if is_flag and "." not in key:
         of_train = {flag.name.removeprefix("--"): flag.key for section in flags.SECTIONS.values() for flag in section}
         if (flag := key.replace("_", "-")) in of_train:
-            raise UserError(f"fit: --{key} is a flag of granite-scu train; here it is --{of_train[flag]}")
+            raise UserError(f"fit: {key} is a flag of granite-scu train; here it is --{of_train[flag]}")
     names = [*flags.HINTS, *flags.GROUPS, *_trainer_settings()]
     group, _, name = key.rpartition(".")
     alike = [known for known in names if known.partition(".")[0] == group]  # a prefix that all share tells nothing
@@ -103,6 +106,31 @@ def _check_key(key: str, origin: str) -> None:
     if is_flag:
         raise UserError(f"--{key}: there is no such setting{meant}")
     raise UserError(f"--config {origin}{_line(origin, key)}: there is no setting {key}{meant}")
+
+
+_COUNTS = {
+    "trainer.max_steps": "--max-steps",
+    "trainer.accumulate_grad_batches": "--gradient-accumulation-steps",
+    "trainer.limit_val_batches": "--eval-iters",
+    "trainer.log_every_n_steps": "--logging-steps",
+}
+
+
+def _check_counts(given: dict[str, Any]) -> None:
+    """Refuse a number of the Trainer's that is no count."""
+    for key, flag in _COUNTS.items():
+        value = _made(int, given.get(key))
+        if value is not UNKNOWN and value < 1 and (key, value) != ("trainer.max_steps", -1):
+            raise UserError(f"{flag} {value}: must be at least 1")
+
+
+def _check_ranks() -> None:
+    """Refuse what says which of several processes this one is, where it is no number."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID"):
+        if not re.fullmatch("[0-9]{1,9}", os.environ.get(name, "0")):
+            raise UserError(
+                f"{name}={os.environ[name]}: must be a whole number, as torchrun and SLURM set it; unset it"
+            )
 
 
 def _line(path: str, key: str) -> str:

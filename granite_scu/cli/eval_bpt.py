@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from granite_scu.cli import script_flags
+from granite_scu.cli import early_refusals, script_flags
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import HINTS, PRECISIONS
+from granite_scu.config.settings import DataConfig
 from granite_scu.evaluation.bpt.subjects import identify
 from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 
@@ -71,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     script_flags.check_template(options)
     subjects = identify(options.models)
+    if not subjects and options.model is None:
+        raise UserError("nothing to score: name run folders, adapters or models, or a base with --model; see --help")
+    for flag, text in (("--data-dir", options.data_dir), ("--forgetting", options.forgetting)):
+        _check_text(flag, text)
     # Late: torch takes seconds.
     from granite_scu.evaluation.bpt import report, results
     from granite_scu.evaluation.bpt.evaluate import evaluate
@@ -93,6 +98,14 @@ def run(options: argparse.Namespace) -> int:
     for path in filter(None, (output, options.csv)):
         console.print(f"written to {path}", highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def _check_text(flag: str, text: str | None) -> None:
+    try:
+        if text is not None:
+            early_refusals.check_data(DataConfig(path=text))
+    except UserError as error:
+        raise UserError(str(error).replace("--data-dir", flag, 1)) from error
 
 
 def _check(options: argparse.Namespace) -> None:

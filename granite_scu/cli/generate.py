@@ -26,6 +26,9 @@ EXAMPLES = (
 )
 
 
+MOST_BYTES = 10_000_000
+"""Of a prompt."""
+
 COMMONEST = ("--prompt", "--prompt-file", "--chat", "--max-new-tokens", "--temperature", "--model")
 
 
@@ -56,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     require_adapter(Path(options.run).expanduser(), str(options.run))
+    script_flags.check_template(options)
+    if (options.chat_template or options.chat_template_args) and not options.chat:
+        raise UserError("--chat-template: is for a question; give --chat, or leave it out")
+    sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
+    talking = options.chat and options.prompt is None and options.prompt_file is None
+    prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
     # Late: torch takes seconds, and a wrong flag is refused without it.
     from granite_scu import hardware
     from granite_scu.cli.conversation import converse
@@ -65,12 +74,6 @@ def run(options: argparse.Namespace) -> int:
     from granite_scu.model import loading, saved_adapter
     from granite_scu.model.adapters import load_adapted
 
-    script_flags.check_template(options)
-    if (options.chat_template or options.chat_template_args) and not options.chat:
-        raise UserError("--chat-template: is for a question; give --chat, or leave it out")
-    sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
-    talking = options.chat and options.prompt is None and options.prompt_file is None
-    prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
     adapter = saved_adapter.find(options.run)
     base = saved_adapter.base_of(adapter, options.model)
     adapter.updates(base.name)  # proves that it fits
@@ -129,15 +132,18 @@ def read_prompt(text: str | None, file: str | None) -> str:
     flag = "--prompt" if text is not None else f"--prompt-file {file}" if file is not None else "standard input"
     try:
         if file is not None:
-            text = Path(file).expanduser().read_text(encoding="utf-8")
+            with Path(file).expanduser().open("rb") as given:
+                text = given.read(MOST_BYTES + 1).decode()
         elif text is None:
-            text = sys.stdin.buffer.read().decode()
+            text = sys.stdin.buffer.read(MOST_BYTES + 1).decode()
         else:
             text = os.fsencode(text).decode()  # whatever the locale made of the bytes of the command line
     except OSError as error:
         raise UserError(f"{flag}: cannot be read ({error.strerror})") from error
     except UnicodeError as error:
         raise UserError(f"{flag}: is not UTF-8 text") from error
+    if len(text) > MOST_BYTES:
+        raise UserError(f"{flag}: has more than {MOST_BYTES:,} characters, which no model reads; shorten it")
     if not text.strip():
         raise UserError(f"{flag}: the text is empty")
     return text.removesuffix("\n") if file is not None or flag == "standard input" else text

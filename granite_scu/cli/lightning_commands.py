@@ -68,6 +68,8 @@ def build_parser(name: str) -> Parser:
     for flag in (flag for section in SECTIONS.values() for flag in section if flag.name in COMMONEST):
         if command in TRAINS or flag.key in OF_SCORING:
             given = script_flags.argument(flag)
+            if flag.kind is bool:  # LightningCLI has no --no- form
+                given |= {"action": "store", "metavar": "true|false"}
             common.add_argument(f"--{flag.key}", **given | {"help": as_dotted_keys(given["help"])})
     parser.add_debug()
     return parser

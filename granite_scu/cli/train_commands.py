@@ -30,7 +30,9 @@ _FLAG = {"train": [], "plan": ["--dry-run"], "check": ["--check-requirements"]}
 
 def main(arguments: list[str], name: str = "granite-scu train") -> int:
     """One of the commands; returns the exit code."""
-    return guard.guarded(lambda: _run(arguments, name), debug="--debug" in arguments)
+    writes = name.split()[-1] == "train" and not {"--dry-run", "--check-requirements"} & set(arguments)
+    how = {} if writes else {"how_to_continue": guard.NOTHING_WRITTEN}
+    return guard.guarded(lambda: _run(arguments, name), debug="--debug" in arguments, **how)
 
 
 def build_parser(name: str) -> Parser:

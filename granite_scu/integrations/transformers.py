@@ -5,9 +5,9 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, gather
@@ -85,11 +85,17 @@ class ShannonCallback(TrainerCallback, ExportableState):
     ) -> None:
         if controller in ELSEWHERE:
             raise ValueError(f"controller {controller}: {ELSEWHERE[controller]}; choose another")
-        if unknown := settings.keys() - {field.name for field in fields(ControlConfig)}:
-            raise TypeError(
-                f"ShannonCallback: no setting is called {', '.join(sorted(unknown))}; there are the fields of "
-                "granite_scu.config.settings.ControlConfig"
-            )
+        _check_kinds(
+            {
+                "target_s": target_s,
+                "controller": controller,
+                "control_every": control_every,
+                "prior_sigma": prior_sigma,
+                "n_tokens": n_tokens,
+                "gradient_clip": gradient_clip,
+                **settings,
+            }
+        )
         with _of_arguments():
             self._config = ControlConfig(controller=controller, target_s=target_s, every=control_every, **settings)
             self._prior = PriorConfig(prior_sigma, n_tokens)
@@ -332,9 +338,42 @@ def _check_arguments(args: TrainingArguments) -> None:
             raise ValueError(f"ShannonCallback: {remedy}")
 
 
+def _check_kinds(given: dict[str, Any]) -> None:
+    """Refuse settings that there are not, and values of the wrong kind, of which the dataclasses check the size alone.
+
+    Raises:
+        TypeError: names the setting, and what it may be.
+    """
+    hints = {**get_type_hints(PriorConfig), **get_type_hints(OptimizerConfig), **get_type_hints(ControlConfig)}
+    hints |= {"control_every": int, "prior_sigma": float}
+    for name, value in given.items():
+        if name not in hints or name == "every":
+            raise TypeError(
+                f"ShannonCallback: no setting is called {name}; there are its own and the fields of "
+                "granite_scu.config.settings.ControlConfig"
+            )
+        if not _fits(value, hints[name]):
+            hint = hints[name]
+            kinds = " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else hint
+            raise TypeError(f"ShannonCallback: {name} is {value!r} and must be {getattr(kinds, '__name__', kinds)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kinds = get_args(hint)
+    if get_origin(hint) is Literal:
+        return value in kinds
+    if kinds:
+        return any(_fits(value, kind) for kind in kinds)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
+
+
 def _check_loss(model: nn.Module) -> None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kind = getattr(base, "loss_type", None)
+    kind = getattr(base, "loss_type", None) or "ForCausalLM"  # what transformers takes for a model that names none
+    if type(base).__name__.endswith(("LMHeadModel", "ForCausalLM")) and kind not in LOSS_MAPPING:
+        kind = "ForCausalLM"
     if LOSS_MAPPING.get(kind) is not ForCausalLMLoss or getattr(base.config, "is_encoder_decoder", False):
         raise ValueError(
             f"ShannonCallback: {type(base).__name__} is trained on another loss than a causal language model's, and S "

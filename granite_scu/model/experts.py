@@ -56,7 +56,8 @@ def require(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _is_known(module: nn.Module) -> bool:
     shaped = all(getattr(getattr(module, name, None), "ndim", 0) == 3 for name in PARAMETERS)
-    return shaped and (module.has_gate, module.has_bias, module.is_transposed) == (True, False, False)
+    form = [getattr(module, name, None) for name in ("has_gate", "has_bias", "is_transposed")]
+    return shaped and form == [True, False, False]
 
 
 def wrappers(model: nn.Module) -> Iterator[tuple[str, ParamWrapper]]:

@@ -9,8 +9,8 @@ from granite_scu.config.errors import UserError
 NEEDED = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
 """The modules that each logger needs; of mlflow with those of its store on this machine."""
 
-NO_STORE = ("file", "")
-"""Kinds of MLflow's address that mean plain files, which it no longer writes."""
+STORES = ("http", "https", "databricks", "databricks-uc", "uc", "sqlite", "mysql", "postgresql", "mssql")
+"""Kinds of MLflow's address: servers and databases. Plain files it no longer writes."""
 
 
 def check_loggers(names: Sequence[str], offline: bool) -> None:
@@ -21,22 +21,23 @@ def check_loggers(names: Sequence[str], offline: bool) -> None:
         offline: whether they keep to this machine.
 
     Raises:
-        UserError: one is not installed, wandb knows no key for a run that is not offline, or MLflow's address names
-            plain files.
+        UserError: one is not installed, wandb refuses its settings or knows no key for a run that is not offline, or
+            MLflow's address is no server and no database.
     """
     for name in names:
         if missing := [module for module in NEEDED[name] if not _is_installed(module)]:
             raise UserError(f"--logger {name}: {missing[0]} is not installed; pip install 'granite-scu[{name}]'")
-    if "wandb" in names and not offline and not _wandb_can_log():
+    if "wandb" in names and not _wandb_can_log(offline):
         raise UserError(
             "--logger wandb: nobody is logged in; log in with: wandb login, or log on this machine alone with "
             "WANDB_MODE=offline"
         )
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if "mlflow" in names and not offline and uri and uri.partition(":")[0 if ":" in uri else 1] in NO_STORE:
+    kind = uri.partition(":")[0].partition("+")[0]
+    if "mlflow" in names and not offline and uri and kind not in STORES:
         raise UserError(
-            f"--logger mlflow: MLFLOW_TRACKING_URI {uri}: MLflow no longer writes plain files; name a server or a "
-            "database (sqlite:///mlflow.db), or unset it to log into the run folder"
+            f"--logger mlflow: MLFLOW_TRACKING_URI {uri}: is neither a server (https://...) nor a database "
+            "(sqlite:///mlflow.db), and MLflow no longer writes plain files; unset it to log into the run folder"
         )
 
 
@@ -45,11 +46,18 @@ def _is_installed(module: str) -> bool:
     return found is not None and found.origin is not None  # a folder ./wandb, as wandb makes it, is no package
 
 
-def _wandb_can_log() -> bool:
+def _wandb_can_log(offline: bool) -> bool:
     """Whether wandb has a key, or needs none."""
     import wandb
 
-    if wandb.setup().settings.mode != "online":
+    try:
+        mode = wandb.setup().settings.mode
+    except (ValueError, wandb.errors.Error) as error:  # the former is pydantic's
+        raise UserError(
+            f"--logger wandb: it refuses its settings ({' '.join(str(error).split())}); correct the environment's "
+            "WANDB_ variables"
+        ) from error
+    if offline or mode != "online":
         return True
     try:
         return wandb.login(prompt=False, verify=False)

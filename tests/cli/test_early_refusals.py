@@ -123,6 +123,11 @@ def test_a_pytorch_for_cpus_is_refused_a_gpu_at_once_but_for_a_plan_of_a_card(mo
     early_refusals.refuse(["fit", "--data.path=stdlib-docs", f"--run.output_dir={tmp_path}", "--hardware=auto"])
 
 
+def test_a_rank_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("RANK", "x")
+    assert refusal() == "RANK=x: must be a whole number, as torchrun and SLURM set it; unset it"
+
+
 def test_a_refusal_loads_neither_torch_nor_lightning():
     code = (
         "import sys; from granite_scu.cli.main import main; code = main(['train', '--data-dir', 'no/texts']);"
@@ -136,7 +141,9 @@ def test_a_refusal_loads_neither_torch_nor_lightning():
     [
         (["--config", "nope"], "--config nope: there is no such file"),
         (["--foo"], "--foo: there is no such setting"),
-        (["--max-steps", "3"], "fit: --max-steps is a flag of granite-scu train; here it is --trainer.max_steps"),
+        (["--data.batch_size"], "--data.batch_size: give a value after it"),
+        (["--trainer.max_steps", "-5"], "max_steps -5: must be at least 1"),
+        (["--max-steps", "3"], "fit: max-steps is a flag of granite-scu train; here it is --trainer.max_steps"),
     ],
 )
 def test_fit_is_refused_as_early(capsys, argv, words):

@@ -334,9 +334,9 @@ def not_finite(folder: Path) -> None:
         ({"r": 8}, None, "its adapter does not fit tiny-granite-h"),
         ({"target_modules": ["q_proj"]}, None, "its adapter does not fit tiny-granite-h"),
         ({}, fewer_merges, "its tokenizer makes other tokens"),
-        ({}, lambda f: (f / "adapter_model.safetensors").write_bytes(b"\x08" + bytes(7) + b"{}"), "cannot be read"),
+        ({}, lambda f: (f / "adapter_model.safetensors").write_bytes(b"\x08" + bytes(7) + b"{}"), "is damaged"),
         ({}, lambda f: (f / "adapter_model.safetensors").unlink(), "adapter_model.safetensors is missing"),
-        ({}, not_finite, "other: scores nan on"),
+        ({}, not_finite, "is not finite, so that its run diverged"),
     ],
 )
 def test_a_spoilt_adapter(score, run, topics, tmp_path, config, spoil, words):

@@ -14,6 +14,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -24,7 +27,7 @@ from granite_scu.config.settings import TINY_MODEL, BaseConfig, OptimizerConfig,
 from granite_scu.config.settings import LoraConfig as SettingsOfLora
 from granite_scu.data.sources.corpora import stdlib_docs
 from granite_scu.integrations.adapter import Adapter
-from granite_scu.integrations.transformers import ORIGIN, ShannonCallback
+from granite_scu.integrations.transformers import ORIGIN, ShannonCallback, _check_loss
 from granite_scu.model.description_length import squared_norms
 from granite_scu.training.callbacks.shannon_control import ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
@@ -409,3 +412,25 @@ def test_a_stream_wants_n(adapted, trainer):
     run = trainer(adapted(), Stream(), ShannonCallback(0.02), max_steps=1)
     with pytest.raises(ValueError, match="n_tokens: a stream's tokens cannot be counted"):
         run.train()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"actuator": "x"}, "actuator is 'x' and must be 'loss' or 'decoupled'"),
+        ({"measure": "x", "kp": 1.0, "ki": 0.1}, "measure is 'x' and must be 'delta' or 'factors'"),
+        ({"kp": "a"}, r"kp is 'a' and must be float \| None"),
+        ({"control_every": 1.5}, "control_every is 1.5 and must be int"),
+        ({"every": 1}, "no setting is called every"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_named(settings, words):
+    with pytest.raises(TypeError, match=words):
+        ShannonCallback(**({"target_s": 0.1} | settings))
+
+
+def test_a_model_that_names_no_loss_has_transformers_default():
+    tiny = GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16, bos_token_id=0, eos_token_id=0)
+    _check_loss(GPT2LMHeadModel(tiny))
+    with pytest.raises(ValueError, match="another loss than a causal language model's"):
+        _check_loss(GPT2ForSequenceClassification(tiny))

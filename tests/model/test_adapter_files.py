@@ -51,6 +51,9 @@ def adapter(tmp_path):
         ({"rank_pattern": {"q_proj": "x"}}, "rank_pattern must be ranks by layers' names"),
         ({"alpha_pattern": [1]}, "alpha_pattern must be numbers by layers' names"),
         ({"exclude_modules": SLOW}, "exclude_modules must be a list of layers' names"),
+        ({"layers_to_transform": [0], "layers_pattern": SLOW}, "layers_pattern must be layers' names"),
+        ({"layers_to_transform": ["0"]}, "layers_to_transform must be numbers of layers"),
+        ({"target_modules": ["q_proj"] * 600_000}, "target_modules must be a list of layers' names"),
         ({"base_model_name_or_path": 3}, "base_model_name_or_path must be a name"),
     ],
 )

@@ -346,3 +346,21 @@ def test_what_a_run_leaves_that_was_killed_at_its_start_is_no_run(folder):
     (folder.path / "notes.txt").write_text("")
     with pytest.raises(UserError, match="is not empty"):
         folder.check(overwrite=False, resuming=False)
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused_before_anything_is_written(tmp_path):
+    """A run that goes on in a stranger's folder would write through it."""
+    folder, victim = tmp_path / "run", tmp_path / "victim"
+    (folder / "logs").mkdir(parents=True)
+    victim.write_text("mine")
+    (folder / "inside").symlink_to("logs")
+    RunFolder(folder).check(overwrite=False, resuming=True)
+    (folder / "chat_template.jinja").symlink_to(victim)
+    with pytest.raises(UserError, match=r"chat_template.jinja is a link that leads out of the folder"):
+        RunFolder(folder).check(overwrite=False, resuming=True)
+
+
+def test_only_a_number_makes_a_checkpoint(tmp_path):
+    for name in ("checkpoint-4", "checkpoint-\N{SUPERSCRIPT TWO}", "checkpoint-", "checkpoint-4x"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in RunFolder(tmp_path).checkpoints()] == ["checkpoint-4"]

@@ -45,14 +45,15 @@ def test_wandbs_own_folder_is_no_installation(tmp_path, monkeypatch):
         logger_checks.check_loggers(["wandb"], offline=True)
 
 
-@pytest.mark.parametrize("uri", ["./mlruns", "/srv/mlruns", "file:///srv/mlruns"])
-def test_plain_files_of_mlflow_are_refused(uri, monkeypatch):
+@pytest.mark.parametrize("uri", ["./mlruns", "/srv/mlruns", "file:///srv/mlruns", "foo://x"])
+def test_what_mlflow_cannot_write_to_are_refused(uri, monkeypatch):
     monkeypatch.setitem(logger_checks.NEEDED, "mlflow", ())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with pytest.raises(UserError, match=f"MLFLOW_TRACKING_URI {uri}: MLflow no longer writes plain files"):
+    with pytest.raises(UserError, match=f"MLFLOW_TRACKING_URI {uri}: is neither a server"):
         logger_checks.check_loggers(["mlflow"], offline=False)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
-    logger_checks.check_loggers(["mlflow"], offline=False)
+    for good in ("sqlite:///mlflow.db", "https://mlflow.example", "postgresql+psycopg2://me@db/mlflow"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", good)
+        logger_checks.check_loggers(["mlflow"], offline=False)
 
 
 def test_an_unknown_one_is_refused_and_several_are_taken_each_once():

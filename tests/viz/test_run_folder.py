@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from folders import record, settings, write_csv, write_run
 
+from granite_scu.config.errors import UserError
+from granite_scu.config.outside import only_files
 from granite_scu.viz.run_folder import GPU_LOG, LOG, read_measured_run, read_run
 
 
@@ -31,6 +33,30 @@ def test_a_damaged_log_is_named(cut_off):
     (cut_off / "logs" / "csv" / "metrics.csv").write_text("step,val_bpt\nx,5.0\n")
     with pytest.raises(ValueError, match=r"metrics\.csv: not the CSV log of a run"):
         read_run(cut_off)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("logs/csv/metrics.csv", "step,val_bpt\n1," + "x" * 200_000 + "\n", r"metrics\.csv: not the CSV log of a run"),
+        ("scu_history.jsonl", '{"step": 1' + "0" * 400 + "}\n", "a number of 401 digits"),
+        ("scu_history.jsonl", '{"step": 1, "s_ema": [1]}\n', "not one record with a step in each line"),
+        ("scu_metrics.json", '{"final_val_bpt": 1' + "0" * 400 + "}", "a number of 401 digits"),
+    ],
+)
+def test_what_a_stranger_wrote_there_is_refused_by_name(cut_off, file, text, words):
+    (cut_off / file).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_run(cut_off)
+
+
+def test_a_pipe_is_not_waited_for(cut_off):
+    (cut_off / "logs" / "csv" / "metrics.csv").unlink()
+    os.mkfifo(cut_off / "logs" / "csv" / "metrics.csv")
+    with pytest.raises(ValueError, match=r"metrics\.csv: is no file"):
+        read_run(cut_off)
+    with pytest.raises(UserError, match=r"metrics\.csv: is neither a file nor a folder"):
+        only_files(cut_off)
 
 
 def test_warnings_are_those_of_the_log_with_all_their_lines(finished):
