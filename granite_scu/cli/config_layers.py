@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -27,8 +27,20 @@ A_FLAG = "a flag"
 _LARGEST = 10_000
 """Entries of a configuration, each alias counted as what it stands for: a few hundred are in the largest of ours."""
 
+_MOST_DIGITS = 400
+"""Of a whole number; Python converts none of more than some thousands."""
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The reader that jsonargparse takes, whose YAML is a little wider than that of the one in Python."""
+
+
+class _WithoutDates(_LOADER):
+    """Reads what looks like a date as a text, as jsonargparse does; there is no 31st of February."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in _LOADER.yaml_implicit_resolvers.items()
+    }
 
 
 def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
@@ -176,10 +188,10 @@ def _check_file(path: str) -> None:
         raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
     if _size(root, {}) > _LARGEST:
         raise UserError(f"--config {path}: has more than {_LARGEST:,} entries once its aliases (*name) are followed")
-    try:
-        _value_of(root)
-    except ValueError as error:  # a date of month 13, a number of 5,000 digits
-        raise UserError(f"--config {path}: holds a value that is none ({error}); correct it") from error
+    for number in _nodes(root):
+        if number.tag == "tag:yaml.org,2002:int" and len(number.value) > _MOST_DIGITS:
+            digits = f"a number of {len(number.value):,} digits"
+            raise UserError(f"--config {path}: has {digits}{_place(number.start_mark)}; correct it")
     for number in _octals(root):
         raise UserError(
             f"--config {path}: {number.value}{_place(number.start_mark)} is {int(number.value, 8)} to YAML, which "
@@ -188,15 +200,6 @@ def _check_file(path: str) -> None:
     for key in _repeated(root):
         place = _place(key.start_mark)
         raise UserError(f"--config {path}: {key.value} comes twice{place}, and what stands under the first is lost")
-
-
-def _value_of(root: yaml.Node) -> Any:
-    """What a file holds, from its nodes."""
-    loader = _LOADER("")
-    try:
-        return loader.construct_document(root)
-    finally:
-        loader.dispose()
 
 
 def _place(mark: yaml.Mark | None) -> str:
@@ -315,7 +318,8 @@ def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _load(text: str) -> Any:
     """A file's content, or that of an argument; nothing where either is malformed, which jsonargparse then reports."""
     try:
-        return yaml.safe_load(Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text)
+        given = Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text
+        return yaml.load(given, Loader=_WithoutDates)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return None
 

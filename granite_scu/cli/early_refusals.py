@@ -121,12 +121,22 @@ def _check_counts(given: dict[str, Any]) -> None:
     for key, flag in _COUNTS.items():
         value = _made(int, given.get(key))
         if value is not UNKNOWN and value < 1 and (key, value) != ("trainer.max_steps", -1):
-            raise UserError(f"{flag} {value}: must be at least 1")
+            kind = "" if flag == "--max-steps" else "a whole number, "
+            raise UserError(f"{flag} {value}: must be {kind}at least 1")
 
 
 def _check_ranks() -> None:
     """Refuse what says which of several processes this one is, where it is no number."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID"):
+    for name in (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS",
+        "SLURM_NNODES",
+    ):
         if not re.fullmatch("[0-9]{1,9}", os.environ.get(name, "0")):
             raise UserError(
                 f"{name}={os.environ[name]}: must be a whole number, as torchrun and SLURM set it; unset it"

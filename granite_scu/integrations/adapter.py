@@ -23,12 +23,13 @@ class Adapter:
 
     Raises:
         ValueError: the model has no adapter, one whose Delta W is not s B A, more than one that is active, none that is
-            trained, or trains something besides.
+            trained, layers that share one, or trains something besides.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = _layers(model)
         _check_trained(model, self._layers.values())
+        _check_apart(self._layers)
         self.origin: list[Tensor] | None = None
 
     def start_here(self) -> None:
@@ -147,6 +148,19 @@ def _update(name: str, layer: BaseTunerLayer, adapter: str) -> LowRankUpdate | N
     else:
         raise ValueError(f"{name}: an adapter of the kind {kind} has no Delta W = s B A; {remedy}")
     return LowRankUpdate(a, b, layer.scaling[adapter], experts=layer.num_experts if stacked else 0)
+
+
+def _check_apart(layers: Mapping[str, LowRankUpdate]) -> None:
+    """Refuse layers that share their factors: ParamBPT would count the bits of one update twice."""
+    owners: dict[int, str] = {}
+    for layer, update in layers.items():
+        for factor in (update.a, update.b):
+            place = factor.data_ptr()
+            if place and owners.setdefault(place, layer) != layer:
+                raise ValueError(
+                    f"ShannonCallback: {owners[place]} and {layer} share one adapter, as PEFT's ensure_weight_tying "
+                    "makes it, and its bits would be counted twice; leave one of the two layers out"
+                )
 
 
 def _check_trained(model: nn.Module, updates: Iterable[LowRankUpdate]) -> None:

@@ -434,3 +434,9 @@ def test_a_model_that_names_no_loss_has_transformers_default():
     _check_loss(GPT2LMHeadModel(tiny))
     with pytest.raises(ValueError, match="another loss than a causal language model's"):
         _check_loss(GPT2ForSequenceClassification(tiny))
+
+
+def test_layers_that_share_one_adapter_are_refused(small_granite):
+    both = LoraConfig(r=2, target_modules=["embed_tokens", "lm_head"], ensure_weight_tying=True)
+    with pytest.raises(ValueError, match="share one adapter, as PEFT's ensure_weight_tying makes it"):
+        Adapter(get_peft_model(AutoModelForCausalLM.from_pretrained(small_granite), both))

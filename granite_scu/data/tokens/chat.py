@@ -363,6 +363,7 @@ class Renderer:
             if start < after or (len(own) == len(spans) and own[number] not in conversation.said):
                 continue
             found.append((start, self._without_line_end(whole[:stop], start)))
+        self._check_tags(conversation, whole, found)
         says = (conversation.messages[i].get(field) for i in conversation.said for field in ("content", "tool_calls"))
         if any(says) and not any(whole[slice(*span)].strip() for span in found):
             raise UserError(
@@ -370,6 +371,23 @@ class Renderer:
                 "{% generation %} and {% endgeneration %}; correct the template, or use --loss-on all"
             )
         return found
+
+    def _check_tags(self, conversation: Conversation, whole: str, found: list[tuple[int, int]]) -> None:
+        """Refuse tags that hold words of somebody else's, once for each kind of conversation."""
+        kind = ("tags", *_kinds(conversation.messages))
+        if kind in self._shown:
+            return
+        marked, rendered = self._marked(conversation)
+        for i, places in (marked.places(rendered, whole) or {}).items():
+            role = conversation.messages[i]["role"]
+            tagged = any(start < last and first < stop for start, stop in found for first, last in places)
+            if tagged and role != ASSISTANT:
+                raise UserError(
+                    f"--data-dir {conversation.name}: the chat template has what message {i + 1} says, whose role is "
+                    f"{role}, between {{% generation %}} and {{% endgeneration %}}; correct the template, or use "
+                    "--loss-on all"
+                )
+        self._shown.add(kind)
 
     def _without_line_end(self, text: str, start: int) -> int:
         """The end of a text, or of the control token before it: a line end behind that is not the model's to say."""

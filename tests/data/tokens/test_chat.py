@@ -420,6 +420,15 @@ def test_tags_around_nothing_of_the_assistants_are_refused_by_name(chatting, tmp
     )
 
 
+def test_tags_around_what_the_user_says_are_refused_by_name(chatting, tmp_path):
+    chatting.chat_template = (
+        "{% for m in messages %}{% generation %}{{ m.content + eos_token }}{% endgeneration %}{% endfor %}"
+    )
+    assert "has what message 1 says, whose role is user, between {% generation %}" in refused(
+        chatting, conversations(tmp_path, {"messages": TURN})
+    )
+
+
 def test_where_no_control_token_ends_a_turn_the_end_of_text_is_learned(chatting, tmp_path):
     """As with a template of another model's, whose tokens are none of this tokenizer's; by position, too."""
     turns = "{% for m in messages %}[{{ m.role }}]{{ '!' if loop.last }}{{ m.content }}[end]\n{% endfor %}"
