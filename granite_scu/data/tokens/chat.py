@@ -216,9 +216,11 @@ class Renderer:
         messages = conversation.messages
         for i, message in enumerate(messages):
             kind = ("calls", message["role"], bool(message.get("content")))
-            if kind in self._shown or not message.get("tool_calls"):
+            calls = message.get("tool_calls")
+            # What is no list of calls, the template may refuse.
+            if kind in self._shown or not calls or not isinstance(calls, list) or not all(map(_is_call, calls)):
                 continue
-            renamed = [_renamed(call) for call in message["tool_calls"]]
+            renamed = [_renamed(call) for call in calls]
             try:
                 rendered = self._text(
                     conversation, [*messages[:i], {**message, "tool_calls": renamed}, *messages[i + 1 :]]
@@ -413,6 +415,10 @@ class Renderer:
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _renamed(call: dict[str, Any]) -> dict[str, Any]:
