@@ -218,9 +218,9 @@ def test_tool_calls_are_missed_though_the_template_writes_a_name_there(chatting,
 
 
 @pytest.mark.parametrize("calls", [[["f"]], {"name": "f"}, "f", [3]], ids=str)
-def test_calls_that_are_none_are_left_to_the_template(chatting, tmp_path, calls):
+def test_calls_that_are_none_are_refused_as_the_template_does(chatting, tmp_path, calls):
     called = {"role": "assistant", "content": "yo", "tool_calls": calls}
-    assert said(chatting, conversations(tmp_path, {"messages": [TURN[0], called]})) == "yo<|end_of_text|>"
+    assert "refuses these messages" in refused(chatting, conversations(tmp_path, {"messages": [TURN[0], called]}))
 
 
 @pytest.mark.parametrize("tagged", [False, True], ids=["by prefixes", "by tags"])
