@@ -125,18 +125,16 @@ def _check_counts(given: dict[str, Any]) -> None:
             raise UserError(f"{flag} {value}: must be {kind}at least 1")
 
 
+_RANKS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NNODES"),
+)
+"""What torchrun and SLURM set."""
+
+
 def _check_ranks() -> None:
     """Refuse what says which of several processes this one is, where it is no number."""
-    for name in (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "SLURM_NTASKS",
-        "SLURM_NNODES",
-    ):
+    for name in _RANKS:
         if not re.fullmatch("[0-9]{1,9}", os.environ.get(name, "0")):
             raise UserError(
                 f"{name}={os.environ[name]}: must be a whole number, as torchrun and SLURM set it; unset it"

@@ -85,21 +85,6 @@ class ShannonCallback(TrainerCallback, ExportableState):
     ) -> None:
         if controller in ELSEWHERE:
             raise ValueError(f"controller {controller}: {ELSEWHERE[controller]}; choose another")
-        _check_kinds(
-            {
-                "target_s": target_s,
-                "controller": controller,
-                "control_every": control_every,
-                "prior_sigma": prior_sigma,
-                "n_tokens": n_tokens,
-                "gradient_clip": gradient_clip,
-                **settings,
-            }
-        )
-        with _of_arguments():
-            self._config = ControlConfig(controller=controller, target_s=target_s, every=control_every, **settings)
-            self._prior = PriorConfig(prior_sigma, n_tokens)
-            self._gradient_clip = OptimizerConfig(gradient_clip=gradient_clip).gradient_clip
         self._arguments = {
             "target_s": target_s,
             "controller": controller,
@@ -109,6 +94,11 @@ class ShannonCallback(TrainerCallback, ExportableState):
             "gradient_clip": gradient_clip,
             **settings,
         }
+        _check_kinds(self._arguments)
+        with _of_arguments():
+            self._config = ControlConfig(controller=controller, target_s=target_s, every=control_every, **settings)
+            self._prior = PriorConfig(prior_sigma, n_tokens)
+            self._gradient_clip = OptimizerConfig(gradient_clip=gradient_clip).gradient_clip
         self._law = _build(self._config)
         self._held_out = held_out
         if self._law.needs_slopes and held_out is None:

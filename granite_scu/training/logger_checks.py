@@ -1,6 +1,7 @@
 """What a logger of ``--logger`` needs before a run starts: that it is installed, and that somebody is logged in."""
 
 import os
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -35,8 +36,9 @@ def check_loggers(names: Sequence[str], offline: bool) -> None:
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     kind = uri.partition(":")[0].partition("+")[0]
     if "mlflow" in names and not offline and uri and kind not in STORES:
+        shown = re.sub("//.*@", "//***@", uri)  # it may hold a password
         raise UserError(
-            f"--logger mlflow: MLFLOW_TRACKING_URI {uri}: is neither a server (https://...) nor a database "
+            f"--logger mlflow: MLFLOW_TRACKING_URI {shown}: is neither a server (https://...) nor a database "
             "(sqlite:///mlflow.db), and MLflow no longer writes plain files; unset it to log into the run folder"
         )
 

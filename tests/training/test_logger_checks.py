@@ -51,6 +51,9 @@ def test_what_mlflow_cannot_write_to_are_refused(uri, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(UserError, match=f"MLFLOW_TRACKING_URI {uri}: is neither a server"):
         logger_checks.check_loggers(["mlflow"], offline=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "oracle://me:pass@word@db/mlflow")
+    with pytest.raises(UserError, match=r"oracle://\*\*\*@db/mlflow: is neither"):
+        logger_checks.check_loggers(["mlflow"], offline=False)
     for good in ("sqlite:///mlflow.db", "https://mlflow.example", "postgresql+psycopg2://me@db/mlflow"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", good)
         logger_checks.check_loggers(["mlflow"], offline=False)

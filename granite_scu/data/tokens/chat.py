@@ -212,7 +212,7 @@ class Renderer:
             self._shown.add(kind)
 
     def _check_calls_shown(self, conversation: Conversation) -> None:
-        """Refuse calls of tools that the template passes over: what is left of the turn would teach not to answer."""
+        """Refuse calls of tools that the template leaves out: what is left of the turn would teach not to answer."""
         messages = conversation.messages
         for i, message in enumerate(messages):
             kind = ("calls", message["role"], bool(message.get("content")))
@@ -255,12 +255,8 @@ class Renderer:
         return [
             self._place(conversation, whole, i, places, endings)
             for i in conversation.said
-            if not self._is_left_out(conversation.messages[i], marked.shows(i, rendered))
+            if not _is_left_out(conversation.messages[i], marked.shows(i, rendered))
         ]
-
-    def _is_left_out(self, message: dict[str, Any], is_shown: bool) -> bool:
-        """Whether all that a message says is a thought that the template drops."""
-        return not (is_shown or message.get("content") or message.get("tool_calls"))
 
     def _place(
         self, conversation: Conversation, whole: str, i: int, places: dict[int, Places], endings: list[str]
@@ -415,6 +411,11 @@ class Renderer:
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_left_out(message: dict[str, Any], is_shown: bool) -> bool:
+    """Whether all that a message says is a thought that the template drops."""
+    return not (is_shown or message.get("content") or message.get("tool_calls"))
 
 
 def _is_call(value: Any) -> bool:
