@@ -86,6 +86,8 @@ class RunFolder:
         require_writable("--output-dir", self.path, make=False)
         own = os.path.realpath(self.path)
         for entry in self.path.rglob("*"):
+            if self.path / "logs" / "wandb" in entry.parents:  # it has links to its cache, and a new folder a run
+                continue
             if entry.is_symlink() and not Path(os.path.realpath(entry)).is_relative_to(own):
                 raise UserError(
                     f"--output-dir {self.path}: {entry.relative_to(self.path)} is a link that leads out of the folder, "
