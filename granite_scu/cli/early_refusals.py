@@ -59,7 +59,9 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
                 raise UserError(f"--{key}: give a value after it")
         _check_counts({key: value for key, (_, value) in given.items()})
         _check_ranks()
-        values = {key: _understood(key, value) for key, (_, value) in given.items() if key in flags.HINTS}
+        hints = flags.HINTS | {key: kind for key, kind in _trainer_settings().items() if kind}
+        values = {key: _understood(key, hints[key], value) for key, (_, value) in given.items() if key in hints}
+        check_seed(_understood("seed_everything", int | bool, given.get("seed_everything", ("", settings.SEED))[1]))
         groups = _built(values)
         if "--print_config" not in arguments:
             _check_what_is_there(groups, writes=arguments[0] not in ("validate", "test") and _is_first())
@@ -68,15 +70,24 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
 
 
 @cache
-def _trainer_settings() -> tuple[str, ...]:
-    """Settings of Lightning's Trainer, as dotted keys, read from its source: to import it takes seconds."""
+def _trainer_settings() -> dict[str, Any]:
+    """Settings of Lightning's Trainer, as dotted keys, with their types, or None where these are more than numbers and
+    switches. Read from its source: to import it takes seconds."""
     package = find_spec("lightning")
     assert package is not None and package.origin is not None
     source = Path(package.origin).with_name("pytorch") / "trainer" / "trainer.py"
     classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
     trainer = next(node for node in classes if node.name == "Trainer")
     init = next(node for node in trainer.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    return tuple(f"trainer.{argument.arg}" for argument in init.args.kwonlyargs)
+    return {f"trainer.{argument.arg}": _plain_type(argument.annotation) for argument in init.args.kwonlyargs}
+
+
+def _plain_type(annotation: ast.expr | None) -> Any:
+    """The type that an annotation names; None unless it is of numbers and switches alone."""
+    kinds = {"int": int, "float": float, "bool": bool, "Optional": NoneType, "Union": None}
+    names = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)] if annotation else []
+    plain = bool(names) and all(name in kinds for name in names)
+    return Union[tuple(kind for name in names if (kind := kinds[name]))] if plain else None  # noqa: UP007
 
 
 def _is_known(key: str) -> bool:
@@ -158,13 +169,22 @@ def _line(path: str, key: str) -> str:
     return line
 
 
-def _understood(key: str, value: Any) -> Any:
+def check_seed(seed: int | bool | None) -> None:
+    """Refuse a seed that generators of random numbers do not take.
+
+    Raises:
+        UserError: it is none of 32 bits. True stands for one drawn at random.
+    """
+    if seed is not UNKNOWN and (seed is None or (seed is not True and not 0 <= seed < 2**32)):
+        raise UserError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
+
+
+def _understood(key: str, hint: Any, value: Any) -> Any:
     """A value as its setting has it; ``UNKNOWN`` where that is left to the parser behind LightningCLI.
 
     Raises:
         UserError: it is of the wrong kind.
     """
-    hint = flags.HINTS[key]
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if isinstance(value, str) and (str not in kinds or value.startswith("[")):
         value = _from_yaml(value)
@@ -175,7 +195,8 @@ def _understood(key: str, value: Any) -> Any:
             return made
     if isinstance(value, list | dict) or str in kinds or any(get_origin(kind) is list for kind in kinds):
         return UNKNOWN
-    words = " or ".join(words for kind in kinds if (words := _described(kind)))
+    told = [kind for kind in kinds if not (kind is int and float in kinds)]
+    words = " or ".join(words for kind in told if (words := _described(kind)))
     raise UserError(f"{_named(key)} {value}: must be {words}")
 
 

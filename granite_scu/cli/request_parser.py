@@ -13,7 +13,7 @@ import jsonargparse
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from granite_scu.cli import config_layers
+from granite_scu.cli import config_layers, early_refusals
 from granite_scu.config import settings as config
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request, add_settings, check_values
@@ -73,9 +73,7 @@ class GraniteCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
         """Lightning's, and a check of the seed, which it would use at once."""
         super().parse_arguments(parser, args)
-        seed = self.config[self.config["subcommand"]]["seed_everything"]
-        if seed is None or (seed is not True and not 0 <= seed < 2**32):  # true draws one
-            raise UserError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
+        early_refusals.check_seed(self.config[self.config["subcommand"]]["seed_everything"])
 
     def instantiate_classes(self) -> None:
         """Only the dataclasses: the model and the trainer depend on the data, which is read later."""
