@@ -19,7 +19,9 @@ from granite_scu.config.outside import printable
 
 NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
-HOW_TO_CONTINUE = "where the run folder holds a checkpoint, --resume-from-checkpoint last continues from it"
+HOW_TO_CONTINUE = (
+    "steps since the last checkpoint are lost; where there is one, --resume-from-checkpoint last continues from it"
+)
 
 OUTPUT = "standard output"
 
@@ -81,6 +83,29 @@ def guarded(
             with suppress(OSError):  # there may be nobody left to read it
                 print(wording(("" if asked_for else "error: ") + _readable(line)), file=sys.stderr)
         return code
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Ctrl-C ends the process itself: some libraries, while they are imported, pass over any exception.
+
+    For what writes nothing.
+    """
+
+    def end(number: int, frame: object) -> None:
+        with suppress(OSError):  # by no stream of Python's: one may be in the middle of a write
+            os.write(2, f"stopped by Ctrl-C; {NOTHING_WRITTEN}\n".encode())
+        os._exit(INTERRUPTED)
+
+    acts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and in a background shell it is ignored
+    if acts and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, end)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    else:
+        yield
 
 
 def _flush() -> None:

@@ -45,7 +45,8 @@ def _run(arguments: list[str], name: str) -> int:
     translated, asked = script_flags.translate([*arguments, *_FLAG[name.split()[-1]]], build_parser(name))
     if not getattr(asked, "check_requirements", False):
         early_refusals.refuse(translated, plans=getattr(asked, "dry_run", False))
-    from granite_scu.cli import train  # late: torch takes seconds
+    with guard.importing():
+        from granite_scu.cli import train  # late: torch takes seconds
 
     if getattr(asked, "check_requirements", False):
         return train.check_requirements(translated, as_json=getattr(asked, "json", False))

@@ -67,7 +67,8 @@ def _go_on(run: Run) -> Advice:
     if run.has_checkpoint:
         text = "It was cut off, or is still under way. If it no longer runs, its last checkpoint is the place to start."
         return Advice("Continue the run", text, command)
-    return Advice("Start the run again", "It was cut off before its first checkpoint, or is still under way.")
+    text = "It was cut off before its first checkpoint, or is still under way. If it no longer runs, start another."
+    return Advice("Start the run again", text, _again(run, ""))
 
 
 def _use(run: Run) -> Iterator[Advice]:
@@ -89,10 +90,12 @@ def _use(run: Run) -> Iterator[Advice]:
         )
         yield Advice("The adapter is not shown to be better", text, read)
         return
-    yield Advice("Use the adapter", f"It is better than the base model: {change}. {_which(run)}", read)
-    if not run.evaluation:
-        text = "One run gives no interval. The test documents, scored one by one, do."
-        yield Advice("Make sure of the difference", text, f"granite-scu eval {_quoted(run)}")
+    if run.evaluation:
+        yield Advice("Use the adapter", f"It is better than the base model: {change}. {_which(run)}", read)
+        return
+    yield Advice("Try the adapter", f"It scores better than the base model: {change}. {_which(run)}", read)
+    text = "One score has no interval. The test documents, scored one by one, have."
+    yield Advice("Make sure of the difference", text, f"granite-scu eval {_quoted(run)}")
 
 
 def _interval(run: Run) -> tuple[Any, Any]:
@@ -167,9 +170,8 @@ def _again(run: Run, flags: str) -> str:
         *(["--run.overwrite false"] if asked.get("overwrite") else []),
         *(["--run.resume null"] if asked.get("resume") else []),
     ]
-    return " ".join(
-        ["granite-scu train", f"--config {shlex.quote(config)}", f"--output-dir {shlex.quote(new)}", *switches, flags]
-    )
+    words = ["granite-scu train", f"--config {shlex.quote(config)}", f"--output-dir {shlex.quote(new)}", *switches]
+    return " ".join([*words, flags] if flags else words)
 
 
 def _quoted(run: Run) -> str:

@@ -1,6 +1,8 @@
 """One configuration for every way in: YAML, dotted keys and the script's flags."""
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -208,7 +210,7 @@ def test_debug_shows_where_an_error_came_from(capsys):
         (UserError("--seed -1: too small"), 2, "--seed -1: too small"),
         (UserError(f"--seed {'9' * 5000}: too large"), 2, f"--seed {'9' * 100}...{'9' * 49}: too large"),
         (RunFailed("step 3: not finite"), 1, "step 3: not finite"),
-        (KeyboardInterrupt(), 130, "stopped by Ctrl-C; where the run folder holds a checkpoint, --resume"),
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C; steps since the last checkpoint are lost; where there is one,"),
         (Stopped("stopped by SIGTERM after step 3", 143), 143, "stopped by SIGTERM after step 3"),
         (FileNotFoundError(2, "No such file", b"run/h.jsonl"), 1, "run/h.jsonl: No such file; it was deleted or moved"),
         (RuntimeError("two\n  lines"), 1, "RuntimeError: two lines; --debug shows where"),
@@ -237,6 +239,22 @@ def test_a_home_that_is_not_known_is_told_from_a_user_that_is_not(monkeypatch, h
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where nobody's home is known
     assert guard.guarded(lambda: Path.home() and 0, debug=False) == 2
     assert words in capsys.readouterr().err
+
+
+def test_an_import_that_passes_over_any_exception_does_not_keep_an_interrupt_from_ending_the_program():
+    code = """
+import os, signal
+from granite_scu.cli import guard
+signal.signal(signal.SIGINT, signal.default_int_handler)  # this test may run where it is ignored
+with guard.importing():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        pass
+print("went on")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped by Ctrl-C; nothing was written\n")
 
 
 def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):

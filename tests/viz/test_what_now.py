@@ -20,7 +20,7 @@ def advice(folder, history=None, validations=(), metrics=METRICS, **changes):
 
 def test_a_better_adapter_is_to_be_used_and_made_sure_of(tmp_path):
     found = advice(tmp_path / "demo")
-    use = found["Use the adapter"]
+    use = found["Try the adapter"]
     assert "5.850 against 6.500 bits per token on held-out documents, \N{MINUS SIGN}10.0\N{NO-BREAK SPACE}%" in use.text
     assert "It lies in runs/demo." in use.text
     assert use.command == 'granite-scu generate runs/demo --prompt "..."'
@@ -46,13 +46,13 @@ def test_an_interval_with_0_in_it_is_heeded(tmp_path, high, title):
 
 
 def test_of_two_adapters_it_says_which(tmp_path):
-    use = advice(tmp_path / "demo", metrics=METRICS | {"best_val_step": 300})["Use the adapter"]
+    use = advice(tmp_path / "demo", metrics=METRICS | {"best_val_step": 300})["Try the adapter"]
     assert "is that of step 300. That of the last step, in final/, validated worse." in use.text
 
 
 def test_an_adapter_that_is_no_better_is_not_to_be_used(tmp_path):
     found = advice(tmp_path / "demo", metrics=METRICS | {"adapter_test_bpt": 6.6})
-    assert "Use the adapter" not in found and "Use the base model." in found["Do not use this adapter"].text
+    assert "Try the adapter" not in found and "Use the base model." in found["Do not use this adapter"].text
     assert found["Try a lower learning rate"].command == (
         "granite-scu train --config runs/demo/config.yaml --output-dir runs/demo-2 --learning-rate 0.0003"
     )
@@ -86,7 +86,7 @@ def test_a_run_whose_length_is_in_epochs_is_made_longer_in_epochs(tmp_path):
 @pytest.mark.parametrize("late", [5.901, 5.899])
 def test_a_validation_that_stood_still_at_the_end_asks_for_nothing(tmp_path, late):
     found = advice(tmp_path / "demo", validations=[(100, 6.1), (300, late)])
-    assert list(found) == ["Use the adapter", "Make sure of the difference"]
+    assert list(found) == ["Try the adapter", "Make sure of the difference"]
 
 
 def test_a_stopped_run_has_the_signal_and_the_command_that_goes_on(tmp_path):
@@ -98,7 +98,8 @@ def test_a_stopped_run_has_the_signal_and_the_command_that_goes_on(tmp_path):
 
 
 def test_a_run_that_was_cut_off_goes_on_from_its_last_checkpoint_if_it_has_one(tmp_path):
-    assert list(advice(tmp_path / "demo", metrics=None)) == ["Start the run again"]
+    first = advice(tmp_path / "demo", metrics=None)["Start the run again"]
+    assert first.command == "granite-scu train --config runs/demo/config.yaml --output-dir runs/demo-2"
     (tmp_path / "demo" / "checkpoint-100").mkdir()
     (only,) = what_now(read_run(tmp_path / "demo"))
     assert only.command.endswith("--resume-from-checkpoint last")

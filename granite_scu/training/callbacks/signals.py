@@ -4,7 +4,9 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -25,6 +27,9 @@ REQUEUE = getattr(signal, "SIGUSR1", None)
 LOST = [getattr(signal, name) for name in ("SIGHUP", "SIGXCPU", "SIGUSR2") if hasattr(signal, name)]
 """The terminal is gone, the processor time allowed is used up, and what schedulers send ahead of the end: each would
 kill at once. Under nohup the first is ignored, and stays so."""
+
+
+_ONCE_MORE = b"\nCtrl-C: the step under way is finished and saved; once more stops at once and saves nothing\n"
 
 
 class GracefulStop(L.Callback):
@@ -76,6 +81,9 @@ class GracefulStop(L.Callback):
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received:
             raise KeyboardInterrupt  # a second Ctrl-C does not wait, nor does one after another signal
+        if number == signal.SIGINT and sys.stderr.isatty():
+            with suppress(OSError):  # by no stream of Python's: one may be in the middle of a write
+                os.write(sys.stderr.fileno(), _ONCE_MORE)
         self.received = max(self.received, number)
 
     def _let_go(self) -> None:

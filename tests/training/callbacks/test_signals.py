@@ -1,0 +1,28 @@
+"""What a Ctrl-C says. What it does: tests/integration/test_killed.py."""
+
+import os
+import pty
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from granite_scu.storage.run_folder import RunFolder
+from granite_scu.training.callbacks.signals import GracefulStop
+
+
+def test_on_a_terminal_the_first_interrupt_says_what_a_second_one_does(tmp_path, monkeypatch):
+    terminal, ours = pty.openpty()
+    stop = GracefulStop(RunFolder(tmp_path), save=lambda trainer: None, again="")
+    with open(ours, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        stop.on_fit_start(SimpleNamespace(world_size=1), module=None)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert b"once more stops at once and saves nothing" in os.read(terminal, 1000)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            stop.on_exception(None, None, KeyboardInterrupt())
+    os.close(terminal)
