@@ -2,7 +2,7 @@
 
 import sys
 
-from granite_scu.viz.generate_ablation_plots import main
+from granite_scu.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["plot", *sys.argv[1:]]))

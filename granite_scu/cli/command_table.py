@@ -33,8 +33,8 @@ COMMANDS = {
     },
     "after a run": {
         "runs": Command(f"{_CLI}.list_runs", "list the runs in a folder, and compare them"),
-        "report": Command("granite_scu.viz.report", "write a run's report, one page to look at in a browser"),
-        "plot": Command("granite_scu.viz.generate_ablation_plots", "draw one run, or several side by side"),
+        "report": Command(f"{_CLI}.report", "write a run's report, one page to look at in a browser"),
+        "plot": Command(f"{_CLI}.plot", "draw one run, or several side by side"),
         "eval": Command(f"{_CLI}.eval_bpt", "score base model and adapters on held-out text"),
         "generate": Command(f"{_CLI}.generate", "let base model and adapter continue a text, side by side"),
         "merge": Command(f"{_CLI}.merge", "write base model and adapter as one plain model"),

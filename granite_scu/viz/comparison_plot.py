@@ -62,6 +62,8 @@ def read_comparison(file: Path) -> dict[str, Any]:
             str(row["name"]), bool(row["is_reference"])
             for found, numbers in ((row["test_bpt"], ("mean",)), (row["difference"], ("mean", "low", "high"))):
                 [float(found[number]) for number in numbers if found is not None]
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file}: not the comparison.json of granite-scu compare ({error!r})") from error
     results["tasks"] = [task for task in results["tasks"] if any(row["test_bpt"] for row in task["rows"])]

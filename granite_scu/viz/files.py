@@ -1,29 +1,10 @@
 """How files get written completely or not at all, and what a command says about them."""
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
-
-
-class _Parser(argparse.ArgumentParser):
-    def print_help(self, file: Any = None) -> None:
-        """Print the help. argparse itself says nothing where it cannot be written."""
-        print(self.format_help(), end="", file=file)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; see --help\n")
-
-
-def command_parser(name: str, about: str, examples: Iterable[str]) -> argparse.ArgumentParser:
-    """The parser of a command, whose help begins with what it does and with examples."""
-    lines = "\n".join(f"  {example}" for example in examples)
-    return _Parser(
-        prog=name, description=f"{about}\n\nexamples:\n{lines}", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
 
 
 @contextmanager

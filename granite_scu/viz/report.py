@@ -1,15 +1,12 @@
 """A run on one page: what came of it, how it was steered, how it was set up.
 
-    granite-scu report RUN [--out FILE]
-
-writes ``report.html`` into the run folder, or FILE: one self-contained page that asks nothing of the network.
+One self-contained page, ``report.html`` in the run folder, that asks nothing of the network.
 """
 
-import argparse
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -17,7 +14,7 @@ from string import Template
 from typing import Any
 
 from granite_scu.viz.adapter_size import describe
-from granite_scu.viz.files import command_parser, make_folder, replacing, report_outcome
+from granite_scu.viz.files import make_folder, replacing
 from granite_scu.viz.glossary import explained, explanations
 from granite_scu.viz.report_data import chart_data
 from granite_scu.viz.report_samples import samples
@@ -66,28 +63,17 @@ def write_report(run: Run, file: Path) -> Path:
     return file
 
 
-def build_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of the command."""
-    examples = (f"{name} runs/mine", f"{name} runs/stopped", f"{name} runs/mine --out page.html")
-    parser = command_parser(name, "Write a run's report, one page to look at in a browser.", examples)
-    parser.add_argument("run", metavar="RUN", type=Path, help="run folder, finished or not")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=f"the page (default: RUN/{NAME})")
-    return parser
+def report_on(folder: Path, file: Path | None = None) -> Path:
+    """Write the page of a run folder, as ``file`` or into the folder itself.
 
-
-def main(arguments: Sequence[str] | None = None, name: str = "granite-scu report") -> int:
-    """The command; returns its exit code."""
-    options = build_parser(name).parse_args(arguments)
-
-    def write() -> list[Path]:
-        run = read_measured_run(options.run)
-        file = options.out or options.run / NAME
-        if file.is_dir():
-            raise ValueError(f"--out {file}: is a folder; name a file")
-        make_folder(file.parent)
-        return [write_report(run, file)]
-
-    return report_outcome(write)
+    Raises:
+        ValueError: the folder holds no run of which anything was measured, or the page cannot lie there.
+    """
+    run, file = read_measured_run(folder), file or folder / NAME
+    if file.is_dir():
+        raise ValueError(f"--out {file}: is a folder; name a file")
+    make_folder(file.parent)
+    return write_report(run, file)
 
 
 # Sections.

@@ -12,8 +12,9 @@ import pytest
 from folders import METRICS, record, rising, settings, write_run
 from matplotlib.colors import to_hex
 
+from granite_scu.cli.main import main
 from granite_scu.viz import figures, style
-from granite_scu.viz.generate_ablation_plots import draw, main
+from granite_scu.viz.generate_ablation_plots import draw
 from granite_scu.viz.groups import group
 from granite_scu.viz.run_folder import read_run
 
@@ -312,7 +313,7 @@ def test_text_is_large_enough_for_half_the_width(make):
 
 def test_the_command_draws_every_figure_twice(make, tmp_path, capsys):
     runs = [make().path, make("none", None, 0.0).path]
-    assert main([*map(str, runs), "--out", str(tmp_path / "new" / "pictures")]) == 0
+    assert main(["plot", *map(str, runs), "--out", str(tmp_path / "new" / "pictures")]) == 0
     written = capsys.readouterr().out.splitlines()
     assert sorted(Path(path).name for path in written) == sorted(
         f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")
@@ -355,7 +356,7 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(make, tmp_path, capsys
         ([run], "file/below", "name a folder"),
     ]
     for sources, out, words in refused:
-        assert main([*map(str, sources), "--out", str(tmp_path / out)]) == 2
+        assert main(["plot", *map(str, sources), "--out", str(tmp_path / out)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and words in line
     assert not (tmp_path / "new").exists() and not list(tmp_path.rglob("*.tmp"))

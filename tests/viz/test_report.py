@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from folders import METRICS, record, rising, seeking, settings, write_csv, write_run
 
-from granite_scu.viz.report import build_report, main
+from granite_scu.cli.main import main
+from granite_scu.viz.report import build_report
 from granite_scu.viz.report_data import MOST_TICKS, chart_data, thinned
 from granite_scu.viz.run_folder import LOG, read_run
 
@@ -263,8 +264,8 @@ def test_a_validation_that_is_no_number_is_a_gap(finished):
 
 
 def test_the_command_writes_into_the_run_or_where_it_is_told(finished, tmp_path, capsys):
-    assert main([str(finished)]) == 0
-    assert main([str(finished), "--out", str(tmp_path / "new" / "mine.html")]) == 0
+    assert main(["report", str(finished)]) == 0
+    assert main(["report", str(finished), "--out", str(tmp_path / "new" / "mine.html")]) == 0
     assert capsys.readouterr().out.splitlines() == [str(finished / "report.html"), str(tmp_path / "new" / "mine.html")]
     assert (finished / "report.html").read_bytes() == (tmp_path / "new" / "mine.html").read_bytes()
 
@@ -283,7 +284,7 @@ def test_what_it_cannot_do_is_one_line_and_leaves_nothing(finished, tmp_path, ca
         (finished, "--out", finished / "file" / "report.html"): "name a folder",
     }
     for arguments, words in refused.items():
-        assert main(list(map(str, arguments))) == 2
+        assert main(["report", *map(str, arguments)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and words in line
     assert not list(tmp_path.rglob("*.html")) and not list(tmp_path.rglob("*.tmp"))
@@ -294,8 +295,8 @@ def test_ctrl_c_is_no_traceback(finished, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("granite_scu.viz.report.read_measured_run", interrupted)
-    assert main([str(finished)]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert main(["report", str(finished)]) == 130
+    assert capsys.readouterr().err == "stopped by Ctrl-C; nothing was written\n"
 
 
 def test_its_style_and_script_are_part_of_the_package():
@@ -308,6 +309,6 @@ def test_its_style_and_script_are_part_of_the_package():
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(finished, monkeypatch):
     (finished / "report.html").write_text("old")
-    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
-    assert main([str(finished)]) == 2
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "disk full")))
+    assert main(["report", str(finished)]) == 1
     assert (finished / "report.html").read_text() == "old" and not list(finished.glob(".*"))

@@ -1,0 +1,34 @@
+"""``granite-scu plot``: the figures of runs or of a comparison, each as PNG and SVG."""
+
+import argparse
+from pathlib import Path
+
+from granite_scu.cli import guard
+
+EXAMPLES = ("runs/mine --out plots", "runs/seed-* --out plots", "comparison.json --out plots")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    parser.add_argument(
+        "sources", metavar="RUN", type=Path, nargs="+", help="run folders, finished or not; or one comparison.json"
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the pictures")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from granite_scu.viz import style  # late: matplotlib takes a second
+    from granite_scu.viz.files import make_folder
+    from granite_scu.viz.generate_ablation_plots import draw
+
+    with guard.refusals_of_viz():
+        figures, folder = draw(options.sources), make_folder(options.out)
+        console = Console(stderr=True)
+        progress = track(figures.items(), "drawing", console=console, transient=True, disable=not console.is_terminal)
+        written = [path for name, figure in progress for path in style.save(figure, folder / name)]
+    print(*written, sep="\n")
+    return 0

@@ -1,0 +1,22 @@
+"""``granite-scu report``: a run on one page. Loads nothing heavy."""
+
+import argparse
+from pathlib import Path
+
+from granite_scu.cli import guard
+from granite_scu.viz import report
+
+EXAMPLES = ("runs/mine", "runs/stopped", "runs/mine --out page.html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="run folder, finished or not")
+    parser.add_argument("--out", metavar="FILE", type=Path, help=f"the page (default: RUN/{report.NAME})")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry the command out; returns the exit code."""
+    with guard.refusals_of_viz():
+        print(report.report_on(options.run, options.out))
+    return 0
