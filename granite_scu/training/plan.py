@@ -52,6 +52,7 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     """
     request, length, machine, size = run.request, run.length, run.machine, run.size
     blocks = length.steps * length.tokens_per_step / request.data.block_size
+    passes = None if request.data.stream else round(blocks / len(run.data.train), 2)
     seconds = _seconds(run, here)
     return {
         "model": request.base.name,
@@ -71,14 +72,14 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "steps": length.steps,
         "tokens_per_step": length.tokens_per_step,
         "tokens": length.steps * length.tokens_per_step,
-        "passes": None if request.data.stream else round(blocks / len(run.data.train), 2),
+        "passes": passes,
         "n_tokens": length.n_tokens,
         "controller": request.control.controller,
         "control_every": request.control.every,
         "target_s": "auto: moved at every tick" if run.controller.needs_slopes else run.controller.setpoint,
         "s_ceiling_estimate": None if run.s_ceiling is None else float(f"{run.s_ceiling:.3g}"),
         **({"target_s_advice": "; ".join(warnings)} if (warnings := out_of_reach(run)) else {}),
-        "advice": out_of_proportion(run.request, length.steps),
+        "advice": out_of_proportion(run.request, length.steps, passes),
         **_memory(request, machine),
         "time_s_estimate": None if seconds is None else round(seconds),
         "output_dir": str(run.folder.path),

@@ -33,6 +33,9 @@ SAME_WEIGHT = 1.1
 HANDFUL = 100
 """Optimizer steps below which a run by epochs is called short."""
 
+MANY = 30
+"""Passes over the data from which a length in steps is said to be a large one."""
+
 FEW = 5
 """Held-out documents below which S* follows their peculiarities."""
 
@@ -83,11 +86,18 @@ def beyond_the_bounds(controller: Controller[Any]) -> str | None:
 # Settings that do not go together with the length of the run
 
 
-def out_of_proportion(request: Request, steps: int) -> list[str]:
-    """What is too long or too rare for a run of so many optimizer steps, a line each with a number that would do."""
+def out_of_proportion(request: Request, steps: int, passes: float | None) -> list[str]:
+    """What is too long or too rare for a run of so many optimizer steps, a line each with a number that would do.
+
+    Args:
+        request: what was asked for.
+        steps: of the run.
+        passes: that the run makes over its data; None in a stream.
+    """
     found = (
         _long_warmup(request.optimizer.warmup_steps, steps),
         _few_steps(request.data.num_epochs, request.trainer, steps),
+        _many_passes(request.data.num_epochs, passes, steps),
         _no_validation(request.run.eval_steps, steps),
     )
     return [line for line in found if line]
@@ -111,6 +121,13 @@ def _few_steps(epochs: float | None, trainer: dict[str, Any], steps: int) -> str
     if accumulated > 1:
         more = f"--gradient-accumulation-steps 1 makes about {steps * accumulated} of the same text"
     return f"--num-epochs {epochs:g}: makes {counted(steps, 'step')}, few for an adapter to learn in; {more}"
+
+
+def _many_passes(epochs: float | None, passes: float | None, steps: int) -> str | None:
+    if epochs is not None or passes is None or passes <= MANY:
+        return None
+    fewer = f"--max-steps {math.ceil(steps * 3 / passes)} reads it three times"
+    return f"--max-steps {steps}: reads the data {passes:,.0f} times; {fewer}"
 
 
 def _no_validation(every: int, steps: int) -> str | None:

@@ -83,27 +83,31 @@ def test_the_time_counts_each_validation_and_its_batches():
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps", "words"),
+    ("settings", "steps", "passes", "words"),
     [
-        ({"optimizer.warmup_steps": 50}, 20, ["the run has 20 steps, so", "--warmup-steps 2 takes a tenth"]),
-        ({"optimizer.warmup_steps": 50}, 200, ["takes 25 % of the 200 steps; --warmup-steps 20"]),
+        ({"optimizer.warmup_steps": 50}, 20, 1, ["the run has 20 steps, so", "--warmup-steps 2 takes a tenth"]),
+        ({"optimizer.warmup_steps": 50}, 200, 1, ["takes 25 % of the 200 steps; --warmup-steps 20"]),
         (
             {"data.num_epochs": 3, "trainer.max_steps": -1},
             20,
+            3,
             ["--num-epochs 3: makes 20 steps", "--gradient-accumulation-steps 1 makes about 80 of the same text"],
         ),
         (
             {"data.num_epochs": 3, "trainer.max_steps": -1, "trainer.accumulate_grad_batches": 1},
             20,
+            3,
             ["--num-epochs 15 makes 100 or more"],
         ),
-        ({"run.eval_steps": 200}, 100, ["only the last adapter is validated; --eval-steps 20"]),
-        ({"data.num_epochs": 3, "trainer.max_steps": 20}, 20, []),
-        ({}, 1000, []),
+        ({"run.eval_steps": 200}, 100, 1, ["only the last adapter is validated; --eval-steps 20"]),
+        ({"data.num_epochs": 3, "trainer.max_steps": 20}, 20, 99, []),
+        ({}, 8000, 76.2, ["--max-steps 8000: reads the data 76 times; --max-steps 315 reads it three times"]),
+        ({}, 8000, None, []),
+        ({}, 1000, 30, []),
     ],
 )
-def test_a_setting_out_of_proportion_is_said_with_the_number_that_would_do(settings, steps, words):
+def test_a_setting_out_of_proportion_is_said_with_the_number_that_would_do(settings, steps, passes, words):
     fitting = {"optimizer.warmup_steps": 0, "run.eval_steps": 1}
-    said = out_of_proportion(Request.from_dotted(fitting | settings), steps)
+    said = out_of_proportion(Request.from_dotted(fitting | settings), steps, passes)
     assert len(said) == bool(words)
     assert all(word in said[0] for word in words)
