@@ -32,9 +32,13 @@ _REMEDIES = {
     errno.EROFS: "the file system is mounted read-only",
     errno.EACCES: "allow writing there",
     errno.EIO: "the disk itself failed, look at the system's log",
+    errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENOENT: "it was deleted or moved while it was needed",
 }
 """What to do about the ways in which a file cannot be written."""
+
+_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Faults of a disk, whatever was asked for."""
 
 _LONG = 500
 """Characters of a word that are printed as they are; a path may have as many."""
@@ -150,6 +154,10 @@ def _readable(line: str) -> str:
 
 def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int]:
     match error:
+        case UserError(__cause__=OSError(errno=errno.EMFILE)):
+            return f"{error.__cause__}; {_REMEDIES[errno.EMFILE]}", FAILED
+        case UserError(__cause__=OSError(errno=number)) if number in _FAULTS:
+            return str(error), FAILED
         case UserError() | RunFailed() | Stopped():
             return str(error), error.code
         case KeyboardInterrupt():

@@ -33,7 +33,7 @@ from granite_scu.model.adapters import linear_layers
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import nearest, read_json, replacing, require_writable
+from granite_scu.storage.run_folder import errors_of_rust, nearest, read_json, replacing, require_writable
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
@@ -138,8 +138,9 @@ class Merger:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.out) as folder:
             folder.mkdir()
-            self._write_weights(folder, console)
-            tokenizer = self._write_tokenizer(folder)
+            with errors_of_rust(folder):
+                self._write_weights(folder, console)
+                tokenizer = self._write_tokenizer(folder)
             check = None
             if device is not None:
                 with console.status("comparing with base and adapter"):

@@ -11,7 +11,6 @@ import logging
 import os
 import pickle
 import random
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ import numpy as np
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from packaging.version import InvalidVersion, Version
-from safetensors import SafetensorError
 
 from granite_scu.config.errors import UserError
 from granite_scu.storage import manifest
 from granite_scu.storage.checkpoint_list import STATE
-from granite_scu.storage.run_folder import BEST_ADAPTER, replacing
+from granite_scu.storage.run_folder import BEST_ADAPTER, errors_of_rust, replacing
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +43,16 @@ def save_adapter(model: Any, folder: Path, base_name: str) -> None:
     loaded_from, config.base_model_name_or_path = config.base_model_name_or_path, base_name
     beside = Path(folder) / f".adapter.{os.getpid()}.tmp"
     try:
-        # False: the vocabulary is never changed here, and "auto" would ask the hub about it.
-        model.save_pretrained(beside, save_embedding_layers=False)
+        with errors_of_rust(beside):
+            # False: the vocabulary is never changed here, and "auto" would ask the hub about it.
+            model.save_pretrained(beside, save_embedding_layers=False)
         (beside / "README.md").unlink(missing_ok=True)  # PEFT's empty template; ours is written at the end
         for file in beside.iterdir():
             with replacing(Path(folder) / file.name) as temporary:
                 file.rename(temporary)
-    except SafetensorError as error:  # it is written in Rust, whose errors are words
-        raise _as_os_error(error, beside) from error
     finally:
         config.base_model_name_or_path = loaded_from
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def _as_os_error(error: SafetensorError, path: Path) -> Exception:
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error
 
 
 class AdapterCheckpointIO(CheckpointIO):

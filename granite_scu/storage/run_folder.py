@@ -260,6 +260,22 @@ def step_of(checkpoint: Path) -> int:
 
 
 @contextmanager
+def errors_of_rust(path: Path) -> Iterator[None]:
+    """Errors of the system from safetensors and tokenizers, which have them as words, as the ``OSError`` that they are.
+
+    Args:
+        path: what is written there.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if not number:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path``; on success it takes the place of ``path``, file or folder.
 

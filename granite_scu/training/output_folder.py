@@ -15,7 +15,7 @@ from granite_scu.data.sources import files
 from granite_scu.data.sources.read import is_path
 from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.provenance import git_revision, versions
-from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
+from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder, errors_of_rust
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume, restore_records
 
@@ -159,7 +159,8 @@ def open_run_folder(run: PreparedRun) -> None:
     folder.write_text("config.yaml", request.yaml)
     folder.write_json("scu_config.json", scu_config(run))
     folder.write_lines(DOCUMENTS, run.data.record())
-    run.tokenizer.save_pretrained(folder.path)  # now: its chat template is also that of a run which does not end
+    with errors_of_rust(folder.path):
+        run.tokenizer.save_pretrained(folder.path)  # now: its chat template is also that of a run which does not end
     _open_log(folder.path / "logs" / LOG[run.machine.accelerator])
     if resume:
         restore_records(folder, resume, drop_later=request.run.overwrite)

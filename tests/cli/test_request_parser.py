@@ -204,6 +204,12 @@ def test_debug_shows_where_an_error_came_from(capsys):
     assert printed.splitlines()[-1].startswith("error: ")
 
 
+def _because_of(cause: OSError) -> UserError:
+    refused = UserError("--cache-dir a: cannot be read; name another folder")
+    refused.__cause__ = cause
+    return refused
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -213,6 +219,8 @@ def test_debug_shows_where_an_error_came_from(capsys):
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C; steps since the last checkpoint are lost; where there is one,"),
         (Stopped("stopped by SIGTERM after step 3", 143), 143, "stopped by SIGTERM after step 3"),
         (FileNotFoundError(2, "No such file", b"run/h.jsonl"), 1, "run/h.jsonl: No such file; it was deleted or moved"),
+        (_because_of(OSError(28, "No space left on device", "a")), 1, "--cache-dir a: cannot be read; name another"),
+        (_because_of(OSError(24, "Too many open files", "a")), 1, "Too many open files: 'a'; allow more open files"),
         (RuntimeError("two\n  lines"), 1, "RuntimeError: two lines; --debug shows where"),
         (RuntimeError("very " * 1000 + "long"), 1, "very ...; --debug shows where"),
         (ZeroDivisionError(), 1, "ZeroDivisionError: no message"),
