@@ -13,6 +13,7 @@ def history(train):
     return lambda *argv: json.loads((train(*argv) / "scu_history.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_more_lambda_means_less_param_bpt(history):
     """Lambda reaches the weights: three constants, six decades apart, and nothing else changed."""
     argv = ("--controller", "fixed", "--max-steps", 12, "--learning-rate", 6e-3, "--warmup-steps", 1)

@@ -110,6 +110,7 @@ def test_a_text_that_was_named_from_another_folder_is_found(run, launch, corpus,
     assert texts.held_out(folder, []).documents
 
 
+@pytest.mark.slow
 def test_a_model_and_a_replay_that_were_named_from_another_folder_are_found(launch, short, tmp_path, monkeypatch):
     """And the course is not said to have changed by that."""
     here, work = tmp_path / "here", tmp_path / "work"

@@ -37,6 +37,7 @@ def identify(capfd, corpus, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_step_test_too_noisy_proposes_nothing_or_something_and_says_which(identify):
     """With 20 noisy ticks either may come out; what must hold is that files, words and exit code agree."""
     code, out, _, folder = identify(*FEW, "--step_test.verify=false", "--json")

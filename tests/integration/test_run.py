@@ -440,6 +440,7 @@ def test_early_stopping(train):
     assert history(folder)[-1]["step"] < 30
 
 
+@pytest.mark.slow
 def test_a_limit_on_time_ends_the_run_between_two_steps_and_for_good(launch, corpus, tmp_path):
     folder = tmp_path / "timed"
     flags = ("--max-steps", 100_000, "--max-time", "00:00:00:01", "--gradient-accumulation-steps", 7)

@@ -35,6 +35,7 @@ def test_the_memory_fraction_makes_a_small_card_of_a_large_one(asked):
     assert found.memory_limit(0.5) == pytest.approx(0.9 * 7.5 * GIB)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_that_fits_leaves_the_blocks_of_a_step_alone(asked):
     request, found = asked(T4, "--run.memory_fraction=0.05")
     sizes = memory_budget.sizes(request.blocks_per_step)

@@ -457,7 +457,8 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
         module(**make_batches(1)[0])
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monkeypatch, backend):
     """Whatever lambda does, though validation has no gradients and a last batch that is smaller, and for the slopes."""
     compile_with = torch.compile

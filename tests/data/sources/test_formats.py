@@ -387,7 +387,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (".zst" in name)) for name in BOMBS])
 def test_a_small_file_that_unpacks_to_more_than_texts_do_is_refused_in_little_memory(tmp_path, name):
     path = tmp_path / name
     BOMBS[name](path)
