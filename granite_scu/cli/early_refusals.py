@@ -216,6 +216,8 @@ def _made(kind: Any, value: Any) -> Any:
         return value if isinstance(value, list) and all(isinstance(each, inner) for each in value) else UNKNOWN
     if kind in (bool, str) or isinstance(value, bool):
         return value if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) else UNKNOWN
+    if kind is int and isinstance(value, int):  # 10**400 is no float
+        return value
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
