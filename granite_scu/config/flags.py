@@ -207,12 +207,12 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--prior-sigma", "prior.sigma"),
     ),
     "checkpoints, validation and stopping": (
-        _flag("--save-steps", "run.save_steps"),
+        _flag("--save-steps", "run.save_steps", default="half of the run, 500 at most"),
         _flag("--keep", "run.keep"),
         _flag("--resume-from-checkpoint", "run.resume", help="checkpoint folder; last: the newest intact one in "
               "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
               "of the run that is continued, and without --output-dir it continues in its own folder"),
-        _flag("--eval-steps", "run.eval_steps"),
+        _flag("--eval-steps", "run.eval_steps", default="a fifth of the run, 200 at most"),
         _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
         _flag("--samples", "run.samples"),
         _flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),

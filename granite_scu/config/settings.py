@@ -456,9 +456,9 @@ class RunConfig:
         overwrite: replace a run folder that is not empty.
         resume: checkpoint folder to continue from, ``last`` for the newest intact one of output_dir, ``auto`` for that
             where there is one and the beginning where there is none.
-        save_steps: optimizer steps between checkpoints.
+        save_steps: optimizer steps between checkpoints; null makes it half of the run, and 500 at most.
         keep: checkpoints kept.
-        eval_steps: optimizer steps between validations.
+        eval_steps: optimizer steps between validations; null makes it a fifth of the run, and 200 at most.
         logger: log to wandb, mlflow or trackio as well, several after one another; TensorBoard and CSV are always
             written.
         logger_offline: such loggers keep to this machine, whatever their own settings say, and ask for no login.
@@ -481,9 +481,9 @@ class RunConfig:
     output_dir: str = "./granite_cuda_output"
     overwrite: bool = False
     resume: str | None = None
-    save_steps: int = 500
+    save_steps: int | None = None
     keep: int = 2
-    eval_steps: int = 200
+    eval_steps: int | None = None
     logger: list[str] | str | None = None
     logger_offline: bool = False
     samples: int = 2

@@ -104,7 +104,7 @@ def check_slopes(every: int, steps: int) -> None:
         )
 
 
-def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: int) -> None:
+def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: int, eval_steps: int) -> None:
     """Refuse what could do nothing in a run of so many optimizer steps.
 
     Raises:
@@ -118,7 +118,7 @@ def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: i
             raise UserError(
                 "--controller cascade: looks ahead in the training text, which --stream cannot; choose another"
             )
-        _check_validations(max(run.eval_steps, every), steps)  # what a tick finds is the newest validation
+        _check_validations(max(eval_steps, every), steps)  # what a tick finds is the newest validation
     warmup = config.cpr_warmup or control.CPR.cpr_warmup
     # At the tick that takes the bounds no matrix exceeds them yet, and after the last tick no step is left to act on.
     if law == "cpr" and config.cpr_bound is None and warmup > ticks - 2:
@@ -134,7 +134,7 @@ def check_length(config: ControlConfig, run: RunConfig, streamed: bool, steps: i
             "set fewer, a smaller --control-every, or leave it out"
         )
     if run.early_stopping:
-        _check_patience(run.early_stopping, run.eval_steps, steps)
+        _check_patience(run.early_stopping, eval_steps, steps)
 
 
 def _check_patience(patience: int, eval_steps: int, steps: int) -> None:

@@ -74,6 +74,8 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "tokens": length.steps * length.tokens_per_step,
         "passes": passes,
         "n_tokens": length.n_tokens,
+        "eval_steps": run.intervals.validation,
+        "save_steps": run.intervals.checkpoint,
         "controller": request.control.controller,
         "control_every": request.control.every,
         "target_s": "auto: moved at every tick" if run.controller.needs_slopes else run.controller.setpoint,
@@ -98,7 +100,7 @@ def _seconds(run: PreparedRun, here: bool) -> float | None:
         return None
     done = run.resume.step if run.resume else 0
     learned = (length.steps - done) * length.tokens_per_step
-    validated = validations(length.steps, done, run.request.run.eval_steps) * _tokens_of_a_validation(run)
+    validated = validations(length.steps, done, run.intervals.validation) * _tokens_of_a_validation(run)
     passes = learned + OF_FORWARD * validated
     return passes / machine.world_size * run.size.flops_per_token / rate
 

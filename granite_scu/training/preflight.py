@@ -130,8 +130,8 @@ def _many_passes(epochs: float | None, passes: float | None, steps: int) -> str 
     return f"--max-steps {steps}: reads the data {passes:,.0f} times; {fewer}"
 
 
-def _no_validation(every: int, steps: int) -> str | None:
-    if every < steps or steps == 1:
+def _no_validation(every: int | None, steps: int) -> str | None:
+    if every is None or every < steps or steps == 1:
         return None
     return (
         f"--eval-steps {every}: the run has {counted(steps, 'step')}, so only the last adapter is validated; "

@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu import control
 from granite_scu.config.request import Request
-from granite_scu.config.settings import DEFAULT_STEPS
+from granite_scu.config.settings import DEFAULT_STEPS, RunConfig
 from granite_scu.control.diagnostics.ceiling import ceiling
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.tokens import templates
@@ -21,6 +21,9 @@ from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.resume import Resume
+
+MOST_EVAL_STEPS, MOST_SAVE_STEPS = 200, 500
+"""Optimizer steps between two validations, and between two checkpoints, of a long run."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,13 @@ class RunLength:
     steps: int
     tokens_per_step: int
     n_tokens: int
+
+
+class Intervals(NamedTuple):
+    """Optimizer steps between two validations, and between two checkpoints."""
+
+    validation: int
+    checkpoint: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,11 @@ class PreparedRun:
     controller: control.Controller
 
     @property
+    def intervals(self) -> Intervals:
+        """When it validates and saves."""
+        return intervals_of(self.request.run, self.length.steps, self.resume)
+
+    @property
     def s_ceiling(self) -> float | None:
         """The largest S to be expected of it, should the data cost ever so little; None where ``growth`` is unknown."""
         moved = PlannedRates(self.request.optimizer, self.length.steps).after(self.length.steps)
@@ -89,6 +104,14 @@ def length_of(request: Request, n_blocks: int, n_tokens: int, processes: int) ->
     # Nobody has counted a stream; what is read of it counts once.
     counted = steps * tokens_per_step if request.data.stream else n_tokens
     return RunLength(steps, tokens_per_step, n_tokens=request.prior.n_tokens or counted)
+
+
+def intervals_of(asked: RunConfig, steps: int, resume: Resume | None) -> Intervals:
+    """The intervals that were asked for, or those that suit the length; a run that continues validates as it did."""
+    before = resume.state["settings"].get("--eval-steps") if resume else None
+    if not (isinstance(before, int) and 0 < before <= steps):
+        before = min(MOST_EVAL_STEPS, max(1, steps // 5))
+    return Intervals(asked.eval_steps or before, asked.save_steps or min(MOST_SAVE_STEPS, max(1, steps // 2)))
 
 
 def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:

@@ -50,7 +50,7 @@ from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.loggers import RunLogger, logging_to
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
-from granite_scu.training.prepared_run import PreparedRun, build_module, length_of
+from granite_scu.training.prepared_run import PreparedRun, build_module, intervals_of, length_of
 from granite_scu.training.resume import (
     Resume,
     blamed,
@@ -142,7 +142,8 @@ def prepare(
         growth = ceiling.growth([(out, rank) for out, _, rank in size.adapted], request.lora.scale, *prior)
 
     # The law of lambda.
-    check_length(request.control, request.run, request.data.stream, length.steps)
+    every = intervals_of(request.run, length.steps, resume).validation
+    check_length(request.control, request.run, request.data.stream, length.steps, every)
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
         check_slopes(request.control.every, length.steps)
@@ -243,7 +244,7 @@ def build_data(request: Request) -> TextDataModule:
 
 
 def _course(run: PreparedRun) -> dict[str, Any]:
-    return course_of(run.request, run.machine, run.length.steps, run.controller.setpoint)
+    return course_of(run.request, run.machine, run.length.steps, run.controller.setpoint, run.intervals.validation)
 
 
 def _open_start(request: Request, resume: Resume | None) -> initial_adapter.InitialAdapter | None:
@@ -296,7 +297,9 @@ def _assemble(
     slopes = SlopeSensor() if run.controller.needs_slopes else None
     scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners, slopes)
     savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
-    checkpoints = Checkpoints(run.folder, asked.save_steps, asked.eval_steps, asked.keep, stopwatch, course)
+    checkpoints = Checkpoints(
+        run.folder, run.intervals.checkpoint, run.intervals.validation, asked.keep, stopwatch, course
+    )
     # What ends it. The time is the last of the reasons: it may also run out after another one, in the last validation.
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
     limit = TimeLimit(max_time) if max_time else None
@@ -311,7 +314,7 @@ def _assemble(
         settings,
         run.machine,
         steps=run.length.steps,
-        eval_steps=asked.eval_steps,
+        eval_steps=run.intervals.validation,
         callbacks=[callback for callback in callbacks if callback],
         loggers=[*_files(run.folder.path / "logs", f"from-{run.resume.path.name}" if run.resume else ""), *loggers],
         plugin=plugin,

@@ -133,7 +133,9 @@ def blamed(resume: Resume | None, has_begun: Callable[[], bool] = lambda: False)
         ) from error
 
 
-def course_of(request: Request, machine: Machine, steps: int, setpoint: float | None) -> dict[str, Any]:
+def course_of(
+    request: Request, machine: Machine, steps: int, setpoint: float | None, eval_steps: int
+) -> dict[str, Any]:
     """What the course of a run depends on, by the flag of the script that sets it or else by its dotted key.
 
     Args:
@@ -141,6 +143,7 @@ def course_of(request: Request, machine: Machine, steps: int, setpoint: float | 
         machine: what it runs on.
         steps: optimizer steps of the run.
         setpoint: that its controller holds.
+        eval_steps: optimizer steps between validations.
     """
     names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
     found: dict[str, Any] = {"trainer.max_steps": steps, "trainer.precision": machine.precision}
@@ -148,7 +151,7 @@ def course_of(request: Request, machine: Machine, steps: int, setpoint: float | 
         every = asdict(getattr(request, group))
         found |= {f"{group}.{k}": v for k, v in every.items() if k not in NO_INFLUENCE.get(group, ())}
     found |= {f"trainer.{name}": request.trainer[name] for name in OF_THE_TRAINER}
-    found |= {"control.target_s": setpoint, "seed_everything": request.seed}
+    found |= {"control.target_s": setpoint, "run.eval_steps": eval_steps, "seed_everything": request.seed}
     found |= {"device": machine.accelerator, "attention in use": machine.attention}
     found |= {"TF32 in use": machine.tf32}
     plain = int | float | str | bool | None

@@ -145,9 +145,9 @@ PROMISED = {
     "--measure": "delta",
     "--actuator": "loss",
     "--n-tokens": "supervised tokens of the training set",
-    "--save-steps": "500",
+    "--save-steps": "half of the run, 500 at most",
     "--keep": "2",
-    "--eval-steps": "200",
+    "--eval-steps": "a fifth of the run, 200 at most",
     "--eval-iters": "50",
     "--logging-steps": "10",
 }

@@ -1,5 +1,7 @@
 """The plan of a run in words, and settings that do not go with its length."""
 
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
@@ -8,7 +10,9 @@ from granite_scu.hardware.cards import CARDS
 from granite_scu.training import plan
 from granite_scu.training.plan_description import describe, opening
 from granite_scu.training.preflight import out_of_proportion
+from granite_scu.training.prepared_run import intervals_of
 from granite_scu.training.recipe import prepare
+from granite_scu.training.resume import Resume
 
 SPLIT = {"documents": 5, "supervised_tokens": 90_000}
 FACTS = {
@@ -111,3 +115,21 @@ def test_a_setting_out_of_proportion_is_said_with_the_number_that_would_do(setti
     said = out_of_proportion(Request.from_dotted(fitting | settings), steps, passes)
     assert len(said) == bool(words)
     assert all(word in said[0] for word in words)
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps", "before", "intervals"),
+    [
+        ({}, 1000, None, (200, 500)),
+        ({}, 5000, None, (200, 500)),
+        ({}, 36, None, (7, 18)),
+        ({}, 1, None, (1, 1)),
+        ({"run.eval_steps": 50, "run.save_steps": 9}, 36, None, (50, 9)),
+        ({}, 72, 7, (7, 36)),
+        ({"run.eval_steps": 20}, 72, 7, (20, 36)),
+        ({}, 72, "often", (14, 36)),
+    ],
+)
+def test_a_run_validates_and_saves_as_suits_its_length_and_a_continued_one_as_before(asked, steps, before, intervals):
+    resume = before and Resume(Path("checkpoint-7"), {"settings": {"--eval-steps": before}}, in_place=True)
+    assert intervals_of(Request.from_dotted(asked).run, steps, resume) == intervals

@@ -29,6 +29,7 @@ from granite_scu.experiments.comparison.protocol import (
 from granite_scu.experiments.comparison.runs import dotted_settings
 from granite_scu.experiments.run_store import write_record
 from granite_scu.training.controller import build_controller, check_length
+from granite_scu.training.prepared_run import intervals_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -246,7 +247,8 @@ def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, fi
             if spec.task.steps and "control.replay" not in spec.settings and kind not in checked:
                 request = Request.from_dotted(dotted_settings(spec, spec.settings, tmp_path))
                 build_controller(request.control)
-                check_length(request.control, request.run, request.data.stream, spec.task.steps)
+                every = intervals_of(request.run, spec.task.steps, None).validation
+                check_length(request.control, request.run, request.data.stream, spec.task.steps, every)
                 checked.add(kind)
     assert {arm for arm, *_ in checked} >= {"none", "fixed"}
 
