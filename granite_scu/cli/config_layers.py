@@ -43,6 +43,17 @@ class _WithoutDates(_LOADER):
     }
 
 
+_TAG = "tag:yaml.org,2002:"
+_PLAIN: dict[str, type[yaml.Node] | tuple[type[yaml.Node], ...]] = {
+    **{"map": yaml.MappingNode, "seq": yaml.SequenceNode},
+    **dict.fromkeys(("str", "int", "float", "bool", "null", "merge", "timestamp"), yaml.ScalarNode),
+}
+"""What a setting may be, and as which node it is written."""
+
+_DEEPEST = 20
+"""Mappings and lists inside one another. Settings have four."""
+
+
 def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
     """The arguments without ``--hardware``, with the preset's file in its place; and the preset's name.
 
@@ -173,7 +184,8 @@ def _exists(text: str) -> bool:
 
 def _check_file(path: str) -> None:
     try:
-        root = yaml.compose(Path(path).expanduser().read_text(encoding="utf-8"), Loader=_LOADER)
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         what = "; ".join(" ".join(words.split()) for words in (error.context, error.problem) if words)
         raise UserError(f"--config {path}: is no YAML{_place(error.problem_mark)}: {what}") from error
@@ -186,8 +198,16 @@ def _check_file(path: str) -> None:
     if not isinstance(root, yaml.MappingNode):
         what = "is empty" if root is None else "holds no mapping"
         raise UserError(f"--config {path}: {what}; it must hold groups of settings, as data: {{batch_size: 4}}")
-    if _size(root, {}) > _LARGEST:
-        raise UserError(f"--config {path}: has more than {_LARGEST:,} entries once its aliases (*name) are followed")
+    if _size(root, {}, _DEEPEST) > _LARGEST:
+        raise UserError(
+            f"--config {path}: is nested deeper than {_DEEPEST} levels, or has more than {_LARGEST:,} entries once its "
+            "aliases (*name) are followed"
+        )
+    for node in _nodes(root):
+        kinds = _PLAIN.get(node.tag.removeprefix(_TAG), ())
+        if not isinstance(node, kinds):
+            where = f"--config {path}: {node.tag.replace(_TAG, '!!')}{_place(node.start_mark)}"
+            raise UserError(f"{where}: is no plain value, as settings are: numbers, texts, switches and lists of them")
     for number in _nodes(root):
         if number.tag == "tag:yaml.org,2002:int" and len(number.value) > _MOST_DIGITS:
             digits = f"a number of {len(number.value):,} digits"
@@ -200,6 +220,10 @@ def _check_file(path: str) -> None:
     for key in _repeated(root):
         place = _place(key.start_mark)
         raise UserError(f"--config {path}: {key.value} comes twice{place}, and what stands under the first is lost")
+    try:
+        parse(text)
+    except ValueError as error:
+        raise UserError(f"--config {path}: has a value that is none: {' '.join(str(error).split())}") from error
 
 
 def _place(mark: yaml.Mark | None) -> str:
@@ -224,11 +248,13 @@ def _nodes(root: yaml.Node) -> Iterator[yaml.Node]:
             open_nodes += _inside(node)
 
 
-def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Nodes below one, and itself, with aliases followed; infinite where one stands for what it is in."""
+def _size(node: yaml.Node, known: dict[int, float], levels: int) -> float:
+    """Nodes below one, and itself, with aliases followed; infinite where one stands for what it is in, or lies deeper
+    than so many levels."""
     if id(node) not in known:
         known[id(node)] = math.inf  # as long as it is being counted
-        known[id(node)] = 1 + sum(_size(part, known) for part in _inside(node))
+        if levels:
+            known[id(node)] = 1 + sum(_size(part, known, levels - 1) for part in _inside(node))
     return known[id(node)]
 
 
@@ -315,12 +341,24 @@ def _leaves(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix.removesuffix("."), content
 
 
+def parse(text: str) -> Any:
+    """The value of a text in YAML, which may be anything; dates are texts.
+
+    Raises:
+        ValueError: it has none.
+    """
+    try:
+        return yaml.load(text, Loader=_WithoutDates)
+    except (LookupError, ArithmeticError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise ValueError(str(error)) from error
+
+
 def _load(text: str) -> Any:
     """A file's content, or that of an argument; nothing where either is malformed, which jsonargparse then reports."""
     try:
         given = Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text
-        return yaml.load(given, Loader=_WithoutDates)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return parse(given)
+    except (OSError, ValueError):
         return None
 
 

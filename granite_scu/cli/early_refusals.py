@@ -202,8 +202,8 @@ def _understood(key: str, hint: Any, value: Any) -> Any:
 
 def _from_yaml(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+        return config_layers.parse(text)
+    except ValueError:
         return text
 
 

@@ -13,6 +13,7 @@ from granite_scu.cli import early_refusals, script_flags
 from granite_scu.cli.console import make_console, print_facts, quiet
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import printable
 from granite_scu.config.settings import BaseConfig, DataConfig, check_model
 from granite_scu.control.units import counted, per_cent
 
@@ -160,7 +161,7 @@ def _show_block(data: Any, index: int, tokenizer: Any, console: Console) -> None
         shown.append(" | " if number else "", style="bold red")
         changes = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), len(learned)]
         for begin, end in pairwise(changes):
-            text = tokenizer.decode(stream.tokens[start + begin : start + end].tolist())
+            text = printable(tokenizer.decode(stream.tokens[start + begin : start + end].tolist()))
             if learned[begin]:
                 shown.append(text if console.is_terminal else f"«{text}»", style="bold green")
             else:

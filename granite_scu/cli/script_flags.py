@@ -7,6 +7,7 @@ What is given goes to the CLI as ``--key value`` after the YAML files, so flags 
 import argparse
 import difflib
 import json
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.flags import COMMONEST, HINTS, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
 from granite_scu.config.settings import RunConfig
 from granite_scu.storage.working_folder import as_seen_from_here, found_from_here
+
+_log = logging.getLogger(__name__)
 
 
 def build_parser(
@@ -177,16 +180,29 @@ def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -
     """Give the files of the run that is continued by where they are now: it may have been started in another folder."""
     from granite_scu.data.sources.read import is_path  # late: numpy
 
-    sources = settings.get("data", {}).get("path") or []
+    data, cache_is_asked_for = settings.get("data", {}), "data.cache_dir" in given
+    sources = data.get("path") or []
     sources = [sources] if isinstance(sources, str) else sources
-    found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
-    if found != sources:
-        given.setdefault("data.path", found)
+    if isinstance(sources, list) and all(
+        isinstance(source, str) for source in sources
+    ):  # anything else the parser refuses
+        found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
+        if found != sources:
+            given.setdefault("data.path", found)
     for key in _PATHS:
         group, _, name = key.partition(".")
         value = settings.get(group, {}).get(name)
         if isinstance(value, str) and (found := found_from_here(value, folder)) != value:
             given.setdefault(key, found)
+    if not cache_is_asked_for and not _holds_tokens(cache := given.get("data.cache_dir", data.get("cache_dir"))):
+        # A run folder may be a stranger's: nothing is written into a folder that it names and that is not ours.
+        _log.warning("--cache-dir %s: holds no kept tokens; the usual folder is taken, unless you give the flag", cache)
+        given["data.cache_dir"] = "null"
+
+
+def _holds_tokens(cache: Any) -> bool:
+    """Whether a folder of kept tokens is one; no folder stands for the usual one."""
+    return cache is None or (isinstance(cache, str) and any(Path(cache).expanduser().glob("*.last")))
 
 
 def _as_yaml(flag: Flag, value: Any) -> str:

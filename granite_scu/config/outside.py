@@ -1,6 +1,7 @@
 """What somebody else may have written: JSON, read with one kind of error, folders, and texts for the terminal."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,14 @@ def only_files(folder: Path) -> None:
             raise UserError(f"{path}: is neither a file nor a folder; take it out of the folder")
 
 
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but for tab and line feed, and what turns the direction of a line."""
+
+
 def printable(text: str) -> str:
     r"""A text whose control characters are written out: those of a stranger's would act on the terminal.
 
     >>> printable(f"a{chr(27)}[2Jb") == r"a\x1b[2Jb"
     True
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)

@@ -12,6 +12,7 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import printable
 from granite_scu.config.sampling import Sampling
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.control_tokens import ReadAs
@@ -110,7 +111,7 @@ def beside(texts: Texts, console: Console) -> None:
 
     def columns() -> Table:
         table = Table(*(Column(Text(heading), ratio=1) for heading in grown), expand=True)
-        table.add_row(*map(Text, grown.values()))
+        table.add_row(*(Text(printable(text)) for text in grown.values()))
         return table
 
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -128,5 +129,5 @@ def one_after_another(texts: Texts, console: Console) -> None:
     """Write texts as they come, below their headings: into a file or pipe, or where columns would be too narrow."""
     for number, (heading, write) in enumerate(texts.items()):
         print(f"{chr(10) if number else ''}{heading}", flush=True)
-        write(lambda piece: print(piece, end="", flush=True))
+        write(lambda piece: print(printable(piece), end="", flush=True))
         print()

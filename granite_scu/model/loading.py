@@ -23,7 +23,6 @@ from rich.console import Console
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -37,6 +36,7 @@ from granite_scu.config.progress import tracked
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, check_model
 from granite_scu.model.mamba2 import kernels, mamba
 from granite_scu.model.mamba2.proof import Sizes
+from granite_scu.model.tokenizer import read_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +98,9 @@ def device_named(name: str, flag: str = "--device") -> torch.device:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer. Raises UserError when it cannot be had."""
+    """The model's own tokenizer. Raises UserError when it cannot be had, or does not work."""
     with _hub_errors(name):
-        return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
+        return read_tokenizer(resolve(name))
 
 
 def load_model_config(name: str):

@@ -117,6 +117,7 @@ def prepare(
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
     config = loading.known_config(request.base.name)
     _check_block_size(config, request)
+    _check_end_of_text(config, tokenizer, request.base.name)
     machine = _with_attention_of(config, machine, request.base.attention)
 
     # What the model has to compute; layers that it has not are refused here.
@@ -262,6 +263,15 @@ def _check_block_size(config: PretrainedConfig, request: Request) -> None:
     if size < width:
         raise UserError(
             f"--block-size {size}: shorter than the {width} tokens that a convolution of {request.base.name} spans"
+        )
+
+
+def _check_end_of_text(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, model: str) -> None:
+    end, rows = tokenizer.eos_token_id, getattr(config.get_text_config(), "vocab_size", None)
+    if isinstance(end, int) and rows and end >= rows:
+        raise UserError(
+            f"--model {model}: its tokenizer ends texts with the token {end}, and the model knows {rows:,}; the two do "
+            "not belong together"
         )
 
 

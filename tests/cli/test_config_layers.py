@@ -146,12 +146,17 @@ def test_groups_given_whole_say_where_they_are_from(tmp_path):
         (b"data: {path: \xff}\n", "is no YAML in UTF-8: 'utf-8' codec can't decode byte 0xff in position 13"),
         (b"data: {path: \x00}\n", "is no YAML"),
         (b"data: " + b"[" * 5000, "is no YAML at line 1, column 1006: "),
-        (b"&all\ndata: *all\n", "has more than 10,000 entries once its aliases (*name) are followed"),
+        (b"&all\ndata: *all\n", "or has more than 10,000 entries once its aliases (*name) are followed"),
         (
             b"a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
             + b"".join(b"%c: &%c [%s]\n" % (n + 1, n + 1, b", ".join([b"*%c" % n] * 10)) for n in b"abcd"),
             "has more than 10,000 entries",
         ),
+        (b"base: " + b"{a: " * 30 + b"1" + b"}" * 30, "is nested deeper than 20 levels"),
+        (b"lora: {rank: !!int [1]}\n", "!!int at line 1, column 14: is no plain value"),
+        (b"run: {overwrite: !!python/object:os.system x}\n", "!!python/object:os.system at line 1, column 18: is no"),
+        (b"run: {overwrite: !!bool maybe}\n", "has a value that is none: 'maybe'"),
+        (b"lora: {alpha: 1" + b":59" * 5000 + b".5}\n", "has a value that is none: int too large"),
         (b"seed_everything: 010\n", "010 at line 1, column 18 is 8 to YAML, which reads what begins with 0 as octal"),
         (b"# nothing yet\n", "is empty; it must hold groups of settings, as data: {batch_size: 4}"),
         (b"- data\n- lora\n", "holds no mapping; it must hold groups of settings"),

@@ -13,6 +13,7 @@ from attempts import Attempt, Workspace
 from hypothesis import strategies as st
 
 MODEL = "tiny-granite-h"
+EMBEDDED = Path(__file__).parents[2] / "granite_scu" / "model" / "assets" / MODEL
 CONTROL = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "{{ 7 * 7 }}", "{% for x in range(10**9) %}")
 NASTY = (
     "",
@@ -380,6 +381,60 @@ def templates(draw, workspace: Workspace, run: Path) -> Made:
     return (*READERS[0], "--chat")
 
 
+TOKENIZER_PARTS: list[tuple[str, Any]] = [
+    *(("normalizer", {"type": "Replace", "pattern": pattern, "content": "x" * times}) for times in (2, 10_000)
+      for pattern in ({"String": ""}, {"String": "e"}, {"Regex": "."}, {"Regex": "((("})),
+    ("normalizer", {"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 10}] * 6}),
+    ("normalizer", {"type": "Prepend", "prepend": "x" * 1_000_000}),
+    ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "/////////////w=="}),
+    ("pre_tokenizer", None),
+    ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(.+)+(.+)+Z"}, "behavior": "Isolated", "invert": False}),
+    ("decoder", {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}),
+    ("decoder", {"type": "Replace", "pattern": {"String": "e"}, "content": "\x1b[2J"}),
+    ("padding", {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
+                 "pad_type_id": 0, "pad_token": "x"}),
+    ("dropout", 7.5),
+    ("continuing_subword_prefix", "zzzzzzzz"),
+    ("unk_token", "not there"),
+    ("vocab", {}),
+    ("vocab", {"a": 2**31 + 5}),
+    ("merges", [["zzz", "qqq"]]),
+]  # fmt: skip
+"""Parts of a tokenizer.json at which the library ends, or takes long."""
+
+
+@st.composite
+def tokenizers(draw, workspace: Workspace, run: Path) -> Made:
+    """A base model, or a run folder, whose tokenizer is not as its makers have saved it."""
+    folder = _copied(run, workspace)
+    file = folder / draw(st.sampled_from(["tokenizer.json", "tokenizer.json", "tokenizer_config.json"]))
+    written = json.loads(file.read_bytes())
+    if file.name == "tokenizer.json" and draw(st.booleans()):
+        part, value = draw(st.sampled_from(TOKENIZER_PARTS))
+        target = written["model"] if part in written["model"] else written
+        target[part] = value
+        file.write_text(json.dumps(written))
+    else:
+        file.write_bytes(draw(as_file(written)))
+    if draw(st.booleans()):
+        return ("eval", "given/run", "--data-dir", "given/run/README.md", "--output", "out/eval.json")
+    model = workspace.given / "model"
+    shutil.copytree(EMBEDDED, model)
+    shutil.copy(file, model / file.name)
+    return (
+        "data",
+        "inspect",
+        "--model",
+        "given/model",
+        "--data-dir",
+        "given/run/README.md",
+        *OUTPUT[2:],
+        "--block-size",
+        "16",
+    )
+
+
 @st.composite
 def checkpoints(draw, workspace: Workspace, run: Path) -> Made:
     """A checkpoint whose state, with a manifest that fits it, or in some whose manifest is not as a run has written it.
@@ -419,6 +474,7 @@ OF_A_RUN: dict[str, Callable[..., st.SearchStrategy[Made]]] = {
     "adapter configurations": adapter_configs,
     "adapters": adapters,
     "chat templates": templates,
+    "tokenizers": tokenizers,
     "checkpoints": checkpoints,
 }
 

@@ -235,6 +235,14 @@ def test_a_block_shorter_than_the_convolution_is_refused(refusal, tmp_path):
     )
 
 
+def test_an_end_of_text_that_the_model_does_not_know_is_refused(refusal, tmp_path):
+    model = shutil.copytree(loading.resolve("tiny-granite-h"), tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<brand new>"}))
+    words = "its tokenizer ends texts with the token 4096, and the model knows 4,096"
+    assert words in refusal("--model", model)
+
+
 def test_a_short_run_that_diverges_has_failed_and_leaves_no_adapter_as_its_best(launch, tmp_path):
     folder = tmp_path / "run"
     wild = ("--learning-rate", "1e3", "--warmup-steps", "0", "--gradient-clip", "0", "--controller", "none")

@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,6 +130,21 @@ def test_a_model_and_a_replay_that_were_named_from_another_folder_are_found(laun
     assert "continuing from checkpoint-2" in out and "changed since" not in out
     assert saved_adapter.find("../work/runs/pi").base.name == str(work / "model")
     assert subjects.identify(["../work/runs/pi"])[0].base == str(work / "model")
+
+
+def test_a_run_folder_decides_no_folder_to_keep_tokens_in_unless_that_holds_some(run, launch, corpus, tmp_path):
+    folder, cache, ours = shutil.copytree(run, tmp_path / "run"), tmp_path / "somebody's", tmp_path / "ours"
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    assert "\n  cache_dir: null\n" in config
+    (folder / "config.yaml").write_text(config.replace("cache_dir: null", f'cache_dir: "{cache}"'), encoding="utf-8")
+    again = ("--output-dir", folder, "--resume-from-checkpoint", "last", "--max-steps", 8, "--dry-run")
+    code, out, err = launch(*again)
+    assert code == 0, err
+    assert "holds no kept tokens; the usual folder is taken" in " ".join(out.split()) and not cache.exists()
+    shutil.copytree(Path(os.environ["XDG_CACHE_HOME"]) / "granite-scu", cache)
+    code, out, err = launch(*again)
+    assert code == 0 and "holds no kept tokens" not in out, err
+    assert launch(*again, "--cache-dir", ours)[0] == 0 and list(ours.glob("*.last"))
 
 
 def test_the_text_must_be_the_same(run, short, launch):

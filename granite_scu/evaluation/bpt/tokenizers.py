@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from itertools import chain, islice
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.tokens import templates
 from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.model import loading
+from granite_scu.model.tokenizer import read_tokenizer
 
 SAMPLE = 200_000
 """Characters of the texts on which tokenizers are compared."""
@@ -83,7 +84,7 @@ def _own_tokenizer(subject: Subject) -> PreTrainedTokenizerBase | None:
     if not (subject.path / "tokenizer_config.json").is_file():
         return None
     try:
-        return AutoTokenizer.from_pretrained(subject.path, trust_remote_code=False)
+        return read_tokenizer(str(subject.path))
     except (OSError, ValueError) as error:
         raise UserError(f"{subject.given}: its tokenizer cannot be read ({error})") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import only_files
 from granite_scu.config.settings import TINY_MODEL, is_local
 from granite_scu.export.publish import leaks, model_card
 from granite_scu.model.adapter_files import check_adapter
@@ -149,6 +150,7 @@ def _survey(folder: Path) -> list[str]:
         raise UserError(
             f"{folder}: holds no {TRAINING_CONFIG}, so it is not a run folder; name the --output-dir of a run"
         )
+    only_files(folder)
     for name in REQUIRED:
         if not (folder / name).is_file():
             remedy = _REMEDY.get(name, "the run folder is not complete")

@@ -135,6 +135,12 @@ def test_a_spoilt_folder_is_refused_and_no_secret_repeated(run, spoil, words):
     assert not any(secret in said for secret in SECRETS.values())
 
 
+def test_a_pipe_in_the_folder_is_not_waited_for(run):
+    (run / "chat_template.jinja").unlink(missing_ok=True)
+    os.mkfifo(run / "chat_template.jinja")
+    assert "chat_template.jinja: is neither a file nor a folder" in refusal(run)
+
+
 def test_what_is_no_run_folder(run, tmp_path):
     assert "no such folder" in refusal(tmp_path / "nowhere")
     assert "not a run folder" in refusal(run / "checkpoint-4")

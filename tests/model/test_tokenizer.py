@@ -1,0 +1,63 @@
+"""A tokenizer that does not work is refused, whatever the library does at it."""
+
+import json
+import shutil
+
+import pytest
+
+from granite_scu.config.errors import UserError
+from granite_scu.model import loading
+from granite_scu.model.tokenizer import read_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(loading.resolve("tiny-granite-h"), tmp_path / "model")
+
+
+def change(file, *keys, value):
+    content = json.loads(file.read_text(encoding="utf-8"))
+    inner = content
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_one_that_works_is_the_librarys(folder):
+    text = "Na\u00efve: f(x) \u2264 3"
+    assert read_tokenizer(str(folder))(text) == loading.load_tokenizer("tiny-granite-h")(text)
+
+
+TEN = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 10}
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "words"),
+    [
+        (("model", "vocab", "e"), 2**31 + 5, "its tokenizer.json cannot be used"),
+        (("model", "vocab", "e"), 2**30, "it has a token of the number 1073741824"),
+        (("model", "vocab", "x" * 20_000), 8000, "it has a token of 20,000 characters"),
+        (
+            ("normalizer",),
+            {"type": "Replace", "pattern": {"String": ""}, "content": "xx"},
+            "its tokenizer.json cannot be used",
+        ),
+        (("normalizer",), {"type": "Sequence", "normalizers": [TEN] * 3}, "tokens of 57 characters"),
+        (("model", "dropout"), 7.5, "its tokenizer.json cannot be used"),
+    ],
+)
+def test_contents_at_which_the_library_ends_or_takes_long_are_refused(folder, keys, value, words, capfd):
+    change(folder / "tokenizer.json", *keys, value=value)
+    with pytest.raises(UserError) as refusal:
+        loading.load_tokenizer(str(folder))
+    assert words in str(refusal.value) and str(refusal.value).startswith(f"--model {folder}: cannot be loaded: its ")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("key", "value"), [("eos_token", [7]), ("chat_template", [7]), ("extra_special_tokens", 3)])
+def test_settings_that_are_no_texts_are_refused(folder, key, value):
+    (folder / "chat_template.jinja").unlink()
+    change(folder / "tokenizer_config.json", key, value=value)
+    with pytest.raises(UserError, match="its files are damaged, incomplete or not for transformers"):
+        loading.load_tokenizer(str(folder))
