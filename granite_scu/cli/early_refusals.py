@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
 
@@ -58,8 +58,9 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
             if key in flags.HINTS or key.startswith("trainer."):
                 raise UserError(f"--{key}: give a value after it")
         _check_counts({key: value for key, (_, value) in given.items()})
+        _check_set_by_the_run({key: value for key, (_, value) in given.items()})
         _check_ranks()
-        hints = flags.HINTS | {key: kind for key, kind in _trainer_settings().items() if kind}
+        hints = flags.HINTS | {key: each.kind for key, each in _trainer_settings().items() if each.kind}
         values = {key: _understood(key, hints[key], value) for key, (_, value) in given.items() if key in hints}
         check_seed(_understood("seed_everything", int | bool, given.get("seed_everything", ("", settings.SEED))[1]))
         groups = _built(values)
@@ -69,17 +70,29 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
                 _check_device(str(given.get("trainer.accelerator", ("", "auto"))[1]), asked)
 
 
+class _TrainerSetting(NamedTuple):
+    """Of Lightning's Trainer: the type, None where it is more than numbers and switches, and the default."""
+
+    kind: Any
+    usual: Any
+
+
 @cache
-def _trainer_settings() -> dict[str, Any]:
-    """Settings of Lightning's Trainer, as dotted keys, with their types, or None where these are more than numbers and
-    switches. Read from its source: to import it takes seconds."""
+def _trainer_settings() -> dict[str, _TrainerSetting]:
+    """Settings of Lightning's Trainer, as dotted keys. Read from its source: to import it takes seconds."""
     package = find_spec("lightning")
     assert package is not None and package.origin is not None
     source = Path(package.origin).with_name("pytorch") / "trainer" / "trainer.py"
     classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
     trainer = next(node for node in classes if node.name == "Trainer")
     init = next(node for node in trainer.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    return {f"trainer.{argument.arg}": _plain_type(argument.annotation) for argument in init.args.kwonlyargs}
+    found = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+    return {
+        f"trainer.{argument.arg}": _TrainerSetting(
+            _plain_type(argument.annotation), ast.literal_eval(usual) if usual else None
+        )
+        for argument, usual in found
+    }
 
 
 def _plain_type(annotation: ast.expr | None) -> Any:
@@ -134,6 +147,15 @@ def _check_counts(given: dict[str, Any]) -> None:
         if value is not UNKNOWN and value < 1 and (key, value) != ("trainer.max_steps", -1):
             kind = "" if flag == "--max-steps" else "a whole number, "
             raise UserError(f"{flag} {value}: must be {kind}at least 1")
+
+
+def _check_set_by_the_run(given: dict[str, Any]) -> None:
+    """Refuse another value than the usual one of a Trainer's setting that follows from settings of ours."""
+    for name, instead in settings.SET_BY_THE_RUN.items():
+        key = f"trainer.{name}"
+        usual = settings.TRAINER_DEFAULTS.get(name, _trainer_settings()[key].usual)
+        if key in given and given[key] not in (usual, str(usual), None):
+            raise UserError(f"--{key} {given[key]}: follows from other settings; use {instead}")
 
 
 _RANKS = (

@@ -65,7 +65,7 @@ def guarded(
     hush_renamings()
     open_what_is_closed()
     try:
-        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
             sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few characters must not end a run
         with _hooks(debug, how_to_continue):
             try:

@@ -172,7 +172,7 @@ def _settings_of_the_run(given: dict[str, Any]) -> list[str]:
     return [str(file)]
 
 
-_PATHS = ("base.name", "lora.adapter", "control.replay", "data.chat_template", "data.cache_dir")
+_PATHS = ("base.name", "lora.adapter", "control.replay", "data.cache_dir")
 """Settings that may be a path, or else a name, which is left as it is."""
 
 
@@ -181,11 +181,12 @@ def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -
     from granite_scu.data.sources.read import is_path  # late: numpy
 
     data, cache_is_asked_for = settings.get("data", {}), "data.cache_dir" in given
+    if data.get("chat_template") is not None and "data.chat_template" not in given:
+        given |= _template_of_the_run(folder)
     sources = data.get("path") or []
     sources = [sources] if isinstance(sources, str) else sources
-    if isinstance(sources, list) and all(
-        isinstance(source, str) for source in sources
-    ):  # anything else the parser refuses
+    # Anything else the parser refuses.
+    if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
         found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
         if found != sources:
             given.setdefault("data.path", found)
@@ -198,6 +199,17 @@ def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -
         # A run folder may be a stranger's: nothing is written into a folder that it names and that is not ours.
         _log.warning("--cache-dir %s: holds no kept tokens; the usual folder is taken, unless you give the flag", cache)
         given["data.cache_dir"] = "null"
+
+
+def _template_of_the_run(folder: Path) -> dict[str, Any]:
+    """The chat template that lies in the run folder, arguments included. What its settings name is not read: they may
+    be a stranger's, and what is read would be published with the adapter."""
+    saved = folder / "chat_template.jinja"
+    if not saved.is_file():
+        raise UserError(
+            f"{saved}: is missing, and the run was trained with a chat template; give it by --chat-template"
+        )
+    return {"data.chat_template": str(saved), "data.chat_template_args": None}
 
 
 def _holds_tokens(cache: Any) -> bool:

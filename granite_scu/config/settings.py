@@ -58,6 +58,22 @@ TRAINER_DEFAULTS = {
 }
 
 
+SET_BY_THE_RUN = {
+    "devices": "--multi-gpu",
+    "num_nodes": "--multi-gpu under torchrun or SLURM",
+    "strategy": "--multi-gpu",
+    "max_epochs": "--num-epochs",
+    "val_check_interval": "--eval-steps",
+    "check_val_every_n_epoch": "--eval-steps",
+    "enable_checkpointing": "--save-steps",
+    "gradient_clip_val": "--gradient-clip",
+    "fast_dev_run": "--max-steps",
+    "overfit_batches": "--max-steps",
+    "limit_train_batches": "--max-steps",
+}
+"""Arguments of Lightning's Trainer that follow from other settings, and which those are."""
+
+
 def is_path(text: str) -> bool:
     """Whether a text is a path that leads through folders of this machine (of either kind of system)."""
     return text.startswith((".", "~")) or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
@@ -398,7 +414,7 @@ class ControlConfig:
         for flag, value, only, applies, remedy in (
             ("--measure", self.measure, "delta", law == "cascade", "cascade works with delta alone"),
             ("--measure", self.measure, "delta", law == "pi" and self.target_s == "auto",
-             "--target-s auto works with delta alone; give the setpoint as a ratio"),
+             "--target-s auto works with delta alone; give a setpoint, such as 10%"),
             ("--actuator", self.actuator, "loss", law == "cascade", "cascade works with loss alone"),
             ("--actuator", self.actuator, "loss", law == "cpr",
              "cpr works with loss alone: its lambda grows in steps that are made for that"),

@@ -93,7 +93,7 @@ def build(name: str, **settings: Any) -> Controller[Any]:
         raise ValueError(f"no controller is called {name!r}; there are {', '.join(CONTROLLERS)}{hint}")
     if settings.get("target_s") == AUTO:
         if name != "pi":
-            raise ValueError(f"give target_s as a ratio: {AUTO} moves the setpoint of pi alone")
+            raise ValueError(f"give target_s a number, such as 0.1: {AUTO} moves the setpoint of pi alone")
         return AutoSetpoint(cast(PI, build(name, **settings | {"target_s": START})))
     if "target_s" in settings:
         settings["setpoint"] = settings.pop("target_s")

@@ -15,7 +15,7 @@ from granite_scu.hardware.nvml import driver, why_no_cuda
 from granite_scu.hardware.precision import resolve_precision
 from granite_scu.hardware.torch_build import dotted
 
-SCRIPT = "python scripts/train_granite_cuda.py"
+COMMAND = "granite-scu train"
 
 
 Predictor = Callable[[BaseConfig, LoraConfig, int, int, str, str], int]
@@ -138,7 +138,7 @@ def _described(advice: dict[str, Any]) -> dict[str, str]:
 
 def training_command() -> str:
     """The command that trains on this machine with the preset that fits it."""
-    return f"{SCRIPT} --hardware {presets.choose(detect())} --data-dir my_texts/"
+    return f"{COMMAND} --hardware {presets.choose(detect())} --data-dir my_texts/"
 
 
 def _yes(has: bool) -> str:

@@ -146,7 +146,7 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
     if kind == "cpu" and devices * nodes == 1:
         raise UserError(
             "--multi-gpu: there is no GPU and only one CPU process; leave it out, or start several processes with "
-            "torchrun --nproc-per-node 2 scripts/train_granite_cuda.py --multi-gpu --accelerator cpu"
+            "torchrun --nproc-per-node 2 -m granite_scu train --multi-gpu --accelerator cpu"
         )
     return devices, nodes
 

@@ -89,9 +89,10 @@ def named(text: str) -> str:
     if begun:
         raise UserError(f"--hardware {text}: there are {' and '.join(begun)}; choose one of them")
     plain = {_plain(name): name for name in PRESETS}
-    close = difflib.get_close_matches(text, PRESETS, 1) or difflib.get_close_matches(_plain(text), plain, 1)
+    close = difflib.get_close_matches(text, PRESETS, 1, 0.8) or difflib.get_close_matches(_plain(text), plain, 1, 0.8)
     hint = f"did you mean {plain.get(close[0], close[0])}? " if close else ""
-    raise UserError(f"--hardware {text}: no such preset; {hint}choose {AUTO}, {', '.join(PRESETS)}")
+    other = f"for another card gpu_low_mem (up to {SMALL:g} GB) or conservative (more)"
+    raise UserError(f"--hardware {text}: no such preset; {hint}choose {AUTO}, {', '.join(PRESETS)}; {other}")
 
 
 def _plain(text: str) -> str:

@@ -307,7 +307,7 @@ def _of_length(law: Controller, every: int, steps: int) -> Controller:
     if steps <= every:
         raise ValueError(
             f"target_s auto: acts after each {every} optimizer steps (control_every), and the run has {steps}; set a "
-            "smaller control_every, or give the setpoint as a ratio"
+            "smaller control_every, or give a setpoint, such as 0.1"
         )
     return law.in_a_run_of(steps // every)
 

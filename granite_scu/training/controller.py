@@ -71,7 +71,7 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
     if config.target_s == control.AUTO:
         raise UserError(
             "--stop-at-equilibrium: --target-s auto moves the setpoint, so S never settles; use --early-stopping, or "
-            "give the setpoint as a ratio"
+            "give a setpoint, such as 10%"
         )
     if isinstance(config.target_s, float) and (1 + Equilibrium.band) * config.target_s >= 1:
         reason = f"its band of {Equilibrium.band:.0%} reaches to 1, which S cannot cross, so nothing can be shown"
@@ -97,10 +97,11 @@ def check_slopes(every: int, steps: int) -> None:
         UserError: the run is no longer than a tick.
     """
     if steps <= every:
-        shorter = f"set --control-every to less than {steps}" if steps > 1 else "train for longer"
+        ticks = f"set --control-every to less than {steps}, or " if steps > 1 else ""
+        longer = "train for longer (--num-epochs, or fewer --gradient-accumulation-steps)"
         raise UserError(
             f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
-            f"{shorter}, or give the setpoint as a ratio"
+            f"{longer}, {ticks}leave the controller out: --controller none"
         )
 
 

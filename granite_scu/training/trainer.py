@@ -13,23 +13,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from granite_scu.config.errors import RunFailed, Stopped, UserError
-from granite_scu.config.settings import MOST, TRAINER_DEFAULTS
+from granite_scu.config.settings import MOST, SET_BY_THE_RUN, TRAINER_DEFAULTS
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
 from granite_scu.model.sharding import ShardedBase
-
-SET_BY_THE_RUN = {
-    "devices": "--multi-gpu",
-    "num_nodes": "--multi-gpu under torchrun or SLURM",
-    "strategy": "--multi-gpu",
-    "max_epochs": "--num-epochs",
-    "val_check_interval": "--eval-steps",
-    "check_val_every_n_epoch": "--eval-steps",
-    "enable_checkpointing": "--save-steps",
-    "gradient_clip_val": "--gradient-clip",
-}
-"""Arguments of Lightning's Trainer that follow from other settings, and which those are."""
-
 
 LOST_AFTER = timedelta(minutes=10)
 """What a process waits for the others before it takes them for lost. None does anything alone for that long."""

@@ -57,8 +57,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
-        return self.path.resolve().name
+        """The folder's own name, printable whatever it is."""
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in self.path.resolve().name)
 
     @property
     def title(self) -> str:

@@ -210,7 +210,10 @@ def test_the_setpoint_is_found_where_none_is_given(launch, corpus):
             ("--max-steps", 2),
             "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has 2; ",
         ),
-        (("--controller", "p"), "--controller p: give target_s as a ratio: auto moves the setpoint of pi alone"),
+        (
+            ("--controller", "p"),
+            "--controller p: give target_s a number, such as 0.1: auto moves the setpoint of pi alone",
+        ),
     ],
 )
 def test_where_auto_could_not_act_it_is_refused(launch, corpus, tmp_path, argv, words):

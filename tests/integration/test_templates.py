@@ -1,6 +1,8 @@
 """A run with a chat template of one's own: what is saved with it is what every later command uses."""
 
 import json
+import re
+import shutil
 
 import pytest
 
@@ -58,10 +60,22 @@ def test_the_template_is_saved_with_its_arguments_and_used_by_what_comes_after(t
     (trained / "elsewhere.jinja").rename(trained / "mine.jinja")
 
 
-def test_a_run_continues_with_the_same_template_alone(trained, call):
-    resume = ("train", "--resume-from-checkpoint", trained / "run" / "checkpoint-2", "--max-steps", 3)
-    (trained / "mine.jinja").write_text(TEMPLATE + "{# another #}")
+def test_a_run_continues_with_its_own_copy_of_the_template(trained, call, tmp_path):
+    """What its settings name is not read, which somebody else may have written: a run can be published."""
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    saved = (folder / "chat_template.jinja").read_text()
+    secret = tmp_path / "secret.txt"
+    secret.write_text("a secret")
+    config = (folder / "config.yaml").read_text()
+    changed = re.sub("(?m)^  chat_template: .*$", f"  chat_template: {secret}", config)
+    assert changed != config
+    (folder / "config.yaml").write_text(changed)
+    resume = ("train", "--resume-from-checkpoint", folder / "checkpoint-2", "--max-steps", 3)
+    code, _, stderr = call(commands.main, *resume, "--chat-template", secret)
+    assert code == 2, "asked for, it is read, and is no template of this run"
     code, _, stderr = call(commands.main, *resume)
-    assert code == 2 and "the chat template (its checksum) was " in stderr
-    (trained / "mine.jinja").write_text(TEMPLATE)
-    assert call(commands.main, *resume)[0] == 0
+    assert code == 0, stderr
+    assert (folder / "chat_template.jinja").read_text() == saved
+    (folder / "chat_template.jinja").unlink()
+    code, _, stderr = call(commands.main, *resume)
+    assert code == 2 and "chat_template.jinja: is missing" in stderr

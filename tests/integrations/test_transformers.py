@@ -387,7 +387,7 @@ def test_a_request_that_cannot_be_met_is_refused(settings, arguments, reason, ad
         ({"target_s": 0.1, "gradient_clip": -1}, "^gradient_clip -1"),
         ({"controller": "cascade"}, "controller cascade: looks ahead in the training text"),
         ({"controller": "pid", "target_s": 0.1}, "did you mean pi"),
-        ({"controller": "p"}, "controller p: give target_s as a ratio"),
+        ({"controller": "p"}, "controller p: give target_s a number, such as 0.1"),
     ],
 )
 def test_settings_out_of_range_are_refused_at_once(settings, reason):
