@@ -63,7 +63,7 @@ def _circumstances(found: dict[str, Any], forgetting: dict[str, Any] | None) -> 
             line += f"; {scored['excluded_documents']} left out because a run was trained or validated on them"
         if scored["units"] == "windows":
             line += (
-                "; so few documents that intervals are over windows, which differ less than documents would: "
+                "; fewer than ten documents, so intervals are over windows, which differ less than documents: "
                 "take them for too narrow"
             )
         lines.append(line)
