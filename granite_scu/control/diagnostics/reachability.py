@@ -196,26 +196,36 @@ class Reachability:
     def _ceiling(self, moved_at_end: float, data_bpt: float) -> float:
         return 1.0 if self.growth is None else ceiling(self.growth, moved_at_end, data_bpt)
 
-    def advice(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> str | None:
-        """What is seen and the first thing to change, as one line; None while the setpoint is in reach."""
+    def advice(self, state: ReachabilityState, lambda_min: float, lambda_max: float, ended: bool = False) -> str | None:
+        """What is seen and the first thing to change, as one line; None while the setpoint is in reach.
+
+        Args:
+            state: of the last tick.
+            lambda_min, lambda_max: bounds of lambda.
+            ended: the run is over, and nothing more is to be expected.
+        """
         if state.side is None:
             return None
         last = state.recent[-1]
         out, is_at = f"S* = {per_cent(self.setpoint)} is out of reach", f"S is {per_cent(last.s)}"
+        if ended:
+            out, is_at = f"S* = {per_cent(self.setpoint)} was out of reach", f"S ended at {per_cent(last.s)}"
         if state.side == "above":
             why = f"{is_at} with lambda on its upper bound of {lambda_max:g} since step {state.since}"
             return f"{out}: {why}; try --lambda-max {10 * lambda_max:g}; {OTHER_WAYS}"
-        expected = last.s if state.expected is None else state.expected
-        why = "although lambda hardly holds it back"
-        if last.at_low:
-            why = f"with lambda on its lower bound of {lambda_min:g}"
-        elif not last.lambda_is_idle:
-            why = "and even with no lambda the steps that are left are too few"
+        expected = last.s if state.expected is None or ended else state.expected
         lower = float(f"{0.8 * expected:.1g}")
-        return (
-            f"{out}: {is_at} {why}, and about {per_cent(expected)} is expected at the end; try --target-s {lower:g} "
-            f"({per_cent(lower)}); {OTHER_WAYS}"
-        )
+        comes = "" if ended else f", and about {per_cent(expected)} is expected at the end"
+        remedy = f"try --target-s {lower:g} ({per_cent(lower)}); {OTHER_WAYS}"
+        return f"{out}: {is_at} {self._why(last, lambda_min, ended)}{comes}; {remedy}"
+
+    def _why(self, last: Sight, lambda_min: float, ended: bool) -> str:
+        """What keeps S below the setpoint."""
+        if last.at_low:
+            return f"with lambda on its lower bound of {lambda_min:g}"
+        if last.lambda_is_idle:
+            return "although lambda hardly holds it back"
+        return "in too few steps" if ended else "and even with no lambda the steps that are left are too few"
 
     def summary(self, state: ReachabilityState, lambda_min: float, lambda_max: float) -> dict[str, Any]:
         """The verdict for ``scu_metrics.json``: "reached", or "stuck below the setpoint" (or above), or "not shown"
@@ -230,7 +240,7 @@ class Reachability:
             "episodes": state.episodes,
             "s_free": state.s_free,
             "s_expected": state.expected if state.side else None,
-            "advice": self.advice(state, lambda_min, lambda_max),
+            "advice": self.advice(state, lambda_min, lambda_max, ended=True),
         }
 
 

@@ -200,7 +200,12 @@ def test_the_advice_is_one_remedy_with_a_number():
         "the end; try --target-s 0.08 (8 %); other ways: docs/troubleshooting.md"
     )
     assert law.advice(law.init(), 0.5, 1e6) is None
-    assert law.summary(state, 0.5, 1e6)["verdict"] == "stuck below the setpoint"
+    summary = law.summary(state, 0.5, 1e6)
+    assert summary["verdict"] == "stuck below the setpoint"
+    assert summary["advice"] == (
+        "S* = 50 % was out of reach: S ended at 10 % with lambda on its lower bound of 0.5; try --target-s 0.08 (8 %); "
+        "other ways: docs/troubleshooting.md"
+    )
 
 
 def test_a_setpoint_counts_as_reached_only_where_s_came_to_it():
