@@ -39,7 +39,7 @@ def plot_s(groups: Sequence[Group]) -> Figure:
                 colour = style.GREEN if alike else group.colour
                 draw_setpoint(axes, *setpoints[group.label], colour, band=not _setpoint_moves(group))
         values = np.concatenate([_smoothed_s(run)[1] for group in groups for run in group.runs])
-        style.share_scale(axes, values)
+        style.share_scale(axes, np.concatenate([values, *(setpoint[1] for setpoint in setpoints.values())]))
         style.in_percent(axes)
         axes.set_ylabel("S, smoothed (share of bits)", fontsize=style.LABEL, color=style.INK)
     return _finished(figure, axes, groups)
@@ -213,7 +213,10 @@ def plot_summary(groups: Sequence[Group]) -> Figure:
             s.plot([target] * 2, [row - 0.32, row + 0.32], color=style.GREEN, linewidth=2.5)
         ends = [run.column("lambda")[-1] for run in group.runs]
         _dots(strength, row, group, [end for end in ends if end > 0], missing="λ = 0" if 0.0 in ends else "none")
-    style.share_scale(s, np.array([_smoothed_s(run)[1][-1] for group in groups for run in group.runs]), "x")
+    targets = [group.course(_setpoint)[1][-1] for group in groups if _uses_setpoint(group)]
+    style.share_scale(
+        s, np.array([*(_smoothed_s(run)[1][-1] for group in groups for run in group.runs), *targets]), "x"
+    )
     style.in_percent(s, "x")
     _log_scale(strength, [run.column("lambda")[-1:] for group in groups for run in group.runs], "x")
     for axes, label, where in ((scored, "held-out documents", "bits per token"), (s, "S at the end", "share of bits"),

@@ -33,7 +33,8 @@ def tidy(axes: Axes, ticks: float = TICKS) -> None:
 
 def log_scale(axes: Axes, positive: np.ndarray, which: str = "y") -> None:
     """A logarithmic axis ("x" or "y") over the positive values, with numbers on it however few decades it spans."""
-    low, high = positive.min() / 1.4, positive.max() * 1.4
+    beside = max(1.4, (positive.max() / positive.min()) ** 0.08)  # room for a dot, however many decades there are
+    low, high = positive.min() / beside, positive.max() * beside
     if high < 8 * low:  # nearly constant: keep noise from filling the panel
         middle = np.sqrt(low * high)
         low, high = middle / np.sqrt(8), middle * np.sqrt(8)
@@ -43,7 +44,8 @@ def log_scale(axes: Axes, positive: np.ndarray, which: str = "y") -> None:
     several, two = (1.0, 1.6) if which == "x" else (1.8, 3.5)
     subs = (1, 2, 5) if decades < several else (1, 3) if decades < two else (1,)
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=subs, numticks=5 if which == "x" else 8))
+    most = 8 if which == "y" else 5 if decades < 4 else 3  # small numbers are long
+    axis.set_major_locator(LogLocator(subs=subs, numticks=most))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
