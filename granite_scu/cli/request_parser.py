@@ -117,4 +117,4 @@ def _in_one_line(message: str) -> str:
         if meant:
             return f"{line}; did you mean {' '.join(meant)}?"
     known = f"; there are {', '.join(CONTROLLERS)}" if '"control.controller"' in message else ""
-    return f"{line}{known}; see --help for every key" if line else "wrong arguments; see --help"
+    return f"{line}{known}; see --help-all for every key" if line else "wrong arguments; see --help-all"

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, is_local, is_path
+from granite_scu.control.units import per_cent
 from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
     EVALUATION,
@@ -224,4 +225,9 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-TEMPLATES.filters |= {"number": _number, "text": _text, "cell": lambda text: text.replace("|", "\\|")}
+TEMPLATES.filters |= {
+    "number": _number,
+    "share": lambda ratio: NOT_MEASURED if ratio is None else per_cent(ratio),
+    "text": _text,
+    "cell": lambda text: text.replace("|", "\\|"),
+}

@@ -78,8 +78,8 @@ def test_the_front_matter_is_what_the_hub_reads():
         "| with the adapter, same documents | 6.5000 bits per token on 24,576 tokens |",
         "| with the adapter, on the validation sample | 6.6100 bits per token |",
         "| the adapter's step, of 1,000: the best validated | 900 |",
-        "| S at the end, smoothed | 0.01988 |",
-        "| setpoint S* | 0.02 |",
+        "| S at the end, smoothed | 1.99 % |",
+        "| setpoint S* | 2 % |",
         "| lambda at the end | 12.35 |",
         "| optimizer steps | 1,000 |",
         "| training tokens | 32,768,000 |",
@@ -119,8 +119,8 @@ def test_a_run_without_a_setpoint_claims_none():
 
 def test_of_a_setpoint_that_moves_it_has_the_last():
     text = card(target_s=0.9643514, setpoint_moves=True, summary=facts()["summary"] | {"best_scale": None})
-    assert "controller `pi`, which moves its setpoint S*, to 0.964 at the end." in text
-    assert "| setpoint S* at the end | 0.964 |" in text
+    assert "controller `pi`, which moves its setpoint S*, to 96.4 % at the end." in text
+    assert "| setpoint S* at the end | 96.4 % |" in text
     assert "![S against its setpoint, lambda, and the adapter size that held-out and training text would have, " in text
 
 
