@@ -57,8 +57,10 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
             _check_key(key, config_layers.A_FLAG)
             if key in flags.HINTS or key.startswith("trainer."):
                 raise UserError(f"--{key}: give a value after it")
-        _check_counts({key: value for key, (_, value) in given.items()})
-        _check_set_by_the_run({key: value for key, (_, value) in given.items()})
+        asked_values = {key: value for key, (_, value) in given.items()}
+        _check_counts(asked_values)
+        _check_set_by_the_run(asked_values)
+        _check_precision(asked_values)
         _check_ranks()
         hints = flags.HINTS | {key: each.kind for key, each in _trainer_settings().items() if each.kind}
         values = {key: _understood(key, hints[key], value) for key, (_, value) in given.items() if key in hints}
@@ -147,6 +149,14 @@ def _check_counts(given: dict[str, Any]) -> None:
         if value is not UNKNOWN and value < 1 and (key, value) != ("trainer.max_steps", -1):
             kind = "" if flag == "--max-steps" else "a whole number, "
             raise UserError(f"{flag} {value}: must be {kind}at least 1")
+
+
+def _check_precision(given: dict[str, Any]) -> None:
+    """Refuse a precision of Lightning's that a run does not have."""
+    asked = given.get("trainer.precision")
+    if asked is not None and asked not in (*settings.SHORT_PRECISIONS, "auto", "null"):
+        names = ", ".join(f"{name} ({short})" for name, short in settings.SHORT_PRECISIONS.items())
+        raise UserError(f"--trainer.precision {asked}: must be one of {names}")
 
 
 def _check_set_by_the_run(given: dict[str, Any]) -> None:
@@ -304,7 +314,7 @@ def check_data(data: settings.DataConfig) -> None:
     Raises:
         UserError: the first of them.
     """
-    from granite_scu.data.sources import files, read  # late: numpy
+    from granite_scu.data.sources import read  # late: numpy
 
     if data.chat_template is not None:
         settings.check_template(data.chat_template)
@@ -312,5 +322,5 @@ def check_data(data: settings.DataConfig) -> None:
         folder = Path(source.removeprefix(settings.HUB_PREFIX)).expanduser()
         if source.startswith(settings.HUB_PREFIX) and settings.is_path(str(folder)) and not folder.exists():
             raise UserError(f"--data-dir {source}: no such folder; a data set of the hub is named hf:owner/name")
-        if read.is_path(source) and (not source.strip() or not files.find(source)):
-            read.readable_files(source)
+        if read.is_path(source):
+            read.check_readable(source)

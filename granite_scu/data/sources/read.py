@@ -128,6 +128,12 @@ def _read_files(
         yield from samples.documents_of(records, text_column, record_format)
 
 
+def check_readable(path: str) -> None:
+    """Refuse what ``readable_files`` refuses, and read nothing."""
+    if not path.strip() or not any(files.kind(file) in formats.SUFFIXES for file in files.find(path)):
+        readable_files(path)
+
+
 def readable_files(path: str) -> list[Path]:
     """The files of a source that can be read, sorted. Those of other kinds are counted in the log.
 
