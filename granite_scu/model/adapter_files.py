@@ -120,6 +120,9 @@ _SCHEMA: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 """What the settings of an adapter may be; null where there is none."""
 
+_NEVER_NULL = ("rank_pattern", "alpha_pattern")
+"""What PEFT looks into wherever it is there."""
+
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Refuse the configuration of an adapter that would be dear, or end in a raw error, where it is used.
@@ -130,6 +133,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     for name, (is_valid, words) in _SCHEMA.items():
         value = config.get(name)
         is_absent = value is None and (name != "r" or config.get("peft_type") not in (None, "LORA"))
+        is_absent &= name not in _NEVER_NULL or name not in config
         if not (is_absent or is_valid(value)):
             raise ValueError(f"{ADAPTER_CONFIG}: {name} {words}, and is {str(value)[:60]}")
 

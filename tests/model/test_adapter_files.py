@@ -47,6 +47,7 @@ def adapter(tmp_path):
         ({"lora_alpha": [1]}, "lora_alpha must be a finite number"),
         ({"target_modules": [1]}, "target_modules must be a list of layers' names"),
         ({"target_modules": {"a": 1}}, "target_modules must be a list of layers' names"),
+        ({"rank_pattern": None}, "rank_pattern must be ranks by layers' names, and is None"),
         ({"rank_pattern": {SLOW: 2}}, "rank_pattern must be ranks by layers' names"),
         ({"rank_pattern": {"q_proj": "x"}}, "rank_pattern must be ranks by layers' names"),
         ({"alpha_pattern": [1]}, "alpha_pattern must be numbers by layers' names"),
