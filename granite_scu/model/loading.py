@@ -100,7 +100,7 @@ def device_named(name: str, flag: str = "--device") -> torch.device:
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises UserError when it cannot be had, or does not work."""
     with _hub_errors(name):
-        return read_tokenizer(resolve(name))
+        return read_tokenizer(resolve(name), ours=name == TINY_MODEL)
 
 
 def load_model_config(name: str):

@@ -42,13 +42,17 @@ except Exception as error:
 """
 
 
-def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
+def read_tokenizer(path: str, ours: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or of a model on the hub. It has been tried.
+
+    Args:
+        path: the folder, or the hub id.
+        ours: it comes with this package, and needs no process of its own to be tried in.
 
     Raises:
         ValueError: its files are wrong. What transformers raises for one that is not there passes.
     """
-    if (file := Path(path) / "tokenizer.json").is_file():
+    if not ours and (file := Path(path) / "tokenizer.json").is_file():
         _try_file(file)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
