@@ -142,6 +142,7 @@ def test_it_is_the_bits_per_byte_of_lm_evaluation_harness(run, scored, tmp_path)
     assert expected[0] != expected[1]
 
 
+@pytest.mark.slow
 def test_several_adapters_in_one_pass_are_what_each_is_alone(run, scored, topics):
     last, checkpoint = run / "checkpoint-12", run / "checkpoint-6"
     together = scored(run, last, checkpoint, "--batch-size", "5")

@@ -129,6 +129,7 @@ def test_the_search_for_a_batch_recomputes_activations_only_where_no_block_fits_
         assert bool(found.base.gradient_checkpointing) is recomputed
 
 
+@pytest.mark.slow
 def test_a_card_on_which_not_even_a_block_fits_is_refused(asked):
     with pytest.raises(UserError, match=r"one block takes 0\.\d\d GiB: weights .* of 0.02 GiB that .* Tesla T4; "):
         batch_size.first_guess(*asked(T4, "--run.memory_fraction=0.0015"))

@@ -89,9 +89,8 @@ def test_ours_proves_right_in_every_precision(dtype):
     assert prove(TORCH, CPU, dtype, Sizes()) is None
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(dtype, marks=[pytest.mark.slow] * (dtype != torch.float32)) for dtype in WEIGHT_DTYPES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", WEIGHT_DTYPES)
 def test_ours_in_the_form_that_is_compiled_prove_right_too(dtype):
     scan, conv = (torch.compile(function, backend="aot_eager") for function in (TORCH.scan, TORCH.conv))
     assert prove(mamba.Kernels("compiled", scan, conv), CPU, dtype, Sizes()) is None
