@@ -91,7 +91,7 @@ def _trainer_settings() -> dict[str, _TrainerSetting]:
     found = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
     return {
         f"trainer.{argument.arg}": _TrainerSetting(
-            _plain_type(argument.annotation), ast.literal_eval(usual) if usual else None
+            _plain_type(argument.annotation), usual.value if isinstance(usual, ast.Constant) else None
         )
         for argument, usual in found
     }

@@ -91,7 +91,7 @@ def guarded(
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Ctrl-C ends the process itself: some libraries, while they are imported, pass over any exception.
+    """Ctrl-C ends the process itself: some libraries, while they are imported, swallow any exception.
 
     For what writes nothing.
     """

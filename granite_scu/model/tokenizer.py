@@ -4,6 +4,7 @@ At some contents of a ``tokenizer.json`` the tokenizers library, which is writte
 millions of tokens of a page. No schema says which.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,8 +70,11 @@ def _try_file(file: Path) -> None:
     """Raises ValueError where the library refuses a ``tokenizer.json`` or ends, takes longer than 5 seconds or more
     than 4 GiB, or makes more tokens of a text than any tokenizer would."""
     line = [sys.executable, "-I", "-c", _TRY, str(file)]
+    alone = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # threads reserve memory
     try:
-        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=12 * _SECONDS, check=False)
+        done = subprocess.run(
+            line, env=alone, stdin=subprocess.DEVNULL, capture_output=True, timeout=12 * _SECONDS, check=False
+        )
         code, words = done.returncode, done.stderr.decode(errors="replace").strip().splitlines()
     except subprocess.TimeoutExpired:
         code, words = -1, []

@@ -249,7 +249,7 @@ def test_a_home_that_is_not_known_is_told_from_a_user_that_is_not(monkeypatch, h
     assert words in capsys.readouterr().err
 
 
-def test_an_import_that_passes_over_any_exception_does_not_keep_an_interrupt_from_ending_the_program():
+def test_an_import_that_swallows_exceptions_does_not_keep_an_interrupt_from_ending_the_program():
     code = """
 import os, signal
 from granite_scu.cli import guard
