@@ -72,8 +72,7 @@ def _try_file(file: Path) -> None:
     line = [sys.executable, "-I", "-c", _TRY, str(file)]
     alone = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # threads reserve memory
     try:
-        quiet = {"stdin": subprocess.DEVNULL, "capture_output": True, "check": False}
-        done = subprocess.run(line, env=alone, timeout=12 * _SECONDS, **quiet)
+        done = subprocess.run(
             line, env=alone, stdin=subprocess.DEVNULL, capture_output=True, timeout=12 * _SECONDS, check=False
         )
         code, words = done.returncode, done.stderr.decode(errors="replace").strip().splitlines()
