@@ -239,6 +239,11 @@ def questions(files: Files) -> Documents:
             yield f"{Path(path).stem}/{number:02}", section
 
 
+def small_questions(files: Files) -> Documents:
+    """As ``questions``, of pages whose questions have headings of the third or fourth rank."""
+    yield from questions((path, re.sub(rb"(</?)h[34]\b", rb"\1h2", contents)) for path, contents in files)
+
+
 def jargon_entries(files: Files) -> Documents:
     """The entries of the Jargon File, which begin with ":term:", a dozen a document; the word lists are left out."""
     for _, contents in files:
@@ -246,6 +251,15 @@ def jargon_entries(files: Files) -> Documents:
         entries = re.findall(r"^:[^\n:]+:.*?(?=^:[^\n:]+:|\Z)", text, flags=re.MULTILINE | re.DOTALL)
         for number, start in enumerate(range(0, len(entries), 12)):
             yield f"jargon/{number:03}", "".join(entries[start : start + 12])
+
+
+def dictionary_entries(files: Files) -> Documents:
+    """The entries of a dictionary in dict's format, packed as gzip does it: a word, and indented what it means."""
+    for path, contents in files:
+        text = decoded(gzip.decompress(contents))
+        entries = re.findall(r"^\S[^\n]*\n\n {3}.*?(?=^\S|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+        for number, start in enumerate(range(0, len(entries), 12)):
+            yield f"{Path(path).name.partition('.')[0]}/{number:04}", "".join(entries[start : start + 12])
 
 
 def dialogues(files: Files) -> Documents:
@@ -270,6 +284,14 @@ def told(files: Files) -> Documents:
             lines = re.findall(r"^\s*(?:dialog\s+)?`\s*([^`\n]+)`", mission, flags=re.MULTILINE)
             if named:
                 yield f"{Path(path).stem}/{named[1].strip()}", "\n".join(lines)
+
+
+def spoken(files: Files) -> Documents:
+    """What is said in each room of Fish Fillets, a line each: who, a colon, and the words."""
+    said = re.compile(r'^dialogId\("[^"]*", "(?:font_)?([^"]*)", "((?:[^"\\]|\\.)+)"\)', re.MULTILINE)
+    for path, contents in files:
+        lines = [f"{who}: {words}" for who, words in said.findall(decoded(contents).replace('\\"', "'"))]
+        yield Path(path).parts[-2], "\n".join(lines)
 
 
 def manual_pages(files: Files) -> Documents:
@@ -381,6 +403,12 @@ CRATES = {
     "syn": ("1.0.107-1", "64bfca244ab8ec45a4da1f5d64411af34f2d6eac7ac094f4f1dce9bf0b8a3699"),
 }
 """Crates of Rust: version in Debian, and sha256."""
+
+MANUALS = {
+    "debian-policy": ("4.6.2.0", "ef9d01b625c3b87c3a845c2cd1b66f1a16e9240b2b9e5bee53472a00e8457a39"),
+    "developers-reference": ("12.18", "0dba82f6fa16e373f2a84ad07e7971aa9264ad2e7d2ae46b37edbc9c5fd57e2e"),
+}
+"""Debian's rules for packages and for maintainers: version, and sha256."""
 
 TEXTS = {
     # what the bases of evidence/bases are pretrained on
@@ -594,6 +622,84 @@ TEXTS = {
         "Apache-2.0",
         tuple(Package("debian", f"librust-{name}-dev", version, sha256) for name, (version, sha256) in CRATES.items()),
         r".*/registry/[^/]+/src/(?!gen/|unicode_tables/).*\.rs",
+        whole_files,
+    ),
+    # and those of the third
+    "r-faq": Text(
+        "question and answer: R",
+        "GPL-2+",
+        (
+            Package(
+                "debian",
+                "r-doc-html",
+                "4.2.2.20221110-2",
+                "2c615dd386993a440b80fd4e9060318386e31fbe47f5be65f295f5fb34002c5c",
+            ),
+        ),
+        r".*/R-FAQ\.html",
+        small_questions,
+    ),
+    "policy": Text(
+        "prose: Debian's policy and its developers' reference",
+        "GPL-2+",
+        tuple(Package("debian", name, version, sha256) for name, (version, sha256) in MANUALS.items()),
+        r".*/_sources/(?!index|upgrading).*\.rst\.txt",
+        books,
+    ),
+    "foldoc": Text(
+        "reference: a dictionary of computing",
+        "GFDL",
+        (
+            Package(
+                "debian",
+                "dict-foldoc",
+                "20230119-1",
+                "745cbedb55c2da609cc88ee0284e9d11a67a11ae3709daf7bad0e895ac3294c3",
+            ),
+        ),
+        r".*/foldoc\.dict\.dz",
+        dictionary_entries,
+    ),
+    "fish-fillets": Text(
+        "chat: what the figures of a game say",
+        "GPL-2+",
+        (
+            Package(
+                "debian",
+                "fillets-ng-data",
+                "1.0.1-1.1",
+                "25de89afd8b1adf7bcace8290248a6a22c89cd42300317e69000e162c032cf84",
+            ),
+        ),
+        r".*/script/[^/]+/dialogs_en\.lua",
+        spoken,
+    ),
+    "sbcl": Text(
+        "code: Common Lisp",
+        "public domain, BSD",
+        (
+            Package(
+                "debian",
+                "sbcl-source",
+                "2:2.2.9-1",
+                "908656efc0892047dba4f32bddd38388cd4f590c2e149c90f757afc97388cd38",
+            ),
+        ),
+        r".*/src/code/[^/]+\.lisp",
+        whole_files,
+    ),
+    "eigen": Text(
+        "code: C++",
+        "MPL-2",
+        (
+            Package(
+                "debian",
+                "libeigen3-dev",
+                "3.4.0-4",
+                "1a167bb381acb90c1d8450a8f3e66a09d216dbc64b33ac8a082a0912513ef939",
+            ),
+        ),
+        r".*/eigen3/Eigen/src/(?!Core/arch/|misc/).*\.h",
         whole_files,
     ),
 }

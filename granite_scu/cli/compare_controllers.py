@@ -54,6 +54,8 @@ def build_parser(name: str = "granite-scu compare") -> Parser:
                        "ten hours on two cores; fetch the texts first: scripts/fetch_texts.py")  # fmt: skip
     which.add_argument("--fresh-again", action="store_true", help="other text that formed no law: five hours on two "
                        "cores; fetch the texts first")  # fmt: skip
+    which.add_argument("--fresh-third", action="store_true", help="the same for the third rule: six hours on two "
+                       "cores; fetch the texts first")  # fmt: skip
     which.add_argument("--scarce", action="store_true", help="the default in short runs and with little held-out "
                        "text: half an hour on two cores")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
@@ -103,6 +105,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
     from granite_scu.experiments.comparison.protocol import (
         FRESH,
         FRESH_AGAIN,
+        FRESH_THIRD,
         FULL,
         PRECISION,
         QUICK,
@@ -110,7 +113,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         VARIED,
     )
 
-    apart_from_full = (QUICK, VARIED, FRESH, FRESH_AGAIN, SCARCE)
+    apart_from_full = (QUICK, VARIED, FRESH, FRESH_AGAIN, FRESH_THIRD, SCARCE)
     protocol = next((of for of in apart_from_full if getattr(options, of.name.replace("-", "_"))), FULL)
     _check(options, protocol, root)
     if options.steps:

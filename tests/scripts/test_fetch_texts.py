@@ -158,6 +158,36 @@ def test_a_page_becomes_its_questions():
     ]
 
 
+def test_questions_may_have_small_headings():
+    page = b"<h2>1 R</h2><p>On R.</p><h3 class='x'>1.1 What?</h3><p>This.</p><h4>1.2 Where?</h4><p>Here.</p>"
+    assert [fetch.tidy(text) for _, text in fetch.small_questions([("R-FAQ.html", page)])][1:] == [
+        "1 R\n\nOn R.\n",
+        "1.1 What?\n\nThis.\n",
+        "1.2 Where?\n\nHere.\n",
+    ]
+
+
+def test_a_dictionary_is_its_entries():
+    entries = "".join(f"word {i}\n\n   <sense> What {i} means.\n\n   See {{other}}.\n\n" for i in range(13))
+    found = list(fetch.dictionary_entries([("foldoc.dict.dz", gzip.compress(b"00-database\n\n" + entries.encode()))]))
+    assert [name for name, _ in found] == ["foldoc/0000", "foldoc/0001"]
+    assert "".join(text for _, text in found) == entries
+    assert found[1][1].startswith("word 12\n")
+
+
+def test_a_room_is_what_is_said_in_it():
+    script = b"""
+dialogId("a-1", "font_small", "What a \\"mess\\".")
+
+dialogId("a-x", "", "")
+
+dialogId("a-2", "font_big", "Indeed.")
+"""
+    assert list(fetch.spoken([("script/cellar/dialogs_en.lua", script)])) == [
+        ("cellar", "small: What a 'mess'.\nbig: Indeed.")
+    ]
+
+
 def test_a_dialogue_is_who_and_what():
     scenario = """
         speaker=Konrad

@@ -73,15 +73,22 @@ def level(values: Sequence[float]) -> Average:
     return Average(fmean(newest), stdev(newest) / math.sqrt(len(newest)) if len(newest) > 1 else math.inf)
 
 
-def rise(values: Sequence[float], slope: float, sizes: Sequence[float]) -> Average:
+def rise(values: Sequence[float], slopes: Sequence[float], sizes: Sequence[float]) -> Average:
     """By how much V has risen within a window but for what the adapter's size did to it.
+
+    That is the integral of dV / dx from the size x before to that of now, by the trapezoidal rule: exact where V is a
+    parabola.
 
     Args:
         values: readings of V, each compared with its own micro-batch's a window before.
-        slope: dV / d ln size.
-        sizes: ln of the adapter's size at each reading.
+        slopes: dV / d ln x at each reading.
+        sizes: ln x at each reading.
     """
-    changes = [gain - slope * grown for gain, grown in zip(_changes(values), _changes(sizes), strict=True)]
+    changes = []
+    for now in range(max(WINDOW, len(values) - WINDOW), len(values)):
+        before, growth = now - WINDOW, sizes[now] - sizes[now - WINDOW]
+        by_size = (slopes[before] * math.expm1(growth) - slopes[now] * math.expm1(-growth)) / 2
+        changes.append(values[now] - values[before] - by_size)
     if len(changes) < LEAST_READINGS:
         return Average(0.0, math.inf)
     return Average(fmean(changes), stdev(changes) / math.sqrt(len(changes)))
@@ -143,13 +150,14 @@ class AutoSetpoint:
     The inner loop is ``PI``. The outer one moves the odds o = S*/(1 - S*), which start at those of ``law.setpoint``.
     Two averages are weighed, each by its certainty, the mean over its standard error: V', which says whether the
     adapter should be larger; and the rise of V within a window at equal size, which says whether training still teaches
-    something that held-out text gains from. Their sum is z.
+    something that held-out text gains from. Their sum over sqrt(2) is z, which noise alone keeps about one standard
+    deviation from 0.
 
-        z >  doubt:    o <- o exp(rate min(1, z / sure)), not raised above ``ahead`` times the odds of S
+        z >  doubt:    o <- o exp(rate), not raised above ``ahead`` times the odds of S
         z < -doubt:    o <- min(o, odds of S times x*^2), x* <= 1 the best scale on held-out text
 
     ParamBPT goes with the square of the size, and so do the odds of S. Where |z| is within ``doubt`` S* stays. But
-    until z was below -doubt once, doubt counts as a yes, and S* rises by the full rate: an adapter that is kept small
+    until z was below -doubt once, doubt counts as a yes, and S* rises by ``first_rate``: an adapter that is kept small
     at first costs more than one that falls some ticks later. Nothing winds up: S* runs ahead of S by no more than
     ``ahead``, and falls from where S is. No constant here has the unit of a loss or of S: they say how many ticks a
     decision takes, and how sure it must be.
@@ -158,8 +166,8 @@ class AutoSetpoint:
 
     Attributes:
         law: the inner loop; its setpoint is S* at the start.
-        rate: the largest rise of ln o in a tick, and half the largest fall below the odds of S.
-        sure: z from which S* rises at the full rate.
+        rate: the rise of ln o in a tick, and half its largest fall below that of S.
+        first_rate: the rise until held-out text has asked for a smaller adapter.
         doubt: |z| up to which it may be chance.
         ahead: the factor that S* may be ahead of S by, in odds.
     """
@@ -170,12 +178,12 @@ class AutoSetpoint:
 
     law: PI = FROM_START
     rate: float = 0.2
-    sure: float = 2.0
-    doubt: float = 1.0
+    first_rate: float = 0.5
+    doubt: float = 2.0
     ahead: float = math.e
 
     def __post_init__(self) -> None:
-        check(self, "rate", "sure")
+        check(self, "rate", "first_rate")
         require(0 <= self.doubt < math.inf, f"doubt {self.doubt}: must be finite and not negative")
         require(1 < self.ahead < math.inf, f"ahead {self.ahead}: must be a factor above 1")
 
@@ -215,11 +223,12 @@ class AutoSetpoint:
         if state.law.position is None or len(state.readings) < LEAST_READINGS:
             return state
         saved, odds_of_s = state.column("held_out"), math.exp(state.law.position)
-        slope = level(state.column("held_out_slope"))
-        z = slope.certainty + rise(saved, slope.mean, state.column("size")).certainty
+        slopes = state.column("held_out_slope")
+        slope = level(slopes)
+        z = (slope.certainty + rise(saved, slopes, state.column("size")).certainty) / math.sqrt(2)
         turned, odds = state.turned or z < -self.doubt, state.odds
         if not turned or z > self.doubt:
-            raised = odds * math.exp(self.rate * (min(1.0, z / self.sure) if turned else 1.0))
+            raised = odds * math.exp(self.rate if turned else self.first_rate)
             odds = min(raised, max(odds, odds_of_s * self.ahead))
         elif z < -self.doubt:
             wanted = clip(best_scale(level(saved).mean, slope.mean), math.exp(-self.rate), 1.0)

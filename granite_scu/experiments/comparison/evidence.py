@@ -32,7 +32,7 @@ matrix once it costs a hundredth of the mean (in its runs of before, which are d
 of it at the tick where it is bound).
 """
 
-AUTO_RULE = 2
+AUTO_RULE = 3
 """Counts up when ``--target-s auto`` moves the setpoint otherwise under the same settings."""
 
 INNER = {"cascade": ("pi",)}

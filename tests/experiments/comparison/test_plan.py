@@ -15,6 +15,7 @@ from granite_scu.experiments.comparison.protocol import (
     FIXED,
     FRESH,
     FRESH_AGAIN,
+    FRESH_THIRD,
     FULL,
     NONE,
     PI,
@@ -233,11 +234,13 @@ def test_a_setpoint_found_by_another_rule_is_another_run(protocol, monkeypatch):
     assert key("auto") != auto and key(0.3) == given
 
 
-@pytest.mark.parametrize("of", [QUICK, VARIED, FRESH, FRESH_AGAIN, SCARCE, FULL], ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize(
+    "of", [QUICK, VARIED, FRESH, FRESH_AGAIN, FRESH_THIRD, SCARCE, FULL], ids=lambda protocol: protocol.name
+)
 def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, finish, tmp_path, monkeypatch):
     """Every arm on every task, as far as a run checks it before it reads the text; what is replayed is left out."""
     monkeypatch.setattr(data_module, "TEXTS", tmp_path)
-    for task in (*FRESH.tasks, *FRESH_AGAIN.tasks):
+    for task in (*FRESH.tasks, *FRESH_AGAIN.tasks, *FRESH_THIRD.tasks):
         (tmp_path / f"{task.corpus}.jsonl").touch()
     plan, checked = Plan(of, evidence, seeds=1), set()
     while ready := [spec for spec in plan.specs() if spec and evidence.get(spec) is None]:
