@@ -239,9 +239,15 @@ def questions(files: Files) -> Documents:
             yield f"{Path(path).stem}/{number:02}", section
 
 
-def small_questions(files: Files) -> Documents:
-    """As ``questions``, of pages whose questions have headings of the third or fourth rank."""
-    yield from questions((path, re.sub(rb"(</?)h[34]\b", rb"\1h2", contents)) for path, contents in files)
+def numbered_questions(files: Files) -> Documents:
+    """Questions and answers: headings of a page down to the fourth rank, and in plain text lines as "1.2: What?"."""
+    for path, contents in files:
+        if path.endswith(".html"):
+            page = re.sub(rb"(</?)h[34]\b", rb"\1h2", contents)
+            yield from (each for each in questions([(path, page)]) if not each[1].startswith("Table of Contents"))
+        else:
+            for section in re.split(r"^(?=\d+\.\d+: )", decoded(contents), flags=re.MULTILINE)[1:]:
+                yield f"{Path(path).parent.name}/{section.partition(':')[0]}", section
 
 
 def jargon_entries(files: Files) -> Documents:
@@ -254,12 +260,12 @@ def jargon_entries(files: Files) -> Documents:
 
 
 def dictionary_entries(files: Files) -> Documents:
-    """The entries of a dictionary in dict's format, packed as gzip does it: a word, and indented what it means."""
+    """The entries of a dictionary, packed as gzip does it, a dozen a document: "WORD, n.  What it means."."""
     for path, contents in files:
         text = decoded(gzip.decompress(contents))
-        entries = re.findall(r"^\S[^\n]*\n\n {3}.*?(?=^\S|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+        entries = re.split(r"^(?=[A-Z][A-Z' -]+, )", text, flags=re.MULTILINE)[1:]
         for number, start in enumerate(range(0, len(entries), 12)):
-            yield f"{Path(path).name.partition('.')[0]}/{number:04}", "".join(entries[start : start + 12])
+            yield f"{Path(path).name.partition('.')[0]}/{number:03}", "".join(entries[start : start + 12])
 
 
 def dialogues(files: Files) -> Documents:
@@ -287,11 +293,15 @@ def told(files: Files) -> Documents:
 
 
 def spoken(files: Files) -> Documents:
-    """What is said in each room of Fish Fillets, a line each: who, a colon, and the words."""
-    said = re.compile(r'^dialogId\("[^"]*", "(?:font_)?([^"]*)", "((?:[^"\\]|\\.)+)"\)', re.MULTILINE)
+    """What is said in each script of two games, a line each: in Fish Fillets who, a colon, and the words; in Dink
+    Smallwood the words, after a colour."""
+    said = re.compile(
+        r'^dialogId\("[^"]*", "(?:font_)?([^"]*)", "((?:[^"\\]|\\.)+)"\)|\bsay\w*\("(?:`.)?([^"]+)"', re.MULTILINE
+    )
     for path, contents in files:
-        lines = [f"{who}: {words}" for who, words in said.findall(decoded(contents).replace('\\"', "'"))]
-        yield Path(path).parts[-2], "\n".join(lines)
+        found = said.findall(decoded(contents).replace(r"\"", "'"))
+        lines = [f"{who}: {words}" if words else alone for who, words, alone in found]
+        yield "/".join(Path(path).parts[-2:]), "\n".join(lines)
 
 
 def manual_pages(files: Files) -> Documents:
@@ -409,6 +419,16 @@ MANUALS = {
     "developers-reference": ("12.18", "0dba82f6fa16e373f2a84ad07e7971aa9264ad2e7d2ae46b37edbc9c5fd57e2e"),
 }
 """Debian's rules for packages and for maintainers: version, and sha256."""
+
+FAQS = {
+    "r-doc-html": ("4.2.2.20221110-2", "2c615dd386993a440b80fd4e9060318386e31fbe47f5be65f295f5fb34002c5c"),
+    "zsh-common": ("5.9-4", "4f263aa88910f750965b1a83dcbca1355b2cf509acffe96cc2d856333909a7b5"),
+}
+GAMES = {
+    "fillets-ng-data": ("1.0.1-1.1", "25de89afd8b1adf7bcace8290248a6a22c89cd42300317e69000e162c032cf84"),
+    "freedink-data": ("1.08.20190120-2", "5c3f0c22958364460057d9df5318a9a2a0fb84b9174cab57a9d50ad03a73d66c"),
+}
+"""Packages with questions and answers, and games with dialogues: version, and sha256."""
 
 TEXTS = {
     # what the bases of evidence/bases are pretrained on
@@ -625,19 +645,12 @@ TEXTS = {
         whole_files,
     ),
     # and those of the third
-    "r-faq": Text(
-        "question and answer: R",
-        "GPL-2+",
-        (
-            Package(
-                "debian",
-                "r-doc-html",
-                "4.2.2.20221110-2",
-                "2c615dd386993a440b80fd4e9060318386e31fbe47f5be65f295f5fb34002c5c",
-            ),
-        ),
-        r".*/R-FAQ\.html",
-        small_questions,
+    "faqs": Text(
+        "question and answer: R and zsh",
+        "GPL-2+, Zsh",
+        tuple(Package("debian", name, version, sha256) for name, (version, sha256) in FAQS.items()),
+        r".*/R-FAQ\.html|.*/zsh-common/FAQ\.gz",
+        numbered_questions,
     ),
     "policy": Text(
         "prose: Debian's policy and its developers' reference",
@@ -646,32 +659,25 @@ TEXTS = {
         r".*/_sources/(?!index|upgrading).*\.rst\.txt",
         books,
     ),
-    "foldoc": Text(
-        "reference: a dictionary of computing",
-        "GFDL",
+    "devils-dictionary": Text(
+        "prose: Bierce's dictionary of satire",
+        "public domain",
         (
             Package(
                 "debian",
-                "dict-foldoc",
-                "20230119-1",
-                "745cbedb55c2da609cc88ee0284e9d11a67a11ae3709daf7bad0e895ac3294c3",
+                "dict-devil",
+                "1.0-13.1",
+                "6a535684def2a1f70cd42da16d12d43f0e9dc3e54e4a329178eebab3170e3154",
             ),
         ),
-        r".*/foldoc\.dict\.dz",
+        r".*/devil\.dict\.dz",
         dictionary_entries,
     ),
-    "fish-fillets": Text(
-        "chat: what the figures of a game say",
-        "GPL-2+",
-        (
-            Package(
-                "debian",
-                "fillets-ng-data",
-                "1.0.1-1.1",
-                "25de89afd8b1adf7bcace8290248a6a22c89cd42300317e69000e162c032cf84",
-            ),
-        ),
-        r".*/script/[^/]+/dialogs_en\.lua",
+    "two-games": Text(
+        "chat: what the figures of two games say",
+        "GPL-2+, zlib",
+        tuple(Package("debian", name, version, sha256) for name, (version, sha256) in GAMES.items()),
+        r".*/script/[^/]+/dialogs_en\.lua|.*/[Ss]tory/[^/]+\.[cC]",
         spoken,
     ),
     "sbcl": Text(

@@ -54,8 +54,8 @@ def build_parser(name: str = "granite-scu compare") -> Parser:
                        "ten hours on two cores; fetch the texts first: scripts/fetch_texts.py")  # fmt: skip
     which.add_argument("--fresh-again", action="store_true", help="other text that formed no law: five hours on two "
                        "cores; fetch the texts first")  # fmt: skip
-    which.add_argument("--fresh-third", action="store_true", help="the same for the third rule: six hours on two "
-                       "cores; fetch the texts first")  # fmt: skip
+    which.add_argument("--fresh-third", action="store_true", help="a third set of such text, with lower lambdas and "
+                       "one more learning rate: six hours on two cores; fetch the texts first")  # fmt: skip
     which.add_argument("--scarce", action="store_true", help="the default in short runs and with little held-out "
                        "text: half an hour on two cores")  # fmt: skip
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")

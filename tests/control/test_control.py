@@ -46,7 +46,9 @@ def test_auto_is_pi_with_a_setpoint_that_moves():
         build("p", target_s="auto")
 
 
-@pytest.mark.parametrize(("setting", "value"), [("rate", 0.0), ("doubt", -1.0), ("ahead", 1.0), ("ahead", math.nan)])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("rate", 0.0), ("first_rate", 0.0), ("doubt", -1.0), ("ahead", 1.0), ("ahead", math.nan)]
+)
 def test_settings_of_auto_out_of_range_are_refused(setting, value):
     with pytest.raises(ValueError, match=setting):
         AutoSetpoint(**{setting: value})

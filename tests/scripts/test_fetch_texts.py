@@ -158,33 +158,45 @@ def test_a_page_becomes_its_questions():
     ]
 
 
-def test_questions_may_have_small_headings():
-    page = b"<h2>1 R</h2><p>On R.</p><h3 class='x'>1.1 What?</h3><p>This.</p><h4>1.2 Where?</h4><p>Here.</p>"
-    assert [fetch.tidy(text) for _, text in fetch.small_questions([("R-FAQ.html", page)])][1:] == [
-        "1 R\n\nOn R.\n",
-        "1.1 What?\n\nThis.\n",
-        "1.2 Where?\n\nHere.\n",
+def test_questions_are_numbered_in_pages_and_in_plain_text():
+    page = b"<h2>Table of Contents</h2><h2>1 R</h2><p>On R.</p><h3 class='x'>1.1 What?</h3><p>This.</p>"
+    plain = b"FAQ\n\n1.1. What?\n\n1.1: What?\n\nThat.\n\n1.2: Where?\n\nThere.\n"
+    found = list(fetch.numbered_questions([("doc/R-FAQ.html", page), ("doc/zsh-common/FAQ.gz", plain)]))
+    assert [(name, fetch.tidy(text)) for name, text in found if text.strip()] == [
+        ("R-FAQ/02", "1 R\n\nOn R.\n"),
+        ("R-FAQ/03", "1.1 What?\n\nThis.\n"),
+        ("zsh-common/1.1", "1.1: What?\n\nThat.\n"),
+        ("zsh-common/1.2", "1.2: Where?\n\nThere.\n"),
     ]
 
 
 def test_a_dictionary_is_its_entries():
-    entries = "".join(f"word {i}\n\n   <sense> What {i} means.\n\n   See {{other}}.\n\n" for i in range(13))
-    found = list(fetch.dictionary_entries([("foldoc.dict.dz", gzip.compress(b"00-database\n\n" + entries.encode()))]))
-    assert [name for name, _ in found] == ["foldoc/0000", "foldoc/0001"]
+    words = [chr(ord("A") + i) + "WORD" for i in range(13)]
+    entries = "".join(f"{word}, n.  What it\nmeans.\n\n    A verse,\n\n" for word in words)
+    found = list(fetch.dictionary_entries([("devil.dict.dz", gzip.compress(b"PREFACE\n\n" + entries.encode()))]))
+    assert [name for name, _ in found] == ["devil/000", "devil/001"]
     assert "".join(text for _, text in found) == entries
-    assert found[1][1].startswith("word 12\n")
+    assert found[1][1].startswith("MWORD, n.")
 
 
-def test_a_room_is_what_is_said_in_it():
-    script = b"""
+def test_a_script_is_what_is_said_in_it():
+    room = b"""
 dialogId("a-1", "font_small", "What a \\"mess\\".")
 
 dialogId("a-x", "", "")
 
 dialogId("a-2", "font_big", "Indeed.")
 """
-    assert list(fetch.spoken([("script/cellar/dialogs_en.lua", script)])) == [
-        ("cellar", "small: What a 'mess'.\nbig: Indeed.")
+    scene = b"""void talk(void)
+{
+ say_stop("`4Good day.", &current_sprite);
+ //say nothing
+ say("Hm.", 1);
+}
+"""
+    assert list(fetch.spoken([("script/cellar/dialogs_en.lua", room), ("dink/Story/MOM.c", scene)])) == [
+        ("cellar/dialogs_en.lua", "small: What a 'mess'.\nbig: Indeed."),
+        ("Story/MOM.c", "Good day.\nHm."),
     ]
 
 

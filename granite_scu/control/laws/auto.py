@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import ClassVar, NamedTuple
 
 from granite_scu.control.laws.base import Measurement, Output, check, clip, require
-from granite_scu.control.laws.pi import PI, PIState
+from granite_scu.control.laws.pi import PI, USABLE, PIState
 
 START = 0.2
 """S* before anything is known. S starts at 0, and takes some ticks to get there."""
@@ -150,8 +150,8 @@ class AutoSetpoint:
     The inner loop is ``PI``. The outer one moves the odds o = S*/(1 - S*), which start at those of ``law.setpoint``.
     Two averages are weighed, each by its certainty, the mean over its standard error: V', which says whether the
     adapter should be larger; and the rise of V within a window at equal size, which says whether training still teaches
-    something that held-out text gains from. Their sum over sqrt(2) is z, which noise alone keeps about one standard
-    deviation from 0.
+    something that held-out text gains from. Their sum over sqrt(2) is z. Noise alone gives it a standard deviation of
+    about 1.2, once there are two windows of readings.
 
         z >  doubt:    o <- o exp(rate), not raised above ``ahead`` times the odds of S
         z < -doubt:    o <- min(o, odds of S times x*^2), x* <= 1 the best scale on held-out text
@@ -204,7 +204,7 @@ class AutoSetpoint:
         if slopes is not None:
             if not slopes.usable:
                 return state, replace(self._with_setpoint(state, state.law.output), held=True)
-            if 0 < measurement.param_bpt < math.inf:  # there is an adapter to scale
+            if USABLE[0] <= measurement.param_bpt <= USABLE[1]:  # there is an adapter to scale
                 reading = SlopeReading(
                     held_out=slopes.held_out,
                     held_out_slope=slopes.held_out_slope,

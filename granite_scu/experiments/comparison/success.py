@@ -20,8 +20,9 @@ def success(plan: Plan) -> list[dict[str, Any]]:
     All are of the seeds that the judged arm, early stopping and the whole sweep have on a task.
 
     Returns:
-        Of each criterion ``asked``, a clause; ``found``, a ratio of bits per token minus 1, whether it is ``met``, and
-        ``seeds``, how many of the protocol's the task with the fewest has: with fewer than all this is not decided.
+        Of each criterion ``asked``, a clause; ``found``, a ratio of bits per token minus 1, whether it is ``met``,
+        ``seeds``, how many of the protocol's the task with the fewest has: with fewer than all this is not decided, and
+        whether it is ``tested``: not where the arm's rule was formed when the tasks were known.
     """
     name, tasks = plan.protocol.judged, plan.protocol.tasks
     found = [_excesses(plan, task, name) for task in tasks] if name else []
@@ -35,7 +36,13 @@ def success(plan: Plan) -> list[dict[str, Any]]:
         (f"{name} below {EARLY_STOPPING}, on average", np.mean(over_rival), 0.0),
     ]
     return [
-        {"asked": words, "found": float(value), "met": bool(value <= most if most else value < 0), "seeds": min(seeds)}
+        {
+            "asked": words,
+            "found": float(value),
+            "met": bool(value <= most if most else value < 0),
+            "seeds": min(seeds),
+            "tested": name not in plan.protocol.formed_on_all,
+        }
         for words, value, most in asked
     ]
 

@@ -70,20 +70,24 @@ def test_what_differs_between_micro_batches_is_no_noise():
 
 @given(st.floats(0.2, 5.0), st.floats(0.2, 5.0))
 def test_the_rise_is_that_at_equal_size(before, now):
-    """Along the parabola V = 2 x - x^2, raised by 0.02 a window, whatever the sizes are."""
+    """Along a parabola for each micro-batch, raised by 0.02 a window, whatever the sizes are."""
     sizes = [before] * WINDOW + [now] * WINDOW
-    values = [2 * x - x * x + 0.02 * (k >= WINDOW) for k, x in enumerate(sizes)]
-    slopes = [2 * x - 2 * x * x for x in sizes]
+    bends = [1 + k % WINDOW / 10 for k in range(2 * WINDOW)]
+    values = [2 * x - c * x * x + 0.02 * (k >= WINDOW) for k, (x, c) in enumerate(zip(sizes, bends, strict=True))]
+    slopes = [2 * x - 2 * c * x * x for x, c in zip(sizes, bends, strict=True)]
     found = rise(values, slopes, [math.log(x) for x in sizes])
     assert found.mean == pytest.approx(0.02, abs=1e-9)
     assert rise(values[:10], slopes[:10], [0.0] * 10).certainty == 0  # two changes tell nothing
 
 
 def test_the_setpoint_rises_by_its_rate_while_held_out_text_surely_wants_more():
+    """Though it asked for less before."""
     law = AutoSetpoint(rate=0.1)
-    _, outputs = run(law, [at(1.0, slopes) for slopes in course(0.2)])
+    turned = replace(law.init(), turned=True)
+    _, outputs = run(law, [at(1.0, slopes) for slopes in course(0.2)], turned)
     assert [odds_of(output) for output in outputs[:2]] == pytest.approx([0.25, 0.25])
-    risen = [odds_of(output) for output in outputs[12:]]
+    risen = [odds_of(output) for output in outputs[16:]]
+    assert risen[1] < 1
     assert risen[1:] == pytest.approx([min(odds * math.exp(0.1), math.e) for odds in risen[:-1]])
 
 
@@ -127,7 +131,7 @@ def test_within_doubt_the_setpoint_stays():
 
 
 def test_noise_alone_seldom_moves_the_setpoint():
-    """A size that is right, and no rise: of 4,000 ticks S* rises at 5 per cent, and falls at as many."""
+    """A size that is right, and no rise, from the 16th reading on: of 4,000 ticks it rises at 4 per cent."""
     law, risen, fallen, ticks = AutoSetpoint(ahead=1e9), 0, 0, 0
     for seed in range(100):
         turned = replace(law.init(), turned=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from granite_scu.experiments.comparison import report
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.success import success
 from tests.experiments.comparison.conftest import finish_run
@@ -47,6 +48,14 @@ def test_each_criterion_is_judged_by_itself(judged_plan, first, second, met):
 
 def test_seeds_that_are_missing_are_told(judged_plan):
     assert {each["seeds"] for each in success(judged_plan(4.95, 5.01, seeds=1))} == {1}
+
+
+def test_a_rule_that_was_formed_on_the_tasks_is_not_tested_by_them(judged_plan):
+    plan = judged_plan(4.95, 5.01)
+    known = Plan(replace(plan.protocol, formed_on_all=("projection",)), plan.evidence)
+    assert [each["tested"] for each in (*success(plan), *success(known))] == [True] * 3 + [False] * 3
+    tables = [report._success({"success": success(each), "seeds": 3}).markdown() for each in (plan, known)]
+    assert ["does not test it" in table for table in tables] == [False, True]
 
 
 def test_nothing_is_judged_where_nothing_was_written_down_or_a_task_lacks_its_runs(protocol, evidence, judged_plan):
