@@ -172,7 +172,8 @@ def moved_by(run: PreparedRun) -> str:
     read = micro_batches_read(run.data.n_held_out)
     by = f"{read} micro-batch{'es' * (read != 1)} of {counted(documents, 'held-out document')}"
     move = f"{by} move{'s' * (read == 1)} it"
-    few = f"; {by}, and what so few say may not hold for other text" if documents < FEW else f"; {move}"
+    doubt = "and what so few say may not hold for other text: --controller none is safer"
+    few = f"; {by}, {doubt}" if documents < FEW else f"; {move}"
     if ticks < SHORT:
         short = f"{counted(ticks, 'tick')} {'is' if ticks == 1 else 'are'} too few to find it, which takes {SHORT}"
         every = run.length.steps // SHORT

@@ -96,7 +96,10 @@ def auto(launch, corpus, tmp_path_factory):
 
 def test_auto_says_what_it_moves_the_setpoint_by(auto):
     assert "--target-s auto: S* starts at 20%, and moves at each of 30 ticks; " in auto[0]
-    assert " of 1 held-out document, and what so few say may not hold for other text" in auto[0]
+    assert (
+        " of 1 held-out document, and what so few say may not hold for other text: --controller none is safer"
+        in auto[0]
+    )
 
 
 def test_auto_says_that_a_run_is_too_short_to_find_a_setpoint(launch, corpus, tmp_path):

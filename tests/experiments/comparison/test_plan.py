@@ -256,6 +256,12 @@ def test_no_run_of_a_protocol_is_refused_by_its_arms_own_checks(of, evidence, fi
     assert {arm for arm, *_ in checked} >= {"none", "fixed"}
 
 
+def test_each_round_is_on_text_that_no_earlier_one_had():
+    rounds = [{task.corpus for task in of.tasks} for of in (FULL, FRESH, FRESH_AGAIN, FRESH_THIRD)]
+    assert len(set().union(*rounds)) == sum(map(len, rounds))
+    assert FRESH_THIRD.judged and FRESH_THIRD.judged not in FRESH_THIRD.formed_on_all
+
+
 def test_an_arm_without_its_runs_is_named(evidence, finish):
     plan = Plan(QUICK, evidence)
     while (spec := plan.next(lambda spec: spec.arm == "cascade")) is not None:
