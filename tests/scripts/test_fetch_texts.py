@@ -171,8 +171,8 @@ def test_questions_are_numbered_in_pages_and_in_plain_text():
 
 
 def test_a_dictionary_is_its_entries():
-    words = [chr(ord("A") + i) + "WORD" for i in range(13)]
-    entries = "".join(f"{word}, n.  What it\nmeans.\n\n    A verse,\n\n" for word in words)
+    terms = [chr(ord("A") + i) + "WORD" for i in range(13)]
+    entries = "".join(f"{term}, n.  What it\nmeans.\n\n    A verse,\n\n" for term in terms)
     found = list(fetch.dictionary_entries([("devil.dict.dz", gzip.compress(b"PREFACE\n\n" + entries.encode()))]))
     assert [name for name, _ in found] == ["devil/000", "devil/001"]
     assert "".join(text for _, text in found) == entries
