@@ -12,6 +12,7 @@ The counts are lower bounds: caches are taken for perfect within an operator, an
 
 import json
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,17 +46,21 @@ def lacking_for(side: str) -> str | None:
     return next((name for name, module in NEEDED.get(side, {}).items() if find_spec(module) is None), None)
 
 
-def measured(side: str, step: Step) -> tuple[Found, int]:
-    """The costs of a side, and how many graphs it compiles."""
+def measured(side: str, step: Step) -> tuple[Found, int, float]:
+    """The costs of a side, how many graphs it compiles, and the seconds of a CPU that it takes to trace and lower them.
+
+    To compile the kernels takes more; but this part runs on one core, and so it is what a run waits for.
+    """
     if side in ("eager", "theirs"):
-        return counting.count(step, ours=side == "eager"), 0
+        return counting.count(step, ours=side == "eager"), 0, 0.0
     from benchmarks import lowering
 
+    start = time.process_time()
     found, graphs = lowering.count(replace(step, kernels=PACKAGES) if side == "with packages" else step)
-    return found, sum(graph["phase"] == "forward" for graph in graphs)
+    return found, sum(graph["phase"] == "forward" for graph in graphs), time.process_time() - start
 
 
-def as_json(side: str, step: Step, found: Found, graphs: int) -> dict[str, Any]:
+def as_json(side: str, step: Step, found: Found, graphs: int, seconds: float) -> dict[str, Any]:
     """A side's counts, each part by pass."""
     total = counting.total(found)
     return {
@@ -67,6 +72,7 @@ def as_json(side: str, step: Step, found: Found, graphs: int) -> dict[str, Any]:
         "launches": total.launches,
         "tflop": total.flops / TERA,
         "graphs": graphs,
+        "lowering_cpu_s": seconds,
         "parts": [
             {"part": part, "pass": phase, "gb": c.bytes / GB, "launches": c.launches, "tflop": c.flops / TERA}
             for (part, phase), c in found.items()
@@ -74,9 +80,9 @@ def as_json(side: str, step: Step, found: Found, graphs: int) -> dict[str, Any]:
     }
 
 
-def table(side: str, step: Step, found: Found, graphs: int) -> Table:
+def table(side: str, step: Step, found: Found, graphs: int, seconds: float) -> Table:
     """A side's counts to be read: parts that move most first."""
-    title = f"{side}: {step.batch} x {step.block} tokens" + (f", {graphs} graphs" if graphs else "")
+    title = f"{side}: {step.batch} x {step.block} tokens" + (f", {graphs} graphs in {seconds:.0f} s" if graphs else "")
     columns = [f"{what} {phase}" for what in ("GB", "launches", "TFLOP") for phase in ("f", "b")]
     shown = Table("part", *columns, title=title)
     for column in shown.columns[1:]:

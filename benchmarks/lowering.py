@@ -5,8 +5,9 @@ an H100's properties. The code is generated and neither compiled nor run, so tha
 """
 
 import copy
+import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -22,8 +23,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import min_cut_rematerialization_partition
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.dependencies import MemoryDep
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.virtualized import V
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
@@ -101,11 +104,24 @@ def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tup
                 lowering.run(*moved)
                 code, _ = lowering.codegen()
                 text = getattr(code, "value", code)
-                moved_bytes, _, _ = lowering.count_bytes()
+                moved_bytes = sum(map(_moved, lowering.scheduler.nodes))
     products = Counter(re.findall(r"extern_kernels\.(\w+)\(", text))
     operators = len(re.findall(r"torch\.ops\.\w+\.\w+\.\w+\(", text))
     launches = len(re.findall(r"triton_\w+\.run\(", text)) + sum(products.values()) + operators
     return Cost(launches, moved_bytes, _product_flops(graph)), dict(products), text
+
+
+def _moved(kernel: BaseSchedulerNode) -> int:
+    """Bytes that a kernel reads and writes, each number once.
+
+    Inductor's own count takes a tensor as read whole where a fused kernel reads a slice of it: the step sizes are 48 of
+    the 6,448 columns that a Mamba-2 layer projects.
+    """
+    accesses, touched = kernel.read_writes, defaultdict(list)
+    for access in accesses.reads | accesses.writes:
+        touched[access.name].append(access.numbytes_hint() if isinstance(access, MemoryDep) else math.inf)
+    counted = kernel.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
+    return sum(min(size, sum(touched[name])) for name, size in counted.items())
 
 
 def _draw_nothing(graph: fx.GraphModule) -> None:
@@ -202,8 +218,7 @@ def count(step: Step) -> tuple[dict[tuple[str, str], Cost], list[dict[str, Any]]
     compiled = torch.compile(loss._fused_work, backend=body.backend)
     with adapted(step) as (model, ids), mock.patch.object(loss, "_compiled_work", return_value=compiled):
         base = model.get_base_model()
-        for part in compilation.compiled_parts(base):
-            part.compile(backend=layers.backend)
+        compilation.compile_decoder(base, backend=layers.backend)
         with torch.autocast("cpu", step.dtype, enabled=step.dtype != torch.float32, cache_enabled=False):
             nats = loss.summed_nats(base, ids, ids, ids, loss.chunk_on("cuda"), compiled=True)
         nats.backward()

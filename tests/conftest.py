@@ -33,6 +33,13 @@ def small_mixture(tmp_path_factory) -> str:
     return _shrunk(folder, **experts)
 
 
+@pytest.fixture(scope="session")
+def small_and_deeper(tmp_path_factory) -> str:
+    """Folder of the same with a Mamba-2 layer more, whose input is not the embedding's."""
+    kinds = ["linear_attention", "linear_attention", "full_attention"]
+    return _shrunk(tmp_path_factory.mktemp("small-and-deeper"), num_hidden_layers=3, layer_types=kinds)
+
+
 def _shrunk(folder, **changed) -> str:
     """Write the embedded model in a few neurons, with random weights, into a folder; returns its name."""
     import torch
@@ -99,7 +106,7 @@ def make_module(small_granite):
     ):
         torch.manual_seed(0)
         module = cls(
-            BaseConfig(small_granite, **(base or {})),
+            BaseConfig(**({"name": small_granite} | (base or {}))),
             LoraConfig(**({"rank": 4, "alpha": 8.0} | (lora or {}))),
             OptimizerConfig(**({"warmup_steps": 0, "schedule": "constant", "gradient_clip": 0.0} | (optimizer or {}))),
             PriorConfig(sigma, n_tokens),

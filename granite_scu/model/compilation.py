@@ -1,14 +1,15 @@
 """torch.compile of a decoder, layer by layer.
 
 One graph of the whole decoder takes minutes to compile, for its layers are unrolled in it. Layers of a kind share the
-graph that is compiled for the first of them, so that Granite's take three, however many they are: a Mamba-2 layer, an
-attention layer, and the first one, whose input wants no gradient. The norm behind them is a fourth.
+graph that is compiled for the first of them, so that Granite's take two, however many they are: a Mamba-2 layer and an
+attention layer. The norm behind them is a third.
 """
 
 from typing import Any
 
 import torch._inductor
 from torch import nn
+from transformers import PreTrainedModel
 
 MODES = {
     "default": "default",
@@ -43,12 +44,15 @@ def compiled_parts(model: nn.Module) -> list[nn.Module]:
     return [*layers, norm] if isinstance(norm, nn.Module) else [*layers]
 
 
-def compile_decoder(model: nn.Module, mode: str) -> None:
+def compile_decoder(model: PreTrainedModel, **how: Any) -> None:
     """Have the parts of a model's decoder compiled, each when it is first called.
 
     Args:
         model: whose layers it is done to.
-        mode: one of ``MODES``.
+        how: arguments of torch.compile.
     """
+    # A first layer whose input wants no gradient would take a graph of its own. Nobody reads this gradient: it is 0.2 %
+    # of a step's operations, and saves a third of the time to compile.
+    model.enable_input_require_grads()
     for part in compiled_parts(model):
-        part.compile(options=options_of(mode))
+        part.compile(**how)

@@ -117,12 +117,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         work, dtype = _compiled_work() if compiled else _work, hidden.dtype if wants_hidden or wants_head else None
         # Probabilities of single words are near the smallest number that fp16 has; bf16 reaches as far as fp32.
         unit = 256.0 if hidden.dtype == torch.float16 else 1.0
+        ignored = (labels == IGNORED).unsqueeze(1)
+        targets, counted = labels.unsqueeze(1).masked_fill(ignored, 0), ~ignored
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            targets, counted = labels[part].unsqueeze(1), (labels[part] != IGNORED).unsqueeze(1)
-            targets = targets.masked_fill(~counted, 0)
             z = _logits(logits, hidden[part], head)
-            found, narrow = work(z, targets, counted, scaling, unit, dtype)
+            found, narrow = work(z, targets[part], counted[part], scaling, unit, dtype)
             nats += found
             if d_hidden is not None:
                 torch.mm(narrow, head, out=d_hidden[part])

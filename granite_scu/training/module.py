@@ -20,7 +20,7 @@ from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import IGNORED, BaseConfig, LoraConfig, OptimizerConfig, PriorConfig
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import adapters, kl_divergence, loading, loss
-from granite_scu.model.compilation import compile_decoder
+from granite_scu.model.compilation import compile_decoder, options_of
 from granite_scu.model.description_length import (
     LN2,
     LowRankUpdate,
@@ -164,7 +164,7 @@ class GraniteModule(L.LightningModule):
         if self.start:
             self._remember_start()
         if self.base.compile:
-            compile_decoder(self.language_model, self.base.compile_mode)
+            compile_decoder(self.language_model, options=options_of(self.base.compile_mode))
 
     def _remember_start(self) -> None:
         """Keep the factors as they are now, to measure from; checkpoints have them too.

@@ -459,8 +459,9 @@ def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monkeypatch, backend):
-    """Whatever lambda does, though validation has no gradients and a last batch that is smaller, and for the slopes."""
+def test_a_compiled_model_is_compiled_once(small_and_deeper, make_module, fit, make_batches, monkeypatch, backend):
+    """Layers of a kind together, whatever lambda does, though validation has no gradients and a smaller last batch, and
+    for the slopes."""
     compile_with = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **_: compile_with(function, backend=backend))
 
@@ -483,7 +484,8 @@ def test_a_compiled_model_is_compiled_once(make_module, fit, make_batches, monke
     for compiled in (False, True):
         counters.clear()
         slopes.append([])
-        module = make_module(Validated, base={"compile": compiled}, measures_slopes=True)
+        base = {"name": small_and_deeper, "compile": compiled}
+        module = make_module(Validated, base=base, measures_slopes=True)
         trained_factors(module)
         trainer = fit(module, make_batches(5), callbacks=[Steer()], val_check_interval=2)
         gradients.append([step.gradient for step in trainer.optimizers[0].seen])
