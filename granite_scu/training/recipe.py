@@ -147,7 +147,10 @@ def prepare(
     check_length(request.control, request.run, request.data.stream, length.steps, every)
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
-        check_slopes(request.control.every, length.steps)
+        check_slopes(
+            *(request.control.every, length.steps),
+            *(data.validation.n_blocks, request.data.batch_size, machine.world_size),
+        )
     run = PreparedRun(
         request=request,
         console=console,

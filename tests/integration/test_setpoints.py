@@ -214,6 +214,10 @@ def test_the_setpoint_is_found_where_none_is_given(launch, corpus):
             "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has 2; ",
         ),
         (
+            ("--batch-size", 1000),
+            "a tick reads a micro-batch of 1000 validation blocks, and the text makes ",
+        ),
+        (
             ("--controller", "p"),
             "--controller p: give target_s a number, such as 0.1: auto moves the setpoint of pi alone",
         ),
