@@ -181,6 +181,11 @@ class Work:
         path = folder / MARK
         return path.is_file() and path.read_text() == mark
 
+    def kernels(self, name: str) -> str:
+        """What the Mamba-2 layers of a run ran in, as its log says."""
+        log = (self.folder / name / "logs" / "training.log").read_text(encoding="utf-8")
+        return log.rpartition("Mamba-2 layers run in ")[2].partition("\n")[0]
+
     def forget(self, name: str) -> None:
         """Have the run ``name`` made again when the leg is taken again."""
         (self.folder / name / MARK).unlink(missing_ok=True)

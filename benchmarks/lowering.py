@@ -112,10 +112,10 @@ def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tup
 
 
 def _moved(kernel: BaseSchedulerNode) -> int:
-    """Bytes that a kernel reads and writes, each number once.
+    """Bytes of the numbers that a kernel reads and writes; of parts of a tensor that overlap the sum, to the whole.
 
     Inductor's own count takes a tensor as read whole where a fused kernel reads a slice of it: the step sizes are 48 of
-    the 6,448 columns that a Mamba-2 layer projects.
+    the 6,448 columns that a Mamba-2 layer projects. Numbers that lie apart count as if memory were read one by one.
     """
     accesses, touched = kernel.read_writes, defaultdict(list)
     for access in accesses.reads | accesses.writes:

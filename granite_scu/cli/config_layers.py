@@ -67,10 +67,14 @@ def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
     if asked is None:
         return arguments, None
     if asked == presets.AUTO:
-        accelerator = str(origins_and_values(without_preset(arguments)).get("trainer.accelerator", ("", "auto"))[1])
+        given = origins_and_values(without_preset(arguments))
+        accelerator = str(given.get("trainer.accelerator", ("", "auto"))[1])
         if accelerator != "auto":  # whoever leaves it open gets the CPU's preset where there is no GPU
             accelerator = hardware.resolve_accelerator(accelerator)
-        chosen = presets.choose(hardware.detect(accelerator))
+        device = hardware.detect(accelerator)
+        if device.kind == "cuda" and given.get("run.multi_gpu", ("", False))[1]:
+            device = hardware.least_capable(hardware.detect_all())
+        chosen = presets.choose(device)
         if chosen == "cpu" and accelerator == "auto":
             from granite_scu.hardware.nvml import why_no_cuda  # late: it loads torch
 

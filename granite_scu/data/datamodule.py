@@ -254,16 +254,22 @@ class TextDataModule(LightningDataModule):
 
     @property
     def n_held_out(self) -> int:
-        """Micro-batches of validation blocks, on all ranks together, that ``held_out`` has."""
-        return len(self.validation) // (self.config.batch_size * self._rank_and_world_size()[1])
+        """Micro-batches of validation blocks, on all ranks together, that ``held_out`` has: at least one."""
+        return len(self.validation) // (self._held_out_size * self._rank_and_world_size()[1])
 
     def held_out(self, number: int) -> dict[str, Tensor]:
-        """The rank's part of one of the ``n_held_out`` micro-batches. The seed shuffles the validation blocks, once."""
+        """The rank's part of one of the ``n_held_out`` micro-batches. The seed shuffles the validation blocks, once.
+
+        It has as many blocks as a micro-batch of training, or fewer where the ranks have fewer each.
+        """
         rank, world_size = self._rank_and_world_size()
-        size = self.config.batch_size
-        first = (number * world_size + rank) * size
+        first = (number * world_size + rank) * self._held_out_size
         order = np.random.default_rng(self.seed).permutation(len(self.validation))
-        return self._collate([self.validation[index] for index in order[first:][:size].tolist()])
+        return self._collate([self.validation[index] for index in order[first:][: self._held_out_size].tolist()])
+
+    @property
+    def _held_out_size(self) -> int:
+        return min(self.config.batch_size, len(self.validation) // self._rank_and_world_size()[1])
 
     def val_dataloader(self) -> DataLoader:
         """The validation blocks in order, shared out between ranks: rank r has blocks r, r + W, r + 2 W, ..."""

@@ -5,7 +5,7 @@ from typing import Any
 
 _PUBLIC = {
     "advice": ("detect_gpu_info", "get_recommended_config", "print_hardware_info"),
-    "detection": ("GIB", "MARGIN", "Device", "detect", "detect_all"),
+    "detection": ("GIB", "MARGIN", "Device", "detect", "detect_all", "least_capable"),
     "measuring": ("MemoryTracker", "benchmark_dataloader", "matmul_tflops"),
     "peaks": ("Peak", "peak_flops"),
     "precision": ("resolve_accelerator", "resolve_precision"),

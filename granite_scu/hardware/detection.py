@@ -50,6 +50,11 @@ def detect_all() -> list[Device]:
     return [_detect_gpu(index) for index in range(torch.cuda.device_count())]
 
 
+def least_capable(gpus: list[Device]) -> Device:
+    """The GPU whose precision and memory all of them have: what several that train together are planned for."""
+    return min(gpus, key=lambda gpu: (gpu.capability or (0, 0), gpu.memory_gb))
+
+
 def _detect_gpu(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)

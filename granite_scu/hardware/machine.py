@@ -102,17 +102,19 @@ def resolve(
     device = card or hardware.detect(accelerator)
     devices, nodes = processes_for(run.multi_gpu, device.kind, device.count)
     if device.kind == "cuda" and devices > 1 and not card:
-        device = _least(hardware.detect_all()[:devices])
+        device = hardware.least_capable(gpus := hardware.detect_all()[:devices])
+        _tell_of_unlike(gpus, device)
     precision = hardware.resolve_precision(trainer["precision"], device)
     if warning := slow_four_bits(base.quantize_4bit, precision, device):
         log.warning(warning)
-    _check_graphs(base, trainer.get("accumulate_grad_batches", 1), device)
     if run.fsdp:
         _check_sharding(devices * nodes, base.quantize_4bit, bool(base.compile))
     attention = attention_for(base.attention, device.supports_flash, precision, isolate)
     kernels = kernels_for(base.kernels, bool(trainer.get("deterministic")))
     tf32 = run.tf32 and device.supports_tf32
     compiled = not run.fsdp and compiles(device, here=not card) if base.compile is None else base.compile
+    if compiled:
+        _check_graphs(base.compile_mode, trainer.get("accumulate_grad_batches", 1), device)
     return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32)
 
 
@@ -151,9 +153,7 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
     return devices, nodes
 
 
-def _least(gpus: list[hardware.Device]) -> hardware.Device:
-    """The GPU whose precision and memory all of them have; says so where they are not alike."""
-    least = min(gpus, key=lambda gpu: (gpu.capability or (0, 0), gpu.memory_gb))
+def _tell_of_unlike(gpus: list[hardware.Device], least: hardware.Device) -> None:
     if len({(gpu.name, round(gpu.memory_gb)) for gpu in gpus}) > 1:
         cards = ", ".join(f"{gpu.name} with {gpu.memory_gb:.1f} GiB" for gpu in gpus)
         log.warning(
@@ -161,12 +161,11 @@ def _least(gpus: list[hardware.Device]) -> hardware.Device:
             "those to use",
             *(cards, least.name),
         )
-    return least
 
 
-def _check_graphs(base: BaseConfig, accumulated: int, device: hardware.Device) -> None:
+def _check_graphs(mode: str, accumulated: int, device: hardware.Device) -> None:
     # The second run of a CUDA graph overwrites the gradients that the first has left (pytorch/pytorch#169545).
-    if base.compile and base.compile_mode == "reduce-overhead" and accumulated != 1 and device.kind == "cuda":
+    if mode == "reduce-overhead" and accumulated != 1 and device.kind == "cuda":
         raise UserError(
             "--compile-mode reduce-overhead: its CUDA graphs cannot accumulate gradients; add "
             "--gradient-accumulation-steps 1, or leave it out"

@@ -86,18 +86,15 @@ def check_equilibrium_stop(config: ControlConfig) -> None:
         raise UserError(f"--stop-at-equilibrium: --deadband {width:g}{whose}: {reason}; set --deadband 0")
 
 
-def check_slopes(every: int, steps: int, held_out: int, batch_size: int, processes: int) -> None:
+def check_slopes(every: int, steps: int) -> None:
     """Refuse ``--target-s auto`` where it could not act.
 
     Args:
         every: optimizer steps between ticks.
         steps: optimizer steps of the run.
-        held_out: blocks of validation text.
-        batch_size: blocks of a micro-batch in a process.
-        processes: how many train.
 
     Raises:
-        UserError: the run is no longer than a tick, or the validation text fills no micro-batch.
+        UserError: the run is no longer than a tick.
     """
     if steps <= every:
         ticks = f"set --control-every to less than {steps}, or " if steps > 1 else ""
@@ -106,12 +103,25 @@ def check_slopes(every: int, steps: int, held_out: int, batch_size: int, process
             f"--target-s auto: acts after each {every} optimizer steps (--control-every), and the run has {steps}; "
             f"{longer}, {ticks}leave the controller out: --controller none"
         )
-    if held_out < batch_size * processes:
+
+
+def check_held_out(blocks: int, batch_size: int, processes: int) -> None:
+    """Refuse ``--target-s auto`` where each tick would read less than what it was measured with.
+
+    Args:
+        blocks: of validation text.
+        batch_size: blocks of a micro-batch in a process.
+        processes: how many train.
+
+    Raises:
+        UserError: the text fills no micro-batch.
+    """
+    if blocks < batch_size * processes:
         each = f" in each of {processes} processes" if processes > 1 else ""
         raise UserError(
             f"--target-s auto: a tick reads a micro-batch of {batch_size} validation blocks{each}, and the text makes "
-            f"{held_out}; set --batch-size {held_out // processes} without --auto-batch-size, give more text, or leave "
-            "the controller out: --controller none"
+            f"{blocks}; give more text, set --batch-size {blocks // processes}, give a setpoint, such as --target-s "
+            "0.1, or leave the controller out: --controller none"
         )
 
 

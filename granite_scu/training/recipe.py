@@ -44,7 +44,13 @@ from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.threads import FreeCores, may_change
 from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
-from granite_scu.training.controller import build_controller, check_equilibrium_stop, check_length, check_slopes
+from granite_scu.training.controller import (
+    build_controller,
+    check_equilibrium_stop,
+    check_held_out,
+    check_length,
+    check_slopes,
+)
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.loggers import RunLogger, logging_to
@@ -124,6 +130,7 @@ def prepare(
     size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
+    asked = request.data.batch_size
     if request.run.auto_batch_size:
         request = batch_size.first_guess(request, machine)
     request = memory_budget.with_checkpointing_settled(request, machine)
@@ -147,10 +154,9 @@ def prepare(
     check_length(request.control, request.run, request.data.stream, length.steps, every)
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
-        check_slopes(
-            *(request.control.every, length.steps),
-            *(data.validation.n_blocks, request.data.batch_size, machine.world_size),
-        )
+        check_slopes(request.control.every, length.steps)
+        if not resume:  # it goes on with the data and the batch that it has
+            check_held_out(data.validation.n_blocks, min(asked, request.data.batch_size), machine.world_size)
     run = PreparedRun(
         request=request,
         console=console,

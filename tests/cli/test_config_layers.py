@@ -69,6 +69,13 @@ def test_auto_takes_the_preset_of_the_machine(machine, device):
     assert script("--hardware", "auto") == script("--hardware", presets.choose(device))
 
 
+def test_auto_takes_the_preset_of_the_least_of_gpus_that_train_together(machine, monkeypatch):
+    machine(replace(A100, count=2))
+    monkeypatch.setattr(hardware, "detect_all", lambda: [A100, T4], raising=False)
+    assert script("--hardware", "auto", "--multi-gpu").hardware == presets.choose(T4)
+    assert script("--hardware", "auto").hardware == presets.choose(A100)
+
+
 def test_auto_takes_the_cpu_where_it_is_meant_and_says_why_where_there_is_no_gpu(machine, caplog):
     machine(CPU, driver=None)
     assert script("--hardware", "auto", "--accelerator", "cpu").hardware == "cpu"
@@ -228,7 +235,7 @@ def full_size(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("\n\n".join(f"Paragraph {n} says that {n} times {n} is {n * n}." for n in range(1500)))
+    path.write_text("\n\n".join(f"Paragraph {n} says that {n} times {n} is {n * n}." for n in range(40_000)))
     return path
 
 

@@ -154,6 +154,10 @@ def test_held_out_micro_batches_are_parts_of_the_shuffled_validation_blocks(toke
     assert seen != every[: len(seen)]
     again = on_rank(prepared(tokenizer, one_text), 0, world_size).held_out(0)
     assert torch.equal(again["input_ids"], batches[0]["input_ids"])
+    # Where there is less than a micro-batch, what there is.
+    few = prepared(tokenizer, one_text, batch_size=16)
+    assert on_rank(few, 0, world_size).n_held_out == 1
+    assert len(few.held_out(0)["input_ids"]) == 13 // world_size
 
 
 @pytest.mark.parametrize("loader", ["train_dataloader", "val_dataloader", "test_dataloader"])

@@ -60,11 +60,14 @@ def test_of_unlike_gpus_the_least_decides_and_one_process_minds_its_own_only(on,
     assert on(gpus[0], plain, run=RunConfig(multi_gpu=True)).device == gpus[0] and not caplog.text
 
 
-def test_cuda_graphs_do_not_accumulate(on):
-    graphs = BaseConfig(compile=True, compile_mode="reduce-overhead")
+@pytest.mark.parametrize("compile", [True, None])
+def test_cuda_graphs_do_not_accumulate(on, monkeypatch, compile):
+    monkeypatch.setattr(machine, "_lacking_for_triton", lambda capability: "")
+    graphs = BaseConfig(compile=compile, compile_mode="reduce-overhead")
     with pytest.raises(UserError, match=r"^--compile-mode reduce-overhead: .*--gradient-accumulation-steps 1"):
         on(A100, base=graphs)
     assert on(A100, base=graphs, accumulate_grad_batches=1) and on(CPU, base=graphs)
+    assert on(A100, base=dataclasses.replace(graphs, compile=False))
 
 
 def test_several_launched_processes_without_multi_gpu_are_refused(on):

@@ -533,5 +533,5 @@ def test_mfu_on_a_cpu_is_in_the_history_and_the_summary_and_not_before_the_users
     summary = read_json(run.folder / "scu_metrics.json")
     assert summary["peak_source"].startswith("measured") and summary["peak_tflops"] > 0
     assert summary["samples_per_s"] == pytest.approx(STEPS * 4 / summary["train_time_s"])
-    assert 0 < summary["mfu"] < 1.5, "more than the peak: both are measured, on a machine that others may use"
-    assert all(record["mfu"] > 0 for record in history(run.folder))
+    for found in (summary, *history(run.folder)):  # None where the peak was measured beside others, and is too low
+        assert found["mfu"] is None or 0 < found["mfu"] <= 1

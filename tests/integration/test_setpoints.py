@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from granite_scu import control
 from granite_scu.cli import request_parser as cli
+from granite_scu.training import recipe
 from granite_scu.training.recipe import prepare, train
 from granite_scu.viz.adapter_size import FIELDS, describe
 
@@ -214,10 +215,6 @@ def test_the_setpoint_is_found_where_none_is_given(launch, corpus):
             "--target-s auto: acts after each 2 optimizer steps (--control-every), and the run has 2; ",
         ),
         (
-            ("--batch-size", 1000),
-            "a tick reads a micro-batch of 1000 validation blocks, and the text makes ",
-        ),
-        (
             ("--controller", "p"),
             "--controller p: give target_s a number, such as 0.1: auto moves the setpoint of pi alone",
         ),
@@ -230,6 +227,29 @@ def test_where_auto_could_not_act_it_is_refused(launch, corpus, tmp_path, argv, 
         assert code == 2
         assert words in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_tick_has_a_micro_batch_of_validation_text_to_read(launch, corpus, tmp_path, monkeypatch):
+    run = ("--output-dir", tmp_path / "run")
+    flags = (*SMALL[:3], *SMALL[5:], "--target-s", "auto", "--data-dir", corpus)  # without the batch size
+    flags += ("--max-steps", 4, "--save-steps", 2)
+    code, out, err = launch(*flags, *run, "--batch-size", 1, "--dry-run", "--json")
+    assert code == 0, err
+    there = json.loads(out)["data"]["validation"]["blocks"]
+    more = ("--batch-size", there + 1)
+    code, _, err = launch(*flags, *run, *more)
+    assert code == 2 and err.count("\n") == 1 and not (tmp_path / "run").exists()
+    assert f"reads a micro-batch of {there + 1} validation blocks, and the text makes {there}; " in err
+    assert f"set --batch-size {there}, give a setpoint, such as --target-s 0.1, or " in err
+    remedies = ("--batch-size", there), (*more, "--target-s", 0.1), (*more, "--controller", "none")
+    for remedy in (*remedies, ("--batch-size", 2, "--gradient-accumulation-steps", there, "--auto-batch-size")):
+        code, _, err = launch(*flags, *run, *remedy, "--dry-run")
+        assert code == 0, err
+    with monkeypatch.context() as before:  # a run that began before this was refused
+        before.setattr(recipe, "check_held_out", lambda *_: None)
+        assert launch(*flags, *run, *more)[0] == 0
+    code, _, err = launch(*flags, *run, *more, "--max-steps", 6, "--resume-from-checkpoint", "last")
+    assert code == 0, err
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,7 @@ def runs(monkeypatch):
         return summary(score)
 
     monkeypatch.setattr(Work, "train", train)
+    monkeypatch.setattr(Work, "kernels", lambda self, name: "fla-core")
     return scores
 
 
@@ -188,6 +189,13 @@ def test_precisions_that_the_card_lacks_are_skipped_with_the_reason(runs, tmp_pa
     rows = {row["run"]: row for row in gpu_runs.parity(work).tables[0].rows}
     assert rows["bf16"]["reason"] == "the device has no bf16 products"
     assert rows["fp32 in TF32"]["verdict"] == "skipped" and rows["compiled"]["verdict"] == "passed"
+
+
+def test_compiled_kernels_that_are_not_there_have_passed_nothing(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(Work, "kernels", lambda self, name: "PyTorch")
+    rows = {row["run"]: row for row in gpu_runs.parity(gpu_work(tmp_path)).tables[0].rows}
+    assert rows["kernels auto"]["verdict"] == "skipped" and "no compiled kernels" in rows["kernels auto"]["reason"]
+    assert (rows["bf16"]["verdict"], rows["bf16"]["kernels"]) == ("passed", "PyTorch")
 
 
 def test_it_is_said_where_too_little_was_learned_to_tell_runs_apart(runs, tmp_path, monkeypatch):

@@ -65,6 +65,11 @@ def test_the_summary_is_of_the_whole_run(on_gpu):
     assert (found["peak_tflops"], found["peak_source"], found["gpu_memory_total_gb"]) == (100, "a datasheet", 79)
 
 
+def test_no_mfu_is_shown_that_would_be_more_than_the_peak():
+    of_a_hundred = Monitor(32, 1e12, Peak(100e12, "measured"))
+    assert of_a_hundred.mfu(100, 1.0) == 1 and of_a_hundred.mfu(101, 1.0) is None
+
+
 # A word where MFU is low.
 
 
