@@ -38,6 +38,8 @@ NEEDED = {"compiled": {"Triton": "triton"}, "with packages": {"Triton": "triton"
 """Packages and modules that a side takes."""
 INSTALL = "make .venv/.kernels"
 GB, TERA = 1e9, 1e12
+H200_BYTES_PER_S, H200_FLOPS = 0.85 * 4.8e12, 0.65 * 989e12
+"""What a step is supposed to reach of the data sheet's bandwidth and of its dense bf16 products."""
 Found = dict[tuple[str, str], Cost]
 
 
@@ -60,6 +62,11 @@ def measured(side: str, step: Step) -> tuple[Found, int, float]:
     return found, sum(graph["phase"] == "forward" for graph in graphs), time.process_time() - start
 
 
+def h200_tokens_per_s(step: Step, total: Cost) -> float:
+    """What the counts let expect of an H200 where memory and products take turns; within 30 % or so."""
+    return step.batch * step.block / (total.bytes / H200_BYTES_PER_S + total.flops / H200_FLOPS)
+
+
 def as_json(side: str, step: Step, found: Found, graphs: int, seconds: float) -> dict[str, Any]:
     """A side's counts, each part by pass."""
     total = counting.total(found)
@@ -71,6 +78,7 @@ def as_json(side: str, step: Step, found: Found, graphs: int, seconds: float) ->
         "gb": total.bytes / GB,
         "launches": total.launches,
         "tflop": total.flops / TERA,
+        "h200_tokens_per_s_estimate": h200_tokens_per_s(step, total),
         "graphs": graphs,
         "lowering_cpu_s": seconds,
         "parts": [
@@ -94,7 +102,10 @@ def table(side: str, step: Step, found: Found, graphs: int, seconds: float) -> T
     shown.add_section()
     shown.add_row("all", *_cells(passes))
     total = counting.total(found)
-    shown.caption = f"{total.bytes / GB:,.0f} GB, {total.launches:,.0f} launches, {total.flops / TERA:.1f} TFLOP"
+    shown.caption = (
+        f"{total.bytes / GB:,.0f} GB, {total.launches:,.0f} launches, {total.flops / TERA:.1f} TFLOP; estimated on an "
+        f"H200: {h200_tokens_per_s(step, total):,.0f} tokens/s"
+    )
     return shown
 
 

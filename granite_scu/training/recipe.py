@@ -155,7 +155,7 @@ def prepare(
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
         check_slopes(request.control.every, length.steps)
-        if not resume:  # it goes on with the data and the batch that it has
+        if not resume:  # it continues with the data and the batch that it has
             check_held_out(data.validation.n_blocks, min(asked, request.data.batch_size), machine.world_size)
     run = PreparedRun(
         request=request,
