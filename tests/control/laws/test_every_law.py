@@ -24,7 +24,8 @@ def test_invariants(name, data, measurements):
     """Lambda within its bounds, nothing that JSON cannot say, equal results for equal arguments, and a state that goes
     through JSON unchanged."""
     law = data.draw(LAWS[name])
-    low, high = getattr(law, "lambda_min", 0.0), getattr(law, "lambda_max", 1e3)
+    bounded = getattr(law, "law", law)  # what a wrapper is around
+    low, high = getattr(bounded, "lambda_min", 0.0), getattr(bounded, "lambda_max", 1e3)
     state, outputs = run(law, measurements)
     for output in outputs:
         json.dumps(asdict(output), allow_nan=False)
