@@ -53,8 +53,9 @@ $(VENV)/.companions: $(VENV)/.installed
 test-slow: setup $(VENV)/.kernels $(VENV)/.companions  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m slow
 
-lint: setup  ## style and types
+lint: setup  ## style, types, and the workflow of the public CI
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # The warning is about a version of mkdocs that is not out.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1

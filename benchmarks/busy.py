@@ -4,7 +4,8 @@
     python benchmarks/busy.py                     # free, beside one spinning process, beside three; in turns
 
 Each measurement is a run of the embedded model in a process of its own, with nothing set: no OMP_NUM_THREADS, no
-OMP_WAIT_POLICY. The machine must be free but for this.
+OMP_WAIT_POLICY. Beside as many others, a second run has a thread for each core whatever they do (OMP_NUM_THREADS): what
+a run would take that did not look at the cores. The machine must be free but for this.
 """
 
 import contextlib
@@ -33,8 +34,10 @@ BUSY = 0.3
 
 COLUMNS = {
     "beside": "beside|d",
-    "tokens_per_s": "tokens/s|,.0f",
+    "seconds": "time, s|.1f",
     "share_of_free": "of the free rate|.0%",
+    "fixed_seconds": "a thread for each core, s|.1f",
+    "saved": "time saved|+.1%",
     "cores": "cores|d",
 }
 
@@ -51,37 +54,49 @@ def spinning(count: int) -> Iterator[None]:
             other.wait()
 
 
-def tokens_per_second(steps: int) -> float:
-    """Of a run of the embedded model, as its summary has it: loading, validation and saving do not count."""
+def seconds_of(steps: int, threads: int | None) -> float:
+    """The wall time of a run's steps and ticks, as its summary has it: loading and saving do not count.
+
+    Args:
+        steps: of the optimizer.
+        threads: that are fixed; None leaves the number to the run.
+    """
     free = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    fixed = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--test-run", "--max-steps", str(steps), "--target-s", "0.1", "--output-dir", folder + "/run"]
         line = [sys.executable, str(ROOT / "scripts" / "train_granite_cuda.py"), *flags]
-        done = subprocess.run(line, env=free, capture_output=True, text=True)
+        done = subprocess.run(line, env=free | fixed, capture_output=True, text=True)
         if done.returncode:
             raise RunFailed(f"the run ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
-        return json.loads(Path(folder, "run", "scu_metrics.json").read_text(encoding="utf-8"))["tokens_per_s"]
+        return json.loads(Path(folder, "run", "scu_metrics.json").read_text(encoding="utf-8"))["train_time_s"]
 
 
 def compare(beside: list[int], steps: int, repeats: int) -> list[dict]:
-    """The median rate beside each number of processes, and its share of the rate beside none."""
-    rates: dict[int, list[float]] = {count: [] for count in beside}
-    for _ in range(repeats):
-        for count in beside:
+    """The median time beside each number of processes, and its share of the rate beside the first."""
+    kinds = [(count, threads) for count in beside for threads in (None, allowed())]
+    times: dict[tuple[int, int | None], list[float]] = {kind: [] for kind in kinds}
+    for number in range(repeats):
+        for count, threads in kinds if number % 2 == 0 else reversed(kinds):
             with spinning(count):
-                rates[count].append(tokens_per_second(steps))
-                print(f"beside {count}: {rates[count][-1]:,.0f} tokens/s", file=sys.stderr)
-    free = statistics.median(rates[beside[0]])
+                times[count, threads].append(seconds_of(steps, threads))
+            said = f"{times[count, threads][-1]:.1f} s" + (f" with {threads} threads" if threads else "")
+            print(f"{number + 1}/{repeats} beside {count}: {said}", file=sys.stderr)
+    medians = {kind: statistics.median(found) for kind, found in times.items()}
     return [
         {
             "beside": count,
-            "tokens_per_s": statistics.median(found),
-            "share_of_free": statistics.median(found) / free,
-            "runs": found,
+            "steps": steps,
+            "seconds": medians[count, None],
+            "share_of_free": medians[beside[0], None] / medians[count, None],
+            "fixed_seconds": medians[count, allowed()],
+            "saved": 1 - medians[count, None] / medians[count, allowed()],
+            "runs": times[count, None],
+            "fixed_runs": times[count, allowed()],
             "device": detect("cpu").name,
             "cores": allowed(),
         }
-        for count, found in rates.items()
+        for count in beside
     ]
 
 
@@ -102,7 +117,7 @@ def main() -> int:
     if (others := load.read()) > BUSY:
         raise UserError(f"other processes keep {others:.1f} cores busy; what is measured beside them means nothing")
     cases = compare(options.beside, options.steps, options.repeats)
-    measure.present(cases, COLUMNS, f"training beside others, {cases[0]['device']}", options.json)
+    measure.present(cases, COLUMNS, f"{options.steps} steps beside others, {cases[0]['device']}", options.json)
     return 0
 
 

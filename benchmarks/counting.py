@@ -5,7 +5,6 @@ kernel, and some read an input more than once, so that the count is a lower boun
 """
 
 import copy
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,36 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from benchmarks.model_parts import part_of_product, part_of_stack
 from granite_scu.config.settings import BaseConfig, LoraConfig
 from granite_scu.model import adapters, loss, memory
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.tiling import describing
-
-FILES = {
-    "mamba2/ssd.py": "scan",
-    "mamba2/conv.py": "convolution",
-    "mamba2/norm.py": "gated norm",
-    "model/loss.py": "loss",
-    "model/document_mask.py": "masks",
-    "model/adapters.py": "LoRA",
-    "tuners/lora/layer.py": "LoRA",
-}
-CLASSES = {
-    "GraniteMoeHybridRMSNorm": "RMS norm",
-    "GraniteMoeHybridRMSNormGated": "gated norm",
-    "GraniteMoeHybridMLP": "SwiGLU",
-    "GraniteMoeHybridAttention": "attention",
-    "GraniteMoeHybridDecoderLayer": "residual",
-    "GraniteMoeHybridMambaLayer": "Mamba-2, else",
-    "GraniteMoeHybridModel": "residual",
-}
-FUNCTIONS = {
-    "mix": "Mamba-2, else",
-    "mamba2_chunk_scan": "scan",
-    "causal_conv1d_fn": "convolution",
-    "ForCausalLMLoss": "loss",
-    "fixed_cross_entropy": "loss",
-}
 
 FREE = ("empty", "new_empty", "empty_like", "detach", "lift_fresh", "new_empty_strided", "empty_strided", "alias")
 FREE += ("_unsafe_view", "_local_scalar_dense", "set_")
@@ -58,10 +32,6 @@ FREE += ("_unsafe_view", "_local_scalar_dense", "set_")
 WRITES = ("copy_", "fill_", "zero_", "zeros", "ones", "new_zeros", "zeros_like", "full", "arange", "new_ones")
 WRITES += ("scalar_tensor", "full_like", "ones_like")
 """Operators that do not read what they write to."""
-
-
-NARROW = 16
-"""The rank of the adapters that are counted."""
 
 
 @dataclass
@@ -105,9 +75,8 @@ class Count(TorchDispatchMode):
         inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         part = part_of_stack() or (self.current if self.phase == "backward" else None) or "else"
         flops = _flops(name, inputs)
-        if name in ("mm", "addmm") and part != "loss":  # a narrow side is an adapter's
-            is_narrow = min(min(t.shape[-2:]) for t in inputs if t.dim() >= 2) <= NARROW
-            part = "LoRA" if is_narrow else "base products"
+        if name in ("mm", "addmm") and part != "loss":
+            part = part_of_product(inputs)
         cost = Cost(1, _moved(name, inputs, outputs, kwargs), flops)
         key = (part, self.phase)
         self.found[key] = self.found.get(key, Cost()) + cost
@@ -142,23 +111,6 @@ def bytes_of(tensor: Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else 1
     return count * tensor.element_size()
-
-
-def part_of_stack() -> str | None:
-    """The part of the model whose code runs now, by the innermost frame that tells."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        for ending, part in FILES.items():
-            if code.co_filename.endswith(ending):
-                return part
-        if code.co_name in FUNCTIONS:
-            return FUNCTIONS[code.co_name]
-        owner = type(frame.f_locals.get("self")).__name__
-        if owner in CLASSES:
-            return CLASSES[owner]
-        frame = frame.f_back
-    return None
 
 
 class Tagged(TorchFunctionMode):
@@ -247,7 +199,12 @@ def count(step: Step, ours: bool = True) -> dict[tuple[str, str], Cost]:
     return counted.found
 
 
-def total(found: dict[tuple[str, str], Cost]) -> Cost:
+def merged(*counts: dict[tuple[str, str], Cost]) -> dict[tuple[str, str], Cost]:
+    """The sums of several counts, by (part, pass)."""
+    return {key: sum((found[key] for found in counts if key in found), Cost()) for found in counts for key in found}
+
+
+def total(found: dict[Any, Cost]) -> Cost:
     """All of it together."""
     return sum(found.values(), Cost())
 

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu_work import Finding, Skipped, Table, Work
 from granite_scu.config.errors import RunFailed
+from granite_scu.model.mamba2.kernels import INSTALLS, installed
 from granite_scu.model.mamba2.mamba import TORCH
 
 EAGER = ("--torch-compile", "off", "--kernels", "torch")
 COMPILED, RECOMPUTED = ("--torch-compile", "on"), ("--gradient-checkpointing", "on")
-ANY_KERNELS = ("--kernels", "auto")
+ANY_KERNELS, HUBS_KERNELS = ("--kernels", "auto"), ("--kernels", "hub")
 REFERENCE = ("--precision", "fp32", *EAGER)
 
 SAME = {
@@ -54,6 +55,7 @@ def variants(half: str) -> dict[str, Variant]:
         "bf16": Variant("bf16", ("--precision", "bf16", *EAGER)),
         "fp16": Variant("fp16", ("--precision", "fp16", *EAGER)),
         "kernels auto": Variant(half, (*half_in, "--torch-compile", "off", *ANY_KERNELS)),
+        "kernels hub": Variant(half, (*half_in, "--torch-compile", "off", *HUBS_KERNELS)),
         "recomputed": Variant(half, (*half_in, *EAGER, *RECOMPUTED)),
         "compiled": Variant(half, (*half_in, *COMPILED)),
         "compiled, recomputed": Variant(half, (*half_in, *COMPILED, *RECOMPUTED)),
@@ -64,22 +66,24 @@ def variants(half: str) -> dict[str, Variant]:
     }
 
 
-def lacking(precision: str, work: Work) -> str | None:
-    """Why the device cannot compute in that precision; None where it can."""
-    on_gpu, info = work.device == "cuda", work.machine["info"]
+def lacking(variant: Variant, work: Work) -> str | None:
+    """Why a run cannot be made that way here; None where it can."""
+    precision, on_gpu, info = variant.precision, work.device == "cuda", work.machine["info"]
     if precision == "tf32" and not info["supports_tf32"]:
         return "the device has no TF32"
     if precision == "fp16" and not on_gpu:
         return "fp16 is for GPUs"
     if precision == "bf16" and not (info["supports_bfloat16"] if on_gpu else work.precision == "bf16"):
         return "the device has no bf16 products"
+    if variant.flags[-2:] == HUBS_KERNELS and not (on_gpu and installed("hub")):
+        return "they are for GPUs" if not on_gpu else f"the package kernels is not installed; {INSTALLS['hub']}"
     return None
 
 
 def parity(work: Work) -> Finding:
     """Every way to compute a run ends where fp32 on the CPU ends, within the tolerance of its precision."""
     wanted = variants(work.precision)
-    reasons = {name: lacking(variant.precision, work) for name, variant in wanted.items()}
+    reasons = {name: lacking(variant, work) for name, variant in wanted.items()}
     kinds = list(dict.fromkeys(variant.same for name, variant in wanted.items() if not reasons[name]))
 
     def reference(kind: str) -> dict[str, Any]:

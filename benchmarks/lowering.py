@@ -26,15 +26,17 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.graph import GraphLowering
-from torch._inductor.scheduler import BaseSchedulerNode
+from torch._inductor.ir import MultiOutput
+from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._triton import has_triton
 
-from benchmarks.counting import Cost, Count, Step, Tagged, adapted
+from benchmarks.counting import Cost, Count, Step, Tagged, adapted, merged, total
 from benchmarks.insides import Insides, is_known
+from benchmarks.model_parts import is_product, part_of_node, sides
 from granite_scu.model import compilation, loss
 
 H100 = SimpleNamespace(
@@ -46,16 +48,24 @@ H100 = SimpleNamespace(
 """The device's properties that Inductor asks for."""
 
 
+Costs = dict[str, Cost]
+"""By part of the model."""
+
+
 class Lowering:
     """A backend of torch.compile that lowers each graph for an H100 and counts what every call of it takes.
 
+    Args:
+        name: of what is compiled.
+        options: for Inductor.
+
     Attributes:
-        found: costs by (part, "forward" or "backward").
-        graphs: of each that was lowered its part, pass, launches, products, code, and calls of it in a step.
+        found: costs by (part of the model, "forward" or "backward").
+        graphs: of each that was lowered its name, pass, launches, products, code, and calls of it in a step.
     """
 
-    def __init__(self, part: str, options: dict[str, Any] | None = None) -> None:
-        self.part, self.options, self.found = part, options or {}, dict[tuple[str, str], Cost]()
+    def __init__(self, name: str, options: dict[str, Any] | None = None) -> None:
+        self.name, self.options, self.found = name, options or {}, dict[tuple[str, str], Cost]()
         self.graphs: list[dict[str, Any]] = []
         self.insides = Insides()
         self.backend = aot_autograd(
@@ -68,16 +78,18 @@ class Lowering:
     def _compiler(self, phase: str) -> Callable:
         def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable:
             with inductor_config.patch(self.options):
-                cost, products, code = _lowered(graph, inputs, phase == "backward")
-            for operator, arguments in _operators(graph):
-                cost += self.insides.beyond(operator, arguments)
-            lowered = {"launches": cost.launches, "products": products, "code": code, "calls": 0}
-            self.graphs.append(lowered | {"part": self.part, "phase": phase})
+                costs, products, code = _lowered(graph, inputs, phase == "backward")
+            for node in _operators(graph):
+                arguments = fx.node.map_arg(node.args, lambda each: each.meta["val"])
+                costs[part_of_node(node)] += self.insides.beyond(node.target, arguments)
+            lowered = {"launches": total(costs).launches, "products": products, "code": code, "calls": 0}
+            self.graphs.append(lowered | {"name": self.name, "phase": phase})
             kept = self.graphs[-1]
 
             def call(*arguments: Any) -> Any:
                 kept["calls"] += 1
-                self.found[self.part, phase] = self.found.get((self.part, phase), Cost()) + cost
+                for part, cost in costs.items():
+                    self.found[part, phase] = self.found.get((part, phase), Cost()) + cost
                 return graph.forward(*arguments)
 
             return make_boxed_func(call)
@@ -85,8 +97,8 @@ class Lowering:
         return compile_graph
 
 
-def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tuple[Cost, dict[str, int], str]:
-    """The cost of one run of a graph, its products by the library's function, and the code that Inductor writes."""
+def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tuple[Costs, dict[str, int], str]:
+    """One run of a graph: costs by part, products by the library's function, and the code that Inductor writes."""
     graph, fakes = copy.deepcopy(graph), next(t.fake_mode for t in inputs if isinstance(t, FakeTensor))
     _draw_nothing(graph)
     with V.set_fake_mode(fakes):
@@ -104,11 +116,25 @@ def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tup
                 lowering.run(*moved)
                 code, _ = lowering.codegen()
                 text = getattr(code, "value", code)
-                moved_bytes = sum(map(_moved, lowering.scheduler.nodes))
+                costs: Costs = defaultdict(Cost)
+                for kernel in lowering.scheduler.nodes:
+                    costs[_part_of_kernel(kernel)] += Cost(_is_launched(kernel), _moved(kernel))
+    for node in filter(is_product, graph.graph.nodes):
+        costs[part_of_node(node)] += Cost(flops=_product_flops(node))
     products = Counter(re.findall(r"extern_kernels\.(\w+)\(", text))
-    operators = len(re.findall(r"torch\.ops\.\w+\.\w+\.\w+\(", text))
-    launches = len(re.findall(r"triton_\w+\.run\(", text)) + sum(products.values()) + operators
-    return Cost(launches, moved_bytes, _product_flops(graph)), dict(products), text
+    return costs, dict(products), text
+
+
+def _is_launched(kernel: BaseSchedulerNode) -> bool:
+    """Whether it is a kernel, and not a name for what another kernel returns."""
+    return not isinstance(kernel, NopKernelSchedulerNode) and not isinstance(kernel.node, MultiOutput)
+
+
+def _part_of_kernel(kernel: BaseSchedulerNode) -> str:
+    """The part of the model that most of its operators belong to; a product brings the views of its inputs along."""
+    nodes = [node for each in kernel.get_nodes() if each.node is not None for node in each.node.get_origins()]
+    parts = Counter(map(part_of_node, list(filter(is_product, nodes)) or nodes))
+    return parts.most_common(1)[0][0] if parts else "else"
 
 
 def _moved(kernel: BaseSchedulerNode) -> int:
@@ -148,20 +174,14 @@ def _draw_nothing(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
-def _operators(graph: fx.GraphModule) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The calls of operators that are several kernels inside, and the fake tensors that they get."""
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and is_known(node.target):
-            yield node.target, fx.node.map_arg(node.args, lambda each: each.meta["val"])
+def _operators(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    """The calls of operators that are several kernels inside."""
+    return (node for node in graph.graph.nodes if node.op == "call_function" and is_known(node.target))
 
 
-def _product_flops(graph: fx.GraphModule) -> float:
-    found = 0.0
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and getattr(node.target, "_opname", "") in ("mm", "bmm", "addmm"):
-            left, right = [a.meta["val"] for a in node.args if isinstance(a, fx.Node) and a.meta["val"].dim() >= 2][-2:]
-            found += 2 * left.numel() * right.shape[-1]
-    return found
+def _product_flops(product: fx.Node) -> float:
+    left, right = sides(product)
+    return 2 * left.numel() * right.shape[-1]
 
 
 def _on_gpu(value: Any) -> Any:
@@ -222,7 +242,8 @@ def count(step: Step) -> tuple[dict[tuple[str, str], Cost], list[dict[str, Any]]
         with torch.autocast("cpu", step.dtype, enabled=step.dtype != torch.float32, cache_enabled=False):
             nats = loss.summed_nats(base, ids, ids, ids, loss.chunk_on("cuda"), compiled=True)
         nats.backward()
-    return layers.found | body.found | _outside(step), layers.graphs + body.graphs
+    found = merged(layers.found, body.found, _outside(step))
+    return found, layers.graphs + body.graphs
 
 
 def _outside(step: Step) -> dict[tuple[str, str], Cost]:

@@ -198,6 +198,16 @@ def test_compiled_kernels_that_are_not_there_have_passed_nothing(runs, tmp_path,
     assert (rows["bf16"]["verdict"], rows["bf16"]["kernels"]) == ("passed", "PyTorch")
 
 
+def test_the_hubs_kernels_are_tried_where_what_fetches_them_is_installed(runs, tmp_path, monkeypatch):
+    def row():
+        return next(r for r in gpu_runs.parity(gpu_work(tmp_path)).tables[0].rows if r["run"] == "kernels hub")
+
+    monkeypatch.setattr(gpu_runs, "installed", lambda request: {})
+    assert row()["verdict"] == "skipped" and "granite-scu[hub-kernels]" in row()["reason"]
+    monkeypatch.setattr(gpu_runs, "installed", lambda request: {"kernels": "9.9"} if request == "hub" else {})
+    assert row()["verdict"] == "passed"
+
+
 def test_it_is_said_where_too_little_was_learned_to_tell_runs_apart(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(Work, "train", lambda self, *args, **more: summary(5.0, start=5.01))
     rows = {row["run"]: row for row in gpu_runs.parity(gpu_work(tmp_path)).tables[0].rows}

@@ -74,6 +74,8 @@ def choose(request: str, device: torch.device, dtype: torch.dtype, sizes: Sizes)
         raise UserError(f"--kernels {request}: {'; '.join(refused)}; use --kernels auto, or another version")
     if refused:
         log.warning("%s; the Mamba-2 layers run in %s", "; ".join(refused), kernels.name)
+    if kernels is not TORCH:
+        log.info("the first step tries variants of %s at this run's size, which may take minutes", kernels.name)
     return kernels
 
 

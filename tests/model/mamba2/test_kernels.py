@@ -83,9 +83,11 @@ def test_without_packages_the_layers_run_in_pytorch(installed, warnings_of):
 
 
 @pytest.mark.parametrize("request_", ["auto", "cuda"])
-def test_of_two_that_are_right_mamba_ssm_is_taken(installed, warnings_of, request_):
+def test_of_two_that_are_right_mamba_ssm_is_taken(installed, warnings_of, caplog, request_):
+    caplog.set_level("INFO", "granite_scu")
     installed(fla_core=None)
     assert choose(request_).name == "fla-core 9.9's Triton kernels"
+    assert caplog.messages[-1].startswith("the first step tries variants of fla-core 9.9's Triton kernels")
     kernels.choose.cache_clear()
     installed(fla_core=None, mamba_ssm=None)
     assert choose(request_).name == "mamba-ssm 9.9's Triton kernels"

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from granite_scu.model.mamba2 import mamba, packages
 from granite_scu.model.mamba2.proof import Sizes
@@ -59,13 +60,16 @@ def test_an_operator_keeps_no_more_than_ours_do_by_which_memory_is_predicted(nam
 
 @pytest.mark.skipif(torch.__version__ < "2.11", reason="compiles nothing within a fake mode")
 @pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_a_graph_goes_around_the_operators(name, documents):
+def test_a_graph_goes_around_the_operators(name, recomputed, documents):
     """Forward and backward in one graph each, without contents and so without the packages."""
     torch.compiler.reset()
+    work = partial(between_projections, OPERATORS[name])
+    if recomputed:
+        work = partial(checkpoint, work, use_reentrant=False)
     with FakeTensorMode():
         trained, frozen = inputs_of_a_layer(documents)
-        compiled = torch.compile(partial(between_projections, OPERATORS[name]), backend="aot_eager", fullgraph=True)
-        output = compiled(*trained, *frozen)
+        output = torch.compile(work, backend="aot_eager", fullgraph=True)(*trained, *frozen)
         found = torch.autograd.grad(output, trained, torch.empty_like(output))
     assert [gradient.shape for gradient in found] == [tensor.shape for tensor in trained]
