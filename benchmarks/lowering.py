@@ -8,7 +8,7 @@ import copy
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -61,7 +61,8 @@ class Lowering:
 
     Attributes:
         found: costs by (part of the model, "forward" or "backward").
-        graphs: of each that was lowered its name, pass, launches, products, code, and calls of it in a step.
+        graphs: of each that was lowered its name, pass, launches, products, code, bytes of what it returns, and calls
+            of it in a step.
     """
 
     def __init__(self, name: str, options: dict[str, Any] | None = None) -> None:
@@ -83,6 +84,7 @@ class Lowering:
                 arguments = fx.node.map_arg(node.args, lambda each: each.meta["val"])
                 costs[part_of_node(node)] += self.insides.beyond(node.target, arguments)
             lowered = {"launches": total(costs).launches, "products": products, "code": code, "calls": 0}
+            lowered["kept"] = _kept(graph)
             self.graphs.append(lowered | {"name": self.name, "phase": phase})
             kept = self.graphs[-1]
 
@@ -123,6 +125,19 @@ def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tup
         costs[part_of_node(node)] += Cost(flops=_product_flops(node))
     products = Counter(re.findall(r"extern_kernels\.(\w+)\(", text))
     return costs, dict(products), text
+
+
+def _kept(graph: fx.GraphModule) -> int:
+    """Bytes of what a graph returns that were not there before; of a forward pass, what is kept for the backward."""
+
+    def storages(nodes: Iterable[Any]) -> dict[int, int]:
+        tensors = [node.meta.get("val") for node in nodes if isinstance(node, fx.Node)]
+        found = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor)]
+        return {storage._cdata: storage.nbytes() for storage in found}
+
+    before = storages(graph.graph.find_nodes(op="placeholder"))
+    (output,) = graph.graph.find_nodes(op="output")
+    return sum(size for storage, size in storages(output.args[0]).items() if storage not in before)
 
 
 def _is_launched(kernel: BaseSchedulerNode) -> bool:

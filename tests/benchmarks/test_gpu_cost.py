@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -12,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import counting, gpu_cost
 from benchmarks.counting import Cost, Count, Step
-from granite_scu.model import loading
+from granite_scu.config.settings import BaseConfig, LoraConfig
+from granite_scu.model import loading, memory
 
 
 def small(layers: int, **settings) -> Step:
@@ -70,6 +72,22 @@ def test_layers_of_a_kind_share_a_graph_and_move_a_third(checkpointing):
     layer = eager[1] + eager[0] * -1
     share = 0.35 if checkpointing else 0.32  # the weights are read once more
     assert compiled.bytes < share * layer.bytes and compiled.launches < 0.2 * layer.launches
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
+def test_a_compiled_layer_keeps_what_is_predicted_of_its_memory():
+    from benchmarks import lowering
+
+    kept, predicted = [], []
+    for layers in (7, 8):
+        step = replace(small(layers), block=1024)
+        graphs = [graph for graph in lowering.count(step)[1] if graph["name"] == "layers"]
+        kept.append(sum(graph["kept"] * graph["calls"] for graph in graphs if graph["phase"] == "forward"))
+        setting = memory.Setting(BaseConfig(gradient_checkpointing=False), LoraConfig(), step.dtype, 1, 1024)
+        predicted.append(memory.predict(step.config, setting).step)
+    layer, expected = kept[1] - kept[0], predicted[1] - predicted[0]
+    assert 0.9 * expected < layer < expected
 
 
 @pytest.mark.slow

@@ -27,6 +27,9 @@ CANDIDATES: dict[str, Callable[[], Kernels]] = {"mamba-ssm": mamba_ssm, "fla-cor
 """Distributions that have kernels, in the order in which they are tried. The last fetches foreign code, so that it is
 tried by ``--kernels hub`` alone."""
 
+AMPERE = (8, 0)
+"""The oldest compute capability for which mamba-ssm's kernels are tried: for Turing ptxas takes minutes for each."""
+
 PATIENCE = 540
 """Seconds after which a check is given up: less than processes that train together wait for one another."""
 
@@ -88,6 +91,9 @@ def first_right(
     """
     refused = []
     for name in installed(request):
+        if name != "fla-core" and torch.cuda.get_device_capability(device) < AMPERE:
+            refused.append(f"{named(name)} is not tried: for this GPU each kernel takes minutes to compile")
+            continue
         log.info("checking %s against PyTorch; its kernels are compiled first, which may take minutes", named(name))
         fault = fault_apart(name, device, dtype, sizes)
         if fault is None:

@@ -41,6 +41,7 @@ def installed(monkeypatch):
             monkeypatch.setitem(kernels.CANDIDATES, name, lambda named=named: named)
         found = {name.replace("_", "-"): fault for name, fault in faults.items()}
         monkeypatch.setattr(kernels, "fault_apart", lambda name, *_: found[name])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     kernels.choose.cache_clear()
@@ -100,6 +101,13 @@ def test_after_a_wrong_one_the_next_is_tried(installed, warnings_of):
     words = "mamba-ssm 9.9 failed its self-check (the output is off)"
     taken = "the Mamba-2 layers run in fla-core 9.9's Triton kernels"
     assert warnings_of() == 2 * [f"{words}; {taken}"], "once for each request"
+
+
+def test_on_turing_mamba_ssm_is_not_tried(installed, warnings_of, monkeypatch):
+    installed(mamba_ssm=None, fla_core=None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert choose("auto").name == "fla-core 9.9's Triton kernels"
+    assert len(warnings_of()) == 1 and warnings_of()[0].startswith("mamba-ssm 9.9 is not tried: for this GPU")
 
 
 def test_several_wrong_ones_cost_one_warning_and_are_refused_where_they_are_insisted_on(installed, warnings_of):
