@@ -8,7 +8,7 @@ import pytest
 from granite_scu.experiments.comparison import report, results
 from granite_scu.experiments.comparison.evidence import Evidence
 from granite_scu.experiments.comparison.plan import Plan
-from granite_scu.experiments.comparison.protocol import FRESH, FRESH_AGAIN, FULL, SCARCE, VARIED
+from granite_scu.experiments.comparison.protocol import FRESH, FRESH_AGAIN, FRESH_THIRD, FULL, SCARCE, VARIED
 from granite_scu.storage.run_folder import as_json
 
 EVIDENCE = Path(__file__).parents[3] / "evidence"
@@ -19,6 +19,7 @@ PUBLISHED = {
     "scarce": (SCARCE, "--scarce"),
     "fresh": (FRESH, "--fresh"),
     "fresh-again": (FRESH_AGAIN, "--fresh-again"),
+    "fresh-third": (FRESH_THIRD, "--fresh-third"),
 }
 
 

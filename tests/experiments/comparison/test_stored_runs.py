@@ -8,11 +8,18 @@ import pytest
 from granite_scu.control import AUTO, AutoSetpoint, Measurement, build
 from granite_scu.control.laws.base import AdapterBenefit, Slopes
 from granite_scu.experiments.comparison.evidence import Evidence
-from granite_scu.experiments.comparison.protocol import FRESH, FRESH_AGAIN, FULL, SCARCE, VARIED
+from granite_scu.experiments.comparison.protocol import FRESH, FRESH_AGAIN, FRESH_THIRD, FULL, SCARCE, VARIED
 from granite_scu.training.module import schedule
 from tests.experiments.comparison.test_revisions import ROOT
 
-PLACES = {FULL: "comparison", VARIED: "varied", SCARCE: "scarce", FRESH: "fresh", FRESH_AGAIN: "fresh-again"}
+PLACES = {
+    FULL: "comparison",
+    VARIED: "varied",
+    SCARCE: "scarce",
+    FRESH: "fresh",
+    FRESH_AGAIN: "fresh-again",
+    FRESH_THIRD: "fresh-third",
+}
 RUNS = {protocol: ROOT / "evidence" / folder / "runs" for protocol, folder in PLACES.items()}
 FEED_FORWARD = ("pi", "cascade")
 """The laws whose first lambda follows from their setpoint. That of the others was given."""
