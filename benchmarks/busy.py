@@ -73,7 +73,7 @@ def seconds_of(steps: int, threads: int | None) -> float:
 
 
 def compare(beside: list[int], steps: int, repeats: int) -> list[dict]:
-    """The median time beside each number of processes, and its share of the rate beside the first."""
+    """The median time beside each number of processes, and the rate as a share of that beside the first number."""
     kinds = [(count, threads) for count in beside for threads in (None, allowed())]
     times: dict[tuple[int, int | None], list[float]] = {kind: [] for kind in kinds}
     for number in range(repeats):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu_work import Finding, Skipped, Table, Work
 from granite_scu.config.errors import RunFailed
-from granite_scu.model.mamba2.kernels import INSTALLS, installed
+from granite_scu.model.mamba2.kernels import AMPERE, INSTALLS, installed
 from granite_scu.model.mamba2.mamba import TORCH
 
 EAGER = ("--torch-compile", "off", "--kernels", "torch")
@@ -75,9 +75,20 @@ def lacking(variant: Variant, work: Work) -> str | None:
         return "fp16 is for GPUs"
     if precision == "bf16" and not (info["supports_bfloat16"] if on_gpu else work.precision == "bf16"):
         return "the device has no bf16 products"
-    if variant.flags[-2:] == HUBS_KERNELS and not (on_gpu and installed("hub")):
-        return "they are for GPUs" if not on_gpu else f"the package kernels is not installed; {INSTALLS['hub']}"
+    if variant.flags[-2:] == HUBS_KERNELS:
+        return _lacking_for_the_hubs(work)
     return None
+
+
+def _lacking_for_the_hubs(work: Work) -> str | None:
+    """Why the kernels of the hub cannot be tried here; None where they can."""
+    if work.device != "cuda":
+        return "they are for GPUs"
+    if not installed("hub"):
+        return f"the package kernels is not installed; {INSTALLS['hub']}"
+    capability = work.machine["info"]["compute_capability"]
+    too_old = tuple(map(int, capability.split("."))) < AMPERE
+    return "they are for Ampere and newer" if too_old else None
 
 
 def parity(work: Work) -> Finding:

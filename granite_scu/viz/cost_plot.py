@@ -21,7 +21,6 @@ DEFAULT = "the default"
 WAYS = {
     "pi-auto-stopped": DEFAULT,
     "early-stopping": "early stopping",
-    "fixed-stopped λ=0.03": "one λ = 0.03",
     "pi-at-45-stopped": "S* = 45 %",
     "cascade-stopped": "cascade",
     "cosine-stopped": "best of four falling λ",
@@ -31,6 +30,9 @@ WAYS = {
 }
 """What is drawn, and in whose words. The adapter is the best validated one. The same sweep at its last step is 0."""
 
+ONE = "fixed-stopped λ="
+"""Constants; of these the best is drawn, which is known afterwards."""
+
 _LINE = 0.27
 """Per cent between the names of neighbouring ways, which stand one above the other."""
 
@@ -39,10 +41,16 @@ _TOP = 2.0
 
 
 def ways(results: dict[str, Any]) -> dict[str, Any]:
-    """The lines of the overview that are drawn, by their words: those of the ``WAYS`` that were run on all tasks."""
-    lines = {line["name"]: line for line in results.get("overview", []) if line["name"] in WAYS and line["cost"]}
+    """The lines of the overview that are drawn, by their words: those of the ``WAYS`` that were run on all tasks, and
+    the best constant."""
     tasks = len(results["tasks"])
-    return {WAYS[name]: line for name, line in lines.items() if len(line["excess"]) == tasks}
+    lines = [line for line in results.get("overview", []) if line["cost"] and len(line["excess"]) == tasks]
+    shown = {WAYS[line["name"]]: line for line in lines if line["name"] in WAYS}
+    constants = [line for line in lines if line["name"].startswith(ONE)]
+    if constants:
+        best = min(constants, key=lambda line: line["mean"])
+        shown[f"one λ = {best['name'].removeprefix(ONE)}, the best afterwards"] = best
+    return shown
 
 
 def plot_costs(results: dict[str, Any]) -> Figure:
@@ -89,7 +97,7 @@ def _draw(axes: Axes, x: float, mean: float, worst: float, label: str, place: fl
         axes.plot(x, worst, "_", color=colour, markersize=9)
     marker = "^" if mean > _TOP else "D" if default else "o"
     axes.plot(x, min(mean, _TOP), marker, color=colour, markersize=9, linestyle="none")
-    axes.plot([x, x], [top, place], color=style.GREY, linewidth=0.8, zorder=0)
+    axes.plot([x, x], [top, place], color=style.GREY, linewidth=0.8, linestyle=":", zorder=0)
     axes.annotate(
         label, (x, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=style.TICKS,
         color=colour if default else style.INK,

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import devices
 import pytest
+import yaml
 
+from granite_scu.cli import main
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import detect_gpu_info, get_recommended_config, presets, print_hardware_info
 
@@ -59,6 +61,35 @@ def test_every_preset_is_a_file_that_some_machine_takes():
     files = {path.stem for path in (ROOT / "configs" / "hardware").glob("*.yaml")}
     assert files == set(presets.PRESETS) == set(OF.values())
     assert presets.folder() == ROOT / "configs" / "hardware"
+
+
+def as_table(name):
+    """Blocks in a preset's micro-batch, tokens in each, and micro-batches in a step."""
+    values = yaml.safe_load((ROOT / "configs" / "hardware" / f"{name}.yaml").read_text(encoding="utf-8"))
+    data, accumulated = values["data"], values["trainer"]["accumulate_grad_batches"]
+    return f"{data['batch_size']}", f"{data['block_size']}", f"{accumulated}"
+
+
+def rows_of(page):
+    """Preset, micro-batch and accumulation of each row of a page's table of presets."""
+    row = re.compile(r"^\|.*?`(\w+)` .*?\| (\d+) \W (\d+)(?: on each)?, (\d+)", re.MULTILINE)
+    return row.findall((ROOT / page).read_text("utf-8"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/hardware.md"])
+def test_pages_have_the_sizes_of_the_presets(page):
+    rows = rows_of(page)
+    assert len(rows) == (7 if page == "README.md" else len(presets.PRESETS))
+    assert [row for row in rows if row[1:] != as_table(row[0])] == []
+
+
+@pytest.mark.slow
+def test_the_readme_has_the_memory_that_is_predicted(capsys):
+    rows = re.findall(r"`(gpu_\w+)` .* ([\d.]+) GiB \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == 7
+    for name, gib in rows:
+        assert main.main(["plan", "--hardware", name, "--data-dir", "stdlib-docs", "--target-s", "0.1", "--json"]) == 0
+        assert f"{json.loads(capsys.readouterr().out)['memory_gib_estimate']:.1f}" == gib, name
 
 
 @pytest.mark.parametrize(

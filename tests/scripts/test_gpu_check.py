@@ -199,13 +199,15 @@ def test_compiled_kernels_that_are_not_there_have_passed_nothing(runs, tmp_path,
 
 
 def test_the_hubs_kernels_are_tried_where_what_fetches_them_is_installed(runs, tmp_path, monkeypatch):
-    def row():
-        return next(r for r in gpu_runs.parity(gpu_work(tmp_path)).tables[0].rows if r["run"] == "kernels hub")
+    def row(capability="8.0"):
+        rows = gpu_runs.parity(gpu_work(tmp_path, compute_capability=capability)).tables[0].rows
+        return next(row for row in rows if row["run"] == "kernels hub")
 
     monkeypatch.setattr(gpu_runs, "installed", lambda request: {})
     assert row()["verdict"] == "skipped" and "granite-scu[hub-kernels]" in row()["reason"]
     monkeypatch.setattr(gpu_runs, "installed", lambda request: {"kernels": "9.9"} if request == "hub" else {})
     assert row()["verdict"] == "passed"
+    assert row("7.5")["reason"] == "they are for Ampere and newer"
 
 
 def test_it_is_said_where_too_little_was_learned_to_tell_runs_apart(runs, tmp_path, monkeypatch):

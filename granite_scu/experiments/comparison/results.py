@@ -12,6 +12,7 @@ from granite_scu.experiments.comparison.overview import overview
 from granite_scu.experiments.comparison.pairs import pairs
 from granite_scu.experiments.comparison.plan import Plan
 from granite_scu.experiments.comparison.protocol import CASCADE, PI, Arm, Protocol, Task
+from granite_scu.experiments.comparison.rates import rates
 from granite_scu.experiments.comparison.rows import (
     STOPPED_SWEEP,
     SWEEP,
@@ -58,6 +59,7 @@ def report(plan: Plan) -> dict[str, Any]:
         "success": success(plan),
         "seeds": len(plan.protocol.seeds),
         "pairs": pairs(plan),
+        "rates": rates(plan),
         "transfer": transfer(plan),
         "constants": constants(plan),
         "priors": priors(plan),
