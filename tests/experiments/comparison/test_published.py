@@ -41,3 +41,17 @@ def test_what_is_published_is_what_the_runs_give(folder):
     found = results.report(Plan(protocol, Evidence(EVIDENCE / folder / "runs")))
     assert report.markdown(found) == published(folder), AGAIN.format(flag)
     assert as_json(found) == published(folder, "comparison.json"), AGAIN.format(flag)
+
+
+def test_a_rate_is_compared_with_early_stopping_at_the_same_rate():
+    """One figure of the table by hand: nats of the best validated adapters, of two runs on the same test text."""
+    nats = {}
+    for line in published("fresh-third", "runs.jsonl").splitlines():
+        run = json.loads(line)
+        settings = run["settings"]
+        if run["task"] == "cpp-once" and run["seed"] == 0 and settings.get("optimizer.learning_rate") == 0.008:
+            nats[settings["control.controller"], settings.get("control.target_s")] = sum(run["test"]["best"])
+    by_hand = nats["pi", "auto"] / nats["none", None] - 1
+    rows = json.loads(published("fresh-third", "comparison.json"))["rates"]
+    (row,) = (row for row in rows if row["learning_rate"] == 0.008)
+    assert row["excess"]["cpp-once"] == pytest.approx(by_hand, rel=1e-6) and by_hand < -0.005
