@@ -29,6 +29,12 @@ DOWNLOADED = {"base__name": "ibm-granite/granite-4.0-h-1b", "data__path": None}
 ON_CPU, ON_GPU = wanted("cpu"), wanted("cuda")
 
 
+@pytest.fixture(autouse=True)
+def nothing_to_try(monkeypatch):
+    """As where no compiled kernels are installed: those that are here would be tried, for seconds."""
+    monkeypatch.setattr(requirements.kernels, "installed", lambda request="auto": {})
+
+
 @pytest.fixture
 def hub(monkeypatch):
     """An empty hub cache, and a hub that answers as it is told; returns the calls made to it."""

@@ -229,13 +229,17 @@ def test_where_auto_could_not_act_it_is_refused(launch, corpus, tmp_path, argv, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tick_has_a_micro_batch_of_validation_text_to_read(launch, corpus, tmp_path, monkeypatch):
-    run = ("--output-dir", tmp_path / "run")
-    flags = (*SMALL[:3], *SMALL[5:], "--target-s", "auto", "--data-dir", corpus)  # without the batch size
-    flags += ("--max-steps", 4, "--save-steps", 2)
-    code, out, err = launch(*flags, *run, "--batch-size", 1, "--dry-run", "--json")
+@pytest.fixture
+def too_little(launch, corpus, tmp_path):
+    """The flags of a run without its batch size, and the blocks that its validation text makes."""
+    flags = (*SMALL[:3], *SMALL[5:], "--target-s", "auto", "--data-dir", corpus, "--save-steps", 2)
+    code, out, err = launch(*flags, "--output-dir", tmp_path / "run", "--batch-size", 1, "--dry-run", "--json")
     assert code == 0, err
-    there = json.loads(out)["data"]["validation"]["blocks"]
+    return (*flags, "--max-steps", 4), json.loads(out)["data"]["validation"]["blocks"]
+
+
+def test_a_tick_has_a_micro_batch_of_validation_text_to_read(launch, tmp_path, too_little):
+    (flags, there), run = too_little, ("--output-dir", tmp_path / "run")
     more = ("--batch-size", there + 1)
     code, _, err = launch(*flags, *run, *more)
     assert code == 2 and err.count("\n") == 1 and not (tmp_path / "run").exists()
@@ -245,10 +249,16 @@ def test_a_tick_has_a_micro_batch_of_validation_text_to_read(launch, corpus, tmp
     for remedy in (*remedies, ("--batch-size", 2, "--gradient-accumulation-steps", there, "--auto-batch-size")):
         code, _, err = launch(*flags, *run, *remedy, "--dry-run")
         assert code == 0, err
+
+
+@pytest.mark.slow
+def test_a_run_that_began_before_a_micro_batch_was_asked_for_continues(launch, tmp_path, monkeypatch, too_little):
+    flags, there = too_little
+    flags += ("--batch-size", there + 1, "--output-dir", tmp_path / "run")
     with monkeypatch.context() as before:  # a run that began before this was refused
         before.setattr(recipe, "check_held_out", lambda *_: None)
-        assert launch(*flags, *run, *more)[0] == 0
-    code, _, err = launch(*flags, *run, *more, "--max-steps", 6, "--resume-from-checkpoint", "last")
+        assert launch(*flags)[0] == 0
+    code, _, err = launch(*flags, "--max-steps", 6, "--resume-from-checkpoint", "last")
     assert code == 0, err
 
 
