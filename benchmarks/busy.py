@@ -4,8 +4,8 @@
     python benchmarks/busy.py                     # free, beside one spinning process, beside three; in turns
 
 Each measurement is a run of the embedded model in a process of its own, with nothing set: no OMP_NUM_THREADS, no
-OMP_WAIT_POLICY. Beside as few others as there are, a second run has a thread for each core whatever they do
-(OMP_NUM_THREADS): what looking at the cores costs. The machine must be free but for this.
+OMP_WAIT_POLICY. Beside the first number of processes a second run fixes one thread for each core (OMP_NUM_THREADS): the
+difference is what looking at the cores costs. The machine must be free but for this.
 """
 
 import contextlib

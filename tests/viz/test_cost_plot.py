@@ -37,5 +37,5 @@ def test_each_way_is_a_point_at_its_cost_and_what_lies_far_above_is_written(resu
     assert points["D"] == [pytest.approx([1.2, -0.6])]
     ((seconds, height),) = points["^"]
     assert seconds == 1.0 and height < 5  # at the edge, with its number in words
-    words = [text.get_text() for text in axes.texts]
-    assert "one λ = 0.03, the best afterwards: mean 5 %, worst 9 %" in words and DEFAULT in words
+    labels = [text.get_text() for text in axes.texts]
+    assert "one λ = 0.03, the best afterwards: mean 5 %, worst 9 %" in labels and DEFAULT in labels
