@@ -21,7 +21,10 @@ CARDS = {
     "gpu_b200": gpu("NVIDIA B200", 178.0, (10, 0)),
     "gpu_5090": gpu("NVIDIA GeForce RTX 5090", 31.4, (12, 0)),
     "gpu_rtx50": gpu("NVIDIA GeForce RTX 5080", 15.5, (12, 0)),
-    "gpu_low_mem": gpu("NVIDIA GeForce RTX 2080 Ti", 10.8, (7, 5)),
+    "gpu_5070": gpu("NVIDIA GeForce RTX 5070", 11.5, (12, 0)),
+    "gpu_2080_ti": gpu("NVIDIA GeForce RTX 2080 Ti", 10.8, (7, 5)),
+    "gpu_low_mem": gpu("NVIDIA GeForce RTX 3060", 11.8, (8, 6)),
+    "gpu_8gb": gpu("NVIDIA GeForce RTX 4060", 7.6, (8, 9)),
     "conservative": gpu("NVIDIA GeForce RTX 4060 Ti", 15.6, (8, 9)),
 }
 """By preset, of several cards or sizes the smallest or the commonest; memory in GiB."""

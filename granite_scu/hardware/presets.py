@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # torch takes seconds, and a wrong name is refused without it
 
 AUTO = "auto"
 
-SMALL = 12.5
-"""GiB up to which a card has little memory for a model of this size."""
+SMALLEST, SMALL = 8.5, 12.5
+"""GiB up to which a card has little memory for a model of this size, and least of all."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,11 @@ PRESETS = {
     "gpu_h200": Preset("H200 and GH200, 96 to 144 GB", r"\bG?H200\b"),
     "gpu_b200": Preset("B200 and B300, 180 GB and more", r"\bG?B[23]00\b"),
     "gpu_5090": Preset("RTX 5090, 32 GB", r"RTX 5090(?! Laptop)"),
-    "gpu_rtx50": Preset("RTX 50 with 12 to 24 GB", r"RTX 50[5-9]0", (11, 25)),
-    "gpu_low_mem": Preset("RTX 2080 Ti, RTX 3060 and others with 6 to 12 GB", None, (5, SMALL)),
+    "gpu_rtx50": Preset("RTX 50 with 16 GB", r"RTX 50[5-9]0", (14, 20)),
+    "gpu_5070": Preset("RTX 5070 and others of RTX 50 with 12 GB", r"RTX 50[5-9]0", (11, 14)),
+    "gpu_2080_ti": Preset("RTX 2080 Ti, 11 GB", r"RTX 2080 Ti"),
+    "gpu_low_mem": Preset("RTX 3060 and others with 9 to 12 GB", None, (SMALLEST, SMALL)),
+    "gpu_8gb": Preset("RTX 4060 and others with 6 to 8 GB", None, (5, SMALLEST)),
     "conservative": Preset("any other with 12 GB and more", None, (5, math.inf)),
     "cpu": Preset("a machine without a GPU", None, kind="cpu"),
 }
@@ -91,7 +94,7 @@ def named(text: str) -> str:
     plain = {_plain(name): name for name in PRESETS}
     close = difflib.get_close_matches(text, PRESETS, 1, 0.8) or difflib.get_close_matches(_plain(text), plain, 1, 0.8)
     hint = f"did you mean {plain.get(close[0], close[0])}? " if close else ""
-    other = f"for another card gpu_low_mem (up to {SMALL:g} GB) or conservative (more)"
+    other = f"for another card gpu_8gb (up to 8 GB), gpu_low_mem (up to {SMALL:g} GB) or conservative (more)"
     raise UserError(f"--hardware {text}: no such preset; {hint}choose {AUTO}, {', '.join(PRESETS)}; {other}")
 
 
@@ -122,7 +125,7 @@ def choose(device: "Device") -> str:
         return of_its_card
     if device.supports_bf16:
         return for_memory(device.memory_gb)
-    return "conservative" if device.memory_gb > SMALL else "gpu_low_mem"  # it names no precision
+    return _for_little_memory(device.memory_gb)  # they name no precision
 
 
 def for_memory(gpu_memory_gb: float) -> str:
@@ -130,8 +133,13 @@ def for_memory(gpu_memory_gb: float) -> str:
     if gpu_memory_gb <= 0:
         return "cpu"
     sizes = ((120, "gpu_h200"), (70, "gpu_a100_80"), (44, "gpu_a40"), (36, "gpu_a100_40"), (22, "gpu_3090"))
-    smaller = "conservative" if gpu_memory_gb > SMALL else "gpu_low_mem"
-    return next((name for least, name in sizes if gpu_memory_gb >= least), smaller)
+    return next((name for least, name in sizes if gpu_memory_gb >= least), _for_little_memory(gpu_memory_gb))
+
+
+def _for_little_memory(gpu_memory_gb: float) -> str:
+    if gpu_memory_gb <= SMALLEST:
+        return "gpu_8gb"
+    return "gpu_low_mem" if gpu_memory_gb <= SMALL else "conservative"
 
 
 def mismatch(name: str | None, device: "Device") -> str | None:

@@ -38,10 +38,10 @@ OF = {
     "B200": "gpu_b200",
     "RTX_5090": "gpu_5090",
     "RTX_5080": "gpu_rtx50",
-    "RTX_5070": "gpu_rtx50",
-    "RTX_2080_TI": "gpu_low_mem",
+    "RTX_5070": "gpu_5070",
+    "RTX_2080_TI": "gpu_2080_ti",
     "RTX_3060": "gpu_low_mem",
-    "RTX_4060_LAPTOP": "gpu_low_mem",
+    "RTX_4060_LAPTOP": "gpu_8gb",
     "P100": "conservative",
     "QUADRO_5000": "conservative",
     "L4": "gpu_3090",  # no preset names these two: as much memory, and bf16
@@ -164,7 +164,7 @@ def test_a_machine_without_a_gpu_is_described_too(machine):
     ("memory", "name"),
     [
         (0, "cpu"),
-        (8, "gpu_low_mem"),
+        (8, "gpu_8gb"),
         (12, "gpu_low_mem"),
         (16, "conservative"),
         (24, "gpu_3090"),
