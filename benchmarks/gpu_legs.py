@@ -144,14 +144,14 @@ def default_model(work: Work) -> tuple[tuple[Any, ...], str]:
 
 
 def memory(work: Work) -> Finding:
-    """The memory that training takes, predicted and measured."""
+    """The memory that training takes, predicted and measured; on a GPU with the batches of all presets that fit it."""
     from benchmarks.memory import COLUMNS
 
-    rows = benchmark(work, "memory", "--jobs", work.jobs)
+    rows = benchmark(work, "memory", "--presets")
     faults = (*not_measured(rows, "measured_gb"), *memory_faults(rows))
     known = [row["ratio"] for row in rows if row["ratio"]]
     said = f"predicted over measured is {min(known):.2f} to {max(known):.2f}" if known else "nothing was measured"
-    return Finding(said, (Table("Memory of training", COLUMNS, rows),), faults)
+    return Finding(f"{len(rows)} cases; {said}", (Table("Memory of training", COLUMNS, rows),), faults)
 
 
 def memory_faults(rows: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ LEGS = {
     "resume": Leg(gpu_runs.resume, 1, "a resumed run ends with the bytes of a whole one"),
     "syncs": Leg(syncs, 1, "no step between ticks waits for the device"),
     "preset": Leg(preset, 3, "the preset of this card trains the default model"),
-    "memory": Leg(memory, 3, "memory predicted and measured"),
+    "memory": Leg(memory, 3, "the batches of all presets that fit; memory predicted and measured"),
     "scan": Leg(scan, 2, "the scan against other scans"),
     "step": Leg(step, 4, "a step against Hugging Face's Trainer with PEFT"),
     "controller": Leg(controller, 4, "what SCU costs"),

@@ -1,7 +1,8 @@
 """What the operators made of mamba-ssm's and fla-core's functions launch and move inside, counted without a GPU.
 
 Their Python code runs on tensors of a CPU. Each Triton kernel that it would launch is noted and not run: a launch
-moves every tensor that it is given once. That is a lower bound, as it is for PyTorch's own operators.
+moves every tensor that it is given once. That is a lower bound, as it is for PyTorch's own operators. Products inside
+of kernels do not show; those of mamba-ssm's are counted by hand.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from benchmarks.counting import Cost, Count, bytes_of, total
 from benchmarks.no_extensions import without_cuda_extensions
+
+PRODUCTS = {"mamba2_scan": (0, 2, 1, 1), "mamba2_scan_backward": (1, 5, 3, 3)}
+"""Of mamba-ssm's kernels by operator: which argument x is, and how many products they take of a chunk's tokens with its
+state, of its tokens with one another (each sees half of them), and of their B and C."""
 
 
 class Insides:
@@ -34,7 +39,8 @@ class Insides:
         key = (str(operator), *(_shape(a) if isinstance(a, Tensor) else a for a in arguments))
         if key not in self.known:
             with unset_fake_temporarily(), torch.no_grad():
-                self.known[key] = _cost(_function(operator), tree_map_only(Tensor, _on_cpu, arguments))
+                inputs = tree_map_only(Tensor, _on_cpu, arguments)
+                self.known[key] = _cost(_function(operator), inputs) + Cost(flops=_product_flops(operator, inputs))
         return self.known[key]
 
 
@@ -45,6 +51,18 @@ def _cost(function: Any, inputs: tuple[Any, ...]) -> Cost:
     outside = [t for t in tree_iter((inputs, result)) if isinstance(t, Tensor)]
     launched = sum((Cost(1, sum(map(bytes_of, tensors))) for tensors in noted), Cost())
     return total(operators.found) + launched + Cost(1, sum(map(bytes_of, outside))) * -1
+
+
+def _product_flops(operator: Any, inputs: tuple[Any, ...]) -> float:
+    """Of the products in mamba-ssm's kernels; 0 of other operators."""
+    name = operator._schema.name.partition("::")[2]
+    if name not in PRODUCTS:
+        return 0
+    from granite_scu.model.mamba2.packages import CHUNK
+
+    place, with_state, within, scores = PRODUCTS[name]
+    x, _, _, b, *_ = inputs[place:]
+    return x.numel() * (2 * b.shape[-1] * with_state + CHUNK * within) + 2 * CHUNK * b.numel() * scores
 
 
 def is_known(operator: Any) -> bool:

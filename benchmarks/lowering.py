@@ -24,14 +24,16 @@ from torch._inductor.compile_fx import min_cut_rematerialization_partition
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.dependencies import MemoryDep
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import MultiOutput
-from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode
+from torch._inductor.ir import IRNode, MultiOutput
+from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils._sympy.functions import Max, Min
 from torch.utils._triton import has_triton
 
 from benchmarks.counting import Cost, Count, Step, Tagged, adapted, merged, total
@@ -73,7 +75,7 @@ class Lowering:
             fw_compiler=self._compiler("forward"),
             bw_compiler=self._compiler("backward"),
             decompositions=select_decomp_table(),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=_partitioned,
         )
 
     def _compiler(self, phase: str) -> Callable:
@@ -97,6 +99,11 @@ class Lowering:
             return make_boxed_func(call)
 
         return compile_graph
+
+
+def _partitioned(joint: fx.GraphModule, *arguments: Any, **named: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The two passes out of one graph of both, simplified first, as Inductor has it."""
+    return min_cut_rematerialization_partition(joint_graph_passes(joint), *arguments, compiler="inductor", **named)
 
 
 def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tuple[Costs, dict[str, int], str]:
@@ -155,14 +162,35 @@ def _part_of_kernel(kernel: BaseSchedulerNode) -> str:
 def _moved(kernel: BaseSchedulerNode) -> int:
     """Bytes of the numbers that a kernel reads and writes; of parts of a tensor that overlap the sum, to the whole.
 
-    Inductor's own count takes a tensor as read whole where a fused kernel reads a slice of it: the step sizes are 48 of
-    the 6,448 columns that a Mamba-2 layer projects. Numbers that lie apart count as if memory were read one by one.
+    Inductor's own count takes a tensor as read whole where a slice of it is read: the step sizes are 48 of the 6,448
+    columns that a Mamba-2 layer projects. Numbers that lie apart count as if memory were read one by one. Tokens that
+    are read again by their neighbours, as a convolution does, are in a cache.
     """
-    accesses, touched = kernel.read_writes, defaultdict(list)
+    accesses, touched = kernel.read_writes, defaultdict[str, dict[Any, float]](dict)
     for access in accesses.reads | accesses.writes:
-        touched[access.name].append(access.numbytes_hint() if isinstance(access, MemoryDep) else math.inf)
+        known = isinstance(access, MemoryDep)
+        place = (_unclamped(access.index), access.size) if known else access
+        touched[access.name][place] = access.numbytes_hint() if known else math.inf
+    if isinstance(kernel, ExternKernelSchedulerNode) and _is_launched(kernel):
+        read: dict[str, dict[Any, float]] = defaultdict(dict)
+        for view in (each for each in kernel.node.inputs if isinstance(each, IRNode)):
+            layout = view.get_layout()
+            read[view.get_name()][layout.offset, tuple(layout.size), tuple(layout.stride)] = _bytes_of(layout)
+        touched |= read
     counted = kernel.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
-    return sum(min(size, sum(touched[name])) for name, size in counted.items())
+    return sum(min(size, sum(touched[name].values())) for name, size in counted.items())
+
+
+def _unclamped(index: Any) -> Any:
+    """An index into memory but for what it does at the edges, and by how many tokens it is shifted."""
+    edges = index.atoms(Min, Max)
+    return index.xreplace({edge: sum(edge.free_symbols) for edge in edges}) if edges else index
+
+
+def _bytes_of(layout: Any) -> int:
+    """Of the numbers of a view; a dimension that is expanded is there once."""
+    sizes = (size for size, stride in zip(layout.size, layout.stride, strict=True) if stride != 0)
+    return int(math.prod(sizes)) * layout.dtype.itemsize
 
 
 def _draw_nothing(graph: fx.GraphModule) -> None:

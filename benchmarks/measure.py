@@ -5,7 +5,6 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from granite_scu import hardware
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
 
-T = TypeVar("T")
+T, R = TypeVar("T"), TypeVar("R")
 
 WIDTH = 160
 """Columns of a table where the output is no terminal, which has no width of its own."""
@@ -111,27 +110,21 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator is not None and denominator else None
 
 
-def measure_each(
-    cases: Iterable[T], turns: int, run_case: Callable[[T, Callable[[], None]], dict], jobs: int = 1
-) -> list[dict]:
+def measure_each(cases: Iterable[T], turns: int, run_case: Callable[[T, Callable[[], None]], R]) -> list[R]:
     """What ``run_case`` finds of each case, with a live line on stderr.
 
     Args:
-        cases: what is to be measured.
+        cases: what is to be measured, one by one: a case may be there only while it is looked at.
         turns: rounds of a case.
         run_case: measures a case; its second argument is to be called after each round.
-        jobs: cases at a time.
     """
     columns = SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
 
-        def measured(case: T) -> dict:
+        def measured(case: T) -> R:
             return run_case(case, partial(shown.advance, shown.add_task(str(case), total=turns)))
 
-        if jobs == 1:  # one by one, for a case may be there only while it is looked at
-            return [measured(case) for case in cases]
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(measured, cases))
+        return [measured(case) for case in cases]
 
 
 def present(cases: list[dict[str, Any]], columns: dict[str, str], title: str, as_json: bool) -> None:

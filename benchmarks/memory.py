@@ -3,15 +3,18 @@
 
     python benchmarks/memory.py --quick                     the embedded model, about a minute on two cores
     python benchmarks/memory.py --json > out.json           and ten blocks of Granite-4.0-H-1B at full width
+    python benchmarks/memory.py --presets                   the micro-batches of the presets that fit this GPU
 
-Each case is a run in a process of its own. Measured is the most that two optimizer steps take on top of what the
-process held before it loaded the model: of the CUDA allocator, or resident in a CPU's memory. Libraries load what they
-need at their first use, so the process trains a little first. Predicted is what ``--dry-run`` says, for the same flags.
+Each case is a run in a process of its own; those of the presets are in one, of all forty blocks, uncompiled. Measured
+is the most that two optimizer steps take on top of what the process held before it loaded the model: of the CUDA
+allocator, or resident in a CPU's memory. Libraries load what they need at their first use, so the process trains a
+little first. Predicted is what ``--dry-run`` says, for the same flags.
 
 On a CPU the processes are told to give freed blocks back (MALLOC_MMAP_THRESHOLD_). glibc keeps those below 32 MiB for
 later, so that a process left to itself may hold half as much again as its tensors ever need at once.
 """
 
+import gc
 import os
 import sys
 import tempfile
@@ -28,8 +31,11 @@ from benchmarks import measure, training
 from benchmarks.gate import GIB, Gate, race
 from benchmarks.training import Case
 from granite_scu.cli import guard
-from granite_scu.config.errors import RunFailed
+from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.hardware import MARGIN, Device, presets
+from granite_scu.hardware.cards import CARDS
 from granite_scu.hardware.measuring import peak_memory, reset_peak_memory
+from granite_scu.hardware.precision import SHORT_PRECISIONS, resolve_precision
 
 STEPS = 2
 """Adam has its moments after the first."""
@@ -71,19 +77,42 @@ class Flagged:
         return " ".join([str(self.case), *self.flags])
 
 
-def run_case(flagged: Flagged, device: str, advance: Callable[[], None]) -> dict[str, Any]:
-    """Predict, then measure."""
-    predicted = predict(flagged, device)
-    outcome = race({"run": (take_steps, (flagged,))}, device, 0, advance)["run"]
-    measured = None if outcome.reason else outcome.reports[-1]["taken_gb"]
-    return {
-        "case": str(flagged),
-        "predicted_gb": predicted,
-        "measured_gb": measured,
-        "ratio": measure.ratio(predicted, measured),
-        "reason": outcome.reason,
-        "device": measure.hardware.detect(device).name,
-    }
+def preset_cases(device: Device) -> list[tuple[Any, ...]]:
+    """The micro-batches of the presets of all cards, each once, in precisions that a GPU has; the smallest first."""
+    found = set()
+    for name, card in CARDS.items():
+        settings = presets.settings(name)
+        precision = SHORT_PRECISIONS[resolve_precision(settings["trainer"].get("precision"), card)]
+        flags = ["--torch-compile=off", "--gradient-checkpointing=off"]
+        if settings.get("base", {}).get("quantize_4bit"):
+            flags.append("--4bit-quantization")
+        if rank := settings.get("lora", {}).get("rank"):
+            flags.append(f"--lora-r={rank}")
+        if precision != "bf16" or device.supports_bf16:
+            sizes = settings["data"]["batch_size"], settings["data"]["block_size"]
+            found.add(("whole", precision, *sizes, tuple(flags)))
+    return sorted(found, key=lambda case: (case[2] * case[3], case))
+
+
+def run_cases(cases: tuple[Flagged, ...], device: str, advance: Callable[[], None]) -> list[dict[str, Any]]:
+    """Measure cases in one process, one after the other."""
+    outcome = race({"run": (take_steps, (cases,))}, device, len(cases) - 1, advance)["run"]
+    name = measure.hardware.detect(device).name
+    rows = []
+    for number, flagged in enumerate(cases):
+        report = outcome.reports[number] if number < len(outcome.reports) else {"taken_gb": None}
+        predicted, measured = predict(flagged, device), report["taken_gb"]
+        rows.append(
+            {
+                "case": str(flagged),
+                "predicted_gb": predicted,
+                "measured_gb": measured,
+                "ratio": measure.ratio(predicted, measured),
+                "reason": report.get("reason") or (outcome.reason if measured is None else None),
+                "device": name,
+            }
+        )
+    return rows
 
 
 def predict(flagged: Flagged, device: str) -> float:
@@ -97,17 +126,22 @@ def predict(flagged: Flagged, device: str) -> float:
     return memory_budget.predict(request, found).total / GIB
 
 
-def take_steps(gate: Gate, flagged: Flagged) -> None:
-    """A run of granite-scu as a user starts it; what it takes of memory is told at the gate."""
+def room(device: str) -> float:
+    """GiB of a device that a run may take."""
+    return measure.hardware.detect(device).memory_gb * (1 - MARGIN)
+
+
+def take_steps(gate: Gate, cases: tuple[Flagged, ...]) -> None:
+    """Runs of granite-scu as a user starts them; what each takes of memory is told at the gate."""
     import lightning as L
     import torch
 
     console = training.quiet_console()
     from granite_scu.training.recipe import prepare, train
 
-    def fit(case: Case, callback: L.Callback) -> None:
+    def fit(flagged: Flagged, callback: L.Callback) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            request = training.make_request(gate.device, case, STEPS, flagged.flags, folder)
+            request = training.make_request(gate.device, flagged.case, STEPS, flagged.flags, folder)
             train(prepare(replace(request, trainer={**request.trainer, "callbacks": [callback]}), console))
 
     class Measured(L.Callback):
@@ -119,20 +153,30 @@ def take_steps(gate: Gate, flagged: Flagged) -> None:
                 most = peak_memory(gate.device)
                 raise _Enough(most)  # scoring the held-out text would take much longer
 
-    def most_of(case: Case) -> int | None:
+    def most_of(flagged: Flagged) -> int | None:
         try:
-            fit(case, Measured())
+            fit(flagged, Measured())
         except _Enough as enough:
             return enough.most
         raise RunFailed("it ended before its last step")
 
-    most_of(replace(flagged.case, name=training.TINY_MODEL, batch=1, length=64))
-    torch.compiler.reset()  # else the layers would be compiled for shapes of any size, as no run of one shape is
-    before = reset_peak_memory(gate.device)
-    gate.wait()
-    most = most_of(flagged.case)
-    taken = None if most is None or before is None else (most - before) / GIB
-    gate.wait(lambda: {"taken_gb": taken})
+    def taken(flagged: Flagged) -> dict[str, Any]:
+        gc.collect()
+        torch.compiler.reset()  # else the layers would be compiled for shapes of any size, as no run of one shape is
+        before = reset_peak_memory(gate.device)
+        try:
+            most = most_of(flagged)
+        except RunFailed as error:  # out of memory, say: the next case is a smaller one
+            return {"taken_gb": None, "reason": str(error)}
+        return {"taken_gb": None if most is None or before is None else (most - before) / GIB}
+
+    first = cases[0]
+    most_of(replace(first, case=replace(first.case, name=training.TINY_MODEL, batch=1, length=64)))
+    report: dict[str, Any] = {}
+    for flagged in cases:
+        gate.wait(report.copy)
+        report = taken(flagged)
+    gate.wait(report.copy)
 
 
 class _Enough(BaseException):
@@ -146,19 +190,24 @@ def main() -> int:
     """Measure what the flags ask for and print it; returns the exit code."""
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(256 * 2**10))
     parser = measure.build_parser(str(__doc__), repeats=1, quick=1)
-    parser.add_argument("--jobs", type=int, default=1, help="cases at a time (default: %(default)s)")
+    parser.add_argument("--presets", action="store_true", help="the micro-batches of the presets that fit this GPU")
     options = measure.parse(parser)
-    measure.require_positive(jobs=options.jobs)
-    wanted = QUICK if options.quick else CASES
-    allowed = measure.usable(["fp32", "bf16"], options.device)
+    if options.presets and options.device != "cuda":
+        raise UserError("--presets: the presets are for GPUs, and there is none")
+    wanted = preset_cases(measure.hardware.detect(options.device)) if options.presets else CASES
+    wanted = QUICK if options.quick else wanted
+    allowed = measure.usable(["fp32", "fp16", "bf16"], options.device)
     wanted = [case for case in wanted if case[1] in allowed]
     with ExitStack() as stack:
         models = {case[0] for case in wanted}
         folders = {model: stack.enter_context(training.model_folder(model, options.device)) for model in models}
         cases = [Flagged(Case(*case[:4], name=folders[case[0]]), case[4]) for case in wanted]
-        found = measure.measure_each(
-            cases, 2, lambda case, advance: run_case(case, options.device, advance), options.jobs
-        )
+        groups = {str(case): (case,) for case in cases}
+        if options.presets:
+            groups = {"presets": tuple(case for case in cases if predict(case, options.device) <= room(options.device))}
+        turns = 1 + max(map(len, groups.values()))
+        measured = measure.measure_each(groups, turns, lambda name, tick: run_cases(groups[name], options.device, tick))
+    found = [row for rows in measured for row in rows]
     measure.present(found, COLUMNS, "memory of training, predicted and measured", options.json)
     return 0
 

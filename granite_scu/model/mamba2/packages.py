@@ -139,16 +139,32 @@ def mamba2_scan(
 def mamba2_scan_backward(
     d_out: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, out: Tensor,
     documents: Tensor | None, source: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of (x, dt, a, b, c, d)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of (x, b, c) as one tensor, which a layer's convolution made of one, and those of (dt, a, d)."""
+    d_xbc = _beside_one_another(x, b, c)
+    dx, db, dc = _taken_apart(d_xbc, x, b, c)
     backward = _scans(source)._mamba_chunk_scan_combined_bwd
-    found = backward(d_out, x, dt, a, b, c, out, CHUNK, D=d, seq_idx=documents)
-    return tuple(t.to(like.dtype).contiguous() for t, like in zip(found, (x, dt, a, b, c, d), strict=False))
+    _, d_dt, da, _, _, dd, *_ = backward(d_out, x, dt, a, b, c, out, CHUNK, D=d, seq_idx=documents, dx=dx, dB=db, dC=dc)
+    return d_xbc, *(t.to(like.dtype).contiguous() for t, like in zip((d_dt, da, dd), (dt, a, d), strict=True))
+
+
+def _beside_one_another(x: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Room for tensors (batch, time, heads or groups, size) of one dtype, (batch, time, all)."""
+    return x.new_empty(*x.shape[:2], sum(t.shape[2] * t.shape[3] for t in (x, b, c)))
+
+
+def _taken_apart(together: Tensor, x: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+    """The parts of what lies beside one another, shaped as x, b and c."""
+    parts = together.split([t.shape[2] * t.shape[3] for t in (x, b, c)], 2)
+    return [part.view(like.shape) for part, like in zip(parts, (x, b, c), strict=True)]
 
 
 def _backward_of_mamba2_scan(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     *inputs, out, documents = ctx.saved_tensors
-    return *mamba2_scan_backward(d_out.contiguous(), *inputs, out, documents, ctx.source), None, None
+    x, _, _, b, c, _ = inputs
+    d_xbc, d_dt, da, dd = mamba2_scan_backward(d_out.contiguous(), *inputs, out, documents, ctx.source)
+    dx, db, dc = _taken_apart(d_xbc, x, b, c)
+    return dx, d_dt, da, db, dc, dd, None, None
 
 
 @torch.library.custom_op("granite_scu::causal_conv1d_silu", mutates_args=())
@@ -310,7 +326,9 @@ def _like(*places: int) -> Callable[..., Any]:
 
 
 mamba2_scan.register_fake(_like(0))
-mamba2_scan_backward.register_fake(_like(1, 2, 3, 4, 5, 6))
+mamba2_scan_backward.register_fake(
+    lambda d_out, x, dt, a, b, c, d, *rest: (_beside_one_another(x, b, c), *_like(0, 1, 2)(dt, a, d))
+)
 mamba2_scan.register_autograd(_backward_of_mamba2_scan, setup_context=_keep_of_scan)
 
 gated_linear_attention.register_fake(_like(2))
