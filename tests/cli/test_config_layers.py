@@ -282,10 +282,8 @@ def test_a_preset_uses_most_of_its_card_and_computes_nothing_twice(prepared, ful
     card = cards.CARDS[name]
     run = prepared(presets.path(name), card, full_size)
     assert not run.request.base.gradient_checkpointing
-    if memory_budget.predict(run.request, run.machine).total / hardware.GIB < 0.7 * card.memory_gb:
-        data = replace(run.request.data, batch_size=run.request.data.batch_size + 1)
-        one_more = memory_budget.predict(replace(run.request, data=data), run.machine)
-        assert one_more.total > run.machine.memory_limit(None)
+    share = memory_budget.predict(run.request, run.machine).total / hardware.GIB / card.memory_gb
+    assert 0.7 <= share <= 0.9
 
 
 @pytest.mark.parametrize(
