@@ -203,7 +203,11 @@ class _OneProduct(LoraVariant):
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **kwargs: Any) -> Tensor:
         dropout, a, b = (part[active_adapter] for part in (module.lora_dropout, module.lora_A, module.lora_B))
         inputs, outputs = dropout(x).flatten(0, -2).to(result.dtype), result.flatten(0, -2)
-        return _Added.apply(outputs, inputs, a.weight, b.weight, module.scaling[active_adapter]).view(result.shape)
+        factors = a.weight, b.weight, module.scaling[active_adapter]
+        if torch.compiler.is_compiling() and _can_be_joined(module, dropout, result.dtype):
+            # ``result`` is read no more: the compiler leaves out the product that it is.
+            return _Joined.apply(inputs, module.base_layer.weight, *factors).view(result.shape)
+        return _Added.apply(outputs, inputs, *factors).view(result.shape)
 
 
 class _Added(torch.autograd.Function):
@@ -225,6 +229,49 @@ class _Added(torch.autograd.Function):
         d_inputs = d_narrow @ a if ctx.needs_input_grad[1] else None
         d_a, d_b = map(_product, (d_narrow.mT, d_outputs.mT), (inputs, narrow), ctx.dtypes)
         return d_outputs, d_inputs, d_a, d_b, None
+
+
+def _can_be_joined(module: Any, dropout: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a layer is a plain frozen product with the same inputs as its only active adapter."""
+    base = module.base_layer
+    is_plain = type(base) is nn.Linear and base.bias is None and not base.weight.requires_grad
+    is_alone = len(module.active_adapters) == 1 and isinstance(dropout, nn.Identity)
+    return is_plain and is_alone and base.weight.dtype == dtype
+
+
+class _Joined(torch.autograd.Function):
+    """inputs W^T + s inputs A^T B^T, as one product where that moves less; W (out, in) frozen and of the inputs' dtype.
+
+    An adapter's wide product reads and writes the sum once more. Copied beside the inputs and the weight, its factors
+    only make the base product's inner side longer by the rank.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        scaled_a, b_, a_, scaled_b = _narrowed(a, b, scale, inputs.dtype)
+        narrow = inputs @ scaled_a.mT
+        ctx.save_for_backward(inputs, weight, narrow, a_, scaled_b)
+        ctx.dtypes = a.dtype, b.dtype
+        if _is_worth_joining(inputs, weight.mT):
+            return torch.cat([inputs, narrow], 1) @ torch.cat([weight, b_], 1).mT
+        return torch.addmm(inputs @ weight.mT, narrow, b_.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight, narrow, a, scaled_b = ctx.saved_tensors
+        d_narrow, d_inputs = d_outputs @ scaled_b, None
+        if ctx.needs_input_grad[0] and _is_worth_joining(d_outputs, weight):
+            d_inputs = torch.cat([d_outputs, d_narrow], 1) @ torch.cat([weight, a])
+        elif ctx.needs_input_grad[0]:
+            d_inputs = d_outputs @ weight + d_narrow @ a
+        d_a, d_b = map(_product, (d_narrow.mT, d_outputs.mT), (inputs, narrow), ctx.dtypes)
+        return d_inputs, None, d_a, d_b, None
+
+
+def _is_worth_joining(left: Tensor, right: Tensor) -> bool:
+    """Whether to copy the factors of a product moves less than to write and read it."""
+    return left.numel() + right.numel() < left.shape[0] * right.shape[1]
 
 
 def _narrowed(a: Tensor, b: Tensor, scale: float, dtype: torch.dtype) -> list[Tensor]:

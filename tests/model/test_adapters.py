@@ -1,11 +1,17 @@
+from collections.abc import Callable
+
+import peft
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from peft.tuners.lora import LoraLayer
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
-from granite_scu.model import loading
+from granite_scu.model import adapters, loading
 from granite_scu.model.adapters import attach, leave_casting_to_autocast, linear_layers, low_rank_updates, untrained
 from granite_scu.model.description_length import squared_norms
 
@@ -118,6 +124,44 @@ def test_the_sum_inside_of_the_product_is_pefts_own(dtype, quantized):
     allowed = 1e-5 if dtype == torch.float32 else 0.1  # bf16 rounds a scaled sum at another place
     for one, other in zip(*results, strict=True):
         assert one.dtype == torch.float32 and (one - other).norm() <= allowed * other.norm()
+
+
+class Products:
+    """A backend of torch.compile that counts the matrix products of both passes."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+        self.backend = aot_autograd(fw_compiler=self.count, bw_compiler=self.count)
+
+    def count(self, graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        self.found.append(sum(node.target in products for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+
+@pytest.mark.parametrize(
+    ("size", "dropout", "products"),
+    [
+        ((8, 64), 0.0, [2, 5]),  # forward joined: the narrow product and the sum
+        ((64, 8), 0.0, [3, 4]),  # backward joined: a wide product less
+        ((64, 64), 0.0, [3, 5]),
+        ((8, 64), 0.5, [3, 5]),  # the base layer has other inputs
+    ],
+)
+def test_compiled_an_adapter_joins_its_layers_product_where_that_moves_less(size, dropout, products):
+    config = peft.LoraConfig(r=2, lora_alpha=3, lora_dropout=dropout, target_modules=["0"], init_lora_weights=False)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(*size, bias=False))
+    layers = adapters._with_our_products(peft.get_peft_model(plain, config, adapters.ADAPTER)).double()
+    inputs = torch.randn(4, 32, size[0], dtype=torch.double, requires_grad=True)
+    trained = [inputs, *(parameter for parameter in layers.parameters() if parameter.requires_grad)]
+    counted, found = Products(), []
+    for model in (layers, torch.compile(layers, backend=counted.backend)):
+        torch.manual_seed(1)  # of dropout
+        outputs = model(inputs)
+        found.append([outputs, *torch.autograd.grad((outputs * outputs.detach().cos()).sum(), trained)])
+    torch.testing.assert_close(*found)
+    assert counted.found == products
 
 
 def test_no_adapter_of_the_embedded_model_is_bypassed(model):

@@ -133,9 +133,10 @@ def _cut(values: Tensor, runs: Tensor | None, block: slice, lag: int) -> Tensor:
     """``values`` of a block where the token ``lag`` later is there and of the same document, else 0."""
     if lag == 0 or (runs is None and not _is_one()):
         return values
-    at = torch.arange(block.start, block.stop, device=values.device) + lag
-    time = runs.shape[1] if runs is not None else len(at)
-    same = (at >= 0) & (at < time)
+    # By differences of 32 bits: the compiler keeps what is a quarter of its inputs' size, in a kernel of its own.
+    at = torch.arange(block.start, block.stop, dtype=torch.int32, device=values.device) + lag
+    inside = at.clamp(0, (runs.shape[1] if runs is not None else len(at)) - 1)
+    off = at - inside
     if runs is not None:
-        same = (runs[:, at.clamp(0, time - 1)] == runs[:, block]) & same
-    return values * same.unsqueeze(-1)
+        off = off + (runs[:, inside] - runs[:, block])  # which has the sign of the first, as documents are counted
+    return values * (off == 0).unsqueeze(-1)

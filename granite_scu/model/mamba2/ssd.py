@@ -219,9 +219,11 @@ def _decays(dt: Tensor, a: Tensor, runs: Tensor | None) -> _Decays:
         from_start, to_end = log_decay.exp().to(dt.dtype), (log_decay[..., -1:, :] - log_decay).exp().to(dt.dtype)
     cut = torch.ones(length, length, dtype=torch.bool, device=dt.device).triu(1)
     if runs is not None:  # what crosses a document's start is cut, not decayed
-        before = torch.cat([runs[:, :1, 0], runs[:, :-1, -1]], 1).unsqueeze(-1)  # the token before each chunk
-        from_start = from_start * (runs == before)[:, :, None, :, None]
-        to_end = to_end * (runs == runs[..., -1:])[:, :, None, :, None]
+        # By differences and an index as large as ``runs``, which the compiler computes again and does not keep.
+        ends = torch.arange(0, runs[0].numel(), length, dtype=torch.int32, device=dt.device) - 1
+        before = runs.flatten(1)[:, ends.clamp(0).unsqueeze(1).expand(runs.shape[1:])]  # the token before each chunk
+        from_start = from_start * (runs - before == 0)[:, :, None, :, None]
+        to_end = to_end * (runs - runs[..., -1:] == 0)[:, :, None, :, None]
         cut = (cut | (runs.unsqueeze(-1) != runs.unsqueeze(-2)))[:, :, None, None]
     rows, rest, steps = (t.mT.contiguous() for t in (rows, rest, dt_))
     return _Decays(from_start, to_end * dt_, from_start[..., -1, :], rows, rest, steps, cut)
