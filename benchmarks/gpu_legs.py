@@ -148,6 +148,8 @@ def memory(work: Work) -> Finding:
     from benchmarks.memory import COLUMNS
 
     rows = benchmark(work, "memory", "--presets")
+    if not rows:
+        raise Skipped("no preset's micro-batch is predicted to fit this card without recomputing")
     faults = (*not_measured(rows, "measured_gb"), *memory_faults(rows))
     known = [row["ratio"] for row in rows if row["ratio"]]
     said = f"predicted over measured is {min(known):.2f} to {max(known):.2f}" if known else "nothing was measured"
@@ -230,10 +232,10 @@ LEGS = {
     "resume": Leg(gpu_runs.resume, 1, "a resumed run ends with the bytes of a whole one"),
     "syncs": Leg(syncs, 1, "no step between ticks waits for the device"),
     "preset": Leg(preset, 3, "the preset of this card trains the default model"),
-    "memory": Leg(memory, 3, "the batches of all presets that fit; memory predicted and measured"),
+    "memory": Leg(memory, 4.5, "memory predicted and measured; on a GPU of all presets that fit, uncompiled"),
     "scan": Leg(scan, 2, "the scan against other scans"),
     "step": Leg(step, 4, "a step against Hugging Face's Trainer with PEFT"),
-    "controller": Leg(controller, 4, "what SCU costs"),
+    "controller": Leg(controller, 3, "what SCU costs"),
     "trace": Leg(trace, 1, "the longest kernels of a step"),
     "two-cards": Leg(gpu_runs.two_cards, 1, "two processes end where one ends"),
 }

@@ -20,11 +20,10 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import min_cut_rematerialization_partition
+from torch._inductor.compile_fx import partition_fn
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.dependencies import MemoryDep
-from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import IRNode, MultiOutput
@@ -75,7 +74,7 @@ class Lowering:
             fw_compiler=self._compiler("forward"),
             bw_compiler=self._compiler("backward"),
             decompositions=select_decomp_table(),
-            partition_fn=_partitioned,
+            partition_fn=partition_fn,
         )
 
     def _compiler(self, phase: str) -> Callable:
@@ -99,11 +98,6 @@ class Lowering:
             return make_boxed_func(call)
 
         return compile_graph
-
-
-def _partitioned(joint: fx.GraphModule, *arguments: Any, **named: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The two passes out of one graph of both, simplified first, as Inductor has it."""
-    return min_cut_rematerialization_partition(joint_graph_passes(joint), *arguments, compiler="inductor", **named)
 
 
 def _lowered(graph: fx.GraphModule, inputs: list[Any], is_backward: bool) -> tuple[Costs, dict[str, int], str]:
@@ -163,28 +157,43 @@ def _moved(kernel: BaseSchedulerNode) -> int:
     """Bytes of the numbers that a kernel reads and writes; of parts of a tensor that overlap the sum, to the whole.
 
     Inductor's own count takes a tensor as read whole where a slice of it is read: the step sizes are 48 of the 6,448
-    columns that a Mamba-2 layer projects. Numbers that lie apart count as if memory were read one by one. Tokens that
-    are read again by their neighbours, as a convolution does, are in a cache.
+    columns that a Mamba-2 layer projects. Numbers that lie apart count as if memory were read one by one. Rows
+    that are read again by their neighbours, as a convolution does, are in a cache.
     """
-    accesses, touched = kernel.read_writes, defaultdict[str, dict[Any, float]](dict)
-    for access in accesses.reads | accesses.writes:
-        known = isinstance(access, MemoryDep)
-        place = (_unclamped(access.index), access.size) if known else access
-        touched[access.name][place] = access.numbytes_hint() if known else math.inf
+    places: dict[tuple[str, Any], list[range]] = defaultdict(list)
+    sizes: dict[tuple[str, Any], float] = {}
+    views = []
     if isinstance(kernel, ExternKernelSchedulerNode) and _is_launched(kernel):
-        read: dict[str, dict[Any, float]] = defaultdict(dict)
-        for view in (each for each in kernel.node.inputs if isinstance(each, IRNode)):
-            layout = view.get_layout()
-            read[view.get_name()][layout.offset, tuple(layout.size), tuple(layout.stride)] = _bytes_of(layout)
-        touched |= read
+        views = [each for each in kernel.node.inputs if isinstance(each, IRNode)]
+    for view in views:
+        layout = view.get_layout()
+        place = view.get_name(), (layout.offset, tuple(layout.size), tuple(layout.stride))
+        places[place], sizes[place] = [range(1)], _bytes_of(layout)
+    known = {view.get_name() for view in views}
+    for access in kernel.read_writes.reads | kernel.read_writes.writes:
+        is_whole = not isinstance(access, MemoryDep)
+        if not (is_whole and access.name in known):
+            index, rows = (None, range(1)) if is_whole else _index_of(access)
+            places[access.name, index].append(rows)
+            sizes[access.name, index] = math.inf if is_whole else access.numbytes_hint()
+    moved: dict[str, float] = defaultdict(float)
+    for (name, index), rows in places.items():
+        moved[name] += sizes[name, index] * len(set().union(*rows)) / max(map(len, rows))
     counted = kernel.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
-    return sum(min(size, sum(touched[name].values())) for name, size in counted.items())
+    return int(sum(min(size, moved[name]) for name, size in counted.items()))
 
 
-def _unclamped(index: Any) -> Any:
-    """An index into memory but for what it does at the edges, and by how many tokens it is shifted."""
-    edges = index.atoms(Min, Max)
-    return index.xreplace({edge: sum(edge.free_symbols) for edge in edges}) if edges else index
+def _index_of(access: MemoryDep) -> tuple[Any, range]:
+    """Where an access reads but for by how many rows it is shifted; and these rows, if it is cut off at edges."""
+    edges = access.index.atoms(Min, Max)
+    outer = [edge for edge in edges if not any(other != edge and other.has(edge) for other in edges)]
+    if len(outer) == 1 and len(outer[0].free_symbols) == 1:
+        (row,) = outer[0].free_symbols
+        last = int(dict(zip(access.var_names, access.size, strict=True))[row]) - 1
+        at = [int(outer[0].subs(row, i)) for i in (0, last // 2, last // 2 + 1, last)]
+        if at[2] - at[1] == 1:
+            return (access.index.subs(outer[0], row), access.size), range(at[0], at[3] + 1)
+    return (access.index, access.size), range(1)
 
 
 def _bytes_of(layout: Any) -> int:

@@ -82,7 +82,8 @@ def preset_cases(device: Device) -> list[tuple[Any, ...]]:
     found = set()
     for name, card in CARDS.items():
         settings = presets.settings(name)
-        precision = SHORT_PRECISIONS[resolve_precision(settings["trainer"].get("precision"), card)]
+        asked = settings["trainer"].get("precision")
+        precision = SHORT_PRECISIONS[resolve_precision(asked, card if asked else device)]
         flags = ["--torch-compile=off", "--gradient-checkpointing=off"]
         if settings.get("base", {}).get("quantize_4bit"):
             flags.append("--4bit-quantization")
@@ -166,7 +167,7 @@ def take_steps(gate: Gate, cases: tuple[Flagged, ...]) -> None:
         before = reset_peak_memory(gate.device)
         try:
             most = most_of(flagged)
-        except RunFailed as error:  # out of memory, say: the next case is a smaller one
+        except (RunFailed, UserError, RuntimeError) as error:  # the others may be measured
             return {"taken_gb": None, "reason": str(error)}
         return {"taken_gb": None if most is None or before is None else (most - before) / GIB}
 
@@ -193,7 +194,7 @@ def main() -> int:
     parser.add_argument("--presets", action="store_true", help="the micro-batches of the presets that fit this GPU")
     options = measure.parse(parser)
     if options.presets and options.device != "cuda":
-        raise UserError("--presets: the presets are for GPUs, and there is none")
+        raise UserError("--presets: the presets are for GPUs, and there is none; leave it out")
     wanted = preset_cases(measure.hardware.detect(options.device)) if options.presets else CASES
     wanted = QUICK if options.quick else wanted
     allowed = measure.usable(["fp32", "fp16", "bf16"], options.device)
@@ -205,7 +206,8 @@ def main() -> int:
         groups = {str(case): (case,) for case in cases}
         if options.presets:
             groups = {"presets": tuple(case for case in cases if predict(case, options.device) <= room(options.device))}
-        turns = 1 + max(map(len, groups.values()))
+            groups = {name: group for name, group in groups.items() if group}
+        turns = 1 + max(map(len, groups.values()), default=0)
         measured = measure.measure_each(groups, turns, lambda name, tick: run_cases(groups[name], options.device, tick))
     found = [row for rows in measured for row in rows]
     measure.present(found, COLUMNS, "memory of training, predicted and measured", options.json)

@@ -60,9 +60,10 @@ def build_parser() -> Parser:
 def parse(argv: list[str] | None) -> Namespace:
     """The flags given; ``legs`` are then the names of those to be taken, in their order."""
     options = build_parser().parse_args(argv)
-    for name in (*options.only, *options.again):
-        if name not in LEGS:
-            raise UserError(f"no leg is called {name!r}; there are {', '.join(LEGS)}")
+    for flag, names in (("--only", options.only), ("--again", options.again)):
+        for name in names:
+            if name not in LEGS:
+                raise UserError(f"{flag} {name}: no such leg; choose {', '.join(LEGS)}")
     if options.steps < 2:
         raise UserError(f"--steps {options.steps}: must be at least 2, for a run to have a middle")
     options.jobs = max(1, cores() // 4) if options.jobs is None else options.jobs
@@ -111,7 +112,10 @@ class Record:
         path = folder / JSON
         if path.exists():
             self.found = _read(path)
-            before = self.found["device"], self.found["machine"]["info"]["gpu_name"]
+            try:
+                before = self.found["device"], self.found["machine"]["info"]["gpu_name"]
+            except (KeyError, TypeError) as error:
+                raise UserError(f"{path} was not written by this check; name another --output-dir") from error
             if before != (device, machine["info"]["gpu_name"]):
                 raise UserError(f"{path} is of another device ({before[1] or before[0]}); name another --output-dir")
         self.found |= {"device": device, "machine": machine, "versions": provenance.versions()}
@@ -203,7 +207,8 @@ def check(options: Namespace) -> int:
         say("\n".join([f"    {status} ({elapsed}): {finding.said}", *(f"    - {fault}" for fault in finding.faults)]))
     record.write()
     say(f"{folder / PAGE}")
-    return FAILED if any(record.status(name) == FAULTY for name in options.legs) else 0
+    found = {record.status(name) for name in options.legs}
+    return FAILED if FAULTY in found or found == {NOT_RUN} else 0
 
 
 def show() -> int:

@@ -174,7 +174,10 @@ def _check_graphs(mode: str, accumulated: int, device: hardware.Device) -> None:
 
 def _check_sharding(processes: int, in_4_bits: bool, compiled: bool) -> None:
     if processes == 1:
-        raise UserError("--fsdp: one process has nobody to share the base model with; add --multi-gpu, or leave it out")
+        raise UserError(
+            "--fsdp: one process has nobody to share the base model with; start several with --multi-gpu, or "
+            "leave it out"
+        )
     if in_4_bits:
         raise UserError("--fsdp: weights in 4 bits cannot be shared out; leave out --4bit-quantization or --fsdp")
     if compiled:

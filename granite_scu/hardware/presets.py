@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # torch takes seconds, and a wrong name is refused without it
 AUTO = "auto"
 
 SMALLEST, SMALL = 8.5, 12.5
-"""GiB up to which a card has little memory for a model of this size, and least of all."""
+"""GiB up to which a card has very little, and little, memory for a model of this size."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ PRESETS = {
     "gpu_a100_40": Preset("A100, 40 GB", r"\bA100\b", (0, 50)),
     "gpu_a100_80": Preset("A100, 80 GB", r"\bA100\b", (50, 100)),
     "gpu_h100": Preset("H100, 80 or 94 GB", r"\bH100\b"),
-    "gpu_h200": Preset("H200 and GH200, 96 to 144 GB", r"\bG?H200\b"),
+    "gpu_h200": Preset("H200 and GH200, 141 and 144 GB", r"\bG?H200\b", (120, math.inf)),
     "gpu_b200": Preset("B200 and B300, 180 GB and more", r"\bG?B[23]00\b"),
     "gpu_5090": Preset("RTX 5090, 32 GB", r"RTX 5090(?! Laptop)"),
     "gpu_rtx50": Preset("RTX 50 with 16 GB", r"RTX 50[5-9]0", (14, 20)),
@@ -69,7 +69,7 @@ PRESETS = {
     "conservative": Preset("any other with 12 GB and more", None, (5, math.inf)),
     "cpu": Preset("a machine without a GPU", None, kind="cpu"),
 }
-"""Cards by name, and two by memory alone, which ``auto`` takes where no name fits."""
+"""Cards by name, and three by memory alone, which ``auto`` takes where no name fits."""
 
 
 def folder() -> Path:
@@ -87,6 +87,7 @@ def named(text: str) -> str:
         return text
     alike = [name for name in PRESETS if _plain(text) and _plain(name) == _plain(text)]
     begun = [name for name in PRESETS if _plain(text) and _plain(name).startswith(_plain(text))]
+    begun = [name for name in begun if not name.endswith("_ti")]  # another card than the one without
     if len(alike or begun) == 1:
         return (alike or begun)[0]
     if begun:
@@ -132,7 +133,14 @@ def for_memory(gpu_memory_gb: float) -> str:
     """The preset for a card of which only the memory is known, in GB: of the smallest known card with that much."""
     if gpu_memory_gb <= 0:
         return "cpu"
-    sizes = ((120, "gpu_h200"), (70, "gpu_a100_80"), (44, "gpu_a40"), (36, "gpu_a100_40"), (22, "gpu_3090"))
+    sizes = (
+        (120, "gpu_h200"),
+        (70, "gpu_a100_80"),
+        (44, "gpu_a40"),
+        (36, "gpu_a100_40"),
+        (23, "gpu_3090"),
+        (20, "gpu_a10"),
+    )
     return next((name for least, name in sizes if gpu_memory_gb >= least), _for_little_memory(gpu_memory_gb))
 
 

@@ -66,12 +66,13 @@ def test_what_is_read_again_by_a_neighbour_and_the_slice_that_a_product_takes_ar
         numbers, right = torch.empty(64, 1000), torch.empty(10, 8, requires_grad=True)
 
         def differences_and_product():
-            before = torch.arange(-1, 63).clamp(0, 63)
-            differences = numbers - numbers[before]
+            before, far = torch.arange(-1, 31).clamp(0, 31), torch.arange(33, 65).clamp(32, 63)
+            part = numbers[:, 100:200]
+            differences = part[:32] - part[before] + part[far]  # half of the rows, twice, and the other half
             return differences, differences[:, 5:15] @ right
 
         torch.compile(differences_and_product, backend=lowered.backend)()
-    moved = 4 * (64 * 1000 + 64 * 1000) + 4 * (64 * 10 + 10 * 8 + 64 * 8)
+    moved = 4 * (64 * 100 + 32 * 100) + 4 * (32 * 10 + 10 * 8 + 32 * 8)
     assert sum(cost.bytes for cost in lowered.found.values()) == moved
 
 
@@ -135,9 +136,8 @@ def test_the_gradient_of_mamba_ssms_scan_is_not_copied_on_its_way_to_the_convolu
     from benchmarks import lowering
 
     one, two = (lowering.count(small(layers, kernels=gpu_cost.PACKAGES))[0] for layers in (1, 2))
-    parts = {part: cost for (part, phase), cost in counting.merged(two).items() if phase == "backward"}
-    parts = {part: cost + one[part, "backward"] * -1 for part, cost in parts.items()}
-    assert parts["convolution"].launches == 1 and parts["Mamba-2, else"].launches == 1  # the step sizes' gradient
+    for part in ("convolution", "Mamba-2, else"):  # the last is the step sizes' gradient
+        assert two[part, "backward"].launches - one[part, "backward"].launches == 1
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")

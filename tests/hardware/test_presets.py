@@ -44,7 +44,7 @@ OF = {
     "RTX_4060_LAPTOP": "gpu_8gb",
     "P100": "conservative",
     "QUADRO_5000": "conservative",
-    "L4": "gpu_3090",  # no preset names these two: as much memory, and bf16
+    "L4": "gpu_a10",  # no preset names these two: as much memory, and bf16
     "RTX_6000_ADA": "gpu_a40",
     "CPU": "cpu",
     "AMX": "cpu",

@@ -1,6 +1,6 @@
 """Every command and setting that the five guides print for a card fits that card, as it is printed.
 
-The letters are those of docs/guides/hardware.md. What a guide leaves open is our default, so that activations are
+The letters are those of docs/guides/tuning-guides.md. What a guide leaves open is our default, so that activations are
 recomputed where they would not fit. A guide that names a range is taken at its upper end; the length of B's model
 is 512.
 """
