@@ -10,9 +10,12 @@ from benchmarks.training import Case
 
 def test_the_cases_of_the_presets_are_those_that_a_gpu_can_compute():
     plain = ("--torch-compile=off", "--gradient-checkpointing=off")
+    small = (*plain, "--4bit-quantization", "--lora-r=8")
     assert memory.preset_cases(devices.T4) == [
-        ("whole", "fp16", 1, 1536, (*plain, "--4bit-quantization", "--lora-r=8")),
+        ("whole", "fp16", 1, 1024, small),
+        ("whole", "fp16", 1, 1536, small),
         ("whole", "fp16", 2, 1024, plain),
+        ("whole", "fp16", 2, 1024, small),
         ("whole", "fp16", 3, 768, plain),
     ]
     assert {case[2:4] for case in memory.preset_cases(devices.H200X8)} >= {(1, 1024), (13, 2048), (32, 1024)}

@@ -95,7 +95,7 @@ def test_the_page_has_a_row_a_leg_and_the_numbers_in_their_formats(taken, start)
 
 def test_what_no_longer_fits_is_named_and_keeps_what_is_known_of_it(taken, start):
     code, _, page = start("--minutes", "0.5")
-    assert code == 0 and taken == []
+    assert code == 1 and taken == []  # nothing was checked
     assert "| good | what good shows | not run | - | 0.5 minutes were left, and it takes about 1 |" in page
     start("--only", "bad")
     assert start("--only", "bad", "--minutes", "0.5")[1]["legs"]["bad"]["status"] == "failed"
@@ -114,7 +114,7 @@ def test_a_result_is_on_the_disk_as_soon_as_its_leg_has_ended(taken, start, monk
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--only", "speed"], "no leg is called 'speed'; there are good, bad"),
+        (["--only", "speed"], "--only speed: no such leg; choose good, bad"),
         (["--minutes", "nan"], "--minutes nan: must be positive"),
         (["--steps", "1"], "--steps 1: must be at least 2"),
         (["--onl", "good"], "unrecognized arguments: --onl"),
@@ -126,7 +126,11 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(taken, flags, said, capsys)
     assert said in err and err.count("\n") == 1
 
 
-def test_the_results_of_two_cards_are_not_mixed(taken, start, monkeypatch, capsys):
+def test_the_results_of_two_cards_are_not_mixed(taken, start, monkeypatch, capsys, tmp_path):
+    (tmp_path / check.JSON).write_text('{"legs": {}}')
+    assert start("--only", "good")[0] == 2
+    assert "was not written by this check; name another --output-dir" in capsys.readouterr().err
+    (tmp_path / check.JSON).unlink()
     start("--only", "good")
     monkeypatch.setattr(check, "look_at_machine", lambda device: CPU | {"info": INFO | {"gpu_name": "NVIDIA A10"}})
     assert start("--only", "good")[0] == 2
