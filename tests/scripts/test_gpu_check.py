@@ -127,14 +127,13 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(taken, flags, said, capsys)
 
 
 def test_the_results_of_two_cards_are_not_mixed(taken, start, monkeypatch, capsys, tmp_path):
-    (tmp_path / check.JSON).write_text('{"legs": {}}')
-    assert start("--only", "good")[0] == 2
-    assert "was not written by this check; name another --output-dir" in capsys.readouterr().err
-    (tmp_path / check.JSON).unlink()
     start("--only", "good")
     monkeypatch.setattr(check, "look_at_machine", lambda device: CPU | {"info": INFO | {"gpu_name": "NVIDIA A10"}})
     assert start("--only", "good")[0] == 2
     assert "of another device (cpu); name another --output-dir" in capsys.readouterr().err
+    (tmp_path / check.JSON).write_text('{"legs": {}}')
+    assert start("--only", "good")[0] == 2
+    assert "was not written by this check; name another --output-dir" in capsys.readouterr().err
 
 
 def test_the_legs_are_listed(capsys):
