@@ -217,6 +217,7 @@ def test_a_wrong_flag_is_refused_before_torch_is_loaded(command):
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_script_itself_prints_one_line_and_nothing_else_on_stderr(script, tmp_path):
     """In a process of its own, with whatever the libraries have to say: the model's layers are looked at last."""
     argv = ("--test-run", "--lora.targets", "[in_prj]", "--4bit-quantization")

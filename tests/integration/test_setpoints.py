@@ -245,6 +245,12 @@ def test_a_tick_has_a_micro_batch_of_validation_text_to_read(launch, tmp_path, t
     assert code == 2 and err.count("\n") == 1 and not (tmp_path / "run").exists()
     assert f"reads a micro-batch of {there + 1} validation blocks, and the text makes {there}; " in err
     assert f"set --batch-size {there}, give a setpoint, such as --target-s 0.1, or " in err
+
+
+@pytest.mark.slow
+def test_what_is_proposed_where_a_tick_has_too_little_text_is_accepted(launch, tmp_path, too_little):
+    (flags, there), run = too_little, ("--output-dir", tmp_path / "run")
+    more = ("--batch-size", there + 1)
     remedies = ("--batch-size", there), (*more, "--target-s", 0.1), (*more, "--controller", "none")
     for remedy in (*remedies, ("--batch-size", 2, "--gradient-accumulation-steps", there, "--auto-batch-size")):
         code, _, err = launch(*flags, *run, *remedy, "--dry-run")

@@ -73,6 +73,7 @@ def test_the_default_model_is_predicted_before_it_is_there(judged):
     assert fits.ok and not fits.remedy and " of 21.15 GiB" in fits.meaning
 
 
+@pytest.mark.slow
 def test_requirements_say_whether_the_run_fits_and_what_would(judged):
     (fits,) = judged(RTX_3060, "--model", "tiny-granite-h")
     assert fits.ok and not fits.remedy and " of 10.62 GiB" in fits.meaning
