@@ -258,12 +258,9 @@ def cards_of(preset: str) -> list:
     return [device for device in found if presets.choose(device) == preset]
 
 
-QUICKLY = ("cpu", "gpu_h200")
-"""Presets that stand for all where there is no time for a second or two each."""
-
-
+# A second or two each.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow) for name in presets.PRESETS]
+    "name", [pytest.param(name, marks=() if name == "cpu" else pytest.mark.slow) for name in presets.PRESETS]
 )
 def test_every_preset_can_be_planned_and_fits_its_cards(prepared, full_size, monkeypatch, name):
     monkeypatch.setattr(hardware, "matmul_tflops", lambda device, dtype, tf32: 1.0)

@@ -62,6 +62,7 @@ def test_few_layers_without_contents_stand_for_the_whole_model(config, setting):
     assert footprint.step == pytest.approx(counted(setting), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [SETTING, checkpointed(SETTING)], ids=["plain", "checkpointed"])
 def test_a_large_batch_is_extrapolated_from_smaller_ones(config, setting, monkeypatch):
     large = replace(setting, batch_size=60, block_size=128)
