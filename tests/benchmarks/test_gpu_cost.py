@@ -41,28 +41,33 @@ def test_what_a_mamba_layer_of_ours_costs_uncompiled_does_not_creep_back():
     assert layer.bytes <= 1.3e9  # of 256 tokens, the weights' included
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
-def test_of_a_wide_tensor_a_kernel_moves_the_slice_that_it_reads():
+def compiled_cost(make) -> Cost:
+    """Of the function that ``make`` returns, compiled."""
     from benchmarks import lowering
 
-    lowered = lowering.Lowering("sum")
+    lowered = lowering.Lowering("function")
     with FakeTensorMode():
+        torch.compile(make(), backend=lowered.backend)()
+    return counting.total(lowered.found)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
+def test_of_a_wide_tensor_a_kernel_moves_the_slice_that_it_reads():
+    def make():
         wide, narrow = torch.empty(64, 1000), torch.empty(64, 10, requires_grad=True)
 
         def product_and_sum():
             product = wide[:, 5:15] * narrow
             return product, product.sum(-1)
 
-        torch.compile(product_and_sum, backend=lowered.backend)()
-    assert lowered.found["else", "forward"] == Cost(1, 4 * (3 * 64 * 10 + 64), 0)
+        return product_and_sum
+
+    assert compiled_cost(make) == Cost(1, 4 * (3 * 64 * 10 + 64), 0)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which make test-slow installs")
 def test_what_is_read_again_by_a_neighbour_and_the_slice_that_a_product_takes_are_moved_once():
-    from benchmarks import lowering
-
-    lowered = lowering.Lowering("neighbours")
-    with FakeTensorMode():
+    def make():
         numbers, right = torch.empty(64, 1000), torch.empty(10, 8, requires_grad=True)
 
         def differences_and_product():
@@ -71,9 +76,20 @@ def test_what_is_read_again_by_a_neighbour_and_the_slice_that_a_product_takes_ar
             differences = part[:32] - part[before] + part[far]  # half of the rows, twice, and the other half
             return differences, differences[:, 5:15] @ right
 
-        torch.compile(differences_and_product, backend=lowered.backend)()
-    moved = 4 * (64 * 100 + 32 * 100) + 4 * (32 * 10 + 10 * 8 + 32 * 8)
-    assert sum(cost.bytes for cost in lowered.found.values()) == moved
+        return differences_and_product
+
+    assert compiled_cost(make).bytes == 4 * (64 * 100 + 32 * 100) + 4 * (32 * 10 + 10 * 8 + 32 * 8)
+
+
+def test_the_products_inside_of_mamba_ssms_scan_are_those_worked_out_by_hand():
+    from benchmarks import insides
+    from granite_scu.model.mamba2 import packages  # which makes the operator
+
+    x, b = torch.empty(1, 512, 2, 16), torch.empty(1, 512, 1, 8)
+    with_state = 2 * 512 * 2 * 16 * 8  # a sum over tokens, or over the state, for each head
+    within, scores = 512 * packages.CHUNK * 2 * 16, 2 * 512 * packages.CHUNK * 8
+    operator = torch.ops.granite_scu.mamba2_scan.default
+    assert insides._product_flops(operator, (x, None, None, b)) == 2 * with_state + within + scores
 
 
 @pytest.mark.slow

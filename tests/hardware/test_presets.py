@@ -119,6 +119,12 @@ def test_an_unknown_preset_is_refused_with_the_list():
     assert all(name in message for name in presets.PRESETS)
 
 
+def test_a_card_and_its_ti_are_two():
+    assert presets.named("RTX 2080 Ti") == "gpu_2080_ti"
+    with pytest.raises(UserError, match="no such preset"):
+        presets.named("2080")
+
+
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_the_precision_of_a_preset_is_one_that_its_cards_have(name):
     precision = presets.settings(name)["trainer"].get("precision")

@@ -133,7 +133,7 @@ def _cut(values: Tensor, runs: Tensor | None, block: slice, lag: int) -> Tensor:
     """``values`` of a block where the token ``lag`` later is there and of the same document, else 0."""
     if lag == 0 or (runs is None and not _is_one()):
         return values
-    # By differences of 32 bits: the compiler keeps what is a quarter of its inputs' size, in a kernel of its own.
+    # By differences of 32 bits: what is less than a quarter of its inputs' size the compiler keeps, in another kernel.
     at = torch.arange(block.start, block.stop, dtype=torch.int32, device=values.device) + lag
     inside = at.clamp(0, (runs.shape[1] if runs is not None else len(at)) - 1)
     off = at - inside
