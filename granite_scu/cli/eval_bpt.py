@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of the table")
     output.add_argument("--output", type=Path, metavar="FILE", help="write the JSON there, too (default: eval_bpt.json "
-                        "in the run folder, when that alone is named)")  # fmt: skip
+                        "in the run folder, when that alone is named and --data-dir is not)")  # fmt: skip
     output.add_argument("--csv", type=Path, metavar="FILE", help="write the scores of each document there")
 
 
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
     aside = make_console(stderr=True)
     quiet(aside)
-    output = options.output or _in_the_run(subjects)
+    output = options.output or (None if options.data_dir else _in_the_run(subjects))
     report.check_writable("--output", output)
     report.check_writable("--csv", options.csv)
     found, corpora = evaluate(subjects, options, aside)
@@ -116,7 +116,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _in_the_run(subjects: "list[Subject]") -> Path | None:
-    """Where the report of a single run goes: into its folder."""
+    """Where the report of a single run on its own held-out text goes: into its folder, for the model card to quote."""
     if len(subjects) == 1 and subjects[0].run is not None and subjects[0].run.resolve() == subjects[0].path.resolve():
         return subjects[0].path / EVALUATION
     return None

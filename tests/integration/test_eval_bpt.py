@@ -157,6 +157,7 @@ def test_several_adapters_in_one_pass_are_what_each_is_alone(run, scored, topics
 
 
 def test_documents_that_the_run_has_seen_are_left_out(run, scored, score, topics, tmp_path):
+    (run / "eval_bpt.json").write_text("what the card quotes")
     found = scored(run, "--data-dir", topics, "--forgetting", topics)
     seen = len(records(run)["train"]) + len(records(run)["validation"])
     assert found["excluded_documents"] == seen == 30 - found["documents"]
@@ -164,6 +165,8 @@ def test_documents_that_the_run_has_seen_are_left_out(run, scored, score, topics
     assert found["models"][1]["forgetting"]["excluded_documents"] == seen
     code, out, _ = score(run, "--data-dir", topics)
     assert code == 0 and f"{seen} left out because a run was trained or validated on them" in out
+    assert (run / "eval_bpt.json").read_text() == "what the card quotes"  # another text is not what the run held out
+    (run / "eval_bpt.json").unlink()
     plain = scored("--model", "tiny-granite-h", "--data-dir", topics)  # no run, nothing to leave out
     assert (plain["documents"], plain["excluded_documents"], len(plain["models"])) == (30, 0, 1)
 

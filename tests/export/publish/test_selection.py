@@ -147,6 +147,18 @@ def test_what_is_no_run_folder(run, tmp_path):
     assert "no such folder" in refusal(run / "README.md")
 
 
+def test_a_tokenizer_without_a_limit_is_published(run):
+    """transformers writes int(1e30) as its length, as for most tokenizers."""
+    from transformers import AutoTokenizer
+    from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    tokenizer.model_max_length = VERY_LARGE_INTEGER
+    tokenizer.save_pretrained(run)
+    published = json.loads(selection.prepare(run, REPO).files["tokenizer_config.json"])
+    assert published["model_max_length"] == VERY_LARGE_INTEGER
+
+
 # The adapter
 
 
