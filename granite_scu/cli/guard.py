@@ -43,6 +43,10 @@ _FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _LONG = 500
 """Characters of a word that are printed as they are; a path may have as many."""
 
+_NO_DOCSTRINGS = (
+    "Python was started with -OO, or with PYTHONOPTIMIZE=2, and transformers cannot be imported without docstrings; "
+    "start it with -O or with neither"
+)
 _NO_HOME = "no home folder of this user is known, and a path needs it: set HOME, or name --cache-dir and --output-dir"
 _NO_SUCH_HOME = "a path begins with ~ and no user of this machine is called what follows; write it out"
 
@@ -67,6 +71,8 @@ def guarded(
     try:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
             sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few characters must not end a run
+        if sys.flags.optimize >= 2:
+            raise UserError(_NO_DOCSTRINGS)
         with _hooks(debug, how_to_continue):
             try:
                 code = run()

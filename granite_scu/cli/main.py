@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import sys
 from importlib import import_module
 
@@ -10,6 +11,7 @@ from granite_scu.cli import completion, guard
 from granite_scu.cli.argument_parser import Parser, hyphenated, without_local_rank
 from granite_scu.cli.command_table import BY_NAME, COMMANDS
 from granite_scu.config.errors import UserError
+from granite_scu.config.own_python import NOT_FROM_HERE
 
 PROGRAM = "granite-scu"
 ABOUT = "Fine-tune IBM Granite with LoRA while a controller sets the strength of the regularisation."
@@ -82,4 +84,5 @@ def _unknown(name: str) -> str:
 
 def entry_point() -> None:
     """The installed command."""
+    os.environ |= NOT_FROM_HERE
     sys.exit(main())

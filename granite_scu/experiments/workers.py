@@ -8,6 +8,8 @@ from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 
+from granite_scu.config.own_python import NOT_FROM_HERE
+
 
 @contextmanager
 def workers(jobs: int, initializer: Callable[[], None]) -> Iterator[ProcessPoolExecutor]:
@@ -19,7 +21,8 @@ def workers(jobs: int, initializer: Callable[[], None]) -> Iterator[ProcessPoolE
         jobs: processes.
         initializer: is called in each before its first run.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the workers: processes with several threads each wait for one another
+    # Of the workers: processes with several threads each wait for one another.
+    os.environ |= {"OMP_NUM_THREADS": "1", **NOT_FROM_HERE}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=partial(_begin, initializer)) as pool:
         try:
             yield pool

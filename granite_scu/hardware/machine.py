@@ -137,6 +137,7 @@ def resolve_request(request: Request, card: hardware.Device | None = None) -> Ma
 def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
     """Processes on this node, and nodes. Raises UserError where a launcher and ``--multi-gpu`` disagree."""
     launched = launched_processes()
+    _check_rank(multi_gpu, launched)
     if not multi_gpu:
         if launched and launched != (1, 1):
             raise UserError(
@@ -151,6 +152,26 @@ def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:
             "torchrun --nproc-per-node 2 -m granite_scu train --multi-gpu --accelerator cpu"
         )
     return devices, nodes
+
+
+def _check_rank(multi_gpu: bool, launched: tuple[int, int] | None) -> None:
+    """Refuse a rank that an earlier launcher has left in the environment.
+
+    Lightning takes a process with a rank above 0 for one that writes nothing, and with ``--multi-gpu`` one with
+    LOCAL_RANK for a process that another has started: it waits for that one.
+    """
+    ranks = {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ}
+    if multi_gpu and launched is None:
+        wrong = "LOCAL_RANK" in ranks and "WORLD_SIZE" not in os.environ  # Lightning's own processes have both
+    else:
+        nodes, devices = launched or (1, 1)
+        wrong = next(iter(ranks.values()), 0) >= nodes * devices
+    if wrong:
+        told = " ".join(f"{name}={rank}" for name, rank in ranks.items())
+        raise UserError(
+            f"{told}: is set as in one of several processes, and this one is alone; unset {' '.join(ranks)}, or start "
+            "all processes with torchrun and --multi-gpu"
+        )
 
 
 def _tell_of_unlike(gpus: list[hardware.Device], least: hardware.Device) -> None:

@@ -19,6 +19,9 @@ from typing import NamedTuple
 TORCH = "2.13.0"
 """The version whose builds ``BUILDS`` lists: the one that constraints.txt pins."""
 
+ISOLATED = ("-I", "-m")
+"""Of a module that Python runs: it is not looked for in the current folder."""
+
 INDEX = "https://download.pytorch.org/whl/"
 
 
@@ -166,13 +169,13 @@ def commands(tag: str, root: Path, python: str | None = None) -> dict[str, list[
     """
     inside = Path("Scripts", "python.exe") if sys.platform == "win32" else Path("bin", "python")
     own = root / ".venv" / inside
-    make = {} if python or own.exists() else {"environment": [sys.executable, "-m", "venv", str(root / ".venv")]}
+    make = {} if python or own.exists() else {"environment": [sys.executable, *ISOLATED, "venv", str(root / ".venv")]}
     python = python or str(own)
     constraints = str(root / "constraints.txt")
     return {
         **make,
-        "PyTorch": [python, *install_command(tag).split()[1:]],
-        "granite-scu": [python, "-m", "pip", "install", "-c", constraints, "-e", f"{root}[quant]"],
+        "PyTorch": [python, *ISOLATED, *install_command(tag).split()[2:]],
+        "granite-scu": [python, *ISOLATED, "pip", "install", "-c", constraints, "-e", f"{root}[quant]"],
         "proof": [python, str(Path(__file__).resolve()), "--prove"],
     }
 

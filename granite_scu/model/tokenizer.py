@@ -6,10 +6,11 @@ millions of tokens of a page. No schema says which.
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from granite_scu.config import own_python
 
 TEXT = "The quick brown fox: 3 < 5, na\u00efve.\n\n\tdef f(x):  return x\n"
 """What is tried on."""
@@ -69,7 +70,7 @@ def read_tokenizer(path: str, ours: bool = False) -> PreTrainedTokenizerBase:
 def _try_file(file: Path) -> None:
     """Raises ValueError where the library refuses a ``tokenizer.json`` or ends, takes longer than 5 seconds or more
     than 4 GiB, or makes more tokens of a text than any tokenizer would."""
-    line = [sys.executable, "-I", "-c", _TRY, str(file)]
+    line = own_python.command(_TRY, str(file))
     alone = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}  # threads reserve memory
     try:
         done = subprocess.run(

@@ -34,6 +34,13 @@ def test_what_there_is_not_is_refused_in_one_line(capsys, arguments, words):
     assert words in error and error.count("\n") == 1
 
 
+def test_without_docstrings_it_says_why_it_cannot_run():
+    command = [sys.executable, "-OO", "-m", "granite_scu", "train", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "-OO" in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_the_whole_help_of_fit_has_its_preset_and_every_key(capsys):
     with pytest.raises(SystemExit):

@@ -21,8 +21,9 @@ def on(monkeypatch):
     """Resolves a request on a described device, with the environment of a launcher."""
 
     def resolve(device, base=None, run=None, environment=None, gpus=None, **trainer):
-        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"):
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_NTASKS", "SLURM_PROCID"):
             monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv("SLURM_LOCALID", raising=False)
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(hardware, "detect", lambda accelerator: device)
@@ -73,6 +74,33 @@ def test_cuda_graphs_do_not_accumulate(on, monkeypatch, compile):
 def test_several_launched_processes_without_multi_gpu_are_refused(on):
     with pytest.raises(UserError, match=r"2 processes were started.*--multi-gpu"):
         on(CPU, environment={"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "run"),
+    [
+        ({"LOCAL_RANK": "1"}, RunConfig()),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, RunConfig()),
+        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, RunConfig(multi_gpu=True)),
+        ({"LOCAL_RANK": "0"}, RunConfig(multi_gpu=True)),
+    ],
+    ids=["a node's", "of all", "too large", "Lightning would wait for its first process"],
+)
+def test_a_rank_that_was_left_in_the_environment_is_refused(on, environment, run):
+    with pytest.raises(UserError, match=r"RANK=\d: .*; unset"):
+        on(dataclasses.replace(A100, count=2), run=run, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "run"),
+    [
+        ({"LOCAL_RANK": "0", "RANK": "0"}, RunConfig()),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}, RunConfig(multi_gpu=True)),  # of Lightning's own
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, RunConfig(multi_gpu=True)),
+    ],
+)
+def test_a_rank_that_a_process_has_is_not(on, environment, run):
+    assert on(dataclasses.replace(A100, count=2), run=run, environment=environment)
 
 
 def test_a_process_loads_onto_its_own_gpu(on):

@@ -60,8 +60,8 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
         "tokenizer": _identity(tokenizer),
     }
     key = cache.key_of(request | {"contents": contents})
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "granite-scu"
-    folder = Path(config.cache_dir).expanduser() if config.cache_dir else default
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "granite-scu"
+    folder = Path(config.cache_dir or default).expanduser()  # a home folder is asked for where it is needed alone
     last, kinds = folder / f"{cache.key_of(request)}.last", folder / f"{key}.formats"
     renderer = Renderer(tokenizer, config.loss_on, config.control_tokens)
 

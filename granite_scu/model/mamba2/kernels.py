@@ -13,6 +13,7 @@ from subprocess import PIPE
 
 import torch
 
+from granite_scu.config import own_python
 from granite_scu.config.errors import UserError
 from granite_scu.model.mamba2.mamba import TORCH, Kernels
 from granite_scu.model.mamba2.packages import HUB, fla_core, from_hub, mamba_ssm, named, version_of
@@ -113,7 +114,7 @@ def fault_apart(name: str, device: torch.device, dtype: torch.dtype, sizes: Size
         device, dtype, sizes: as of ``prove``.
     """
     asked = json.dumps({"name": name, "device": str(device), "dtype": str(dtype), "sizes": asdict(sizes)})
-    line = [sys.executable, "-c", f"from {__name__} import answer; answer()", asked]
+    line = own_python.command(f"from {__name__} import answer; answer()", asked)
     untuned = os.environ | {"FLA_CACHE_RESULTS": "0"}
     with subprocess.Popen(line, env=untuned, stdout=PIPE, stderr=PIPE, text=True) as process:
         for number in range(1, math.ceil(PATIENCE / A_WHILE) + 1):

@@ -349,3 +349,12 @@ def test_a_file_that_is_cut_while_it_is_used_is_told_in_words(tokenizer, config)
         assert tokens[:10].tolist() == encode(load(config.path, "text"), tokenizer).tokens[:10].tolist()
         with pytest.raises(UserError, match=r"--cache-dir .*/cache: .*/tokens was cut while the run read it; start"):
             tokens[8:12]
+
+
+def test_a_user_without_a_home_names_another_folder(tokenizer, config, monkeypatch):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where nobody's home is known
+    assert same(prepare(config, tokenizer), tokenizer, config)
+    with pytest.raises(RuntimeError, match="home"):
+        prepare(replace(config, cache_dir=None), tokenizer)

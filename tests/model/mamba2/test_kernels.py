@@ -6,7 +6,6 @@ Whether the real packages are right is shown in ``real_kernels`` and, where ther
 import importlib.metadata
 import inspect
 import logging
-import os
 import sys
 
 import pytest
@@ -159,7 +158,7 @@ def test_a_package_that_does_not_work_is_a_fault_and_no_more(tmp_path, monkeypat
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "__init__.py").write_text("")
     (tmp_path / "fla" / "modules" / "__init__.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.syspath_prepend(tmp_path)
     assert kernels.fault_apart("fla-core", CPU, torch.float32, Sizes()).startswith(words)
 
 

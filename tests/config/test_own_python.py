@@ -1,0 +1,57 @@
+"""No process that the program starts runs a file of the current folder."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from granite_scu.config import own_python
+
+PACKAGE = Path(own_python.__file__).parents[1]
+PLANTED = "import pathlib; pathlib.Path('was_run').touch()\n"
+
+
+@pytest.fixture
+def strangers_folder(tmp_path, monkeypatch):
+    """The current folder, with files that are named as modules of the standard library."""
+    for name in ("json", "socket", "runpy", "pickle", "psutil", "tempfile"):
+        (tmp_path / f"{name}.py").write_text(PLANTED)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_process_of_our_own_imports_what_this_one_does_and_nothing_from_the_current_folder(strangers_folder):
+    code = (
+        "import json, sys, psutil, granite_scu; print(json.dumps([granite_scu.__file__, psutil.__file__, *sys.argv]))"
+    )
+    done = subprocess.run(own_python.command(code, "x"), capture_output=True, text=True)
+    expected = [str(PACKAGE / "__init__.py"), psutil.__file__, "-c", "x"]
+    assert (done.stdout.strip(), done.stderr) == (json.dumps(expected), "")
+    assert not (strangers_folder / "was_run").exists()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no safe path")
+def test_nor_do_those_of_a_comparison(strangers_folder, tmp_path_factory):
+    script = tmp_path_factory.mktemp("elsewhere") / "command.py"
+    lines = (
+        "import os",
+        "from granite_scu.experiments.workers import workers",
+        "if __name__ == '__main__':",
+        "    with workers(1, os.getpid) as pool:",
+        "        print(pool.submit(pow, 2, 3).result())",
+    )
+    script.write_text("\n".join(lines))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("8\n", "")
+    assert not (strangers_folder / "was_run").exists()
+
+
+def test_every_process_is_started_so():
+    """What names the interpreter is that one function, or has Python isolated."""
+    for file in PACKAGE.rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        isolated = source.count('sys.executable, "-I"') + source.count("sys.executable, *ISOLATED")
+        assert source.count("sys.executable") == isolated, file
