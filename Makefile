@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-real lint docs docs-serve check-requirements check-hardware check-gpu gpu-check train-auto \
+.PHONY: help setup demo test test-slow test-real mutants lint docs docs-serve check-requirements check-hardware check-gpu gpu-check train-auto \
 	train-4090 train-3090 train-low-mem train-cpu clean
 
 help:  ## list the targets
@@ -55,6 +55,9 @@ test-slow: setup $(VENV)/.kernels $(VENV)/.companions  ## the tests that take lo
 
 test-real: setup $(VENV)/.companions  ## of these, those that take a real model through every command
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/real
+
+mutants: setup  ## plant faults in the modules that compute: which does no test notice?; ARGS="--only merge" and others
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants.py $(ARGS)
 
 lint: setup  ## style, types, and the workflow of the public CI
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -7,6 +7,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch.utils.data import DataLoader, IterableDataset
@@ -166,6 +167,26 @@ def test_it_steers_the_embedded_model_as_the_application_does(trainer, ticks):
     run.train()
     agree(ticks(run), expected)
     assert ticks(run)[-1]["s"] == pytest.approx(0.02, rel=0.3)
+
+
+def test_a_step_that_a_scaler_left_out_counts_only_as_skipped(examples, adapted, trainer, ticks, monkeypatch):
+    """As accelerate leaves one out where a gradient overflows: it does not step, and says so."""
+    rows, taken, step = examples(4), [], AcceleratedOptimizer.step
+
+    def overflow_at_the_second(optimizer, closure=None):
+        taken.append(len(taken) != 1)
+        optimizer._is_overflow = not taken[-1]
+        return step(optimizer, closure) if taken[-1] else None
+
+    monkeypatch.setattr(AcceleratedOptimizer, "step", overflow_at_the_second)
+    run = trainer(adapted(), rows, ShannonCallback(0.02, control_every=2, n_tokens=N))
+    run.train()
+    first, last = ticks(run)
+    counts = [sum(int((row["labels"][1:] != -100).sum()) for row in rows[2 * i : 2 * i + 2]) for i in range(4)]
+    assert [(tick["step"], tick["skipped"]) for tick in (first, last)] == [(3, 1), (4, 1)]
+    assert [tick["tokens"] for tick in (first, last)] == [counts[0] + counts[2], counts[0] + counts[2] + counts[3]]
+    [callback] = [each for each in run.callback_handler.callbacks if isinstance(each, ShannonCallback)]
+    assert callback._running.state()["travel"] == pytest.approx([0.0, 3 * run.args.learning_rate])
 
 
 def text_rows(count: int) -> torch.Tensor:

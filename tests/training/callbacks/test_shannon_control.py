@@ -8,6 +8,7 @@ import pytest
 from granite_scu import control
 from granite_scu.config.errors import Diverged
 from granite_scu.control import Measurement
+from granite_scu.control.laws.base import AdapterBenefit
 from granite_scu.training.callbacks.shannon_control import SKIPPED_IN_A_ROW, ShannonControl
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 
@@ -110,6 +111,23 @@ def test_lambda_is_that_of_the_law_alone_when_it_is_fed_what_was_measured(contro
         assert record["error"] == output.error
         assert (record["p_term"], record["i_term"]) == (output.p_term, output.i_term)
     assert attached.callback.state == state
+
+
+def test_the_law_sees_what_a_validation_found_at_the_next_tick_alone(controlled):
+    seen, benefit = [], AdapterBenefit(0.2, 0.1, 0.4, 0.3)
+
+    class Watched(control.PI):
+        def update(self, state, measurement):
+            seen.append(measurement.saved)
+            return super().update(state, measurement)
+
+    class Validated(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            if index == 2:
+                next(each for each in trainer.callbacks if isinstance(each, ShannonControl)).set_benefit(benefit)
+
+    controlled(6, every=2, controller=Watched(0.02), callbacks=[Validated()])
+    assert seen == [None, benefit, None]
 
 
 def test_the_penalty_in_a_record_is_of_the_lambda_that_the_last_step_ran_under(controlled):
