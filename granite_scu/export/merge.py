@@ -11,11 +11,15 @@ layer that was held in 4 bits. The base is read shard by shard and never loaded 
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import Progress
 from safetensors import safe_open
@@ -25,6 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.control.units import counted
 from granite_scu.data.tokens import templates
 from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
@@ -33,7 +38,15 @@ from granite_scu.model.adapters import linear_layers
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import errors_of_rust, nearest, read_json, replacing, require_writable
+from granite_scu.storage.run_folder import (
+    ADAPTER_CONFIG,
+    LOCK,
+    errors_of_rust,
+    nearest,
+    read_json,
+    replacing,
+    require_writable,
+)
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
@@ -109,6 +122,7 @@ class Merger:
             raise UserError(f"--out {out}: is a link; name the folder that it leads to")
         if out.is_mount():
             raise UserError(f"--out {out}: a disk is mounted there; name a folder in it")
+        _sweep(out)
         require_writable("--out", out, make=False)
         if place == out and any(out.iterdir()):
             if not overwrite:
@@ -119,8 +133,7 @@ class Merger:
                 raise UserError(
                     f"--overwrite: {out} holds {others[0]}, which no merge has written; move that elsewhere"
                 )
-        size = sum((self.source / shard).stat().st_size for shard in self.shards)
-        wanted = size * (2 if self.in_fp32 else 1) + SPARE
+        wanted = self._size() * (2 if self.in_fp32 else 1) + SPARE
         free = shutil.disk_usage(place).free
         if free < wanted:
             raise UserError(f"--out {out}: needs {_gib(wanted)}, and {_gib(free)} are free there; choose another disk")
@@ -136,21 +149,35 @@ class Merger:
             RunFailed: the merged model is not the adapter's.
         """
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.out) as folder:
-            folder.mkdir()
+        with replacing(self.out) as folder, _owned(folder):
             with errors_of_rust(folder):
-                self._write_weights(folder, console)
+                self._write_weights(folder, console, self.in_fp32)
                 tokenizer = self._write_tokenizer(folder)
             check = None
             if device is not None:
+                in_fp32 = partial(self._write_weights_to_check, console=console)
                 with console.status("comparing with base and adapter"):
-                    check = merge_check.compare(self.adapter, self.base, tokenizer, folder, device)
+                    check = merge_check.compare(self.adapter, self.base, tokenizer, folder, in_fp32, device)
             record = self._record(check)
             (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
             (folder / "README.md").write_text(_card(record), encoding="utf-8")
-        for line in (f"{_what_was_merged(record)}: {self.out}", _how_it_compares(record)):
+        for line in (f"{_what_was_merged(record)}: {self.out}", _how_it_compares(record), *_warnings(record)):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
         return record
+
+    def _write_weights_to_check(self, folder: Path, console: Console) -> None:
+        """The merge in fp32, of a QLoRA run into what its base is in 4 bits in that; raises RunFailed without room."""
+        wanted, free = 2 * self._size() + SPARE, shutil.disk_usage(folder).free
+        if free < wanted:
+            raise RunFailed(
+                f"{self.out}: the merged model loses much of the adapter's gain; to see in fp32 whether it is right "
+                f"takes {_gib(wanted)}, of which {_gib(free)} are free; make room, or merge with --no-check"
+            )
+        self._write_weights(folder, console, in_fp32=True, dtype=torch.float32)
+
+    def _size(self) -> int:
+        """Bytes of the base's weights."""
+        return sum((self.source / shard).stat().st_size for shard in self.shards)
 
     def _write_tokenizer(self, folder: Path) -> PreTrainedTokenizerBase:
         """The base's, with the template of the run; returns it."""
@@ -158,8 +185,9 @@ class Merger:
         tokenizer.save_pretrained(folder)
         return tokenizer
 
-    def _write_weights(self, folder: Path, console: Console) -> None:
-        dtype = WEIGHT_DTYPES.get(self.adapter.precision, torch.bfloat16)
+    def _write_weights(self, folder: Path, console: Console, in_fp32: bool, dtype: torch.dtype | None = None) -> None:
+        """Weights and configuration; ``dtype`` is what 4 bits are read back in, that of the training if not given."""
+        dtype = dtype or WEIGHT_DTYPES.get(self.adapter.precision, torch.bfloat16)
         with (
             self.adapter.open() as factors,
             Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
@@ -170,20 +198,20 @@ class Merger:
                 with safe_open(self.source / shard, "pt") as file:
                     metadata = file.metadata()
                     for name in names:
-                        tensors[name] = self._merged(name, file.get_tensor(name), factors, dtype)
+                        tensors[name] = self._merged(name, file.get_tensor(name), factors, dtype, in_fp32)
                         progress.advance(task)
                 save_file(tensors, folder / shard, metadata)
         for name in (INDEX, "config.json", "generation_config.json"):
             if (self.source / name).is_file():
                 shutil.copyfile(self.source / name, folder / name)
-        if self.in_fp32:
+        if in_fp32:
             config = read_json(folder / "config.json")
             config = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": "float32"}
             (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
-    def _merged(self, name: str, weight: Tensor, factors: Any, dtype: torch.dtype) -> Tensor:
+    def _merged(self, name: str, weight: Tensor, factors: Any, dtype: torch.dtype, in_fp32: bool) -> Tensor:
         layer = self.weight_names.get(name)
-        kept = torch.float32 if self.in_fp32 and weight.is_floating_point() else weight.dtype
+        kept = torch.float32 if in_fp32 and weight.is_floating_point() else weight.dtype
         if layer is None:
             return weight.to(kept)
         seen = round_to_4_bits(weight, dtype) if layer in self.quantised else weight
@@ -253,11 +281,33 @@ def _how_it_compares(record: dict[str, Any]) -> str:
     check = record["check"]
     if check is None:
         return "not compared with base and adapter"
+    kept = "the adapter gains nothing there"
+    if check["kept"] is not None:
+        gain = check["base_bpt"] - check["adapter_bpt"]
+        kept = (
+            f"{check['kept']:.1%} of the adapter's gain of {gain:.4f} kept (standard error {check['error'] / gain:.1%})"
+        )
     return (
-        f"on {check['text']} ({check['tokens']:,} tokens, in {check['dtype']}): base {check['base_bpt']:.4f}, base "
-        f"with adapter {check['adapter_bpt']:.4f}, merged {check['merged_bpt']:.4f} bits per token, a difference of "
-        f"{check['difference']:+.5f}"
+        f"on {check['text']} ({counted(check['documents'], 'document')}, {counted(check['tokens'], 'token')}, in "
+        f"{check['dtype']}): base {check['base_bpt']:.4f}, base with adapter {check['adapter_bpt']:.4f}, merged "
+        f"{check['merged_bpt']:.4f} bits per token; {kept.replace('%', ' %')}"
     )
+
+
+def _warnings(record: dict[str, Any]) -> list[str]:
+    check, found = record["check"], []
+    if check and not check["is_merged"]:
+        found.append(
+            f"warning: rounding to {check['dtype']} changes this model by {check['difference']:+.4f} bits per token; "
+            f"the merge itself is right (in fp32 {check['in_fp32']:.1e} at most): use the adapter unmerged, or "
+            "--dtype fp32, which keeps all of it in twice the space"
+        )
+    if check and check["adapter_bpt"] > check["base_bpt"]:
+        found.append(
+            f"warning: there the adapter costs {check['adapter_bpt'] - check['base_bpt']:.4f} bits per token more than "
+            f"the base alone; if it was trained on such text, it is damaged: look at lora_alpha in {ADAPTER_CONFIG}"
+        )
+    return found
 
 
 def _card(record: dict[str, Any]) -> str:
@@ -278,6 +328,37 @@ def _card(record: dict[str, Any]) -> str:
         merged=_what_was_merged(record),
         compared=_how_it_compares(record),
     )
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Make a folder whose lock says that its merge still runs; a system lets go of it with the process."""
+    folder.mkdir()
+    with FileLock(folder / LOCK):
+        yield
+    (folder / LOCK).unlink()
+
+
+def _sweep(out: Path) -> None:
+    """Remove what merges into this folder left that were killed, which may be as large as the model.
+
+    Raises:
+        UserError: one of them is running.
+    """
+    names = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(tmp|old)")
+    left = [entry for entry in out.parent.glob(".*") if names.fullmatch(entry.name)] if out.parent.is_dir() else []
+    for entry in left:
+        if entry.suffix == ".tmp":
+            try:
+                with FileLock(entry / LOCK, timeout=0):
+                    pass
+            except Timeout:
+                raise UserError(f"--out {out}: another merge is writing it; wait for it, or choose another") from None
+    for entry in left:
+        if entry.suffix == ".old" and not out.exists():  # killed between two renames: it was the model there
+            entry.rename(out)
+        else:
+            shutil.rmtree(entry)
 
 
 def _gib(size: float) -> str:

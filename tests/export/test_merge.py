@@ -2,10 +2,13 @@
 
 import importlib.util
 import json
+import os
 import shutil
+import signal
 from collections import namedtuple
 from pathlib import Path
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -15,7 +18,9 @@ from transformers import AutoModelForCausalLM
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import BaseConfig
+from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.export import merge as merging
+from granite_scu.export import merge_check
 from granite_scu.model import adapters, loading, saved_adapter
 
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
@@ -217,22 +222,114 @@ def test_the_output_folder_is_refused_where_something_is_in_it(small_granite, ma
     assert (full / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_merged_model_that_differs_is_not_kept(small_granite, make_adapter, tmp_path, monkeypatch):
-    """Whatever the reason; here nothing was merged at all."""
-    from granite_scu.export import merge_check
-
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(2, 60, (2, 33), generator=generator)
-    batches = [{"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}]
-    monkeypatch.setattr(merge_check, "_held_out", lambda recorded, tokenizer: (batches, "random text"))
+@pytest.fixture
+def on_random_text(monkeypatch):
+    """Compares on a few windows of random tokens, since the small models have no tokenizer."""
+    generator = np.random.default_rng(0)
+    sequences = [generator.integers(2, 60, 33, dtype=np.int32) for _ in range(6)]
+    targets = [np.ones(32, bool)] * 6
+    corpus = ScoringCorpus("random", ["text"] * 6, sequences, np.full(6, 32), targets, cut(np.full(6, 32), 32, 32))
+    monkeypatch.setattr(merge_check, "_held_out", lambda adapter, tokenizer: (corpus, "random text"))
     monkeypatch.setattr(merging.Merger, "_write_tokenizer", lambda self, folder: None)
-    out = tmp_path / "merged"
-    merger = merging.Merger(saved_adapter.find(make_adapter()), BaseConfig(small_granite), out)
+
+
+def test_a_wrong_merge_is_not_kept(small_granite, make_adapter, tmp_path, monkeypatch, on_random_text):
+    """Whatever the reason; here one of seven matrices was forgotten."""
+    merger = merging.Merger(saved_adapter.find(make_adapter()), BaseConfig(small_granite), tmp_path / "merged")
+    right = merging.Merger._merged
+
+    def forgetful(self, name, weight, *rest):
+        return weight if "q_proj" in name else right(self, name, weight, *rest)
+
     with monkeypatch.context() as broken:
-        broken.setattr(merging.Merger, "_merged", lambda self, name, weight, factors, dtype: weight)
-        with pytest.raises(RunFailed, match="differ by more than"):
+        broken.setattr(merging.Merger, "_merged", forgetful)
+        with pytest.raises(RunFailed, match=r"the merge is wrong: on random text .* in fp32"):
             merger.merge(make_console(), torch.device("cpu"))
     assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
-    record = merger.merge(make_console(), torch.device("cpu"))
-    assert abs(record["check"]["difference"]) < 1e-4
-    assert abs(record["check"]["base_bpt"] - record["check"]["adapter_bpt"]) > 3e-3
+    check = merger.merge(make_console(), torch.device("cpu"))["check"]
+    assert check["in_fp32"] < merge_check.AGREES < abs(check["base_bpt"] - check["adapter_bpt"])
+
+
+@pytest.mark.parametrize("quantize_4bit", [False, pytest.param(True, marks=needs_bitsandbytes)])
+def test_what_rounding_takes_is_said_and_what_is_wrong_refused(
+    small_granite, make_adapter, tmp_path, monkeypatch, capsys, on_random_text, quantize_4bit
+):
+    """Rounding down to powers of two in place of bf16, so that it takes more than a few per cent."""
+    base, out = tmp_path / "bf16", tmp_path / "merged"
+    plain(small_granite).bfloat16().save_pretrained(base)
+    adapter = saved_adapter.find(make_adapter(base))
+    merger = merging.Merger(adapter, BaseConfig(str(base), quantize_4bit=quantize_4bit), out)
+    right = merging.Merger._merged
+
+    def coarse(self, name, weight, factors, dtype, in_fp32):
+        merged = right(self, name, weight, factors, dtype, in_fp32)
+        mantissa, exponent = torch.frexp(merged.float())
+        return merged if in_fp32 else torch.ldexp(0.5 * mantissa.sign(), exponent).to(merged.dtype)
+
+    monkeypatch.setattr(merging.Merger, "_merged", coarse)
+    check = merger.merge(make_console(), torch.device("cpu"))["check"]
+    assert out.is_dir() and not check["is_merged"] and check["in_fp32"] < merge_check.AGREES
+    assert "fp32" not in {path.name for path in out.iterdir()}
+    said = capsys.readouterr().out
+    assert f"{check['difference']:+.4f}" in said and "--dtype fp32" in said
+    wrong = lambda self, name, weight, *rest: coarse(self, name, 1.1 * weight, *rest)  # noqa: E731
+    monkeypatch.setattr(merging.Merger, "_merged", wrong)
+    merger = merging.Merger(adapter, BaseConfig(str(base), quantize_4bit=quantize_4bit), tmp_path / "wrong")
+    with pytest.raises(RunFailed, match="the merge is wrong"):
+        merger.merge(make_console(), torch.device("cpu"))
+    assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize(
+    ("merged", "kept", "is_merged"),
+    [
+        ([9.0, 8.0, 7.0], 1.0, True),
+        ([9.02, 8.01, 7.03], 0.98, True),  # as PEFT's own
+        ([9.2, 8.2, 7.2], 0.8, False),
+        ([8.8, 7.8, 6.8], 1.2, False),
+        ([11.0, 6.0, 7.9], 0.7, True),  # by chance, as far as three windows can tell
+        ([np.nan, 8.0, 7.0], np.nan, False),
+    ],
+)
+def test_the_share_of_the_gain_is_judged_beyond_chance(merged, kept, is_merged):
+    nats = 10 * np.log(2) * np.array([[10.0, 9.0, 8.0], [9.0, 8.0, 7.0], merged])
+    found = merge_check.Comparison(nats, np.array([10, 10, 10]))
+    assert found.gain == pytest.approx(1.0)
+    assert found.is_merged == is_merged
+    assert 1 - found.difference == pytest.approx(kept, nan_ok=True)
+    assert found.kept == (pytest.approx(kept) if found.gain > 2 * found.error else None)
+
+
+def test_the_scale_of_a_runs_adapter_is_that_of_its_run(make_adapter):
+    """Changed a hundredfold, it would be merged as faithfully."""
+    folder = make_adapter()
+    trained = {"rank": 4, "alpha": 8.0, "rslora": False, "adapter": None}
+    (folder / saved_adapter.TRAINING_CONFIG).write_text(json.dumps({"lora": trained}))
+    saved_adapter.find(folder)
+    config = json.loads((folder / saved_adapter.ADAPTER_CONFIG).read_text())
+    for changed in ({"lora_alpha": 800}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 800}}):
+        (folder / saved_adapter.ADAPTER_CONFIG).write_text(json.dumps(config | changed))
+        with pytest.raises(UserError, match=f"has {next(iter(changed))} = .*, and training_config.json says"):
+            saved_adapter.find(folder)
+
+
+def test_what_a_killed_merge_left_is_removed_and_a_running_one_is_not(small_granite, make_adapter, tmp_path):
+    merger = merging.Merger(saved_adapter.find(make_adapter()), BaseConfig(small_granite), tmp_path / "merged")
+    ready, told = os.pipe()
+    if not (child := os.fork()):
+        with merging._owned(tmp_path / f".merged.{os.getpid()}.tmp"):
+            os.write(told, b"!")
+            signal.pause()
+        os._exit(1)
+    os.read(ready, 1)
+    try:
+        with pytest.raises(UserError, match="another merge is writing it"):
+            merger.check_out(overwrite=False)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    (tmp_path / ".merged.1.old").mkdir()
+    (tmp_path / ".merged.1.old" / merging.RECORD).write_text("the model that was to be replaced")
+    merger.check_out(overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"adapter", "merged"}
+    assert (tmp_path / "merged" / merging.RECORD).read_text() == "the model that was to be replaced"

@@ -51,8 +51,11 @@ def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run
     assert (code, err) == (0, "")
     record = json.loads((out / "granite_scu_merge.json").read_text())
     check = record["check"]
-    assert check["text"] == "the run's validation text"
-    assert abs(check["difference"]) < 0.25 * (check["base_bpt"] - check["adapter_bpt"])
+    held_out = json.loads((run / "documents.json").read_text())
+    assert check["text"] == "what the run held out"
+    assert check["documents"] == len(held_out["validation"]) + len(held_out["test"])
+    assert check["is_merged"] and check["base_bpt"] > check["adapter_bpt"]
+    assert f"{check['kept']:.1%}".replace("%", " %") in printed
     assert f"{check['merged_bpt']:.4f}" in printed
     assert record["adapter_sha256"] == saved_adapter.find(run).sha256
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))

@@ -82,12 +82,13 @@ def named(path: str, column: str, record_format: str, runs: Sequence[Path], flag
     return _unseen(path, documents, runs, flag)
 
 
-def held_out(run: Path, others: Sequence[Path]) -> Texts:
+def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",)) -> Texts:
     """The run's own test documents; where it was divided by block, its test blocks.
 
     Args:
         run: the run folder.
         others: run folders that are scored too; what they have seen is left out.
+        splits: whose documents are wanted.
 
     Raises:
         UserError: the run's text is gone or has changed since.
@@ -106,7 +107,7 @@ def held_out(run: Path, others: Sequence[Path]) -> Texts:
         if _seen_by(others) & set(record["shared"]):
             raise UserError(f"{run}: another run named here was trained on what it held out; give --data-dir")
         return Texts(name, documents, tail_of=config)
-    wanted = set(record["test"])
+    wanted = {digest for split in splits for digest in record[split]}
     found = [document for document in documents if document.digest in wanted]
     if not found:
         raise _changed(run, config.named)
