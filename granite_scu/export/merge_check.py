@@ -41,8 +41,8 @@ CHARACTERS = 16 * TOKENS
 
 KEPT = 0.95
 """The share of what the adapter changes that a merged model has to keep without a warning. Rounding moves each weight
-by up to 2^-9 of itself, independently of the adapter, and so costs little: PEFT's own merge in bf16 keeps 98.6 % of a
-gain of 0.9 bits."""
+by up to 2^-9 of itself, however small the update is, and so takes more of a small update: of SmolLM2 135M in bf16, 0 to
+4.3 %, the same as PEFT's own merge."""
 
 AGREES = 1e-3
 """Bits per token of a window by which two ways to compute the same model in fp32 may differ. A sum of 10^4 products in
