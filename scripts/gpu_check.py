@@ -33,7 +33,8 @@ from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import FAILED, RunFailed, UserError
 from granite_scu.storage import provenance
-from granite_scu.storage.run_folder import replacing, require_writable
+from granite_scu.storage.atomic import replacing
+from granite_scu.storage.run_folder import require_writable
 
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
 PASSED, FAULTY, SKIPPED, NOT_RUN = "passed", "failed", "skipped", "not run"

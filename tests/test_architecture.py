@@ -9,10 +9,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "granite_scu"
 
 LAYERS = (
-    ("control", "viz"),
+    ("control",),
     ("config",),
     ("storage",),
-    ("hardware", "model", "data"),
+    ("hardware", "model", "data", "viz"),
     ("evaluation", "integrations"),
     ("training", "export"),
     ("experiments",),

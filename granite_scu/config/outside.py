@@ -2,6 +2,7 @@
 
 import json
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,46 @@ def short_int(text: str) -> int:
     return int(text)
 
 
-def only_files(folder: Path) -> None:
-    """Refuse a folder that holds a pipe, a socket or a device: to read one may take for ever.
+LARGEST = 1 << 29
+"""Bytes of a file that is read as a whole: the digests of twenty million documents, or half a million ticks."""
+
+_READ_AS_A_WHOLE = (".json", ".jsonl", ".jinja", ".csv", ".log", ".md", ".yaml", ".html", ".svg", ".png", ".txt",
+                    ".model")  # fmt: skip
+"""How names of files end, in run folders and folders of adapters, that we or a library read so."""
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file. What it is and how large is looked at first: of a pipe or a hole there is no end.
+
+    Raises:
+        ValueError: it is no plain file, or larger than ``LARGEST``.
+        OSError: it is not there, or cannot be read.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("is no file")
+    if found.st_size > LARGEST:
+        raise ValueError(f"has {found.st_size:,} bytes, more than any that this program writes")
+    return path.read_bytes()
+
+
+def only_files(folder: Path, but: Path | None = None) -> None:
+    """Refuse a folder that holds a pipe, a socket, a device or a huge text: to read one may take for ever.
+
+    Args:
+        folder: what is to be read or written; links in it are followed to what they lead to.
+        but: a folder in it that is not looked at.
 
     Raises:
         UserError: names it.
     """
     for path in folder.rglob("*"):
-        if path.exists() and not path.is_file() and not path.is_dir():
+        if not path.exists() or path.is_dir() or but in path.parents:
+            continue
+        if not path.is_file():
             raise UserError(f"{path}: is neither a file nor a folder; take it out of the folder")
+        if path.suffix in _READ_AS_A_WHOLE and (size := path.stat().st_size) > LARGEST:
+            raise UserError(f"{path}: has {size:,} bytes, more than any that this program writes; it is damaged")
 
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

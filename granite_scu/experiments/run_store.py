@@ -14,7 +14,8 @@ from filelock import FileLock
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
-from granite_scu.storage.run_folder import finite, replacing
+from granite_scu.storage.atomic import ensure_folder, replacing
+from granite_scu.storage.run_folder import finite
 
 LOCK = ".lock"
 
@@ -100,7 +101,7 @@ class RunStore:
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write a record completely or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    ensure_folder(path.parent)
     with replacing(path) as temporary:
         temporary.write_text(_line(record), encoding="utf-8")
 

@@ -37,16 +37,9 @@ from granite_scu.model import loading, saved_adapter
 from granite_scu.model.adapters import linear_layers
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
+from granite_scu.storage.atomic import errors_of_rust, replacing
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import (
-    ADAPTER_CONFIG,
-    LOCK,
-    errors_of_rust,
-    nearest,
-    read_json,
-    replacing,
-    require_writable,
-)
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, LOCK, nearest, read_json, require_writable
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""

@@ -1,6 +1,5 @@
 """The control loop in transformers' ``Trainer`` and TRL's ``SFTTrainer``, for any PEFT LoRA model: one callback."""
 
-import hashlib
 import logging
 import re
 from collections.abc import Iterator
@@ -25,6 +24,8 @@ from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.loop import Loop, Plant
 from granite_scu.integrations.loss_meter import LossMeter, counted
 from granite_scu.integrations.readings import HeldOut, SlopeReader
+from granite_scu.storage import manifest
+from granite_scu.storage.atomic import adding_to
 
 log = logging.getLogger(__name__)
 
@@ -230,17 +231,17 @@ class ShannonCallback(TrainerCallback, ExportableState):
         adapter.start_here()
         self._origin = ""
         if adapter.origin is not None and first_process:
-            folder.mkdir(parents=True, exist_ok=True)
             tensors = {name: factor.cpu() for name, factor in zip(adapter.factor_names, adapter.origin, strict=True)}
-            save_file(tensors, folder / ORIGIN)
-            self._origin = _sha256(folder / ORIGIN)
+            with adding_to(folder) as beside:
+                save_file(tensors, beside / ORIGIN)
+            self._origin = manifest.sha256(folder / ORIGIN)
 
     def _find_origin(self, adapter: Adapter, sha256: str, folder: Path) -> None:
         self._origin = sha256
         if not sha256:
             return
         path = folder / ORIGIN
-        if not path.is_file() or _sha256(path) != sha256:
+        if not path.is_file() or manifest.sha256(path) != sha256:
             raise ValueError(
                 f"ShannonCallback: {path}: is not the adapter that the run started from; resume with the output_dir "
                 "that it was started with"
@@ -378,7 +379,3 @@ def _over_processes(sums: Tensor) -> Tensor:
 
 def _is_number(name: str, value: Any) -> bool:
     return name != "step" and isinstance(value, float | int) and abs(value) < float("inf")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

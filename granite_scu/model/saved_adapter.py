@@ -1,7 +1,6 @@
 """An adapter on disk: where it lies, what made it, and whether it is one that granite-scu can continue from."""
 
 import copy
-import hashlib
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,8 @@ from granite_scu.config.settings import BaseConfig, from_record
 from granite_scu.model import experts, loading
 from granite_scu.model.adapter_files import factor_names, may_be_same, require_adapter, run_of
 from granite_scu.model.adapters import ADAPTER, linear_layers, read_config
-from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, read_json
+from granite_scu.storage import manifest
+from granite_scu.storage.run_folder import ADAPTER_CONFIG, TRAINING_CONFIG, WEIGHTS, read_json, unreadable
 from granite_scu.storage.working_folder import found_from_here
 
 _HARMLESS = {
@@ -71,7 +71,7 @@ class SavedAdapter:
     @cached_property
     def sha256(self) -> str:
         """Of the weights."""
-        return hashlib.sha256((self.folder / WEIGHTS).read_bytes()).hexdigest()
+        return manifest.sha256(self.folder / WEIGHTS)
 
     @property
     def tokenizer_places(self) -> tuple[Path, ...]:
@@ -179,6 +179,11 @@ def find(path: str | Path, label: str | None = None) -> SavedAdapter:
     folder, label = Path(path).expanduser(), label or str(path)
     only_files(folder)
     require_adapter(folder, label)
+    for name in (ADAPTER_CONFIG, WEIGHTS):  # the libraries would say that it is not there
+        try:
+            (folder / name).open("rb").close()
+        except OSError as error:
+            raise unreadable(folder / name, error) from error
     config, run = _plain_lora(folder, label), run_of(folder)
     training = read_json(run / TRAINING_CONFIG) if run else {}
     named, trained_on = config.base_model_name_or_path, training.get("base", {}).get("name")

@@ -8,7 +8,6 @@ everything in it is on the disk, and the manifest tells whether it still is what
 
 import io
 import logging
-import os
 import pickle
 import random
 import shutil
@@ -22,8 +21,9 @@ from packaging.version import InvalidVersion, Version
 
 from granite_scu.config.errors import UserError
 from granite_scu.storage import manifest
+from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.checkpoint_list import STATE
-from granite_scu.storage.run_folder import BEST_ADAPTER, errors_of_rust, replacing
+from granite_scu.storage.run_folder import BEST_ADAPTER
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +41,13 @@ def save_adapter(model: Any, folder: Path, base_name: str) -> None:
     """
     config = model.peft_config[model.active_adapter]
     loaded_from, config.base_model_name_or_path = config.base_model_name_or_path, base_name
-    beside = Path(folder) / f".adapter.{os.getpid()}.tmp"
     try:
-        with errors_of_rust(beside):
+        with adding_to(folder) as beside:
             # False: the vocabulary is never changed here, and "auto" would ask the hub about it.
             model.save_pretrained(beside, save_embedding_layers=False)
-        (beside / "README.md").unlink(missing_ok=True)  # PEFT's empty template; ours is written at the end
-        for file in beside.iterdir():
-            with replacing(Path(folder) / file.name) as temporary:
-                file.rename(temporary)
+            (beside / "README.md").unlink(missing_ok=True)  # PEFT's empty template; ours is written at the end
     finally:
         config.base_model_name_or_path = loaded_from
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 class AdapterCheckpointIO(CheckpointIO):
@@ -112,11 +107,13 @@ def load_state(path: Path) -> dict[str, Any]:
     """What a checkpoint folder holds beside the adapter.
 
     Raises:
-        UserError: the file is damaged, or not a checkpoint of ours.
+        UserError: the file cannot be read, is damaged, or not a checkpoint of ours.
     """
     try:
         state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
         return state
+    except PermissionError as error:
+        raise UserError(f"--resume-from-checkpoint {path}: {STATE} cannot be read ({error.strerror})") from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"--resume-from-checkpoint {path}: {STATE} is damaged; continue from another") from error
 

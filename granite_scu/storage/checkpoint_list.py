@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import only_files
 from granite_scu.storage import manifest
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, WEIGHTS, RunFolder
 
@@ -47,12 +48,13 @@ def find(resume: str, output_dir: str | Path) -> Path | None:
         None where ``auto`` finds no checkpoint.
 
     Raises:
-        UserError: there is none, or it is damaged.
+        UserError: there is none, it is damaged, or holds a pipe.
     """
     check_there(resume, output_dir)
     if resume in (LAST, AUTO):
         return _newest(resume, RunFolder(output_dir))
     path = Path(resume).expanduser()
+    only_files(path)
     if problem := manifest.damage(path, _WHOLE):
         raise UserError(f"--resume-from-checkpoint {resume}: {problem}; continue from another, or from the last "
                         f"intact one with --resume-from-checkpoint {LAST} --output-dir {path.parent}")  # fmt: skip

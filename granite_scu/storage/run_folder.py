@@ -1,22 +1,21 @@
-"""The run folder: who may write into it, and how files get there whole."""
+"""The run folder: who may write into it, and what lies where."""
 
-import errno
 import json
 import math
 import os
 import re
-import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json, short_int
+from granite_scu.config.outside import only_files, parse_json, printable, read_file, short_int
 from granite_scu.config.settings import LOGGERS
+from granite_scu.storage.atomic import UNFINISHED, ensure_folder, remove, replacing, sync
 
 HISTORY = "scu_history.json"
 HISTORY_LINES = "scu_history.jsonl"
@@ -61,9 +60,6 @@ _INSIDE = re.compile(
 )
 """What a run writes into the folders of its own: adapters, checkpoints and logs."""
 
-_UNFINISHED = re.compile(r"\..+\.\d+\.(tmp|old)")
-"""What ``replacing`` calls a file or folder that is not whole yet, and one that steps aside."""
-
 
 class RunFolder:
     """A folder that holds one run.
@@ -80,13 +76,14 @@ class RunFolder:
         """Refuse a folder that cannot be written or holds something else. Makes and deletes nothing.
 
         Raises:
-            UserError: not writable, not empty and neither ``overwrite`` nor ``resuming``, with a link that leads out
-                of it, or to be replaced and holding what no run has written.
+            UserError: not writable, not empty and neither ``overwrite`` nor ``resuming``, with a pipe in it or a link
+                that leads out of it, or to be replaced and holding what no run has written.
         """
         require_writable("--output-dir", self.path, make=False)
-        own = os.path.realpath(self.path)
+        own, wandb = os.path.realpath(self.path), self.path / "logs" / "wandb"
+        only_files(self.path, but=wandb)
         for entry in self.path.rglob("*"):
-            if self.path / "logs" / "wandb" in entry.parents:  # it has links to its cache, and a new folder a run
+            if wandb in entry.parents:  # it has links to its cache, and a new folder a run
                 continue
             if entry.is_symlink() and not Path(os.path.realpath(entry)).is_relative_to(own):
                 raise UserError(
@@ -109,20 +106,29 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folder, and those above it, where they are missing."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        ensure_folder(self.path)
 
     def lock(self) -> None:
         """Keep every other run out of this folder until ``unlock``, or until this process ends, however it ends.
 
         Raises:
-            UserError: another process holds it.
+            UserError: another process holds it, or the file system has no locks.
         """
+        file = self.path / LOCK
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise UserError(
-                f"--output-dir {self.path}: another process is running in it; choose another folder, or wait"
+                f"--output-dir {self.path}: another process{_holder(file)} is running in it; wait, choose another "
+                f"folder, or remove {file} if that process is gone"
             ) from None
+        except OSError as error:
+            raise UserError(
+                f"--output-dir {self.path}: cannot be locked against other runs ({error.strerror}); choose a folder on "
+                "another file system"
+            ) from error
+        if not isinstance(self._lock, SoftFileLock):  # which it becomes where there are none, and names its process
+            file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n", encoding="utf-8")
 
     def unlock(self) -> None:
         """Let others in."""
@@ -139,7 +145,7 @@ class RunFolder:
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
             stays = entry.name == LOCK or not _is_ours(entry) or (_is_aside(entry) and not set_aside)
             if not stays:
-                _remove(entry)
+                remove(entry)
 
     def set_aside(self) -> None:
         """Move a run that ended before its first checkpoint into a folder of its own: it may have validated well."""
@@ -149,11 +155,13 @@ class RunFolder:
         for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == TRAINING_CONFIG):
             if entry.name != LOCK and not _is_aside(entry) and _is_ours(entry):
                 entry.rename(aside / entry.name)
+        sync(aside)
+        sync(self.path)
 
     def sweep(self) -> None:
         """Remove what a run that was killed while it wrote has left half-written."""
-        for entry in [entry for entry in self.path.rglob(".*") if _UNFINISHED.fullmatch(entry.name)]:
-            _remove(entry)
+        for entry in [entry for entry in self.path.rglob(".*") if UNFINISHED.fullmatch(entry.name)]:
+            remove(entry)
 
     @property
     def trained(self) -> bool:
@@ -189,7 +197,10 @@ class RunFolder:
         if not path.is_file():
             finished = self.path / HISTORY
             return read_json(finished, kind=list) if finished.is_file() else []
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        try:
+            lines = read_file(path).decode(errors="replace").split("\n")
+        except (OSError, ValueError) as error:
+            raise unreadable(path, error) from error
         records = []
         for number, line in enumerate(lines[:-1], start=1):
             try:
@@ -209,12 +220,14 @@ class RunFolder:
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
         for name in (HISTORY, METRICS, EVALUATION, SAMPLES, STOPPED, MODEL_CARD):
             (self.path / name).unlink(missing_ok=True)
+        sync(self.path)
         return len(kept)
 
     def sync_history(self) -> None:
         """Have the records on the disk, and not only on the way there: a checkpoint is about to count on them."""
         if (self.path / HISTORY_LINES).is_file():
             sync(self.path / HISTORY_LINES)
+            sync(self.path)
 
     def finish_history(self) -> list[dict[str, Any]]:
         """Turn the lines into one JSON list, and return it."""
@@ -226,6 +239,15 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """The checkpoints, oldest first."""
         return sorted(filter(_is_checkpoint, self.path.glob("checkpoint-*")), key=step_of)
+
+
+def _holder(lock: Path) -> str:
+    """Which process has written its name into a lock's file, and on which machine."""
+    try:
+        process, machine, *_ = read_file(lock).decode(errors="replace").split()
+    except (OSError, ValueError):
+        return ""
+    return f" ({printable(process)} on {printable(machine)})"
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -244,9 +266,11 @@ def read_json(path: Path, content: bytes | None = None, kind: type = dict) -> An
         UserError: the file is missing or damaged.
     """
     try:
-        value = parse_json(path.read_bytes() if content is None else content, parse_int=short_int)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        content = read_file(path) if content is None else content
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+    try:
+        value = parse_json(content, parse_int=short_int)
     except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{path}: not JSON ({error}); the file is damaged") from error
     if not isinstance(value, kind):
@@ -254,62 +278,20 @@ def read_json(path: Path, content: bytes | None = None, kind: type = dict) -> An
     return value
 
 
+def unreadable(path: Path, error: OSError | ValueError) -> UserError:
+    """What there is to say of a file that ``read_file`` cannot read."""
+    return UserError(f"{path}: cannot be read ({error.strerror if isinstance(error, OSError) else error})")
+
+
 def step_of(checkpoint: Path) -> int:
     """The optimizer step that a checkpoint is named after."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-@contextmanager
-def errors_of_rust(path: Path) -> Iterator[None]:
-    """Errors of the system from safetensors and tokenizers, which have them as words, as the ``OSError`` that they are.
-
-    Args:
-        path: what is written there.
-    """
-    try:
-        yield
-    except Exception as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if not number:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on success it takes the place of ``path``, file or folder.
-
-    It is on the disk before it gets its name, so that neither a crash nor a power cut leaves half of it there.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        for written in (*temporary.rglob("*"), temporary):
-            sync(written)
-        if path.is_dir():  # a folder cannot be renamed over a full one: the old one steps aside
-            aside = temporary.with_suffix(".old")
-            path.rename(aside)
-            temporary.rename(path)
-            shutil.rmtree(aside)
-        else:
-            temporary.replace(path)
-        sync(path.parent)
-    except shutil.Error as error:  # of a copied tree: a list of (source, target, why) in place of an error's number
-        _, target, why = error.args[0][0]
-        found = re.search(r"\[Errno (\d+)\]", str(why))
-        number = int(found[1]) if found else errno.EIO
-        raise OSError(number, os.strerror(number), str(target)) from error
-    except OSError as error:
-        error.filename = error.filename or str(path)  # of a write that failed, the system does not say where
-        raise
-    finally:
-        _remove(temporary)
-
-
 def _is_trace(entry: Path) -> bool:
     """Whether it is all that a run leaves that was killed before its first file was whole: the lock, half a file, runs
     that it had set aside."""
-    return entry.name == LOCK or _is_aside(entry) or bool(_UNFINISHED.fullmatch(entry.name))
+    return entry.name == LOCK or _is_aside(entry) or bool(UNFINISHED.fullmatch(entry.name))
 
 
 def _is_aside(entry: Path) -> bool:
@@ -330,16 +312,12 @@ def _foreign_inside(folder: Path) -> Iterator[Path]:
     for entry in sorted(folder.rglob("*")):
         if folder.name == "logs" and entry.relative_to(folder).parts[0] in LOGGERS:
             continue  # files of a library, which names them as it likes
-        if not (_INSIDE.fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name)):
+        if not (_INSIDE.fullmatch(entry.name) or UNFINISHED.fullmatch(entry.name)):
             yield entry
 
 
 def _is_ours(entry: Path) -> bool:
     return _is_trace(entry) or any(re.fullmatch(pattern, entry.name) for pattern in _WRITTEN)
-
-
-def _remove(entry: Path) -> None:
-    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink(missing_ok=True)
 
 
 def require_writable(flag: str, folder: Path, make: bool = True) -> None:
@@ -367,20 +345,6 @@ def nearest(folder: Path) -> Path:
     """The folder itself or, where it is missing, the nearest above it that is there."""
     path = folder.absolute()
     return next(place for place in (path, *path.parents) if os.path.lexists(place))
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk, where the file system knows what that means."""
-    if path.is_dir() and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def as_json(value: object) -> str:

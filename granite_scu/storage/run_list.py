@@ -46,7 +46,7 @@ def read_runs(folder: Path) -> tuple[list[Summary], list[dict[str, str]]]:
     for path in run_folders(folder):
         try:
             found.append(summarise(path))
-        except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (UserError, ValueError, KeyError, TypeError, AttributeError, OSError, MemoryError) as error:
             broken.append({"path": str(path), "reason": _reason(error)})
     return found, broken
 

@@ -1,6 +1,7 @@
 """The run folder at the start of a run: who may have it, what makes way, and what is written first."""
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,8 +15,9 @@ from granite_scu.config.request import Request
 from granite_scu.data.sources import files
 from granite_scu.data.sources.read import is_path
 from granite_scu.storage import checkpoint_list, working_folder
+from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
-from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder, errors_of_rust
+from granite_scu.storage.run_folder import BEST_ADAPTER, DOCUMENTS, LOCK, TRAINING_CONFIG, RunFolder
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.resume import Resume, restore_records
 
@@ -144,6 +146,14 @@ def _open_log(file: Path) -> None:
     ours.addHandler(handler)
 
 
+def _own_logs(folder: Path) -> None:
+    """Have each file that is written on in place to this run alone: a copy by hard links shares it with another."""
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink() and file.stat().st_nlink > 1:
+            with replacing(file) as temporary:
+                shutil.copyfile(file, temporary)
+
+
 def open_run_folder(run: PreparedRun) -> None:
     """Make the folder, clear it of what makes way, and write what says whose it is."""
     folder, request, resume = run.folder, run.request, run.resume
@@ -159,8 +169,9 @@ def open_run_folder(run: PreparedRun) -> None:
     folder.write_text("config.yaml", request.yaml)
     folder.write_json("scu_config.json", scu_config(run))
     folder.write_lines(DOCUMENTS, run.data.record())
-    with errors_of_rust(folder.path):
-        run.tokenizer.save_pretrained(folder.path)  # now: its chat template is also that of a run which does not end
+    with adding_to(folder.path) as beside:
+        run.tokenizer.save_pretrained(beside)  # now: its chat template is also that of a run which does not end
+    _own_logs(folder.path / "logs")
     _open_log(folder.path / "logs" / LOG[run.machine.accelerator])
     if resume:
         restore_records(folder, resume, drop_later=request.run.overwrite)

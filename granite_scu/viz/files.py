@@ -1,24 +1,9 @@
-"""How files get written completely or not at all, and what a command says about them."""
+"""Where files are written, and what a command says about them."""
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on success it takes the place of ``path``, otherwise it vanishes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except OSError as error:
-        error.filename = str(path)  # and not the temporary name; of a full disk the system names nothing at all
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: str | Path) -> Path:

@@ -13,8 +13,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from granite_scu.storage.atomic import replacing
 from granite_scu.viz.adapter_size import describe
-from granite_scu.viz.files import make_folder, replacing
+from granite_scu.viz.files import make_folder
 from granite_scu.viz.glossary import explained, explanations
 from granite_scu.viz.report_data import chart_data
 from granite_scu.viz.report_samples import samples

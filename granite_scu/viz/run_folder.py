@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from granite_scu.config.outside import read_file
 from granite_scu.viz.adapter_size import FIELDS
 
 FINISHED = "scu_history.json"
@@ -194,7 +195,7 @@ _ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ",
 
 def _read_warnings(folder: Path) -> tuple[str, ...]:
     files = [folder / name for name in (LOG, GPU_LOG) if (folder / name).is_file()]
-    text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+    text = "".join(_content(file).decode(errors="replace") for file in files)
     entries = list(_ENTRY.finditer(text))
     ends = [*(entry.start() for entry in entries[1:]), len(text)][: len(entries)]
     return tuple(
@@ -215,16 +216,17 @@ def _is_record(value: Any) -> bool:
 def _read_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
-    content = _parse(file.read_bytes(), str(file))
+    content = _parse(_content(file), str(file))
     if not isinstance(content, dict):
         raise ValueError(f"{file}: not an object")
     return content
 
 
 def _content(file: Path) -> bytes:
-    if not file.is_file():  # a pipe would be waited for
-        raise ValueError(f"{file}: is no file; take it out of the folder")
-    return file.read_bytes()
+    try:
+        return read_file(file)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}; take it out of the folder") from error
 
 
 def _short_int(text: str) -> int:

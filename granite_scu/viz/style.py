@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from granite_scu.viz.files import make_folder, replacing, report_outcome
+from granite_scu.storage.atomic import replacing
+from granite_scu.viz.files import make_folder, report_outcome
 
 # Okabe and Ito's colours, which the common kinds of colour blindness keep apart; sky and orange darker than theirs, so
 # that a line in any of them stands out from white by a contrast of 3 : 1 at least.

@@ -228,7 +228,7 @@ def test_a_file_that_the_disk_does_not_give_back_is_damage(several, monkeypatch)
     def broken(path):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    monkeypatch.setattr(manifest, "_sha256", broken)
+    monkeypatch.setattr(manifest, "sha256", broken)
     assert manifest.damage(several / "checkpoint-900") == "adapter_config.json cannot be read (Input/output error)"
 
 

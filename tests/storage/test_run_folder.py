@@ -1,7 +1,10 @@
 import errno
+import fcntl
 import json
 import math
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from power import Disk
 
 from granite_scu.config.errors import UserError
+from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import (
     HISTORY,
     HISTORY_LINES,
@@ -20,7 +25,7 @@ from granite_scu.storage.run_folder import (
     TRAINING_CONFIG,
     RunFolder,
     finite,
-    replacing,
+    read_json,
 )
 
 
@@ -123,6 +128,25 @@ def test_only_what_we_call_unfinished_is_swept(folder):
     assert "is not empty" in refusal(folder)
 
 
+@pytest.mark.parametrize("name", [LOCK, HISTORY_LINES, "logs/training.log", "checkpoint-4/best/adapter_config.json"])
+def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(folder, name):
+    place = folder.path / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(place)
+    assert f"{place}: is neither a file nor a folder" in refusal(folder, resuming=True)
+
+
+def test_a_file_without_end_is_refused_by_its_size(folder):
+    for name in (HISTORY_LINES, TRAINING_CONFIG):
+        with (folder.path / name).open("wb") as file:
+            file.truncate(40 << 30)
+    assert "42,949,672,960 bytes" in refusal(folder, resuming=True)
+    reads = {TRAINING_CONFIG: lambda: read_json(folder.path / TRAINING_CONFIG), HISTORY_LINES: folder.read_history}
+    for name, read in reads.items():
+        with pytest.raises(UserError, match=f"{name}: cannot be read .*42,949,672,960 bytes"):
+            read()
+
+
 def test_what_is_no_folder_or_lies_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
@@ -165,13 +189,23 @@ def test_two_processes_do_not_share_a_folder(folder):
     line += "folder.lock(); print('locked', flush=True); time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-c", line, str(folder.path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "locked\n"
-    with pytest.raises(UserError, match=f"--output-dir {folder.path}: another process is running in it"):
+    who = rf"another process \({other.pid} on {re.escape(socket.gethostname())}\) is running in it"
+    with pytest.raises(UserError, match=f"--output-dir {folder.path}: {who}.*remove {folder.path / LOCK}"):
         folder.lock()
     other.kill()
     other.wait()
     folder.lock()
     folder.lock()  # a process may have its own folder
     folder.unlock()
+
+
+def test_a_file_system_without_locks_is_named(folder, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(UserError, match=rf"--output-dir {folder.path}: .*No locks available.*another file system"):
+        folder.lock()
 
 
 def test_what_a_kill_left_half_written_is_swept(folder):
@@ -275,6 +309,17 @@ def test_a_record_is_on_the_disk_once_it_is_appended(folder):
     assert folder.read_history() == [record(1), {"step": 2, "s": None}]
 
 
+def test_the_records_that_a_checkpoint_counts_on_outlive_a_power_cut(folder, tmp_path, monkeypatch):
+    disk = Disk(folder.path)
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    for step in (1, 2):
+        folder.append_history(record(step))
+        folder.sync_history()
+        for names_first in (False, True):
+            left = RunFolder(disk.after_a_cut(tmp_path / "left", names_first))
+            assert left.read_history() == folder.read_history()
+
+
 def test_a_damaged_line_is_named(folder):
     for step in (1, 2):
         folder.append_history(record(step))
@@ -320,7 +365,7 @@ def test_a_tree_that_cannot_be_copied_whole_says_which_file_and_why(tmp_path):
     code = f"""
 import resource, shutil
 from pathlib import Path
-from granite_scu.storage.run_folder import replacing
+from granite_scu.storage.atomic import replacing
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     with replacing(Path({str(tmp_path / "to")!r})) as temporary:

@@ -148,3 +148,18 @@ def test_nothing_heavy_is_loaded_for_it():
     loaded = "import sys, granite_scu.cli.main, granite_scu.cli.list_runs; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize("spoil", [os.mkfifo, lambda path: os.truncate(path, 40 << 30)])
+@pytest.mark.parametrize("name", ["training_config.json", "tokenizer.json"])
+def test_a_pipe_or_a_file_without_end_hides_no_other_run(make_run, tmp_path, listed, spoil, name):
+    make_run("right", 1e9)
+    file = make_run("wrong", 2e9) / name
+    file.unlink(missing_ok=True)
+    if spoil is not os.mkfifo:
+        file.touch()
+    spoil(file)
+    code, out, _ = listed(tmp_path, "--json")
+    found = json.loads(out)
+    assert code == 0 and [run["path"] for run in found["runs"]] == [str(tmp_path / "right")]
+    assert [(run["path"], name in run["reason"]) for run in found["broken"]] == [(str(tmp_path / "wrong"), True)]

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -26,7 +25,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
 from granite_scu.data.tokens.encoding import Part, Piece, Stream, joined
 from granite_scu.data.tokens.stored import StoredArray, in_pieces
-from granite_scu.storage.run_folder import replacing
+from granite_scu.storage.atomic import ensure_folder, replacing, take_place
 
 _log = logging.getLogger(__name__)
 
@@ -152,14 +151,13 @@ def prepared(folder: Path, key: str, make: Callable[[int], Iterator[Part]], n_vo
         ):  # moved there as a whole, perhaps by someone else: it may be that we can only read
             return _open(found)
     with _naming(folder, "cannot be written", "make room"):
-        folder.mkdir(parents=True, exist_ok=True)
+        ensure_folder(folder)
         with _turn(folder / f"{key}.lock"):
             if not _is_sound(found, n_vocabulary):
                 if found.exists():
                     _log.warning("the kept tokens in %s are damaged, and are made again", found)
                 _write(folder / f"{key}.partial", make)
-                shutil.rmtree(found, ignore_errors=True)
-                (folder / f"{key}.partial").rename(found)
+                take_place(folder / f"{key}.partial", found)
             return _open(found)
 
 

@@ -24,7 +24,7 @@ from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import Part, backend_of, encoded, with_bar
-from granite_scu.storage.run_folder import replacing
+from granite_scu.storage.atomic import replacing
 
 T = TypeVar("T")
 

@@ -10,7 +10,8 @@ from rich.table import Column, Table
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.control.units import counted
-from granite_scu.storage.run_folder import replacing, require_writable
+from granite_scu.storage.atomic import replacing
+from granite_scu.storage.run_folder import require_writable
 
 
 def show(found: dict[str, Any], console: Console) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import lightning as L
 from safetensors.torch import load_file
 
+from granite_scu.storage.atomic import replacing
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.storage.run_folder import WEIGHTS, finite, read_json, replacing
+from granite_scu.storage.run_folder import WEIGHTS, finite, read_json
 from granite_scu.training.module import GraniteModule
 
 RECORD = "validation.json"

@@ -15,8 +15,9 @@ from granite_scu.config.errors import Diverged
 from granite_scu.config.progress import tracked
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.evaluation.score import Score
+from granite_scu.storage.atomic import replacing
 from granite_scu.storage.checkpoint import save_adapter
-from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder, replacing
+from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder
 from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.stopwatch import Stopwatch

@@ -1,6 +1,7 @@
 """Tokens on disk: the same as in memory, made once, taken up after an interruption, made again for another text."""
 
 import errno
+import itertools
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
+from power import Disk
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
@@ -81,6 +83,28 @@ def test_tokens_on_disk_are_those_in_memory(tokenizer, config, caplog):
     assert (found.n_empty, found.n_conversations) == (2, 1)
     assert isinstance(found.stream.tokens, StoredArray)
     assert "left out 2 of 34 texts, which are empty; the first is " in caplog.text
+
+
+@pytest.mark.parametrize("names_first", [False, True])
+def test_after_a_power_cut_at_any_time_the_tokens_are_the_same(tokenizer, config, tmp_path, monkeypatch, names_first):
+    """Of a preparation that was cut short as much is taken up as was on the disk."""
+    kept, left, syncs = Path(config.cache_dir), [], itertools.count(1)
+    kept.mkdir()
+    disk = Disk(kept)
+
+    def cut():
+        left.append(disk.after_a_cut(tmp_path / f"left{len(left)}", names_first))
+
+    disk.watch = lambda: cut() if next(syncs) % 25 == 0 else None
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", disk.fsync)
+        expected = prepare(config, tokenizer).stream
+        cut()
+    seen = counted(monkeypatch)
+    for folder in (left[-1], left[len(left) // 2], left[0]):
+        found = prepare(replace(config, cache_dir=str(folder)), tokenizer).stream
+        assert not seen or folder != left[-1]
+        assert all(np.array_equal(getattr(found, name)[:], getattr(expected, name)[:]) for name in ARRAYS)
 
 
 def test_a_second_run_tokenises_nothing(tokenizer, config, monkeypatch):
