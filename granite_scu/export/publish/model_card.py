@@ -1,8 +1,10 @@
 """The model card: what the adapter is, what was measured, how to load it. Of a run folder, and on the hub."""
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -10,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import printable
 from granite_scu.config.settings import TINY_MODEL, is_local, is_path
 from granite_scu.control.units import per_cent
 from granite_scu.storage.run_folder import (
@@ -188,7 +191,7 @@ def _interval(evaluation: Mapping[str, Any]) -> str:
 
 def public_name(base: str) -> str:
     """A hub id as it is; of a local folder its name alone, which says nothing about the machine."""
-    return _last_name(str(Path(base).expanduser().resolve())) if is_local(base) else base
+    return _one_line(_last_name(str(Path(base).expanduser().resolve())) if is_local(base) else base)
 
 
 def _is_of(model: Mapping[str, Any], folder: Path) -> bool:
@@ -210,17 +213,40 @@ def _slug(text: str) -> str:
 
 
 def _text(value: object) -> str:
+    """In one line, of paths only the last name."""
     if value is None:
         return NOT_MEASURED
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
-    text = str(value)
+    text = _one_line(str(value))
     return _last_name(text) or text if is_path(text) else text
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _plain(value: object) -> str:
+    """A text that Markdown shows as it is: names in a run folder may be a stranger's.
+
+    >>> print(_plain("# a_b ![x](y) <b>"))
+    \\# a_b !\\[x\\](y) \\<b\\>
+    """
+    return re.sub(r"([\\`*\[\]<>|&]|^(?:[#~=]|[+-](?=[ +-])|\d+(?=[.)] )))", _escaped, _text(value))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] + "\\" if found[0].isdigit() else "\\" + found[0]
+
+
+def _code(value: object) -> str:
+    """The same between backticks."""
+    return f"`{_text(value).replace('`', chr(39))}`"
 
 
 TEMPLATES = Environment(
     loader=PackageLoader("granite_scu.export.publish", "."),
-    autoescape=False,  # Markdown, not HTML
+    autoescape=False,  # Markdown, not HTML: ``plain`` and ``code`` escape
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
@@ -228,6 +254,7 @@ TEMPLATES = Environment(
 TEMPLATES.filters |= {
     "number": _number,
     "share": lambda ratio: NOT_MEASURED if ratio is None else per_cent(ratio),
-    "text": _text,
-    "cell": lambda text: text.replace("|", "\\|"),
+    "plain": _plain,
+    "code": _code,
+    "quoted": partial(json.dumps, ensure_ascii=False),
 }

@@ -1,5 +1,6 @@
 """What of a run folder is published, checked and made safe to publish; everything else stays where it is."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from jinja2 import TemplateError
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import only_files
 from granite_scu.config.settings import TINY_MODEL, is_local
-from granite_scu.export.publish import leaks, model_card
+from granite_scu.export.publish import leaks, model_card, pictures
 from granite_scu.model.adapter_files import check_adapter
 from granite_scu.storage.run_folder import (
     ADAPTER_CONFIG,
@@ -173,9 +174,14 @@ def _content(folder: Path, name: str) -> bytes:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{path}: is a link to a file outside the run folder; put the file itself there")
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
+        if name.endswith(".svg"):
+            pictures.check_svg(content)
+        return pictures.bare_png(content) if name.endswith(".png") else content
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; draw it again with: granite-scu plot {folder}") from error
 
 
 def _base(folder: Path, of_run: str, of_adapter: str | None, given: str | None) -> str:
@@ -199,8 +205,6 @@ def _base(folder: Path, of_run: str, of_adapter: str | None, given: str | None) 
 def _check_content(folder: Path, name: str, content: bytes) -> None:
     """Refuse a file that holds a credential or a path of this machine."""
     if name.endswith(".png"):
-        if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-            raise UserError(f"{folder / name}: is not a PNG picture")
         return
     if name == WEIGHTS:  # of a tensor file the header is text
         content = content[8 : 8 + int.from_bytes(content[:8], "little")]
@@ -208,7 +212,7 @@ def _check_content(folder: Path, name: str, content: bytes) -> None:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{folder / name}: is not text in UTF-8, as its kind of file is") from error
-    if found := leaks.secret_in(text):
+    if found := leaks.secret_in(text, os.environ):
         line, kind = found
         raise UserError(f"{folder / name}:{line}: looks like {kind}; remove it, and revoke it if others saw it")
     places = {"the text": text} if name in (MODEL_CARD, WEIGHTS) else {}

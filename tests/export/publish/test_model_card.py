@@ -4,6 +4,7 @@ import re
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.export.publish.model_card import model_card
@@ -131,6 +132,46 @@ def test_a_local_base_is_named_without_its_place(tmp_path, base):
     text = card(base_model=base, data=f"{tmp_path}/private/letters.txt", hyperparameters={"out": "/home/me/run"})
     assert "`granite-local`, a local model" in text and "letters.txt" in text
     assert not any(place in text for place in (str(tmp_path), "private", "/home", "~"))
+
+
+def structure(text: str) -> list[tuple]:
+    """What Markdown makes of a card: its blocks, and its links, pictures and HTML."""
+    parsed = MarkdownIt("commonmark", {"linkify": False}).enable("table").parse(text.partition("\n---\n")[2])
+    inline = [child for token in parsed for child in token.children or []]
+    active = [(t.type, *t.attrs.values()) for t in inline if t.type in ("link_open", "image", "html_inline")]
+    return [(token.type, token.tag) for token in parsed] + active
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "# Heading ![x](http://evil.test/x.png) [a](http://evil.test) <img src=x> `code` | cell",
+        "line\n\n# Heading\n\n![x](http://evil.test/x.png)",
+        'end`` " ``` ![x](http://evil.test/x.png)\n---\n',
+        "1. one",
+        "> quoted &lt;b&gt;",
+        "\\[a](http://evil.test)",
+    ],
+)
+def test_a_strangers_names_are_text(name):
+    """Of a corpus, a model, a law, a setting and a version; the card has the same parts as an ordinary one."""
+    plain, settings = "a name", {"rank": 16}
+    evaluation = {
+        **{"data": name, "documents": 7, "tokens": 1234, "max_length": 128, "stride": 64, "units": name},
+        **{"difference": -0.5, "low": None, "high": None, "confidence": 0.95, "verdict": name},
+        **{each: {"bits_per_token": 5.0, "bits_per_byte": 2.0, "perplexity": 32.0} for each in ("base", "adapter")},
+    }
+    ordinary = {key: plain if value == name else value for key, value in evaluation.items()}
+    spoilt = {"base_model": name, "data": name, "controller": name, "hyperparameters": {name: [name]}}
+    text = card(**spoilt, versions={name: name}, evaluation=evaluation)
+    other = card(
+        **dict.fromkeys(("base_model", "data", "controller"), plain), hyperparameters=settings, versions=settings,
+        evaluation=ordinary,
+    )  # fmt: skip
+    assert structure(text) == structure(other)
+    metadata = front_matter(text)
+    assert metadata.keys() == front_matter(other).keys()
+    compile(re.search(r"```python\n(.*?)\n```\n", text, re.DOTALL)[1], "README.md", "exec")
 
 
 def test_a_cell_does_not_break_its_table():

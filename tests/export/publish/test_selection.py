@@ -1,11 +1,15 @@
 """What is refused before anything leaves the machine, and what a stranger gets to see of what does leave."""
 
+import io
 import json
 import os
 import re
 import shutil
+import struct
+import zlib
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
@@ -73,6 +77,10 @@ def write(name, content):
     return lambda run: (run / name).write_bytes(content)
 
 
+def in_place_of(name, old, new):
+    return lambda run: (run / name).write_bytes((run / name).read_bytes().replace(old, new, 1))
+
+
 def linked_outside(run):
     shutil.move(run / "tokenizer_config.json", run.parent)
     os.symlink(run.parent / "tokenizer_config.json", run / "tokenizer_config.json")
@@ -91,6 +99,19 @@ SECRETS = {
     "an AWS access key": "AKIA" + "ABCD" * 4,
     "a private key": "-----BEGIN OPENSSH PRIVATE KEY-----",
     "a GitHub token": "ghp_" + "a1B2" * 9,
+    "a secret (gitlab-pat)": "glpat-" + "a1B2" * 5,
+    "a secret (npm-access-token)": "npm_" + "a1B2" * 9,
+    "a secret (pypi-upload-token)": "pypi-AgEIcHlwaS5vcmc" + "a1B2" * 15,
+    "a secret (gcp-api-key)": "AIza" + "a1B2c" * 7,
+    "a secret (stripe-access-token)": "sk_live_" + "a1B2" * 6,
+    "a secret (slack-webhook-url)": "https://hooks.slack.com/services/" + "T1B2" * 11,
+    "a secret (jwt)": f"ey{'J1' * 9}.ey{'J1' * 20}.{'a1B2' * 8}",
+    "a Slack token": "xoxb-" + "1234567890-" * 2 + "a1B2" * 6,
+    "a Docker token": "dckr_pat_" + "a1B2" * 7,
+    "a wandb key": "WANDB_API_KEY=" + "a1b2" * 10,
+    "an AWS secret key": "aws_secret_access_key = " + "a1B/" * 10,
+    "an Azure key": "AccountName=a;AccountKey=" + "a1B/" * 21 + "a1==",
+    "a password in a URL": "postgresql://ada:pass-word@db.example.org/runs",
 }
 PATHS = ("/home/ada/secret/run", "~/runs/mine", "C:\\Users\\ada\\run", "written to /mnt/a/b")
 SPOILT = [
@@ -104,6 +125,28 @@ SPOILT = [
         (lambda run, s=s: change(run / "tokenizer_config.json", note=s), f"tokenizer_config.json:1: looks like {kind}")
         for kind, s in SECRETS.items()
     ),
+    *(
+        (in_place_of(name, old, escaped), f"{name}:{line}: looks like a Hugging Face token")
+        for name, old, line, escaped in (
+            ("tokenizer_config.json", b"{", 1, b'{"note": "\\u0068f_' + b"a1B2" * 9 + b'",'),
+            ("tokenizer_config.json", b"{", 1, b'{"\\u0068\\u0066_' + b"a1B2" * 9 + b'": 1,'),
+            ("chat_template.jinja", b"{", 1, b"{# \\x68f_" + b"a1B2" * 9 + b" #}{"),
+            ("control.svg", b"<metadata>", 5, b"<metadata><title>&#104;f_" + b"a1B2" * 9 + b"</title>"),
+        )
+    ),
+    *(
+        (in_place_of("control.svg", b"</svg>", active + b"</svg>"), f"control.svg: {words}")
+        for active, words in (
+            (b"<script>alert(1)</script>", "holds <script>"),
+            (b"<foreignObject/>", "holds <foreignObject>"),
+            (b'<g onload="alert(1)"/>', "holds onload"),
+            (b'<use href="https://evil.test/x.svg#a"/>', "refers to something outside of it by href"),
+            (b'<g style="fill: ur\\6c(https://evil.test)"/>', "has a style that loads something"),
+            (b"<style>@import 'https://evil.test/x.css';</style>", "has a style that loads something"),
+            (b"<", "is not XML"),
+        )
+    ),
+    (in_place_of("control.svg", b"<!DOCTYPE svg", b"<!DOCTYPE svg [<!ENTITY a 'b'>]"), "control.svg: defines entities"),
     (in_metadata(SECRETS["a Hugging Face token"]), "adapter_model.safetensors:1: looks like a Hugging Face token"),
     *(
         (
@@ -133,6 +176,29 @@ def test_a_spoilt_folder_is_refused_and_no_secret_repeated(run, spoil, words):
     said = refusal(run)
     assert words in said
     assert not any(secret in said for secret in SECRETS.values())
+
+
+def test_of_a_picture_only_what_shows_is_published(run):
+    """Not its texts, and nothing behind its end."""
+    original = (run / "control.png").read_bytes()
+    said = b"tEXtkey\0" + SECRETS["a Hugging Face token"].encode()
+    chunk = struct.pack(">I", len(said) - 4) + said + struct.pack(">I", zlib.crc32(said))
+    (run / "control.png").write_bytes(original[:33] + chunk + original[33:] + said)
+    published = selection.prepare(run, REPO).files["control.png"]
+    assert SECRETS["a Hugging Face token"].encode() not in published
+    before, after = (plt.imread(io.BytesIO(content), format="png") for content in (original, published))
+    assert np.array_equal(before, after)
+    (run / "control.png").write_bytes(original[:-20])
+    assert "control.png: is not a whole PNG picture" in refusal(run)
+
+
+def test_a_secret_of_the_environment_is_found_by_its_value(run, monkeypatch):
+    change(run / "scu_config.json", note="the word is correct-horse-battery")
+    selection.prepare(run, REPO)
+    monkeypatch.setenv("MY_COMPANYS_PASSWORD", "correct-horse-battery")
+    said = refusal(run)
+    assert "scu_config.json:1: looks like the value of the environment's MY_COMPANYS_PASSWORD" in said
+    assert "correct-horse" not in said
 
 
 def test_a_pipe_in_the_folder_is_not_waited_for(run):
