@@ -37,7 +37,7 @@ from granite_scu.model import loading, saved_adapter
 from granite_scu.model.adapters import linear_layers
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
-from granite_scu.storage.atomic import errors_of_rust, replacing
+from granite_scu.storage.atomic import errors_of_rust, remove, replacing
 from granite_scu.storage.provenance import versions
 from granite_scu.storage.run_folder import ADAPTER_CONFIG, LOCK, nearest, read_json, require_writable
 
@@ -341,7 +341,7 @@ def _sweep(out: Path) -> None:
     names = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(tmp|old)")
     left = [entry for entry in out.parent.glob(".*") if names.fullmatch(entry.name)] if out.parent.is_dir() else []
     for entry in left:
-        if entry.suffix == ".tmp":
+        if (entry / LOCK).is_file():
             try:
                 with FileLock(entry / LOCK, timeout=0):
                     pass
@@ -351,7 +351,7 @@ def _sweep(out: Path) -> None:
         if entry.suffix == ".old" and not out.exists():  # killed between two renames: it was the model there
             entry.rename(out)
         else:
-            shutil.rmtree(entry)
+            remove(entry)
 
 
 def _gib(size: float) -> str:
