@@ -184,8 +184,10 @@ def test_coverage_over_documents_of_skewed_lengths(count):
 
 def test_more_documents_than_bca_is_made_for_get_the_percentile_interval(monkeypatch):
     arm, reference, tokens = documents(np.random.default_rng(4), 400, 0.05)
-    bca = difference_over_documents(arm, reference, tokens)
-    monkeypatch.setattr("granite_scu.evaluation.statistics.MOST_FOR_BCA", 399)
-    percentile = difference_over_documents(arm, reference, tokens)
+    found = []
+    for most in (400, 399):
+        monkeypatch.setattr("granite_scu.evaluation.statistics.MOST_FOR_BCA", most)
+        found.append(difference_over_documents(arm, reference, tokens))
+    bca, percentile = found
     assert percentile != bca
     assert [percentile.low, percentile.high] == pytest.approx([bca.low, bca.high], abs=2e-3)

@@ -16,6 +16,7 @@ from granite_scu.model.description_length import (
     information_ratio,
     layer_npt,
     penalty_gradient,
+    scale_onto,
     squared_norms,
 )
 
@@ -137,6 +138,13 @@ def test_no_step_takes_more_than_half_of_a_factor(strength, learning_rate):
     assert 0.5 <= decay(strength, learning_rate, sigma=0.02, n_tokens=1000) <= 1
 
 
+def test_a_projection_worked_out_by_hand():
+    """Half of every factor takes a sixteenth of |B A|^2, and a quarter of |A|^2 + |B|^2."""
+    assert scale_onto(torch.tensor(16.0), 1.0).item() == 0.5
+    assert scale_onto(torch.tensor(4.0), 1.0, "factors").item() == 0.5
+    assert scale_onto(torch.tensor(0.9), 1.0).item() == 1.0
+
+
 # From an adapter on
 
 
@@ -244,12 +252,13 @@ def test_s_and_lambda_are_exact_where_a_run_takes_tf32(monkeypatch):
         return product(self, other)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     update = LowRankUpdate(torch.ones(2, 3), torch.ones(4, 2), 1.0)
     torch.set_float32_matmul_precision("high")
     try:
         layer_npt([update], 0.02, 10)
         penalty_gradient([update], 0.02, 10)
-        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
     assert set(taken) == {"highest"} and len(taken) >= 4

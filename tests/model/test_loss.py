@@ -1,5 +1,7 @@
 """The chunked loss against the model's own logits and torch's cross-entropy."""
 
+import math
+
 import pytest
 import torch
 from references import OF_TYPE, granite, llama
@@ -128,6 +130,17 @@ def test_half_precision_gives_the_plain_loss_to_its_own_precision(dtype):
     assert (one - reference).norm() <= 1.5 * (library - reference).norm()
 
 
+def test_what_an_unlikely_word_is_told_survives_fp16():
+    """exp(-17), 4e-8, is below fp16's smallest number, 6e-8; times its hidden state, 1.4e-6, it is 24 of them."""
+    hidden = torch.full((1, 1, 1), 34.0, dtype=torch.float16, requires_grad=True)
+    head = torch.tensor([[0.0], [-0.5]], dtype=torch.float16, requires_grad=True)
+    nats = summed_cross_entropy(hidden, head, torch.tensor([[0]]), 1.0)
+    (found,) = torch.autograd.grad(nats, head)
+    assert found[1].item() == pytest.approx(
+        34 * math.exp(-17), rel=0.03
+    )  # within half a unit: 1/48, and 1/355 on the way
+
+
 class FactorsAsOnCuda(TorchDispatchMode):
     """A factor without dimensions is read in the other's dtype, as CUDA reads one that is on the device.
 
@@ -159,7 +172,9 @@ def test_a_label_that_is_no_word_is_refused_and_not_counted_as_the_first():
         summed_cross_entropy(torch.randn(1, 2, 4), torch.randn(8, 4), torch.tensor([[0, -1]]), 1.0)
 
 
-def test_each_positions_nats_add_up_to_the_sum(model, batch):
+@pytest.mark.parametrize("build", ["llama", "embedded"])
+def test_each_positions_nats_add_up_to_the_sum(build, batch, request):
+    model = llama() if build == "llama" else request.getfixturevalue("model")
     each = loss.token_nats(model, *batch)
     assert each.shape == batch[1].shape
     assert not each[batch[1] == IGNORED].any()

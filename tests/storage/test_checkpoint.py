@@ -24,7 +24,7 @@ from granite_scu.model import loading
 from granite_scu.storage import manifest
 from granite_scu.storage.checkpoint import AdapterCheckpointIO, check_state, load_state, save_adapter
 from granite_scu.storage.checkpoint_list import STATE, find, prune
-from granite_scu.storage.run_folder import RunFolder
+from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder
 
 
 @pytest.fixture
@@ -54,6 +54,15 @@ def test_a_checkpoint_is_a_folder_with_an_adapter_and_a_state(trained):
     ]
     base = sum(p.numel() for p in module.model.parameters() if not p.requires_grad)
     assert (folder / "adapter_model.safetensors").stat().st_size < 4 * base
+
+
+def test_the_best_adapter_so_far_is_kept_with_it(trained):
+    module, folder = trained
+    (folder.parent / BEST_ADAPTER).mkdir()
+    (folder.parent / BEST_ADAPTER / "adapter_model.safetensors").write_bytes(b"best")
+    AdapterCheckpointIO(module).save_checkpoint({}, folder.parent / "checkpoint-4")
+    kept = folder.parent / "checkpoint-4" / BEST_ADAPTER / "adapter_model.safetensors"
+    assert kept.read_bytes() == b"best" and manifest.damage(folder.parent / "checkpoint-4") is None
 
 
 def test_peft_alone_loads_the_adapter_as_it_lies(trained, make_batches):
@@ -280,3 +289,20 @@ def test_a_damaged_state_is_refused(trained, damage):
     (folder / STATE).write_bytes(whole[: len(whole) // 2] if damage is None else damage)
     with pytest.raises(UserError, match=f"--resume-from-checkpoint .*: {STATE} is damaged"):
         load_state(folder)
+
+
+class Runs:
+    """Its pickle makes a folder when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_state_with_code_in_it_is_refused_and_runs_none(tmp_path):
+    torch.save({"global_step": Runs(tmp_path / "ran")}, tmp_path / STATE)
+    with pytest.raises(UserError, match=f"{STATE} is damaged"):
+        load_state(tmp_path)
+    assert not (tmp_path / "ran").exists()
