@@ -61,7 +61,7 @@ def merge(small_granite, tmp_path, monkeypatch):
     monkeypatch.setattr(merging.Merger, "_write_tokenizer", lambda self, folder: None)
 
     def run(adapter, base=small_granite, quantize_4bit=False, in_fp32=False) -> Path:
-        out = tmp_path / ("merged in fp32" if in_fp32 else "merged")
+        out = tmp_path / "models" / ("merged in fp32" if in_fp32 else "merged")
         config = BaseConfig(str(base), quantize_4bit=quantize_4bit)
         merger = merging.Merger(saved_adapter.find(adapter), config, out, in_fp32)
         merger.check_out(overwrite=False)
@@ -192,7 +192,7 @@ def test_an_adapter_for_another_base_is_refused_before_anything_is_written(
     (folder / saved_adapter.TRAINING_CONFIG).write_text(json.dumps({"base": {"name": "ibm-granite/b"}}))
     with pytest.raises(UserError, match=r"ibm-granite/a, and .* trained on ibm-granite/b; one of the files is of"):
         saved_adapter.find(folder)
-    assert not (tmp_path / "merged").exists()
+    assert not (tmp_path / "models").exists()
 
 
 def test_the_output_folder_is_refused_where_something_is_in_it(small_granite, make_adapter, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
+    TrainerCallback,
 )
 
 from granite_scu import control
@@ -169,6 +170,21 @@ def test_it_steers_the_embedded_model_as_the_application_does(trainer, ticks):
     assert ticks(run)[-1]["s"] == pytest.approx(0.02, rel=0.3)
 
 
+def test_the_newest_tick_is_among_what_is_logged_with_the_loss(examples, adapted, trainer, ticks):
+    seen = []
+
+    class Shown(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            seen.append(logs)
+
+    run = trainer(adapted(), examples(2), ShannonCallback(0.02, control_every=2, n_tokens=N), logging_steps=1)
+    run.add_callback(Shown())
+    run.train()
+    (tick,) = ticks(run)
+    assert [logs.get("scu/s") for logs in seen if "loss" in logs] == [None, tick["s"]]
+    assert not any("scu/s" in logs for logs in seen if "loss" not in logs)
+
+
 def test_a_step_that_a_scaler_left_out_counts_only_as_skipped(examples, adapted, trainer, ticks, monkeypatch):
     """As accelerate leaves one out where a gradient overflows: it does not step, and says so."""
     rows, taken, step = examples(4), [], AcceleratedOptimizer.step
@@ -213,15 +229,22 @@ def test_a_compiled_model_is_measured_alike(examples, trainer, ticks):
 SETTINGS = {"target_s": 0.02, "control_every": EVERY, "n_tokens": N}
 
 
-@pytest.mark.parametrize("kind", ["pi", pytest.param("auto-from-an-adapter", marks=pytest.mark.slow)])
-def test_a_resumed_run_goes_on_to_the_same_lambda(kind, examples, adapted, trainer, ticks, tmp_path):
+@pytest.mark.parametrize(
+    ("target_s", "start"),
+    [
+        (0.02, "an adapter"),
+        pytest.param(0.02, "zero", marks=pytest.mark.slow),
+        pytest.param("auto", "an adapter", marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_run_goes_on_to_the_same_lambda(target_s, start, examples, adapted, trainer, ticks, tmp_path):
     """From a checkpoint between two ticks, after which every number of every tick is equal."""
     rows = examples(STEPS)
-    auto = {"target_s": "auto", "held_out": examples(4)} if kind != "pi" else {}
+    auto = {"target_s": "auto", "held_out": examples(4)} if target_s == "auto" else {}
 
     def model():
         made = adapted()
-        if auto:
+        if start != "zero":
             begin_from(made, [0.1 * torch.ones_like(factor) for factor in Adapter(made).factors])
         return made
 
@@ -232,7 +255,7 @@ def test_a_resumed_run_goes_on_to_the_same_lambda(kind, examples, adapted, train
     rest.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-7"))
     assert [tick["step"] for tick in ticks(whole)] == [3, 6, 9, 12]
     assert ticks(rest) == ticks(whole)
-    assert (tmp_path / "out" / ORIGIN).is_file() == bool(auto)
+    assert (tmp_path / "out" / ORIGIN).is_file() == (start != "zero")
 
 
 @pytest.mark.slow
