@@ -13,6 +13,7 @@ from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
 from granite_scu.config.settings import DataConfig, share
+from granite_scu.data.sources.files import unix
 from granite_scu.model.adapter_files import require_adapter
 
 if TYPE_CHECKING:
@@ -146,4 +147,5 @@ def read_prompt(text: str | None, file: str | None) -> str:
         raise UserError(f"{flag}: has more than {MOST_BYTES:,} characters, which no model reads; shorten it")
     if not text.strip():
         raise UserError(f"{flag}: the text is empty")
+    text = unix(text)
     return text.removesuffix("\n") if file is not None or flag == "standard input" else text

@@ -83,13 +83,15 @@ def run(options: argparse.Namespace) -> int:
     # Late: torch takes seconds.
     from granite_scu.data.datamodule import TextDataModule
     from granite_scu.data.tokens import templates
+    from granite_scu.data.tokens.encoding import beginning
     from granite_scu.model import loading
 
     quiet(make_console(stderr=True))
     data = TextDataModule(config, seed=0)
     tokenizer = templates.of_data(loading.load_tokenizer(options.model), data.config)
     data.prepare(tokenizer)
-    facts = {"model": options.model, **data.summary(), "document_tokens": lengths(data)}
+    begins = {"text_begins_with": tokenizer.decode(beginning(tokenizer))}
+    facts = {"model": options.model, **begins, **data.summary(), "document_tokens": lengths(data)}
     if options.json:
         print(json.dumps(facts, indent=2))
         return 0
@@ -112,7 +114,9 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
     from granite_scu.data.sources.record_formats import LABELS
 
     kind = "conversation" if facts["conversations"] else "document"
-    tokens, unlearned = facts["document_tokens"], facts["unsupervised_documents"]
+    tokens, unlearned, cut = (
+        facts[name] for name in ("document_tokens", "unsupervised_documents", "answers_without_end")
+    )
     divided = "by document" if facts["split_by"] == "document" else "by block, for documents are too few or too uneven"
     long = f"{counted(facts['long_documents'], kind)}: {BECOMES.get(on_long)} (--on-long)"
     omitted = (
@@ -132,7 +136,11 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
         },
         f"length of a {kind}": f"{tokens['p50']:,} tokens in the middle; 10 % have at most {tokens['p10']:,}, 90 % at "
         f"most {tokens['p90']:,}, the longest has {tokens['p100']:,}",
+        "a text begins with": f"{facts['text_begins_with']} (the tokenizer's own; a chat as its template says)"
+        if facts["text_begins_with"]
+        else "",
         "longer than a block": long if facts["long_documents"] else "",
+        "cut answers": f"{counted(cut, 'answer')} without the end that teaches when to stop" if cut else "",
         "left out": ", ".join(words for words in omitted if not words.startswith("0 ")),
     }
     return {name: text for name, text in rows.items() if text}

@@ -200,7 +200,7 @@ class StreamedBlocks(IterableDataset):
                 continue
             for piece in pieces_of(known, source, self.renderer, self.config.split_seed, SHARED):
                 if next(turn) % of == number:  # what comes before it may be in another share: a text of its own
-                    yield piece._replace(is_first=True, is_last=True, is_ended=piece.is_last)
+                    yield piece._replace(is_first=True, is_last=True, is_begun=piece.is_first, is_ended=piece.is_last)
 
 
 class StreamedDataModule(TextDataModule):

@@ -16,7 +16,7 @@ from granite_scu.config.outside import printable
 from granite_scu.config.sampling import Sampling
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.control_tokens import ReadAs
-from granite_scu.data.tokens.encoding import token_ids
+from granite_scu.data.tokens.encoding import beginning, token_ids
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ LEAST_WIDTH = 80
 def tokenized(
     tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool, control_tokens: ReadAs = "text"
 ) -> dict[str, torch.Tensor]:
-    """``input_ids`` and ``attention_mask`` of a prompt, (1, time) each.
+    """``input_ids`` and ``attention_mask`` of a prompt, (1, time) each. It begins as a document that is trained on.
 
     Args:
         tokenizer: of the model.
@@ -39,7 +39,7 @@ def tokenized(
         UserError: a chat with a model that has no template for one, or whose template refuses it.
     """
     if not chat:
-        return dict(tokenizer(prompt, return_tensors="pt"))
+        return _inputs([*beginning(tokenizer), *tokenizer(prompt, add_special_tokens=False)["input_ids"]])
     return tokenized_chat(tokenizer, [{"role": "user", "content": prompt}], control_tokens)
 
 
@@ -51,7 +51,11 @@ def tokenized_chat(
     if rendered.n_control:
         counts = rendered.n_control, rendered.first_control, control_tokens
         log.warning("--chat: control tokens in the question: %d, the first is %s; they are read as %s", *counts)
-    ids = torch.tensor([token_ids(rendered, tokenizer)])
+    return _inputs(token_ids(rendered, tokenizer))
+
+
+def _inputs(tokens: list[int]) -> dict[str, torch.Tensor]:
+    ids = torch.tensor([tokens])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 

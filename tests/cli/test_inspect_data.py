@@ -49,15 +49,18 @@ def test_the_counts_are_in_words(capsys):
     nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens", "conversations"), 0)
     facts = {
         **{"model": "tiny", "path": "mine", "split_by": "document", "block_size": 1024, "long_documents": 1},
-        **{"copies_left_out": 2, "unsupervised_documents": 1, "train": split, "validation": split, "test": split},
+        **{"copies_left_out": 2, "unsupervised_documents": 1, "answers_without_end": 3, "train": split, "validation": split, "test": split},
         **nothing,
         "record_formats": {},
+        "text_begins_with": "<s>",
         "document_tokens": {"p0": 1, "p10": 141, "p50": 483, "p90": 3900, "p99": 15195, "p100": 18040},
     }
     rows = describe(facts, "truncate")
     assert rows["text"] == "mine, divided by document"
     assert rows["training"] == "5 documents (0.0465 MB): 14,088 tokens to learn, in 14 blocks of 1024, 98.3 % full"
     assert rows["longer than a block"] == "1 document: truncated (--on-long)"
+    assert rows["cut answers"].startswith("3 answers without the end")
+    assert rows["a text begins with"].startswith("<s>")
     assert rows["left out"] == "2 repeated documents, 1 document without anything to learn"
     assert rows["length of a document"].startswith(
         "483 tokens in the middle; 10 % have at most 141, 90 % at most 3,900"

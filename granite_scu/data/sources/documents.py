@@ -1,7 +1,7 @@
 """What a corpus is made of."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,15 @@ class Conversation(Document):
         those of weight 0."""
         own = (i for i in range(self.n_prompt, len(self.messages)) if self.messages[i]["role"] == ASSISTANT)
         return [i for i in own if self.messages[i].get(WEIGHT, 1) and not is_silent(self.messages[i])]
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of messages with every text in it changed, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {with_texts(name, change): with_texts(entry, change) for name, entry in value.items()}
+    return [with_texts(entry, change) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def is_silent(message: dict[str, Any]) -> bool:

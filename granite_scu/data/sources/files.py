@@ -154,8 +154,13 @@ def check_unpacked(path: Path, size: int) -> None:
         )
 
 
+def unix(text: str) -> str:
+    """The text with the line ends that models know: a carriage return before one is Windows', and would be learned."""
+    return text.replace("\r\n", "\n")
+
+
 def decoded(path: Path, encoding: str) -> Iterator[str]:
-    """The file's text, a piece at a time, without a byte order mark.
+    """The file's text, a piece at a time, without a byte order mark and the carriage returns of Windows' line ends.
 
     Raises:
         UserError: bytes that the encoding does not have, and names the first of them and its line; or too many of them
@@ -163,6 +168,7 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig" if _is_utf8(encoding) else encoding)()
     offset = line = 0  # bytes read and lines handed on so far
+    held = ""  # a carriage return at the end of a piece, of which the line end may begin the next
     with opened(path) as stream:
         while True:
             data = stream.read(PIECE)
@@ -180,6 +186,9 @@ def decoded(path: Path, encoding: str) -> Iterator[str]:
                     f"--data-dir {path}: not valid {encoding} ({error}); name the encoding that it has with --encoding "
                     "(utf-16-le and utf-16-be are without a mark)"
                 ) from error
+            text = held + text
+            held = "\r" if data and text.endswith("\r") else ""
+            text = unix(text.removesuffix(held))
             line += text.count("\n")
             if text:
                 yield text

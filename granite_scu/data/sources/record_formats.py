@@ -14,8 +14,8 @@ from granite_scu.data.sources.formats import Record
 AUTO, TEXT = "auto", "text"
 """Values of ``--record-format`` beside the names of ``FORMATS``: recognise the format, or read the text column."""
 
-TOOLS = "tools"
-"""Field beside a conversation: descriptions of what the assistant may call."""
+TOOLS, FUNCTIONS = "tools", "functions"
+"""Fields beside a conversation: descriptions of what the assistant may call, now and in OpenAI's first files."""
 
 EITHER = ("prompt", "completion")
 """Fields that hold texts or messages, both the same."""
@@ -25,6 +25,7 @@ TEXTS = ("instruction", "input", "output", "system", "question", "answer", "cont
 
 SPEAKERS = {
     **{role: role for role in ROLES},
+    "function": "tool",
     "human": "user",
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), ASSISTANT),
 }
@@ -114,7 +115,7 @@ def from_question_and_answer(record: Record) -> Chat:
 
 
 FORMATS = (
-    RecordFormat("messages", "messages", ("messages",), (TOOLS,), from_messages),
+    RecordFormat("messages", "messages", ("messages",), (TOOLS, FUNCTIONS), from_messages),
     RecordFormat(
         "prompt-completion",
         "prompt and completion",
@@ -213,5 +214,7 @@ def as_message(entry: dict[str, Any]) -> dict[str, Any]:
     for ours, theirs in (("role", "from"), ("content", "value")):
         if ours not in message and theirs in message:
             message[ours] = message.pop(theirs)
+    if (call := message.pop("function_call", None)) and not message.get("tool_calls"):  # of OpenAI's first files
+        message["tool_calls"] = [{"type": "function", "function": call}]
     role = message.get("role")
     return {**message, "role": SPEAKERS[role]} if isinstance(role, str) and role in SPEAKERS else message

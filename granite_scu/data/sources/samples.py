@@ -6,7 +6,17 @@ from typing import Any
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
-from granite_scu.data.sources.documents import ASSISTANT, ROLES, THOUGHTS, WEIGHT, Conversation, Document, is_silent
+from granite_scu.data.sources.documents import (
+    ASSISTANT,
+    ROLES,
+    THOUGHTS,
+    WEIGHT,
+    Conversation,
+    Document,
+    is_silent,
+    with_texts,
+)
+from granite_scu.data.sources.files import unix
 from granite_scu.data.sources.formats import Record
 from granite_scu.data.sources.record_formats import (
     AUTO,
@@ -14,6 +24,7 @@ from granite_scu.data.sources.record_formats import (
     EITHER,
     FIELDS,
     FORMATS,
+    FUNCTIONS,
     SPEAKERS,
     TEXT,
     TEXTS,
@@ -22,6 +33,7 @@ from granite_scu.data.sources.record_formats import (
     as_message,
     matching,
 )
+from granite_scu.data.sources.tool_calls import with_regular_calls
 
 MESSAGES = "messages"
 SAID = ("role", "content", *THOUGHTS, "name", "tool_calls", "tool_call_id", WEIGHT)
@@ -143,11 +155,23 @@ def _fields(place: str, record: Record, wanted: RecordFormat) -> Record:
         if name in texts:
             both = f"; give {EITHER[0]} and {EITHER[1]} both as texts or as messages" if name in EITHER else ""
             found[name] = _text(value, f"field {name!r}", place, both or "; give a text")
-        elif name == TOOLS:
-            found[name] = _parsed(value, name, place) or None
+        elif name in (TOOLS, FUNCTIONS):
+            found[name] = _tools(value, name, place)
         else:
             found[name] = _messages(value, name, place)
+    if functions := found.pop(FUNCTIONS, None):
+        found[TOOLS] = found[TOOLS] or [{"type": "function", "function": function} for function in functions]
     return found
+
+
+def _tools(value: Any, field: str, place: str) -> list[Any] | None:
+    """Descriptions of tools, checked; None where there are none."""
+    tools = _parsed(value, field, place) or None
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise UserError(
+            f"--data-dir {place}: {field} is no list of objects; give a list of {field}, as OpenAI has them"
+        )
+    return tools
 
 
 def _parsed(value: Any, field: str, place: str) -> Any:
@@ -168,7 +192,7 @@ def _messages(value: Any, field: str, place: str) -> list[dict[str, Any]]:
     messages = [as_message(entry) if isinstance(entry, dict) else entry for entry in value]
     for number, message in enumerate(messages, start=1):
         _check(message, f"{field}, message {number}", place)
-    return messages
+    return with_texts(with_regular_calls(messages, field, place), unix)
 
 
 def _check(message: Any, what: str, place: str) -> None:
@@ -208,7 +232,7 @@ def _text(value: object, what: str, place: str, remedy: str) -> str:
         raise UserError(
             f"--data-dir {place}: {what} holds a lone surrogate at character {error.start}; correct or remove it"
         ) from error
-    return value
+    return unix(value)
 
 
 def without_nulls(record: Record) -> Record:

@@ -29,8 +29,9 @@ from granite_scu.storage.atomic import ensure_folder, replacing, take_place
 
 _log = logging.getLogger(__name__)
 
-VERSION = 7
-"""Of the layout, and of where long texts are cut (an interrupted preparation counts the pieces): part of the key."""
+VERSION = 8
+"""Of the layout, of what is made of a text, and of where long ones are cut (an interrupted preparation counts the
+pieces): part of the key."""
 
 OF_TOKENS: dict[str, Any] = {"tokens": np.int32, "widths": np.uint16, "targets": np.bool_}
 OF_DOCUMENTS: dict[str, Any] = {

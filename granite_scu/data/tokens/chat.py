@@ -11,15 +11,13 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from granite_scu.config.errors import UserError
-from granite_scu.data.sources.documents import ASSISTANT, Conversation
-from granite_scu.data.tokens.control_tokens import THINKING, ControlTokens, Places, ReadAs, stand_ins, texts_in
-from granite_scu.data.tokens.turns import Marked, is_thought_of, mark
+from granite_scu.data.sources.documents import ASSISTANT, THOUGHTS, Conversation
+from granite_scu.data.tokens.control_tokens import THINKING, ControlTokens, Places, ReadAs, stand_ins
+from granite_scu.data.tokens.spellings import Spelling, spellings
+from granite_scu.data.tokens.turns import Marked, Text, mark
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 """The tag that a template has before what the model says, where it has one."""
-
-_MARK = "7310964852"
-"""A text that no template has, and that is the same in upper and lower case."""
 
 _THOUGHT_BEGINS = re.compile(rf"{re.escape(THINKING[0])}\s*$")
 
@@ -28,6 +26,10 @@ _REFUSALS = (
     *(RecursionError, MemoryError, SyntaxError),
 )
 """What a template may raise: it is a program, and perhaps a stranger's."""
+
+
+_SAID = ("content", *THOUGHTS)
+"""Fields of a message that hold texts."""
 
 
 class Rendered(NamedTuple):
@@ -40,6 +42,7 @@ class Rendered(NamedTuple):
         n_control: control tokens that somebody wrote, however they are read.
         first_control: the first of them; empty where there is none.
         n_thoughts: answers of which the template leaves out what was thought.
+        is_begun: whether the tokenizer's beginning of text comes before it; a template writes its own.
     """
 
     text: str
@@ -48,6 +51,7 @@ class Rendered(NamedTuple):
     n_control: int = 0
     first_control: str = ""
     n_thoughts: int = 0
+    is_begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class Renderer:
     tokenizer: PreTrainedTokenizerBase
     loss_on: str = "completion"
     control_tokens: ReadAs = "text"
-    _shown: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Kinds of messages, as ``_kinds``, that the template was seen to have a place for."""
+    _known: dict[int, tuple[Spelling, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """How the template takes conversations of a form, and the thoughts that it leaves out, by the form's hash."""
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -88,11 +92,13 @@ class Renderer:
         hidden = self.control.hide(conversation)
         text, spans, n_thoughts = self._laid_out(hidden.conversation)
         text, spans, written = hidden.restored(text, spans)
-        if hidden.behind and text != self._ended(self._text(conversation, conversation.messages)):
-            raise UserError(
-                f"--data-dir {conversation.name}: the chat template goes by the control token {hidden.first} that "
-                "stands in a message, which is then no text; take it out, or choose --control-tokens tokens"
-            )
+        if hidden.behind:
+            spelled, _, _ = self._taken(conversation)
+            if text != self._ended(self._text(spelled, spelled.messages)):
+                raise UserError(
+                    f"--data-dir {conversation.name}: the chat template goes by the control token {hidden.first} that "
+                    "stands in a message, which is then no text; take it out, or choose --control-tokens tokens"
+                )
         return Rendered(text, spans, written, hidden.count, hidden.first, n_thoughts)
 
     def prompt(self, turns: Sequence[dict[str, Any]]) -> Rendered:
@@ -115,15 +121,15 @@ class Renderer:
 
     def _laid_out(self, conversation: Conversation) -> tuple[str, Places | None, int]:
         """The text, the characters of it that are supervised, and the number of thoughts that it leaves out."""
+        conversation, n_thoughts, is_new = self._taken(conversation)
         whole = self._text(conversation, conversation.messages)
-        self._check_shown(conversation)
-        self._check_calls_shown(conversation)
-        n_thoughts = self._left_out(conversation) if any(map(is_thought_of, conversation.messages)) else 0
         text = self._ended(whole)
         if self.loss_on == "all":
             return text, None, n_thoughts
         if _GENERATION.search(self._template(conversation)):
             spans = self._tagged(conversation, whole)
+            if is_new:
+                self._check_tags(conversation, whole, spans)
         else:
             turns = [self._turn(conversation, whole, i) for i in conversation.said]
             spans = [turn for turn in turns if turn]
@@ -152,7 +158,8 @@ class Renderer:
         found = self.control.places(text, conversation.name)
         first = text[slice(*found[0])] if found else ""
         written = () if self.control_tokens == "tokens" else found
-        return Rendered(text, None if self.loss_on == "all" else spans, written, len(found), first)
+        spans = None if self.loss_on == "all" else spans
+        return Rendered(text, spans, written, len(found), first, is_begun=True)
 
     def _applied(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
         return self.tokenizer.apply_chat_template(
@@ -169,70 +176,67 @@ class Renderer:
             ) from error
 
     def _marked(self, conversation: Conversation) -> tuple[Marked, str]:
-        """The messages with marks for their texts, and rendered; empty where the template wants more than a mark."""
-        marked = mark(conversation.messages, stand_ins("".join(texts_in(conversation.messages))))
+        """The conversation with marks for its texts, and rendered; empty where the template wants more than a mark."""
+        marked = mark(conversation)
+        return marked, self._tried(marked.conversation)
+
+    def _tried(self, conversation: Conversation) -> str:
         try:
-            return marked, self._text(conversation, marked.messages)
+            return self._text(conversation, conversation.messages)
         except UserError:
-            return marked, ""
+            return ""
 
-    def _left_out(self, conversation: Conversation) -> int:
-        """Answers of which the template shows nothing of what was thought."""
-        marked, rendered = self._marked(conversation)
-        return marked.left_out(rendered)
+    def _taken(self, conversation: Conversation) -> tuple[Conversation, int, bool]:
+        """The conversation as the template takes it, in the first of its spellings of which nothing is lost.
 
-    def _check_shown(self, conversation: Conversation) -> None:
-        """Refuse a kind of message that the template passes over: its words would be lost without a message.
+        Of conversations that differ in their words alone, one is tried.
 
-        Tried with a mark in place of a message's content, since templates may rewrite contents.
+        Returns:
+            Conversation, the answers of which it leaves out what was thought, and whether its form was new.
+
+        Raises:
+            UserError: the template refuses each spelling, or leaves out something of it.
         """
-        messages = conversation.messages
-        for i, kind in enumerate(_kinds(messages)):
-            content = messages[i].get("content")
-            if kind in self._shown or not content:
-                continue
-            mark = [{"type": "text", "text": _MARK}] if isinstance(content, list) else _MARK
-            try:
-                rendered = self._text(
-                    conversation, [*messages[:i], {**messages[i], "content": mark}, *messages[i + 1 :]]
-                )
-            except UserError:  # it wants more of this content than a word, so it does not pass over it
-                continue
-            what = f"the content of message {i + 1}, whose role is {messages[i]['role']}"
-            if _MARK not in rendered:
-                raise UserError(
-                    f"--data-dir {conversation.name}: the chat template shows nothing of {what}; leave it out beside "
-                    "tool_calls, take the message out, or choose a template that shows it with --chat-template"
-                )
-            if f"'text': '{_MARK}" in rendered:
-                raise UserError(
-                    f"--data-dir {conversation.name}: the chat template prints the parts of {what}, as Python does; "
-                    "give its content as one text, or choose another template with --chat-template"
-                )
-            self._shown.add(kind)
+        form = _form(conversation)
+        is_new = form not in self._known
+        if is_new:
+            refusals, losses, marked = [], [], mark(conversation, everything=True)
+            for spelling in spellings(conversation):
+                spelled = spelling.of(conversation)
+                try:
+                    self._text(spelled, spelled.messages)
+                except UserError as error:
+                    refusals.append(error)
+                    continue
+                lost = self._lost(conversation, spelling, marked)
+                if said := next((text for text in lost if text.what), None):
+                    losses.append(_loss(conversation, said))
+                    continue
+                self._known[form] = spelling, len({text.message for text in lost})
+                break
+            else:
+                raise (losses or refusals)[0]
+        spelling, n_thoughts = self._known[form]
+        return spelling.of(conversation), n_thoughts, is_new
 
-    def _check_calls_shown(self, conversation: Conversation) -> None:
-        """Refuse calls of tools that the template leaves out: what is left of the turn would teach not to answer."""
-        messages = conversation.messages
-        for i, message in enumerate(messages):
-            kind = ("calls", message["role"], bool(message.get("content")))
-            calls = message.get("tool_calls")
-            # What is no list of calls, the template may refuse.
-            if kind in self._shown or not calls or not isinstance(calls, list) or not all(map(_is_call, calls)):
+    def _lost(self, conversation: Conversation, spelling: Spelling, marked: Marked) -> list[Text]:
+        """The texts that a template does not show as they are written; of thoughts those of messages of which it shows
+        none.
+
+        Where it wants more than marks, each text is tried alone; one that it wants more of than a mark, it does not
+        pass over.
+        """
+        rendered = self._tried(spelling.of(marked.conversation))
+        lost = []
+        for number, (sign, text) in enumerate(marked.behind.items()):
+            if _is_shown(sign, text, rendered):
                 continue
-            renamed = [_renamed(call) for call in calls]
-            try:
-                rendered = self._text(
-                    conversation, [*messages[:i], {**message, "tool_calls": renamed}, *messages[i + 1 :]]
-                )
-            except UserError:  # it looks at the name
-                continue
-            if _MARK not in rendered:
-                raise UserError(
-                    f"--data-dir {conversation.name}: the chat template shows nothing of the tool calls of message "
-                    f"{i + 1}; take them out, or choose another with --chat-template"
-                )
-            self._shown.add(kind)
+            alone = mark(conversation, everything=True, only=number).conversation
+            found = self._tried(spelling.of(alone))
+            if found and not _is_shown(sign, text, found):
+                lost.append(text)
+        thought = {text.message for sign, text in marked.behind.items() if not text.what and text not in lost}
+        return [text for text in lost if text.what or text.message not in thought]
 
     def _turn(self, conversation: Conversation, whole: str, i: int) -> tuple[int, int] | None:
         """The characters that message ``i`` adds to the prompt before it; None where the whole begins otherwise."""
@@ -361,7 +365,6 @@ class Renderer:
             if start < after or (len(own) == len(spans) and own[number] not in conversation.said):
                 continue
             found.append((start, self._without_line_end(whole[:stop], start)))
-        self._check_tags(conversation, whole, found)
         says = (conversation.messages[i].get(field) for i in conversation.said for field in ("content", "tool_calls"))
         if any(says) and not any(whole[slice(*span)].strip() for span in found):
             raise UserError(
@@ -371,10 +374,7 @@ class Renderer:
         return found
 
     def _check_tags(self, conversation: Conversation, whole: str, found: list[tuple[int, int]]) -> None:
-        """Refuse tags that hold words of somebody else's, once for each kind of conversation."""
-        kind = ("tags", *_kinds(conversation.messages))
-        if kind in self._shown:
-            return
+        """Refuse tags that hold words of somebody else's."""
         marked, rendered = self._marked(conversation)
         for i, places in (marked.places(rendered, whole) or {}).items():
             role = conversation.messages[i]["role"]
@@ -385,7 +385,6 @@ class Renderer:
                     f"{role}, between {{% generation %}} and {{% endgeneration %}}; correct the template, or use "
                     "--loss-on all"
                 )
-        self._shown.add(kind)
 
     def _without_line_end(self, text: str, start: int) -> int:
         """The end of a text, or of the control token before it: a line end behind that is not the model's to say."""
@@ -418,21 +417,35 @@ def _is_left_out(message: dict[str, Any], is_shown: bool) -> bool:
     return not (is_shown or message.get("content") or message.get("tool_calls"))
 
 
-def _is_call(value: Any) -> bool:
-    return isinstance(value, dict)
+def _is_shown(sign: str, text: Text, rendered: str) -> bool:
+    return sign in rendered and not (text.wrong and text.wrong + sign in rendered)
 
 
-def _renamed(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool that is called as no template is."""
-    if isinstance(function := call.get("function"), dict):
-        return {**call, "function": {**function, "name": _MARK}}
-    return {**call, "name": _MARK}
+def _loss(conversation: Conversation, lost: Text) -> UserError:
+    return UserError(
+        f"--data-dir {conversation.name}: the chat template shows nothing of {lost.what}, or not as it is written; "
+        "leave it out, say it in a message's content, or choose a template that shows it with --chat-template"
+    )
 
 
-def _kinds(messages: tuple[dict[str, Any], ...]) -> list[tuple[Any, ...]]:
-    """What a template may go by in whether it shows a message's content."""
-    roles = [message["role"] for message in messages]
-    return [
-        (role, i == 0, role in roles[:i], isinstance(messages[i].get("content"), list), "tool_calls" in messages[i])
-        for i, role in enumerate(roles)
-    ]
+def _form(conversation: Conversation) -> int:
+    """The same for conversations that differ in their words alone."""
+    messages = (
+        (m["role"], m.get("name"), tuple((name, _outline(m[name])) for name in _SAID if name in m), _calls(m))
+        for m in conversation.messages
+    )
+    return hash((*messages, _outline(conversation.tools)))
+
+
+def _calls(message: dict[str, Any]) -> Any:
+    return _outline([call["function"] for call in message["tool_calls"]]) if "tool_calls" in message else None
+
+
+def _outline(value: Any) -> Any:
+    """A value with only what is in it where a text stands: something or nothing, said or thought."""
+    if isinstance(value, str):
+        parts = value.split(THINKING[1]) if THINKING[1] in value else [value]
+        return tuple("text" if part and not part.isspace() else "" for part in parts)
+    if isinstance(value, dict):
+        return tuple((name, _outline(entry)) for name, entry in value.items())
+    return tuple(map(_outline, value)) if isinstance(value, list) else repr(value)

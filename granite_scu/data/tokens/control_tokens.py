@@ -5,7 +5,7 @@ A tokenizer takes them for its own wherever they stand. Read as text, nobody's w
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.data.sources.documents import ASSISTANT, Conversation
+from granite_scu.data.sources.documents import ASSISTANT, Conversation, with_texts
 
 THINKING = ("<think>", "</think>")
 """Around what a model thinks before it answers; in an answer of the assistant's they are the template's to see."""
@@ -128,10 +128,10 @@ class ControlTokens:
             return self._pattern.sub(sign, text)
 
         messages = tuple(
-            _changed(message, partial(hidden, kept=THINKING if message["role"] == ASSISTANT else ()))
+            with_texts(message, partial(hidden, kept=THINKING if message["role"] == ASSISTANT else ()))
             for message in conversation.messages
         )
-        tools = _changed(conversation.tools, hidden)
+        tools = with_texts(conversation.tools, hidden)
         if found and self.read_as == "refuse":
             raise _refusal(conversation.name, found[0])
         without = replace(conversation, messages=messages, tools=tools)
@@ -159,12 +159,3 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for entry in value:
             yield from texts_in(entry)
-
-
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A value of messages with every text in it changed, keys too."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {_changed(name, change): _changed(entry, change) for name, entry in value.items()}
-    return [_changed(entry, change) for entry in value] if isinstance(value, list | tuple) else value

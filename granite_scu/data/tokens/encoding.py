@@ -137,6 +137,7 @@ class Piece(NamedTuple):
         is_last: whether the document ends with it.
         is_conversation: whether a chat template has rendered it.
         spans: characters that are supervised, [start, stop) each; None supervises all, and the end of text.
+        is_begun: whether the document begins as the tokenizer begins a text.
         is_ended: whether the end of text follows its last piece.
         written: control tokens in it that are read as text.
         n_control: control tokens that somebody wrote, however they are read.
@@ -152,6 +153,7 @@ class Piece(NamedTuple):
     is_last: bool = True
     is_conversation: bool = False
     spans: tuple[tuple[int, int], ...] | None = None
+    is_begun: bool = True
     is_ended: bool = True
     written: Places = ()
     n_control: int = 0
@@ -311,6 +313,16 @@ def token_ids(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> list[in
     return encoding.ids
 
 
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token ids that a tokenizer puts before every text: none, or its beginning of text.
+
+    Documents begin with them, and so does what is generated from: a model was trained on texts that do.
+    """
+    text = "a"
+    bare, whole = tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer(text)["input_ids"]
+    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(bare)] == bare), [])
+
+
 @dataclass(frozen=True)
 class _Spliced:
     """An encoding that is made of several."""
@@ -329,6 +341,7 @@ class _Encoder:
         if tokenizer.eos_token_id is None:
             raise UserError("--model: its tokenizer has no end-of-text token (eos_token) to end documents with")
         self.backend = backend_of(tokenizer)
+        self.beginning = beginning(tokenizer)
         self.end: int = tokenizer.eos_token_id
         self.by_token = _bytes_by_token(self.backend)
         self.special = np.array(tokenizer.all_special_ids, np.int32)
@@ -403,28 +416,32 @@ class _Encoder:
         )
 
     def _packed(self, row: "_Row") -> bytes:
-        ids = [*row.encoding.ids, self.end] if row.is_ended else row.encoding.ids
+        ids = row.encoding.ids
+        if row.begin > row.start or row.is_ended:
+            ids = [*self.beginning[: row.begin - row.start], *ids, *([self.end] if row.is_ended else [])]
         return struct.pack(f"={len(ids)}i", *ids)
 
     def _rows(self, with_encodings: Iterable[tuple[Piece, Any]]) -> list["_Row"]:
         """Where each piece's tokens go, one after the other."""
         rows: list[_Row] = []
-        begin = 0
+        start = 0
         for piece, encoding in with_encodings:
             # A template may have set the end of text already.
             is_ended = (
                 piece.is_last and piece.is_ended and not (piece.is_conversation and encoding.ids[-1:] == [self.end])
             )
-            rows.append(_Row(piece, encoding, begin, begin + len(encoding), is_ended))
-            begin = rows[-1].stop
+            n_before = len(self.beginning) if piece.is_first and piece.is_begun else 0
+            rows.append(_Row(piece, encoding, start, start + n_before, start + n_before + len(encoding), is_ended))
+            start = rows[-1].stop
         return rows
 
     def _widths(self, tokens: NDArray[np.int32], rows: list["_Row"]) -> NDArray[np.uint16]:
         """UTF-8 bytes of the text that each token stands for; those of a piece add up to its text's."""
         widths = np.zeros(len(tokens), np.uint16) if self.by_token is None else self.by_token.take(tokens)
-        widths[[row.end for row in rows if row.is_ended]] = 0
-        with_tokens = [row for row in rows if row.begin < row.stop]
-        n_bytes = np.add.reduceat(widths, [row.begin for row in with_tokens], dtype=int) if with_tokens else widths
+        for row in rows:
+            widths[row.start : row.begin] = widths[row.end : row.stop] = 0
+        with_tokens = [row for row in rows if row.start < row.stop]
+        n_bytes = np.add.reduceat(widths, [row.start for row in with_tokens], dtype=int) if with_tokens else widths
         for row, found in zip(with_tokens, n_bytes.tolist(), strict=True):
             text = slice(row.begin, row.end)
             if found != row.n_bytes:  # not made of bytes, or something was rewritten
@@ -437,10 +454,12 @@ class _Encoder:
 
 
 class _Row(NamedTuple):
-    """A piece's tokens in a part: from ``begin`` to ``end``, and one more where the end of text is put behind them."""
+    """A piece's tokens in a part: from ``begin`` to ``end``; from ``start`` on those that begin a text, where they are
+    put before them, and one more where the end of text is put behind them."""
 
     piece: Piece
     encoding: Any
+    start: int
     begin: int
     end: int
     is_ended: bool
@@ -464,8 +483,8 @@ def _targets(n_tokens: int, rows: list[_Row]) -> NDArray[np.bool_]:
         if spans is not None:
             targets[row.begin : row.end] = supervised(row.encoding.offsets, spans)
             targets[row.end : row.stop] = bool(spans) and spans[-1][1] == len(row.piece.text)
-        if row.piece.is_first:
-            targets[row.begin : row.begin + 1] = False  # of which there may be none
+        if row.piece.is_first:  # nothing predicts the first, and of those before it the text says nothing
+            targets[row.start : max(row.begin, row.start + 1)] = False
     return targets
 
 

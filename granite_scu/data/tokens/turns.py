@@ -6,11 +6,12 @@ same words occur.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from granite_scu.data.sources.documents import ASSISTANT, THOUGHTS
-from granite_scu.data.tokens.control_tokens import THINKING, Places
+from granite_scu.data.sources.documents import ASSISTANT, THOUGHTS, Conversation, with_texts
+from granite_scu.data.tokens.control_tokens import THINKING, Places, stand_ins, texts_in
 
 _TAGS = re.compile(f"({'|'.join(THINKING)})")
 
@@ -20,31 +21,28 @@ class Text(NamedTuple):
 
     Attributes:
         text: what stands there.
-        message: number of the message.
-        is_thought: whether it is thought and not said.
+        message: number of the message; -1 of what stands beside all of them.
+        what: what it is, for refusals; empty for a thought, which templates may leave out.
+        wrong: what stands before it where a template writes the list or the text that it is in as JSON. Python's way to
+            print a value shows no private character.
     """
 
     text: str
     message: int
-    is_thought: bool
+    what: str = ""
+    wrong: str = ""
 
 
 class Marked(NamedTuple):
-    """Messages with a private character in place of each text.
+    """A conversation with a private character in place of each text.
 
     Attributes:
-        messages: what a template renders.
-        behind: the text that each of the characters stands for.
+        conversation: what a template renders.
+        behind: the text that each of the characters stands for, in their order.
     """
 
-    messages: list[dict[str, Any]]
+    conversation: Conversation
     behind: dict[str, Text]
-
-    def left_out(self, rendered: str) -> int:
-        """Messages whose thoughts a template has shown nothing of."""
-        thought = {text.message for text in self.behind.values() if text.is_thought}
-        shown = {text.message for sign, text in self.behind.items() if text.is_thought and sign in rendered}
-        return len(thought - shown)
 
     def shows(self, message: int, rendered: str) -> bool:
         """Whether a template has shown anything of a message."""
@@ -78,49 +76,84 @@ class Marked(NamedTuple):
         return {message: tuple(places) for message, places in found.items() if message not in doubtful}
 
 
-def is_thought_of(message: dict[str, Any]) -> bool:
-    """Whether thoughts may come before a message."""
-    return any(name in message for name in THOUGHTS) or THINKING[1] in str(message.get("content"))
-
-
-def mark(messages: tuple[dict[str, Any], ...], free: Iterator[str]) -> Marked:
-    """The messages with a private character for each text that is thought or said.
+def mark(conversation: Conversation, everything: bool = False, only: int | None = None) -> Marked:
+    """The conversation with a private character for each text that is thought or said.
 
     Args:
-        messages: of a conversation.
-        free: characters that do not occur in it.
+        conversation: what is marked.
+        everything: mark also what else a template must show: calls of tools, the tools, and names where they tell the
+            speakers of a role apart.
+        only: number of the one text that is marked, of all that would be.
     """
+    messages = conversation.messages
+    free: Iterator[str] = stand_ins("".join(texts_in([messages, conversation.tools])))
     behind: dict[str, Text] = {}
 
-    def marked(text: str, number: int, is_thought: bool) -> str:
+    def marked(text: str, number: int, what: str = "", wrong: str = "") -> str:
         words = text.strip()
         if not words:
             return text
         sign = next(free)
-        behind[sign] = Text(words, number, is_thought)
-        return text.replace(words, sign, 1)
+        behind[sign] = Text(words, number, what, wrong)
+        return text.replace(words, sign, 1) if only in (None, len(behind) - 1) else text
 
-    def content(text: str, number: int) -> str:
+    def content(text: str, number: int, wrong: str = "") -> str:
         """Of an answer what stands before ``</think>`` is thought."""
-        if messages[number]["role"] != ASSISTANT:
-            return marked(text, number, is_thought=False)
-        parts = _TAGS.split(text)
+        role = messages[number]["role"]
+        what = f"the content of message {number + 1}, whose role is {role}"
+        parts = _TAGS.split(text) if role == ASSISTANT else [text]
         following = [*parts[1::2], ""]
-        parts[::2] = [marked(part, number, tag == THINKING[1]) for part, tag in zip(parts[::2], following, strict=True)]
+        parts[::2] = [
+            marked(part, number, "" if tag == THINKING[1] else what, wrong)
+            for part, tag in zip(parts[::2], following, strict=True)
+        ]
         return "".join(parts)
 
-    return Marked([_marked(message, number, marked, content) for number, message in enumerate(messages)], behind)
+    def call(call: dict[str, Any], number: int) -> dict[str, Any]:
+        function, what = call["function"], f"the tool calls of message {number + 1}"
+        name = marked(function["name"], number, what)
+        arguments = with_texts(
+            function["arguments"], lambda text: marked(text, number, f"the arguments of {what}", wrong='\\"')
+        )
+        return call | {"function": function | {"name": name, "arguments": arguments}}
+
+    def message(number: int) -> dict[str, Any]:
+        given = messages[number]
+        found = given | {name: marked(given[name], number) for name in THOUGHTS if isinstance(given.get(name), str)}
+        said = given.get("content")
+        if isinstance(said, str):
+            found["content"] = content(said, number)
+        elif isinstance(said, list):
+            found["content"] = [{**part, "text": content(part["text"], number, '"text": "')} for part in said]
+        if everything and number in named:
+            what = f"the name of message {number + 1}, which tells its speaker from others of that role"
+            found["name"] = marked(given["name"], number, what)
+        if everything and given.get("tool_calls"):
+            found["tool_calls"] = [call(each, number) for each in given["tool_calls"]]
+        return found
+
+    named = _telling_names(messages)
+    found = tuple(message(number) for number in range(len(messages)))
+    tools = [_named_tool(tool, marked) for tool in conversation.tools or []] if everything else conversation.tools
+    return Marked(replace(conversation, messages=found, tools=tools or None), behind)
 
 
-def _marked(
-    message: dict[str, Any], number: int, thought: Callable[..., str], content: Callable[[str, int], str]
-) -> dict[str, Any]:
-    found = message | {
-        name: thought(message[name], number, is_thought=True) for name in THOUGHTS if isinstance(message.get(name), str)
+def _telling_names(messages: tuple[dict[str, Any], ...]) -> set[int]:
+    """The messages with a name that others of their role have not. An answer of a tool's stands where its call does."""
+    names: dict[str, set[str]] = {}
+    for each in messages:
+        names.setdefault(each["role"], set()).add(str(each.get("name", "")))
+    return {
+        number
+        for number, each in enumerate(messages)
+        if isinstance(each.get("name"), str) and len(names[each["role"]]) > 1 and each["role"] != "tool"
     }
-    said = message.get("content")
-    if isinstance(said, str):
-        found["content"] = content(said, number)
-    elif isinstance(said, list):
-        found["content"] = [{**part, "text": content(part["text"], number)} for part in said]
-    return found
+
+
+def _named_tool(tool: dict[str, Any], marked: Any) -> dict[str, Any]:
+    function = tool.get("function")
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        return tool | {"function": function | {"name": marked(function["name"], -1, "the tools beside the messages")}}
+    if isinstance(tool.get("name"), str):
+        return tool | {"name": marked(tool["name"], -1, "the tools beside the messages")}
+    return tool

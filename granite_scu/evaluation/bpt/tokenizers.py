@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.errors import UserError
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.tokens import templates
+from granite_scu.data.tokens.encoding import beginning
 from granite_scu.evaluation.bpt.subjects import Subject
 from granite_scu.model import loading
 from granite_scu.model.tokenizer import read_tokenizer
@@ -72,9 +73,11 @@ def with_template(
     return templates.chosen(with_own, template, arguments)
 
 
-def beginning_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What a text's first token is predicted from: beginning-of-text or, where there is none, end-of-text."""
-    return tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+def beginning_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What a text's first token is predicted from: what the tokenizer puts before a text or, where that is nothing,
+    beginning-of-text, and where there is none, end-of-text."""
+    alone = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return beginning(tokenizer) or [alone]
 
 
 def _own_tokenizer(subject: Subject) -> PreTrainedTokenizerBase | None:
@@ -89,5 +92,5 @@ def _own_tokenizer(subject: Subject) -> PreTrainedTokenizerBase | None:
         raise UserError(f"{subject.given}: its tokenizer cannot be read ({error})") from error
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, sample: str) -> tuple[int, list[int]]:
+def _tokens(tokenizer: PreTrainedTokenizerBase, sample: str) -> tuple[list[int], list[int]]:
     return beginning_of(tokenizer), tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.data.sources.documents import Conversation, Document
-from granite_scu.data.tokens.encoding import Stream
+from granite_scu.data.tokens.encoding import Stream, beginning
 from granite_scu.evaluation.bpt.tokenizers import beginning_of
 
 
@@ -89,9 +89,10 @@ def as_corpus(
     """The documents of a stream from position ``first`` on.
 
     As lm-evaluation-harness scores them: a text's first token is predicted from the beginning-of-text token, or where
-    there is none from end-of-text, and no end of text is predicted, so that exactly the text's bytes are paid for. A
-    document that begins before ``first`` has the token there given. Of a conversation, what is
-    to be learned is scored, each turn with its end of text.
+    there is none from end-of-text, and no end of text is predicted, so that exactly the text's bytes are paid for.
+    Where the tokenizer begins a text so by itself, the stream has that token already. A document that begins before
+    ``first`` has the token there given. Of a conversation, what is to be learned is scored, each turn with its end of
+    text.
 
     Args:
         name: of the corpus.
@@ -100,7 +101,7 @@ def as_corpus(
         tokenizer: that made them.
         first: documents that end before it are left out.
     """
-    beginning = beginning_of(tokenizer)
+    n_own, given = len(beginning(tokenizer)), np.array(beginning_of(tokenizer), np.int32)
     names, sequences, n_bytes, targets = [], [], [], []
     for document, (start, end) in zip(documents, (stream.bounds - [0, 1]).tolist(), strict=True):
         if isinstance(document, Conversation):  # what the assistant says counts, and that it stops
@@ -108,8 +109,8 @@ def as_corpus(
             sequence, counts = stream.tokens[start:end], stream.targets[start + 1 : end]
             size = int(stream.widths[start + 1 : end].sum(dtype=np.int64, where=counts))
         elif start >= first:
-            sequence = np.append(np.int32(beginning), stream.tokens[start:end])
-            counts, size = np.ones(end - start, bool), len(document.text.encode())
+            sequence = np.append(given, stream.tokens[start + n_own : end])
+            counts, size = np.arange(1, len(sequence)) >= len(given), len(document.text.encode())
         else:
             sequence = stream.tokens[first:end]
             counts = np.ones(max(0, end - first - 1), bool)

@@ -165,7 +165,7 @@ def test_what_is_learned_behind_the_window_is_missed_by_name():
     stream = stream_of([5, 30])
     stream.targets[5:29] = False
     bounds, counts = filtered(stream, "truncate")
-    assert bounds.tolist() == [[0, 5]] and counts == {"long": 1, "unsupervised": 1, "dropped": 30}
+    assert bounds.tolist() == [[0, 5]] and counts == {"long": 1, "unsupervised": 1, "cut": 0, "dropped": 30}
     blocks, found = blocks_of(stream, np.arange(2), best_fit, PAD, 10, "split", str)
     assert blocks.n_inputs == 4 + 9 and found["unused"] == 20
 

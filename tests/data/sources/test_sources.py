@@ -1,9 +1,11 @@
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from granite_scu.config.errors import UserError
+from granite_scu.data.sources import files
 from granite_scu.data.sources.documents import Document
 from granite_scu.data.sources.read import load
 
@@ -25,8 +27,29 @@ def jsonl(tmp_path: Path, *lines: str) -> Path:
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.md", "NOTES.TXT"])
 def test_a_text_file_is_one_document_as_it_stands(tmp_path, name):
-    (tmp_path / name).write_bytes("eins\r\nzwei\n\nthrée\n".encode())
-    assert load(str(tmp_path / name), "text") == [Document(str(tmp_path / name), "eins\r\nzwei\n\nthrée\n")]
+    (tmp_path / name).write_bytes("eins \rzwei\n\nthrée\n".encode())
+    assert load(str(tmp_path / name), "text") == [Document(str(tmp_path / name), "eins \rzwei\n\nthrée\n")]
+
+
+def test_line_ends_of_windows_are_those_of_every_text(tmp_path, monkeypatch):
+    """In a file of text, wherever it is cut in reading, and in each text of a record; a lone return stays."""
+    monkeypatch.setattr(files, "PIECE", 3)
+    (tmp_path / "a.txt").write_bytes(b"ab\r\ncd\r\n\r\r\n\r")
+    (tmp_path / "b.csv").write_bytes(b'text\r\n"x\r\ny"\r\n')
+    parts = [{"type": "text", "text": "c\r\n"}]
+    turn = [{"role": "user", "content": "a\r\nb"}, {"role": "assistant", "content": parts}]
+    (tmp_path / "c.jsonl").write_text(f'{{"text": "1\\r\\n2"}}\r\n{json.dumps({"messages": turn})}\r\n')
+    (text,), (row,), (line, chat) = (load(str(tmp_path / name), "text") for name in ("a.txt", "b.csv", "c.jsonl"))
+    assert (text.text, row.text, line.text) == ("ab\ncd\n\r\n\r", "x\ny", "1\n2")
+    assert [message["content"] for message in chat.messages] == ["a\nb", [{"type": "text", "text": "c\n"}]]
+    assert "\\r" not in chat.text
+
+
+def test_the_line_of_what_cannot_be_decoded_is_counted_on_windows_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE", 2)
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\r\n\xff")
+    with pytest.raises(UserError, match=r"byte 6 \(line 3\)"):
+        load(str(tmp_path / "a.txt"), "text")
 
 
 def test_a_jsonl_line_is_one_document(tmp_path):

@@ -81,7 +81,8 @@ _SPLIT = _turns(
 )
 
 _CALLS = _turns(
-    "{%- for c in m.tool_calls or [] %}{{- '<tool_call>' + c.function.name + '</tool_call>' }}{% endfor %}",
+    "{%- for c in m.tool_calls or [] %}{{- '<tool_call>' + c.function.name + ' ' }}",
+    "{{- c.function.arguments | tojson }}{{- '</tool_call>' }}{% endfor %}",
 )
 
 GRANITE_42 = Form(
@@ -154,6 +155,75 @@ LLAMA_3 = Form(
     "<|eot_id|>",
 )
 """Contents without white space around them, no line end behind a turn."""
+
+_ANSWERS = _turns(
+    "{%- if m.role == 'tool' %}",
+    "{%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}",
+    "{{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}",
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{% endif %}",
+)
+
+HERMES = Form(
+    _turns(
+        "{%- if tools %}{{- '<|im_start|>system\\n<tools>' }}",
+        "{%- for t in tools %}{{- '\\n' + t | tojson }}{% endfor %}{{- '\\n</tools><|im_end|>\\n' }}{% endif -%}",
+        "{%- for m in messages %}",
+        _ANSWERS,
+        "{%- else %}{{- '<|im_start|>' + m.role + '\\n' }}{%- if m.content %}{{- m.content }}{% endif %}",
+        "{%- for c in m.tool_calls %}{%- if c.function is defined %}{%- set c = c.function %}{% endif %}",
+        '{{- \'<tool_call>\\n{"name": "\' + c.name + \'", "arguments": \' }}{{- c.arguments | tojson }}',
+        "{{- '}\\n</tool_call>' }}{% endfor %}{{- '<|im_end|>\\n' }}{% endif %}{% endfor -%}",
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}",
+    ),
+    _CHATML,
+    "<|im_end|>",
+)
+"""Of Hermes 2 Pro and Qwen 2.5: writes arguments as JSON whatever they are."""
+
+QWEN_3_CALLS = Form(
+    HERMES.template.replace(
+        "{{- c.arguments | tojson }}",
+        "{%- if c.arguments is string %}{{- c.arguments }}{%- else %}{{- c.arguments | tojson }}{% endif %}",
+    ),
+    _CHATML,
+    "<|im_end|>",
+)
+"""Takes arguments as text and as an object."""
+
+LLAMA_31 = Form(
+    _turns(
+        "{{- '<|begin_of_text|>' }}{%- if tools %}{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}",
+        "{%- for t in tools %}{{- t | tojson }}{% endfor %}{{- '<|eot_id|>' }}{% endif -%}",
+        "{%- for m in messages %}",
+        "{%- if 'tool_calls' in m %}",
+        "{%- if m.tool_calls | length != 1 %}{{- raise_exception('single tool-calls only') }}{% endif %}",
+        "{%- set c = m.tool_calls[0].function %}",
+        "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}",
+        "{{- '{\"name\": \"' + c.name + '\", \"parameters\": ' }}{{- c.arguments | tojson }}{{- '}<|eot_id|>' }}",
+        "{%- elif m.role == 'tool' %}{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}",
+        "{{- (m.content if m.content is string else m.content | tojson) + '<|eot_id|>' }}",
+        "{%- else %}",
+        "{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}",
+        "{%- endif %}{%- endfor -%}",
+        "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
+    ),
+    _LLAMA,
+    "<|eot_id|>",
+)
+"""One call a turn, and nothing said beside it."""
+
+DEEPSEEK_3 = Form(
+    _turns(
+        "{%- for m in messages %}{%- if m.role == 'user' %}{{- '<U>' + m.content }}{% endif %}",
+        "{%- if m.role == 'tool' %}{{- '<R>' + m.content + '</R>' }}{% endif %}",
+        "{%- if m.role == 'assistant' %}{{- '<A>' + m.content }}{%- for c in m.tool_calls %}",
+        "{{- '<C>' + c.function.name + '\\n' + c.function.arguments + '</C>' }}{% endfor %}",
+        "{{- '<|end|>' }}{% endif %}{%- endfor -%}{%- if add_generation_prompt %}{{- '<A>' }}{% endif %}",
+    ),
+    ("<U>", "<A>", "<C>", "</C>", "<R>", "</R>", "<|end|>"),
+    "<|end|>",
+)
+"""Puts texts behind one another, arguments among them."""
 
 FORMS = {
     "granite 3": GRANITE_3,

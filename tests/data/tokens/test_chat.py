@@ -217,12 +217,6 @@ def test_tool_calls_are_missed_though_the_template_writes_a_name_there(chatting,
     )
 
 
-@pytest.mark.parametrize("calls", [[["f"]], {"name": "f"}, "f", [3]], ids=str)
-def test_calls_that_are_none_are_refused_as_the_template_does(chatting, tmp_path, calls):
-    called = {"role": "assistant", "content": "yo", "tool_calls": calls}
-    assert "refuses these messages" in refused(chatting, conversations(tmp_path, {"messages": [TURN[0], called]}))
-
-
 @pytest.mark.parametrize("tagged", [False, True], ids=["by prefixes", "by tags"])
 def test_a_message_of_weight_0_is_not_learned(chatting, tmp_path, tagged):
     if tagged:
@@ -358,17 +352,6 @@ def test_a_call_without_a_word_is_learned(chatting, tmp_path):
 def test_a_part_of_a_message_that_is_no_text_is_refused(tmp_path, part):
     with pytest.raises(UserError, match=r"chats.jsonl:1: messages, message 1 has a part of type '.*'; only"):
         conversations(tmp_path, {"messages": [{"role": "user", "content": [part]}, TURN[1]]})
-
-
-def test_content_in_parts_is_tried_in_parts(chatting, tmp_path):
-    parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in TURN]
-    assert "prints the parts of the content of message 1, whose role is user, as Python does" in refused(
-        with_template(chatting, "{{ m.content }}"), conversations(tmp_path, {"messages": parts})
-    )
-    looped = with_template(
-        chatting, "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}"
-    )
-    assert said(looped, conversations(tmp_path, {"messages": parts})) == "yo<|end_of_text|>"
 
 
 def with_template(tokenizer, content: str):

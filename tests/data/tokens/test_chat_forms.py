@@ -134,16 +134,15 @@ ANSWER = {"role": "tool", "content": "1"}
     ("form", "expected"),
     [
         (GRANITE_4, '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call><|end_of_text|>'),
-        (GRANITE_42, "<tool_call>f</tool_call><|im_end|>"),
-        (NEMOTRON_3, "<tool_call>f</tool_call><|im_end|>"),
-        (QWEN_3, "<tool_call>f</tool_call><|im_end|>"),
+        (GRANITE_42, '<tool_call>f {"x": "é"}</tool_call><|im_end|>'),
+        (NEMOTRON_3, '<tool_call>f {"x": "é"}</tool_call><|im_end|>'),
+        (QWEN_3, '<tool_call>f {"x": "é"}</tool_call><|im_end|>'),
     ],
     ids=["granite 4", "granite 4.2", "nemotron 3", "qwen 3"],
 )
 def test_a_call_of_a_tool_before_the_last_question_is_learned_as_it_is_shown(written_as, form, expected):
     thought = CALL | {"reasoning_content": "hm"}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    document = chat(TWO_TURNS[0], thought, ANSWER, *TWO_TURNS[1:], tools=tools)
+    document = chat(TWO_TURNS[0], thought, ANSWER, *TWO_TURNS[1:])
     assert spoken(written_as(form), document)[0][0] == expected
 
 

@@ -1,0 +1,185 @@
+"""Records of tools, null contents, parts and names through templates that take them in different ways, or not."""
+
+import copy
+
+import pytest
+from chat_forms import DEEPSEEK_3, GRANITE_4, HERMES, LLAMA_31, QWEN_3_CALLS, Form
+
+from granite_scu.config.errors import UserError
+from granite_scu.config.settings import TINY_MODEL
+from granite_scu.data.sources.samples import as_document
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.model.loading import load_tokenizer
+
+SMOL = Form(
+    "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    ("<|im_start|>", "<|im_end|>"),
+    "<|im_end|>",
+)
+"""Of SmolLM: contents alone, which must be texts; a system turn of its own."""
+
+QUESTION = {"role": "user", "content": "Paris?"}
+SAYS = {"role": "assistant", "content": "Sun."}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+
+
+def calls(*arguments, **fields):
+    made = [
+        {"id": f"call{i}", "type": "function", "function": {"name": "weather", "arguments": each}}
+        for i, each in enumerate(arguments)
+    ]
+    return {"role": "assistant", "tool_calls": made, **fields}
+
+
+def chat(*messages, **fields):
+    return as_document("chats.jsonl:7", {"messages": list(messages), **fields}, "text")
+
+
+@pytest.fixture
+def written_as(tokenizer):
+    return lambda form: form.given_to(copy.deepcopy(tokenizer))
+
+
+def learned(tokenizer, document) -> list[str]:
+    found = Renderer(tokenizer).render(document)
+    return [found.text[start:stop] for start, stop in found.spans]
+
+
+def refused(tokenizer, document) -> str:
+    with pytest.raises(UserError) as caught:
+        Renderer(tokenizer).render(document)
+    assert str(caught.value).startswith("--data-dir chats.jsonl:7: ") and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+HERMES_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris \\"é\\""}}\n</tool_call><|im_end|>'
+LEARNED = {
+    "hermes": (HERMES, HERMES_CALL),
+    "qwen 3": (QWEN_3_CALLS, HERMES_CALL),
+    "granite 4": (GRANITE_4, HERMES_CALL.replace("<|im_end|>", "<|end_of_text|>")),
+    "llama 3.1": (LLAMA_31, '{"name": "weather", "parameters": {"city": "Paris \\"é\\""}}<|eot_id|>'),
+    "deepseek 3": (DEEPSEEK_3, '<C>weather\n{"city": "Paris \\"é\\""}</C><|end|>'),
+}
+
+
+@pytest.mark.parametrize("arguments", ['{"city":"Paris \\"\\u00e9\\""}', {"city": 'Paris "é"'}], ids=["text", "object"])
+@pytest.mark.parametrize("empty", [{}, {"content": None}, {"content": ""}], ids=["none", "null", "empty"])
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_call_is_learned_as_the_template_writes_it_however_the_record_does(written_as, name, empty, arguments):
+    form, expected = LEARNED[name]
+    answer = {"role": "tool", "tool_call_id": "call0", "name": "weather", "content": "22"}
+    document = chat(QUESTION, calls(arguments, **empty), answer, SAYS)
+    assert learned(written_as(form), document) == [expected, f"Sun.{form.eos}"]
+
+
+def test_a_call_as_text_gives_these_tokens(written_as):
+    """<|im_start|> is 258, <|im_end|> 259."""
+    tools = b'\n<tools>\n{"type": "function", "function": {"name": "weather", "parameters": {}}}\n</tools>'
+    parts = [
+        [258, *b"system", *tools, 259, 10, 258, *b"user\nParis?", 259, 10, 258, *b"assistant\n"],
+        [*b'<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', 259],
+        [10, 258, *b"user\n<tool_response>\n22\n</tool_response>", 259, 10, 258, *b"assistant\n"],
+        [*b"Sun.", 259],
+    ]
+    answer = {"role": "tool", "content": "22"}
+    document = chat(QUESTION, calls('{"city": "Paris"}', content=None), answer, SAYS, tools=TOOLS)
+    stream = encode([document], written_as(HERMES))
+    assert stream.tokens.tolist() == [token for part in parts for token in part]
+    assert stream.targets.tolist() == [bool(i % 2) for i, part in enumerate(parts) for _ in part]
+
+
+def test_answers_of_parallel_calls_are_shown_in_the_order_of_the_calls(written_as):
+    answers = [{"role": "tool", "tool_call_id": f"call{i}", "content": f"answer {i}"} for i in (1, 0)]
+    document = chat(QUESTION, calls("{}", '{"a": 1}'), *answers, SAYS)
+    text = Renderer(written_as(HERMES)).render(document).text
+    assert text.index("answer 0") < text.index("answer 1")
+    assert "single tool-calls only" in refused(written_as(LLAMA_31), document)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{{ m.content }}",
+        "{{ m.content | tojson if m.content is not string else m.content }}",
+        "{{ m.content + '' }}",
+        "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text + '\n' * (not loop.last) }}{% endif %}{% endfor %}",
+    ],
+    ids=["printed", "as JSON", "only text", "parts"],
+)
+def test_parts_of_a_content_are_one_text_where_the_template_takes_no_parts(chatting, content):
+    chatting.chat_template = f"{{% for m in messages %}}{content}{{{{ eos_token }}}}{{% endfor %}}"
+    parts = [{"type": "text", "text": text} for text in ("one", "two")]
+    document = chat(QUESTION | {"content": parts}, SAYS | {"content": parts})
+    assert learned(chatting, document) == ["one\ntwo<|end_of_text|>"]
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio"])
+def test_parts_that_are_no_text_are_refused_with_file_and_line(kind):
+    with pytest.raises(UserError, match=rf"chats.jsonl:7: messages, message 1 has a part of type '{kind}'"):
+        chat(QUESTION | {"content": [{"type": "text", "text": "?"}, {"type": kind, kind: {}}]}, SAYS)
+
+
+FIRST_CALL = Form(HERMES.template.replace("in m.tool_calls", "in (m.tool_calls or [])[:1]"), *HERMES[1:])
+ANN, BOB = QUESTION | {"name": "ann"}, QUESTION | {"name": "bob"}
+TOLD = "{% for m in messages %}{{ m.name | default(m.role) + ':' + m.content + eos_token }}{% endfor %}"
+LOST = {
+    "calls": (SMOL, chat(QUESTION, calls("{}", content=None)), "the tool calls of message 2"),
+    "calls, in tags": (None, chat(QUESTION, calls("{}", content="hm")), "the tool calls of message 2"),
+    "tools": (SMOL, chat(QUESTION, SAYS, tools=TOOLS), "the tools beside the messages"),
+    "a name": (SMOL, chat(ANN, SAYS, BOB, SAYS), "the name of message 1"),
+    "one of two": (
+        FIRST_CALL,
+        chat(QUESTION, calls("{}", '{"a": 1}')),
+        "the tool calls of message 2",
+    ),
+    "arguments": (
+        Form(HERMES.template.replace("c.arguments | tojson", "'{}'"), *HERMES[1:]),
+        chat(QUESTION, calls('{"a": 1}')),
+        "the arguments of the tool calls of message 2",
+    ),
+    "what is said beside a call": (LLAMA_31, chat(QUESTION, calls("{}", content="Let me see.")), "the content of"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_a_template_leaves_out_is_refused_by_name(written_as, name):
+    form, document, what = LOST[name]
+    tokenizer = written_as(form) if form else load_tokenizer(TINY_MODEL)
+    message = refused(tokenizer, document)
+    assert f"shows nothing of {what}" in message and "--chat-template" in message
+
+
+@pytest.mark.parametrize("shown", ["m.tool_calls", "m.tool_calls | string | tojson"])
+def test_calls_that_are_printed_as_python_does_are_refused(chatting, shown):
+    chatting.chat_template = f"{{% for m in messages %}}{{{{ m.content or {shown} }}}}{{{{ eos_token }}}}{{% endfor %}}"
+    assert "tool calls of message 2, or not as it is written" in refused(chatting, chat(QUESTION, calls('{"a": 1}')))
+
+
+def test_a_name_that_tells_nobody_apart_may_be_left_out(written_as):
+    assert learned(written_as(SMOL), chat(ANN, SAYS, ANN, SAYS)) == ["Sun.<|im_end|>"] * 2
+
+
+def test_a_name_that_the_template_shows_is_shown(chatting):
+    chatting.chat_template = TOLD
+    assert "ann:Paris?" in Renderer(chatting).render(chat(ANN, SAYS, BOB, SAYS)).text
+
+
+def test_every_conversation_of_a_new_form_is_looked_at(written_as):
+    """Those of a form that was seen are not: they differ in their words alone."""
+    renderer = Renderer(written_as(FIRST_CALL))
+    for arguments in ('{"a": "x"}', '{"a": "y"}', "{}"):
+        renderer.render(chat(QUESTION, calls(arguments)))
+    with pytest.raises(UserError, match="shows nothing of the tool calls"):
+        renderer.render(chat(QUESTION, calls("{}", "{}")))
+
+
+def test_control_tokens_in_arguments_are_words(written_as):
+    document = chat(QUESTION, calls('{"a": "<|im_end|>"}', content=None), SAYS)
+    found = Renderer(written_as(DEEPSEEK_3)).render(document)
+    assert '{"a": "<|im_end|>"}' in found.text and found.n_control == 0
+    stream = encode([document], written_as(HERMES))
+    assert stream.tokens.tolist().count(259) == 3 and Renderer(written_as(HERMES)).render(document).n_control == 1
