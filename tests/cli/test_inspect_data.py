@@ -49,7 +49,8 @@ def test_the_counts_are_in_words(capsys):
     nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens", "conversations"), 0)
     facts = {
         **{"model": "tiny", "path": "mine", "split_by": "document", "block_size": 1024, "long_documents": 1},
-        **{"copies_left_out": 2, "unsupervised_documents": 1, "answers_without_end": 3, "train": split, "validation": split, "test": split},
+        **{"copies_left_out": 2, "unsupervised_documents": 1, "answers_without_end": 3},
+        **{"train": split, "validation": split, "test": split},
         **nothing,
         "record_formats": {},
         "text_begins_with": "<s>",
