@@ -297,10 +297,10 @@ def _adapted(case: Case) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     from granite_scu.config.settings import LoraConfig
-    from granite_scu.model import adapters, loading
+    from granite_scu.model import adapters, finding
 
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
-    base = AutoModelForCausalLM.from_pretrained(loading.resolve(case.name), dtype=dtype)
+    base = AutoModelForCausalLM.from_pretrained(finding.resolve(case.name), dtype=dtype)
     adapted = adapters.attach(base, LoraConfig())
     reset_adapters(adapted)
     return adapted

@@ -29,7 +29,7 @@ from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, SHORT_PRECI
 from granite_scu.data.sources.read import is_path, readable_files
 from granite_scu.hardware import GIB, Device, detect, machine, nvml, presets, resolve_precision
 from granite_scu.hardware.torch_build import dotted, install_command
-from granite_scu.model import initial_adapter, loading
+from granite_scu.model import finding, initial_adapter, loading
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.model.mamba2 import kernels
 from granite_scu.model.mamba2.packages import version_of
@@ -313,7 +313,7 @@ def _is_unknown(model: str) -> bool:
 
 
 def _model(name: str) -> Check:
-    _, refusal = _ask(loading.resolve, name)
+    _, refusal = _ask(finding.resolve, name)
     if refusal:
         return Check("base model", name, False, True, REFUSED, refusal)
     place = _place(name)
@@ -322,8 +322,8 @@ def _model(name: str) -> Check:
 
 
 def _place(name: str) -> str:
-    """Where a model that ``loading.resolve`` does not refuse is."""
-    if Path(loading.resolve(name)).is_dir():
+    """Where a model that ``finding.resolve`` does not refuse is."""
+    if Path(finding.resolve(name)).is_dir():
         return "embedded" if name == TINY_MODEL else "local folder"
     weights = ("model.safetensors", "model.safetensors.index.json")
     cached = _is_cached(name, "config.json") and any(_is_cached(name, file) for file in weights)
@@ -373,7 +373,7 @@ def _hub(model: str, sources: list[str]) -> Check:
     sets = [source.removeprefix(HUB_PREFIX).partition(":")[0] for source in sources if source.startswith(HUB_PREFIX)]
     if sources == [DEFAULT_DATASET] and _is_cached(sets[0], _DATASET_FILE, "dataset"):
         sets = []
-    asked = [(model, api.model_info)] if not _ask(loading.resolve, model)[1] and _place(model) == "on the hub" else []
+    asked = [(model, api.model_info)] if not _ask(finding.resolve, model)[1] and _place(model) == "on the hub" else []
     asked += [(sets[0], api.dataset_info)] if sets else []
     if not asked:
         return Check(name, "not asked", None, False, "this run downloads nothing")

@@ -80,18 +80,20 @@ def is_path(text: str) -> bool:
 
 
 def is_local(model: str) -> bool:
-    """Whether a base model is named by a folder, which says nothing to anybody else."""
-    return model != TINY_MODEL and (Path(model).is_dir() or is_path(model) or model.count("/") != 1)
+    """Whether a base model is named by a folder or a GGUF file, which says nothing to anybody else."""
+    is_one = Path(model).exists() or is_path(model) or model.endswith(".gguf") or model.count("/") != 1
+    return model != TINY_MODEL and is_one
 
 
 def check_model(name: str) -> None:
-    """Refuse the name of a base model that is a folder which is not there. Asks nobody.
+    """Refuse the name of a base model that is a folder or file which is not there. Asks nobody.
 
     Raises:
         UserError: it is one.
     """
-    if is_local(name) and not Path(name).expanduser().is_dir():
-        raise UserError(f"--model {name}: no such folder, and not a hub id (owner/name) or {TINY_MODEL}")
+    if is_local(name) and not Path(name).expanduser().exists():
+        what = "file" if name.endswith(".gguf") else "folder"
+        raise UserError(f"--model {name}: no such {what}, and not a hub id (owner/name) or {TINY_MODEL}")
 
 
 Settings = TypeVar("Settings")

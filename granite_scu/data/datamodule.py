@@ -30,6 +30,7 @@ from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.sources.read import published
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.corpus import prepare
+from granite_scu.data.tokens.encoding import require_known
 from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ class TextDataModule(LightningDataModule):
         self.start_batch = 0
         self.uniform_batches = uniform_batches
         self._left_out: Counter[str] = Counter()
+        self.rows: int | None = None
+        self.model = ""
 
     def start_at(self, batch: int) -> None:
         """Continue training after so many micro-batches of each rank."""
@@ -95,16 +98,23 @@ class TextDataModule(LightningDataModule):
         other.config = replace(self.config, num_workers=0)
         return other
 
-    def prepare(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def prepare(self, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = "") -> None:
         """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
 
         Not Lightning's ``prepare_data``: N, the number of tokens, is wanted before there is a Trainer.
 
+        Args:
+            tokenizer: of the model.
+            rows: of the model's embedding; None where nothing is trained or scored.
+            model: its name.
+
         Raises:
-            UserError: nothing to read, a file that cannot be read, or too little text for the block size.
+            UserError: nothing to read, a file that cannot be read, too little text for the block size, or a token that
+                the model does not have.
         """
-        self._left_out = Counter()
+        self._left_out, self.rows, self.model = Counter(), rows, model
         self.division = self.divide(tokenizer)
+        require_known(self.division.corpus.stream.tokens, tokenizer, rows, model)
         blocks = self.make_blocks(self.division, tokenizer)
         self.train, self.validation, self.test = (blocks[name] for name in SPLITS)
 
@@ -118,7 +128,7 @@ class TextDataModule(LightningDataModule):
         """The blocks of each split, by its name."""
         config, corpus, parts = self.config, division.corpus, division.parts
         layout = self._layout(division.corpus.n_conversations)
-        laid_out = partial(self._blocks_of, corpus, layout, padding_of(tokenizer))
+        laid_out = partial(self._blocks_of, corpus, layout, padding_of(tokenizer, self.rows))
         if parts is None:
             if config.weights:
                 raise UserError(

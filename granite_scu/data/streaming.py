@@ -34,7 +34,7 @@ from granite_scu.data.sources.read import published, sources_of
 from granite_scu.data.tokens.cache import Prepared, in_memory
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.corpus import check_documents, counted, full_names, say_formats
-from granite_scu.data.tokens.encoding import Piece, encoded, groups_of, joined, parts_of, pieces_of
+from granite_scu.data.tokens.encoding import Piece, encoded, groups_of, joined, parts_of, pieces_of, require_known
 
 BEGINNING = 4_000_000
 """Characters read before training, of which a tenth each is held out for validation and for test."""
@@ -133,6 +133,8 @@ class StreamedBlocks(IterableDataset):
         rank: this process's number.
         world_size: processes that share the stream.
         start: batches that this rank has trained on.
+        rows: of the model's embedding; None where nobody knows.
+        model: its name.
     """
 
     config: DataConfig
@@ -143,6 +145,8 @@ class StreamedBlocks(IterableDataset):
     rank: int = 0
     world_size: int = 1
     start: int = 0
+    rows: int | None = None
+    model: str = ""
 
     def __post_init__(self) -> None:
         self.readers = _readers(self.config)[: 1 if published(self.config) is not None else None]  # training's alone
@@ -176,7 +180,8 @@ class StreamedBlocks(IterableDataset):
         cut = self.config.block_size, self.config.on_long
         for part in parts_of(groups, self.renderer, at_once=1):  # each loader process has a core
             stream, names = joined([part]), [piece.name for piece in part.documents]
-            every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer)
+            require_known(stream.tokens, self.tokenizer, self.rows, self.model)
+            every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer, self.rows)
             blocks, kinds = blocks_of(stream, every, self.layout, padding, *cut, names.__getitem__)
             told = (
                 (len(part.empty), "documents are empty and left out"),
@@ -274,7 +279,10 @@ class StreamedDataModule(TextDataModule):
         assert parts is not None
         held_out = self.division.corpus.bare[np.concatenate([parts["validation"], parts["test"]])]
         texts = frozenset(held_out.tolist())
-        blocks = StreamedBlocks(self.config, self._tokenizer, layout, texts, self.seed, rank, world_size, start)
+        place = rank, world_size, start
+        blocks = StreamedBlocks(
+            self.config, self._tokenizer, layout, texts, self.seed, *place, rows=self.rows, model=self.model
+        )
         return self._loader(blocks, batch_size=self.config.batch_size)
 
     @staticmethod

@@ -16,7 +16,7 @@ from granite_scu.config.outside import printable
 from granite_scu.config.sampling import Sampling
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.control_tokens import ReadAs
-from granite_scu.data.tokens.encoding import beginning, token_ids
+from granite_scu.data.tokens.encoding import beginning, require_known, token_ids
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,12 @@ def stream(
 
     Returns:
         Prompt and continuation, (1, time).
+
+    Raises:
+        UserError: the prompt has a token that the model does not have.
     """
+    rows, name = len(model.get_input_embeddings().weight), model.name_or_path
+    require_known(inputs["input_ids"].flatten().numpy(), tokenizer, rows, name)
     drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p or 1.0, "top_k": 0}
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     torch.manual_seed(sampling.seed)

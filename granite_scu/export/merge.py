@@ -25,7 +25,7 @@ from rich.progress import Progress
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
@@ -33,7 +33,7 @@ from granite_scu.control.units import counted
 from granite_scu.data.tokens import templates
 from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
-from granite_scu.model import loading, saved_adapter
+from granite_scu.model import finding, loading, saved_adapter
 from granite_scu.model.adapters import linear_layers
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
@@ -77,7 +77,7 @@ class Merger:
         self.adapter, self.base, self.out, self.in_fp32 = adapter, base, out, in_fp32
         self.template = templates.saved_in(*adapter.tokenizer_places)
         self.updates = adapter.updates(base.name)
-        self.source = loading.download(base.name)
+        self.source = finding.download(base.name)
         self.shards = shards_of(self.source, base.name)
         self.quantised = _quantised_layers(base.name) if base.quantize_4bit else set()
         adapted = {layer: update.weight for layer, update in self.updates.items()}
@@ -261,9 +261,7 @@ def shards_of(folder: Path, name: str) -> dict[str, list[str]]:
 
 def _quantised_layers(base: str) -> set[str]:
     """The layers that a QLoRA run holds in 4 bits."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(loading.load_model_config(base))
-    return set(linear_layers(model))
+    return set(linear_layers(loading.outline(base)))
 
 
 def _what_was_merged(record: dict[str, Any]) -> str:

@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from granite_scu.config.settings import LoraConfig
 from granite_scu.model import adapters, loading
@@ -43,9 +42,8 @@ def measure(
         block_size: tokens that attention spans.
         adapted: (out, in, rank) of each adapted matrix, where the adapters are there already.
     """
-    config = loading.known_config(name)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    model = loading.outline(name)
+    config = model.config
     shapes = adapters.shapes(model, lora) if adapted is None else list(adapted)
     trained = _weights(shapes)
     of_experts = _weights(adapters.expert_shapes(model, lora.resolved().rank)) if lora.experts else 0

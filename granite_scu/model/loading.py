@@ -1,23 +1,14 @@
-"""Find and load the frozen model and its tokenizer: embedded, from a folder, or from the hub."""
+"""Load the frozen model, its configuration and its tokenizer, and refuse what is not what its files say."""
 
-import importlib.metadata
 import logging
-import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
 from lightning_utilities.core.rank_zero import rank_zero_only
 from rich.console import Console
 from transformers import (
@@ -30,10 +21,18 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from granite_scu.config import hub
 from granite_scu.config.errors import UserError
 from granite_scu.config.progress import tracked
-from granite_scu.config.settings import TINY_MODEL, BaseConfig, check_model
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.model.base_files import (
+    check_finite,
+    check_kind,
+    check_report,
+    check_weights,
+    has_weights,
+    quantised_by,
+)
+from granite_scu.model.finding import hub_errors, resolve
 from granite_scu.model.mamba2 import kernels, mamba
 from granite_scu.model.mamba2.proof import Sizes
 from granite_scu.model.tokenizer import read_tokenizer
@@ -56,36 +55,6 @@ WEIGHT_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "32-tr
 """What the frozen weights are held in under each of Lightning's precisions."""
 
 
-def resolve(name: str) -> str:
-    """Where a model's files are: the embedded folder, a local folder, or the hub id as given.
-
-    Raises:
-        UserError: a local folder that is none or holds no model.
-    """
-    if name == TINY_MODEL:
-        return str(files("granite_scu.model") / "assets" / TINY_MODEL)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UserError(f"--model {name}: the folder holds no config.json, so it is not a saved model")
-        return str(path)
-    check_model(name)
-    return name
-
-
-def download(name: str) -> Path:
-    """The folder of a model's files: where they are, or the hub cache, into which what is missing is loaded.
-
-    Raises:
-        UserError: they cannot be had.
-    """
-    with _hub_errors(name):
-        found = resolve(name)
-        if Path(found).is_dir():
-            return Path(found)
-        return Path(snapshot_download(found, allow_patterns=["model*.safetensors", "*.json", "*.jinja"]))
-
-
 def device_named(name: str, flag: str = "--device") -> torch.device:
     """The device that a flag names; ``auto`` is the GPU where there is one.
 
@@ -99,24 +68,63 @@ def device_named(name: str, flag: str = "--device") -> torch.device:
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises UserError when it cannot be had, or does not work."""
-    with _hub_errors(name):
+    with hub_errors(name):
         return read_tokenizer(resolve(name), ours=name == TINY_MODEL)
 
 
-def load_model_config(name: str):
-    """The model's transformers configuration. Raises UserError when it cannot be had."""
-    with _hub_errors(name):
-        return AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+def load_model_config(name: str) -> PretrainedConfig:
+    """The model's transformers configuration. Raises UserError when it cannot be had, or no such model is trained."""
+    with hub_errors(name):
+        config = AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+    check_kind(config, name)
+    return config
 
 
-def default_config():
+def default_config() -> PretrainedConfig:
     """The transformers configuration of the default model, which is known without a download."""
     return AutoConfig.from_pretrained(str(files("granite_scu.model") / "assets" / "granite-4.0-h-1b"))
 
 
-def known_config(name: str):
+def known_config(name: str) -> PretrainedConfig:
     """A model's transformers configuration, the default model's without asking the hub. Raises UserError as above."""
     return default_config() if name == BaseConfig.name else load_model_config(name)
+
+
+def outline(name: str) -> PreTrainedModel:
+    """The model without memory; where its weights are on this machine, they are proved to be what it is made of.
+
+    Raises:
+        UserError: as ``load_model_config``, or the weights are missing, damaged or of another model.
+    """
+    config = known_config(name)
+    if name != BaseConfig.name and has_weights(Path(resolve(name))) and not quantised_by(config):
+        return _read(name, device_map="meta")
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _read(name: str, **how: Any) -> PreTrainedModel:
+    """What ``from_pretrained`` makes of a model's files. Raises UserError where that is not all of them."""
+    transformers_logging.disable_progress_bar()  # ours shows what takes long
+    with hub_errors(name):
+        place = resolve(name)
+        if Path(place).is_dir():
+            check_weights(Path(place), name)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            place,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told by us, with their names
+            **how,
+        )
+    check_report(model, found, name)
+    return model
+
+
+def rows_of(config: PretrainedConfig) -> int | None:
+    """Tokens that a model has an embedding for; None where its configuration does not say."""
+    return getattr(config.get_text_config(), "vocab_size", None)
 
 
 def fitting_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
@@ -172,11 +180,9 @@ def load_model(
             llm_int8_skip_modules=UNQUANTISED,
         )
         kwargs["device_map"] = {"": device}  # without it every process would quantise on the first GPU
-    transformers_logging.disable_progress_bar()  # ours shows what takes long
-    with _hub_errors(config.name), _showing_progress(f"loading the weights of {config.name}"):
-        model = AutoModelForCausalLM.from_pretrained(
-            resolve(config.name), trust_remote_code=False, use_safetensors=True, **kwargs
-        )
+    with _showing_progress(f"loading the weights of {config.name}"):
+        model = _read(config.name, **kwargs)
+    check_finite(model, config.name)
     if config.quantize_4bit and device.type == "cpu":
         # On the CPU what was not quantised is a view of the mapped files, whose other pages would stay with it.
         for parameter in model.parameters():
@@ -230,48 +236,3 @@ def announce_kernels(model: torch.nn.Module) -> None:
     """Say what the Mamba-2 layers run in, if there are any."""
     if found := mamba.kernels_in_use(model):
         log.info("Mamba-2 layers run in %s", found.name)
-
-
-@contextmanager
-def _hub_errors(name: str) -> Iterator[None]:
-    """Turns what transformers raises for a model that it cannot find, reach or build into one line."""
-    try:
-        with nullcontext() if Path(resolve(name)).is_dir() else hub.asked_for(name):
-            yield
-    except UserError:
-        raise
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
-            raise  # what to do about that, the run says
-        raise UserError(f"--model {name}: cannot be loaded: {_why(name, error)}") from error
-
-
-def _why(name: str, error: BaseException) -> str:
-    """What an error comes from, and what to do about it. The hub is blamed where it was asked for something."""
-    causes = [error]
-    while cause := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(cause)
-    if any(isinstance(cause, GatedRepoError) for cause in causes):
-        return f"it is gated; accept its licence at {constants.ENDPOINT}/{name}, then log in with: hf auth login"
-    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-        return "the hub has no model of that name, or it is private; check the spelling, or log in with: hf auth login"
-    instead = f"give a local folder, or use the embedded {TINY_MODEL}"
-    if any(isinstance(cause, LocalEntryNotFoundError | OfflineModeIsEnabled) for cause in causes):
-        if constants.HF_HUB_OFFLINE:
-            return f"it is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub; unset that, {instead}"
-        return (
-            f"{constants.ENDPOINT} cannot be reached, and the model is not in the cache; check the network, {instead}"
-        )
-    reason = " ".join(str(error).split())
-    if "does not recognize this architecture" in reason:
-        kind = re.search(r"model type `([^`]+)`", reason)
-        return (
-            f"transformers {importlib.metadata.version('transformers')} does not know its type"
-            f"{f' {kind[1]}' if kind else ''}; a newer one may: pip install --upgrade transformers"
-        )
-    if "trust_remote_code" in reason:
-        return "it comes with code of its own, which is never run; take a model that transformers itself has"
-    if "AutoModelForCausalLM" in reason:
-        return "it is no causal language model; take one that continues text"
-    reason = reason[:200].rstrip(".")
-    return f"{reason or type(error).__name__}; its files are damaged, incomplete or not for transformers"

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import peft
-import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import only_files
@@ -105,8 +103,7 @@ class SavedAdapter:
         """
         stored = self._shapes()
         config = copy.copy(self.config)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(loading.load_model_config(base_name))
+        model = loading.outline(base_name)
         allowed = {*linear_layers(model), *experts.stacks(model)}
         try:
             peft.inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=True)

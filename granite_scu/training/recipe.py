@@ -123,7 +123,6 @@ def prepare(
         request = replace(request, lora=initial_adapter.lora_of(request.lora, start))
     config = loading.known_config(request.base.name)
     _check_block_size(config, request)
-    _check_end_of_text(config, tokenizer, request.base.name)
     machine = _with_attention_of(config, machine, request.base.attention)
 
     # What the model has to compute; layers that it has not are refused here.
@@ -138,7 +137,7 @@ def prepare(
     # The text, and with it N and the length of the run.
     data, console = data or build_data(request), console or Console()
     say(f"reading the text {request.data.named}", console)
-    data.prepare(tokenizer)
+    data.prepare(tokenizer, loading.rows_of(config), request.base.name)
     data.check_processes(machine.world_size)
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
 
@@ -272,15 +271,6 @@ def _check_block_size(config: PretrainedConfig, request: Request) -> None:
     if size < width:
         raise UserError(
             f"--block-size {size}: shorter than the {width} tokens that a convolution of {request.base.name} spans"
-        )
-
-
-def _check_end_of_text(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, model: str) -> None:
-    end, rows = tokenizer.eos_token_id, getattr(config.get_text_config(), "vocab_size", None)
-    if isinstance(end, int) and rows and end >= rows:
-        raise UserError(
-            f"--model {model}: its tokenizer ends texts with the token {end}, and the model knows {rows:,}; the two do "
-            "not belong together"
         )
 
 

@@ -17,7 +17,7 @@ from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
 from granite_scu.data.tokens.templates import with_template
 from granite_scu.evaluation import generate as generation
 from granite_scu.evaluation.generate import Sampling
-from granite_scu.model import adapters, loading
+from granite_scu.model import adapters, finding, loading
 
 PROMPT = "def read(path):\n    "
 
@@ -43,7 +43,7 @@ def test_both_models_say_with_a_cache_what_plain_transformers_says_with_and_with
     """Our forward of the Mamba-2 layers is installed in the one and not in the other."""
     inputs = generation.tokenized(tokenizer, PROMPT, chat=False)
     model = peft.PeftModel.from_pretrained(loading.load_model(BaseConfig(TINY_MODEL), torch.float32), adapter).eval()
-    plain = AutoModelForCausalLM.from_pretrained(loading.resolve(TINY_MODEL), dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(finding.resolve(TINY_MODEL), dtype=torch.float32)
     reference = peft.PeftModel.from_pretrained(plain, adapter).eval()
 
     def ours() -> tuple[list[int], str]:

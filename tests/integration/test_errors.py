@@ -11,7 +11,7 @@ import torch
 from devices import CPU
 
 from granite_scu.hardware import detection, machine
-from granite_scu.model import loading
+from granite_scu.model import finding, loading
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_granite_cuda.py"
 
@@ -227,9 +227,9 @@ def test_the_script_itself_prints_one_line_and_nothing_else_on_stderr(script, tm
 
 
 def test_a_block_shorter_than_the_convolution_is_refused(refusal, tmp_path):
-    config = json.loads((Path(loading.resolve("tiny-granite-h")) / "config.json").read_text())
+    config = json.loads((Path(finding.resolve("tiny-granite-h")) / "config.json").read_text())
     model = tmp_path / "wide"
-    shutil.copytree(loading.resolve("tiny-granite-h"), model)
+    shutil.copytree(finding.resolve("tiny-granite-h"), model)
     (model / "config.json").write_text(json.dumps(config | {"mamba_d_conv": 20}))
     assert f"--block-size 16: shorter than the 20 tokens that a convolution of {model} spans" in refusal(
         *("--model", model, "--block-size", "16")
@@ -237,10 +237,10 @@ def test_a_block_shorter_than_the_convolution_is_refused(refusal, tmp_path):
 
 
 def test_an_end_of_text_that_the_model_does_not_know_is_refused(refusal, tmp_path):
-    model = shutil.copytree(loading.resolve("tiny-granite-h"), tmp_path / "model")
+    model = shutil.copytree(finding.resolve("tiny-granite-h"), tmp_path / "model")
     settings = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<brand new>"}))
-    words = "its tokenizer ends texts with the token 4096, and the model knows 4,096"
+    words = "its tokenizer makes the token <brand new> of the text, with the id 4096, and the model has 4,096"
     assert words in refusal("--model", model)
 
 

@@ -13,7 +13,7 @@ import torch
 from granite_scu.cli import train
 from granite_scu.config.settings import TINY_MODEL
 from granite_scu.evaluation.bpt import subjects, texts
-from granite_scu.model import loading, saved_adapter
+from granite_scu.model import finding, saved_adapter
 from granite_scu.storage import manifest
 
 SHORT = ("--test-run", "--precision", "fp32", "--batch-size", "2", "--block-size", "64", "--eval-iters", "2")
@@ -117,7 +117,7 @@ def test_a_model_and_a_replay_that_were_named_from_another_folder_are_found(laun
     """And the course is not said to have changed by that."""
     here, work = tmp_path / "here", tmp_path / "work"
     here.mkdir()
-    shutil.copytree(loading.resolve(TINY_MODEL), work / "model")
+    shutil.copytree(finding.resolve(TINY_MODEL), work / "model")
     monkeypatch.chdir(work)
     flags = ("--model", "model", "--max-steps", 4, "--save-steps", 2, "--control-every", 2, "--samples", 0)
     for law in (("--target-s", "2%"), ("--controller", "replay", "--replay", "runs/pi")):

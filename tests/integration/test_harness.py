@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from granite_scu.config.settings import TINY_MODEL
-from granite_scu.model import loading
+from granite_scu.model import finding, loading
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def test_it_scores_the_adapter_as_peft_does(trained, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    run, base = trained("--learning-rate", "3e-2"), loading.resolve(TINY_MODEL)
+    run, base = trained("--learning-rate", "3e-2"), finding.resolve(TINY_MODEL)
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS), encoding="utf-8")
     (tmp_path / "snippets.yaml").write_text(TASK.format(file=file), encoding="utf-8")

@@ -5,13 +5,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
-from granite_scu.model import loading
+from granite_scu.model import finding, loading
 
 
 @pytest.fixture
 def library_model():
     """The embedded model in fp32, untouched by us."""
-    return AutoModelForCausalLM.from_pretrained(loading.resolve(TINY_MODEL), dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(finding.resolve(TINY_MODEL), dtype=torch.float32)
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def with_a_matrix_of_another_size(folder):
         ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}', "code of its own, which is never run"),
         ('{"model_type": "vit"}', "no causal language model"),
         (without_weights, "no file named model.safetensors"),
-        (with_a_matrix_of_another_size, "mismatch"),
+        (with_a_matrix_of_another_size, "mlp.down_proj.weight is 16 x 24 and should be 16 x 40"),
     ],
     ids=["damaged", "too new", "code", "images", "no weights", "sizes"],
 )

@@ -6,13 +6,13 @@ import shutil
 import pytest
 
 from granite_scu.config.errors import UserError
-from granite_scu.model import loading
+from granite_scu.model import finding, loading
 from granite_scu.model.tokenizer import read_tokenizer
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return shutil.copytree(loading.resolve("tiny-granite-h"), tmp_path / "model")
+    return shutil.copytree(finding.resolve("tiny-granite-h"), tmp_path / "model")
 
 
 def change(file, *keys, value):

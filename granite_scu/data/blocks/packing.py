@@ -233,9 +233,13 @@ class Blocks:
                 yield from (slice(at + 1, min(at + PIECE, stop) + 1) for at in range(start, stop, PIECE))
 
 
-def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What fills up a block: never a label, so that end of text may stand for it without harm."""
-    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+def padding_of(tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> int:
+    """What fills up a block: never a label, so that end of text may stand for it without harm.
+
+    It does where the tokenizer has no padding, or one that was added to it and that a model of ``rows`` tokens lacks.
+    """
+    padding = tokenizer.pad_token_id
+    return tokenizer.eos_token_id if padding is None or (rows and padding >= rows) else padding
 
 
 Layout: TypeAlias = Callable[[Stream, NDArray[np.int64], int, int], Blocks]

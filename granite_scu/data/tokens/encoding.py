@@ -29,7 +29,7 @@ from granite_scu.config.settings import DataConfig
 from granite_scu.data.sources.documents import Conversation, Document, Fingerprint, TextFile
 from granite_scu.data.tokens.chat import Rendered, Renderer
 from granite_scu.data.tokens.control_tokens import ControlTokens, Places, ReadAs
-from granite_scu.data.tokens.stored import StoredArray
+from granite_scu.data.tokens.stored import StoredArray, in_pieces
 
 _log = logging.getLogger(__name__)
 
@@ -281,6 +281,32 @@ def parts_of(groups: Iterable[list["Piece"]], renderer: Renderer, at_once: int =
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)  # after an error nobody waits for what is left
+
+
+def require_known(
+    tokens: StoredArray | NDArray[Any], tokenizer: PreTrainedTokenizerBase, rows: int | None, model: str
+) -> None:
+    """Refuse tokens that a model has no embedding for.
+
+    Args:
+        tokens: their ids.
+        tokenizer: that made them.
+        rows: of the model's embedding; None where nobody knows.
+        model: its name.
+
+    Raises:
+        UserError: names the token.
+    """
+    if rows is None or max(tokenizer.get_vocab().values(), default=0) < rows:
+        return
+    for piece in in_pieces(tokens):
+        if len(piece) and (largest := int(piece.max())) >= rows:
+            raise UserError(
+                f"--model {model}: its tokenizer makes the token {tokenizer.convert_ids_to_tokens(largest)} of the "
+                f"text, with the id {largest}, and the model has {rows:,} tokens, so that the two do not belong "
+                "together; take the tokenizer that came with the model, or give the model rows for it: "
+                "resize_token_embeddings(len(tokenizer)) in transformers, then save_pretrained"
+            )
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Any:

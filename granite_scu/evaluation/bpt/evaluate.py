@@ -68,9 +68,9 @@ def evaluate(
     tokenizer = load_tokenizer(first.name, subjects, asked[0].documents)
     has_chats, given = any(text.has_chats for text in asked), (options.chat_template, options.chat_template_args)
     tokenizer = with_template(tokenizer, subjects, has_chats, *given)
-    corpora = []
+    corpora, rows = [], loading.rows_of(loading.load_model_config(first.name))
     for text in asked:
-        corpus = text.tokenised(tokenizer)
+        corpus = text.tokenised(tokenizer, rows, first.name)
         corpora.append(replace(corpus, windows=cut(corpus.lengths, length, stride), excluded=text.excluded))
     here.claim(None)
     attention = options.attn

@@ -16,7 +16,7 @@ from granite_scu.data.sources.documents import Conversation, Document
 from granite_scu.data.sources.read import in_memory, is_path, load, sources_of
 from granite_scu.data.streaming import beginning
 from granite_scu.data.tokens.control_tokens import ReadAs
-from granite_scu.data.tokens.encoding import encode
+from granite_scu.data.tokens.encoding import encode, require_known
 from granite_scu.evaluation.bpt.subjects import documents_of
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, as_corpus
 from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
@@ -50,9 +50,10 @@ class Texts:
     def has_chats(self) -> bool:
         return any(isinstance(document, Conversation) for document in self.documents)
 
-    def tokenised(self, tokenizer: PreTrainedTokenizerBase) -> ScoringCorpus:
-        """The texts as tokens. Raises UserError for a tokenizer without end of text."""
+    def tokenised(self, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = "") -> ScoringCorpus:
+        """The texts as tokens, of which a model has ``rows``. Raises UserError for others, or none to end a text."""
         stream = encode(self.documents, tokenizer, control_tokens=self.control_tokens)
+        require_known(stream.tokens, tokenizer, rows, model)
         if self.tail_of is None:
             return as_corpus(self.name, self.documents, stream, tokenizer)
         if self.has_chats:
