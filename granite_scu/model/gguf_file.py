@@ -62,7 +62,10 @@ def dequantised(file: Path, name: str) -> Path:
 @functools.cache
 def _dequantised(file: Path, size: int, changed: int, name: str) -> Path:
     key = hashlib.sha256(f"{file}\n{size}\n{changed}".encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "granite-scu" / "gguf"
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu", "gguf").expanduser()
+    except RuntimeError as error:
+        raise UserError(f"--model {name}: this user has no home folder for its weights; set XDG_CACHE_HOME") from error
     folder = cache / f"{file.stem}-{key}"
     if not folder.is_dir():
         if find_spec("gguf") is None:

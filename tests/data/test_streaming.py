@@ -1,7 +1,10 @@
 """A stream is read once in a pass by all shares together, without what is held out, and goes on where it was."""
 
+import copy
 import json
 from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from random import Random
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED, DataConfig
 from granite_scu.data import streaming
 from granite_scu.data.blocks.packing import in_a_row
+from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.sources import hub
 from granite_scu.data.sources.read import load
 from granite_scu.data.streaming import StreamedBlocks, StreamedDataModule, beginning, shuffled
@@ -251,3 +255,38 @@ def test_what_is_refused_of_a_text_read_first_is_refused_of_a_stream(tokenizer, 
     with pytest.raises(UserError, match="--text-column contnet: no record of"):
         streamed(tokenizer, pairs, text_column="contnet")
     assert streamed(tokenizer, pairs).summary()["conversations"] > 0
+
+
+@pytest.mark.parametrize("kind", [TextDataModule, StreamedDataModule])
+def test_a_token_that_the_model_lacks_is_named_when_the_text_is_prepared(kind, tokenizer, tmp_path):
+    """One that was added to the tokenizer and occurs; one that does not occur, and rows without a token, do no harm."""
+    tokenizer, rows = copy.deepcopy(tokenizer), len(tokenizer)
+    tokenizer.add_tokens(["<walrus>"])
+    for texts, n_rows, is_refused in (
+        ([*TEXTS, "a <walrus> sings"], rows, True),
+        ([*TEXTS, "a <walrus> sings"], rows + 1, False),
+        (TEXTS, rows, False),
+        (TEXTS, rows + 100, False),
+    ):
+        config = replace(config_of(lines(tmp_path / "a.jsonl", texts)), stream=kind is StreamedDataModule)
+        with pytest.raises(UserError, match="the token <walrus> of the text") if is_refused else nullcontext():
+            kind(config, 0).prepare(tokenizer, n_rows, "mine")
+
+
+def test_a_token_that_the_model_lacks_is_named_where_it_first_comes_in_a_stream(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(streaming, "BEGINNING", 2000)
+    tokenizer, rows = copy.deepcopy(tokenizer), len(tokenizer)
+    tokenizer.add_tokens(["<walrus>"])
+    data = StreamedDataModule(config_of(lines(tmp_path / "a.jsonl", [*TEXTS, *TEXTS, "a <walrus> sings"])), 0)
+    data.prepare(tokenizer, rows, "mine")
+    with pytest.raises(UserError, match="the token <walrus>"):
+        batches(data, 500)
+
+
+def test_padding_that_was_added_to_the_tokenizer_alone_is_not_put_into_blocks(tokenizer, source):
+    tokenizer, rows = copy.deepcopy(tokenizer), len(tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "<pad of ours>"})
+    data = TextDataModule(replace(config_of(source, block_size=64, packing="best-fit"), stream=False), 0)
+    data.prepare(tokenizer, rows, "mine")
+    ids = torch.cat([batch["input_ids"].flatten() for batch in data.val_dataloader()])
+    assert tokenizer.pad_token_id == rows and int(ids.max()) < rows

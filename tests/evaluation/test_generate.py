@@ -1,5 +1,6 @@
 """Continuations against plain transformers, and the requests that are refused."""
 
+import copy
 import io
 import os
 import subprocess
@@ -178,3 +179,11 @@ def test_into_a_pipe_they_come_one_after_another(capsys):
     texts = {"base: a": lambda sink: sink("one"), "adapter: b": lambda sink: [sink("tw"), sink("o")]}
     generation.one_after_another(texts, Console())
     assert capsys.readouterr().out == "base: a\none\n\nadapter: b\ntwo\n"
+
+
+def test_a_prompt_with_a_token_that_the_model_lacks_is_refused(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<walrus>"])
+    model = loading.load_model(BaseConfig(TINY_MODEL), torch.float32)
+    with pytest.raises(UserError, match="the token <walrus>"):
+        generation.stream(model, tokenizer, generation.tokenized(tokenizer, "a <walrus>", False), Sampling(2), print)
