@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from granite_scu.config.errors import UserError
 from granite_scu.model.base_files import INDEX, SINGLE, check_kind, check_report
-from granite_scu.storage.run_folder import errors_of_rust, replacing
+from granite_scu.storage.atomic import errors_of_rust, replacing
 
 log = logging.getLogger(__name__)
 
