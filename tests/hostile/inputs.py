@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -456,10 +457,60 @@ def checkpoints(draw, workspace: Workspace, run: Path) -> Made:
         torch.save(state, folder / "state.ckpt")
         (folder / manifest.NAME).unlink()
         manifest.write(folder)
+    return _again(draw, workspace, run, "given/run/checkpoint-2", "4")
+
+
+@st.composite
+def kinds_of_files(draw, workspace: Workspace, run: Path) -> Made:
+    """A run folder of which a file is a pipe, a link, or has no end; or that is a copy by hard links, and continues."""
+    resumed = draw(st.booleans())
+    folder = Path(shutil.copytree(run, (workspace.out if resumed else workspace.given) / "run"))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    kind = draw(st.sampled_from(["pipe", "endless", "linked"]))
+    if kind == "linked":
+        for path in files:
+            other = workspace.given / "original" / path.relative_to(folder)
+            other.parent.mkdir(parents=True, exist_ok=True)
+            if path.name != ".lock":  # which names who has it
+                other.hardlink_to(path)
+    else:
+        file = draw(st.sampled_from([*files, folder / "logs" / "training.log"]))
+        file.unlink()
+        if kind == "pipe":
+            os.mkfifo(file)
+        else:
+            begin = draw(st.sampled_from([b"", b"{", b"["]))
+            file.write_bytes(begin)
+            os.truncate(file, draw(st.sampled_from([1 << 20, 1 << 36])))
+    if not resumed:
+        return draw(st.sampled_from([*LOOKS, *READERS]))
+    return _again(draw, workspace, run, "last", draw(st.sampled_from(["4", "5"])))
+
+
+def _again(draw, workspace: Workspace, run: Path, checkpoint: str, steps: str) -> Made:
+    """The run once more, from a checkpoint; a third of the attempts train, the others only plan to."""
     shutil.copy(run.parent / "text.jsonl", workspace.given)
     shutil.copytree(run.parent / "cache", workspace.out / "cache")
-    again = ("--data-dir", "given/text.jsonl", "--resume-from-checkpoint", "given/run/checkpoint-2", *OUTPUT)
+    again = ("--data-dir", "given/text.jsonl", "--resume-from-checkpoint", checkpoint, *OUTPUT, "--max-steps", steps)
     return ("train", *RUN, *again, *draw(st.sampled_from([(), ("--dry-run",), ("--dry-run",)])))
+
+
+SURROUNDINGS = (
+    "UMASK=077", "UMASK=000", "UMASK=027", "HOME=", "HOME=/nonexistent", "HOME=relative", "TMPDIR=/nonexistent",
+    "LANG=C", "LC_ALL=tr_TR.UTF-8", "COLUMNS=0", "COLUMNS=x", "TERM=", "PATH=", "USER=", "LOCAL_RANK=3", "RANK=1",
+    "WORLD_SIZE=2", "SLURM_NTASKS=2", "OMP_NUM_THREADS=x", "MPLBACKEND=no", "MPLCONFIGDIR=/nonexistent",
+    "CUDA_VISIBLE_DEVICES=7", "HF_TOKEN=", "TZ=nowhere", "NO_COLOR=1", "PYTHONWARNINGS=error",
+)  # fmt: skip
+
+
+@st.composite
+def surroundings(draw, workspace: Workspace, run: Path) -> Made:
+    """A command that is right, with another umask, and with variables that are missing or say what is not so."""
+    (workspace.given / "text.jsonl").write_bytes(TEXT)
+    _copied(run, workspace)
+    words = draw(st.lists(st.sampled_from(SURROUNDINGS), min_size=1, max_size=3, unique_by=lambda w: w.split("=")[0]))
+    trains = ("train", *RUN, "--data-dir", "given/text.jsonl", *OUTPUT, "--max-steps", "2")
+    return (*words, *draw(st.sampled_from([trains, (*trains, "--dry-run"), *LOOKS, *READERS])))
 
 
 KINDS: dict[str, Callable[..., st.SearchStrategy[Made]]] = {
@@ -476,6 +527,8 @@ OF_A_RUN: dict[str, Callable[..., st.SearchStrategy[Made]]] = {
     "chat templates": templates,
     "tokenizers": tokenizers,
     "checkpoints": checkpoints,
+    "kinds of files": kinds_of_files,
+    "surroundings": surroundings,
 }
 
 

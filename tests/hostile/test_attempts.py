@@ -35,8 +35,9 @@ def test_every_attempt_keeps_the_rule(server: Server, run, kind):
         argv = data.draw(EVERY[kind](server.workspace, *([run] if kind in OF_A_RUN else [])))
         found = server.attempt(argv)
         wrong = broken(found) or right_result(found)
-        assert wrong is None, f"{wrong}\n{found.argv}\n{found.err[-2000:]}"
+        assert wrong is None, f"{wrong}\n{found.environment} {found.argv}\n{found.err[-2000:]}"
         codes[found.code] += 1
 
     attempt()
-    assert codes[2] > 10  # what is generated is wrong often enough to show something
+    if kind != "surroundings":  # in which a command that is right may well succeed
+        assert codes[2] > 10  # what is generated is wrong often enough to show something

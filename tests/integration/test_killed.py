@@ -1,5 +1,6 @@
 """However a run was cut up, it ends as one that was not: byte for byte."""
 
+import functools
 import os
 import random
 import resource
@@ -9,11 +10,12 @@ import sys
 from pathlib import Path
 
 import killing
+import power
 import pytest
 from killing import at_call, at_change
 
 from granite_scu.storage import checkpoint_list, manifest
-from granite_scu.storage.run_folder import STOPPED, RunFolder, read_json
+from granite_scu.storage.run_folder import LOCK, MODEL_CARD, STOPPED, RunFolder, read_json
 from granite_scu.training.output_folder import LOG
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +93,7 @@ def same(one, other):
 @pytest.mark.parametrize(
     ("flags", "kills"),
     [
-        pytest.param(UNEVEN, 1, id="uneven"),
+        pytest.param(UNEVEN, 1, id="uneven", marks=pytest.mark.slow),
         pytest.param(UNEVEN, 10, id="uneven-often", marks=pytest.mark.slow),
         pytest.param(FLAGS, 10, id="plain", marks=pytest.mark.slow),
         pytest.param(WORSE, 10, id="worse", marks=pytest.mark.slow),
@@ -103,6 +105,39 @@ def test_a_run_killed_at_random_ends_as_if_it_had_not_been(whole, cut, flags, ki
     ]  # a seed with which each is reached
     assert codes.count(-signal.SIGKILL) == kills, (codes, cut.log.read_text())
     assert same(whole(flags), cut.finish(flags))
+
+
+def kept_when_finished(folder, to):
+    """What is on the disk of a run, once its last file is."""
+
+    def prepare():
+        disk = power.Disk(folder)
+        os.fsync = disk.fsync
+        disk.watch = lambda: disk.after_a_cut(to, False) if (folder / MODEL_CARD).exists() else None
+
+    return prepare
+
+
+def contents(folder):
+    """Of the files of a run but for its logs."""
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.name != LOCK]
+    return {name: (folder / name).read_bytes() for name in files if name.parts[0] != "logs"}
+
+
+@pytest.mark.parametrize("names_first", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_power_cut_takes_back_no_more_than_a_kill(whole, cut, tmp_path_factory, names_first):
+    """And what it had written before is on the disk when it says that it has finished. A copy by hard links, made in
+    between, stays as it was."""
+    moment = functools.partial(at_call, "on_before_optimizer_step", 7)
+    assert cut.run(UNEVEN, power.failing(cut.folder, moment, names_first)) == -signal.SIGKILL
+    assert [path.name for path in RunFolder(cut.folder).checkpoints()] == ["checkpoint-4"]
+    copy, kept = (tmp_path_factory.mktemp("beside") / name for name in ("copy", "kept"))
+    subprocess.run(["cp", "-al", cut.folder, copy], check=True)
+    copied = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != LOCK}
+    assert cut.run(UNEVEN, kept_when_finished(cut.folder, kept)) == 0, cut.log.read_text()
+    assert same(whole(UNEVEN), killing.outcome(cut.folder))
+    assert contents(kept) == contents(cut.folder)
+    assert {path: path.read_bytes() for path in copied} == copied
 
 
 @pytest.mark.parametrize(

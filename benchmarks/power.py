@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,3 +74,31 @@ class Disk:
             else:
                 synced, zeros = self.files.get(entry.inode(), b""), bytes(entry.stat().st_size)
                 (to / entry.name).write_bytes(synced + zeros[len(synced) :])
+
+
+Strike = Callable[[], None]
+
+
+def failing(folder: Path, at: Callable[[Strike], Callable[[], None]], names_first: bool) -> Callable[[], None]:
+    """To be called in a run's process before anything else: the power fails, and the folder is what was on the disk.
+
+    Args:
+        folder: of the run, in a folder where nothing else is that counts.
+        at: given what strikes, returns what is to be called to have it strike.
+        names_first: as of ``Disk.after_a_cut``.
+    """
+
+    def prepare() -> None:
+        disk = Disk(folder.parent)
+        os.fsync = disk.fsync
+        at(lambda: strike(disk))()
+
+    def strike(disk: Disk) -> None:
+        with tempfile.TemporaryDirectory(dir=folder.parent.parent) as beside:
+            left = disk.after_a_cut(Path(beside) / "left", names_first) / folder.name
+            shutil.rmtree(folder, ignore_errors=True)
+            if left.exists():
+                left.rename(folder)
+        os.killpg(0, signal.SIGKILL)
+
+    return prepare
