@@ -317,14 +317,17 @@ def _model(name: str) -> Check:
     if refusal:
         return Check("base model", name, False, True, REFUSED, refusal)
     place = _place(name)
+    if refusal := _ask(loading.outline, name)[1] if place != "on the hub" else None:
+        return Check("base model", f"{name} ({place})", False, True, REFUSED, refusal)
     meaning = "is downloaded first" if place == "on the hub" else "read from disk"
     return Check("base model", f"{name} ({place})", True, True, meaning)
 
 
 def _place(name: str) -> str:
     """Where a model that ``finding.resolve`` does not refuse is."""
-    if Path(finding.resolve(name)).is_dir():
-        return "embedded" if name == TINY_MODEL else "local folder"
+    if (place := Path(finding.resolve(name))).is_dir():
+        dequantised = place != Path(name).expanduser()
+        return "embedded" if name == TINY_MODEL else "dequantised GGUF" if dequantised else "local folder"
     weights = ("model.safetensors", "model.safetensors.index.json")
     cached = _is_cached(name, "config.json") and any(_is_cached(name, file) for file in weights)
     return "in the hub cache" if cached else "on the hub"

@@ -216,6 +216,8 @@ class Merger:
             a, b = by_expert(a, b, update.experts)
         merged = (seen.float() + update.scale * (b @ a)).to(kept).contiguous()
         if not bool(torch.isfinite(merged).all()):
+            if not bool(torch.isfinite(weight).all()):
+                raise UserError(f"--model {self.base.name}: {name} holds NaN or infinity; download it again")
             raise RunFailed(f"{self.adapter.label}: {name} merged is not finite; the adapter has diverged")
         return merged
 

@@ -99,5 +99,7 @@ def _why(name: str, error: BaseException) -> str:
         return "it is no causal language model; take one that continues text"
     if "no file named model.safetensors" in reason:
         return no_safetensors(name)
+    if "gguf" in name.lower():
+        return f"a repository of GGUF files; download one and give its path: hf download {name} FILE --local-dir ."
     reason = reason[:200].rstrip(".")
     return f"{reason or type(error).__name__}; its files are damaged, incomplete or not for transformers"

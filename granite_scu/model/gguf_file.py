@@ -4,6 +4,7 @@ Training, evaluation and merging so have the same weights, and the minutes that 
 """
 
 import functools
+import glob
 import hashlib
 import logging
 import os
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from granite_scu.config.errors import UserError
 from granite_scu.model.base_files import INDEX, SINGLE, check_kind, check_report
-from granite_scu.storage.atomic import errors_of_rust, replacing
+from granite_scu.storage.atomic import errors_of_rust, remove, replacing
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ def _dequantised(file: Path, size: int, changed: int, name: str) -> Path:
             cache.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{folder}.lock"):
                 if not folder.is_dir():  # another process may have made it meanwhile
+                    for leftover in cache.glob(f".{glob.escape(folder.name)}.*.tmp"):  # of a process that was killed
+                        remove(leftover)
                     log.info("%s: dequantising it into %s, which is done once", name, folder)
                     with replacing(folder) as made, errors_of_rust(made):
                         _write(file, made, name)

@@ -8,6 +8,8 @@ import huggingface_hub
 import pytest
 import torch
 from devices import A100, CPU, RTX_4090, T4, V100, gpu
+from references import granite
+from safetensors.torch import load_file, save_file
 
 from granite_scu.cli import requirements, train_commands
 from granite_scu.cli.requirements import Check, can_start, check_requirements, print_requirements
@@ -212,9 +214,14 @@ def test_installed_kernels_are_tried_at_the_models_sizes(machine, hub, monkeypat
 def test_a_model_folder_needs_no_hub(machine, hub, tmp_path):
     machine(CPU)
     calls = hub()
-    (tmp_path / "config.json").write_text("{}")
+    granite().save_pretrained(tmp_path)
     assert can_start(check_requirements(wanted("cpu", base__name=str(tmp_path))))
     assert calls == []
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    checks = check_requirements(wanted("cpu", base__name=str(tmp_path)))
+    assert not can_start(checks) and "model.norm.weight" in found(checks, "base model").remedy
 
 
 def test_the_hub_is_asked_for_what_would_be_downloaded(machine, hub):

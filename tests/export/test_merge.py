@@ -333,3 +333,19 @@ def test_what_a_killed_merge_left_is_removed_and_a_running_one_is_not(small_gran
     merger.check_out(overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {"adapter", "merged"}
     assert (tmp_path / "merged" / merging.RECORD).read_text() == "the model that was to be replaced"
+
+
+@pytest.mark.parametrize("what", ["base", "adapter"])
+def test_what_is_not_finite_is_blamed(small_granite, make_adapter, merge, tmp_path, what):
+    """An adapter whose product overflows has diverged; NaN in the base's files is not the adapter's."""
+    base = Path(shutil.copytree(small_granite, tmp_path / "base"))
+    folder = make_adapter(base)
+    file = folder / saved_adapter.WEIGHTS if what == "adapter" else base / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.0.mamba.in_proj.weight"
+    spoil = {name: float("nan")} if what == "base" else {key: 3e38 for key in tensors if "in_proj" in key}
+    save_file(
+        tensors | {key: torch.full_like(tensors[key], value) for key, value in spoil.items()}, file, {"format": "pt"}
+    )
+    words = f"--model {base}: {name} holds NaN" if what == "base" else "the adapter has diverged"
+    with pytest.raises((UserError, RunFailed), match=re.escape(words)):
+        merge(folder, base)

@@ -84,6 +84,8 @@ def shared_base(subjects: Sequence[Subject], asked: str | None) -> str | None:
 
 def _identify(given: str, label: str) -> Subject:
     path = Path(given).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return Subject(label, given, "model", given)
     if not path.is_dir():
         if path.exists():
             raise UserError(f"{given}: is a file; give a run folder, an adapter's folder, a checkpoint or a model")
@@ -94,7 +96,8 @@ def _identify(given: str, label: str) -> Subject:
         if not is_local(given):
             return Subject(label, given, "model", given)  # an embedded model or a hub id
         raise UserError(f"{given}: no such folder")
-    if (path / "config.json").is_file() and not (path / ADAPTER_CONFIG).is_file():
+    is_whole = (path / "config.json").is_file() or any(path.glob("*.gguf"))
+    if is_whole and not (path / ADAPTER_CONFIG).is_file():
         return Subject(label, given, "model", given)
     adapter_files.require_files(path, given)
     base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")

@@ -33,3 +33,12 @@ def test_names_are_short_and_never_the_base_models(place, given, names):
     place(*given)
     found = [subject.name for subject in identify(given)]
     assert found == names and BASE not in found
+
+
+@pytest.mark.parametrize("given", ["small.gguf", "folder"])
+def test_a_gguf_file_or_a_folder_with_one_is_a_whole_model(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for place in ("small.gguf", "folder/small.gguf"):
+        (tmp_path / place).write_bytes(b"GGUF")
+    assert [subject.kind for subject in identify([given])] == ["model"]
