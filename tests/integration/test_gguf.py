@@ -1,4 +1,4 @@
-"""Through everything from a GGUF file: what is trained on is what its weights dequantise to, and so what is merged into."""
+"""Through everything from a GGUF file: it is trained on, and merged into, what its weights dequantise to."""
 
 import json
 
