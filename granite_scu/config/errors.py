@@ -26,8 +26,9 @@ class Stopped(BaseException):
     Args:
         line: what was kept, and how to continue.
         code: 130 for Ctrl-C, 143 for SIGTERM.
+        alone: the other processes of the run do not stop with this one, which must not wait for them.
     """
 
-    def __init__(self, line: str, code: int) -> None:
+    def __init__(self, line: str, code: int, alone: bool = False) -> None:
         super().__init__(line)
-        self.code = code
+        self.code, self.alone = code, alone

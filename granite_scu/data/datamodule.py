@@ -317,7 +317,9 @@ class TextDataModule(LightningDataModule):
         """A loader of blocks; ``batching`` says how they come together, in the DataLoader's own words."""
         workers: dict[str, Any] = {}
         if self.config.num_workers:
-            workers = {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
+            largest = max(self.config.batch_size, self.config.eval_batch_size or 0)
+            workers["batch_bytes"] = 3 * 8 * largest * self.config.block_size  # inputs, labels, documents: int64
+            workers |= {"prefetch_factor": self.config.prefetch_factor, "persistent_workers": True}
             workers["worker_init_fn"] = self.begin_worker
             # Silences a warning that tokenizers print in every forked worker; ours tokenise nothing.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

@@ -30,14 +30,19 @@ from granite_scu.data.blocks.packing import Block, Blocks, Layout, padding_of
 from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, divide
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.sources.documents import Document, TextFile
+from granite_scu.data.sources.hub import is_on_hub
 from granite_scu.data.sources.read import published, sources_of
 from granite_scu.data.tokens.cache import Prepared, in_memory
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.corpus import check_documents, counted, full_names, say_formats
 from granite_scu.data.tokens.encoding import Piece, encoded, groups_of, joined, parts_of, pieces_of, require_known
+from granite_scu.data.workers import PATIENCE
 
 BEGINNING = 4_000_000
 """Characters read before training, of which a tenth each is held out for validation and for test."""
+
+PATIENCE_WITH_THE_HUB = 600.0
+"""Seconds, as ``PATIENCE``: the hub's library itself waits for minutes before it gives up."""
 
 PASSED_OVER = 100
 """Files too long for memory after which no more whole documents are looked for."""
@@ -156,9 +161,18 @@ class StreamedBlocks(IterableDataset):
         worker = get_worker_info()
         number, count = (worker.id, worker.num_workers) if worker else (0, 1)
         # The loader takes a batch of each process in turn, and after a restart begins with the first again.
-        local = (number + self.start) % count
-        given = len(range(local, self.start, count)) * self.config.batch_size
-        return islice(self.share(self.rank * count + local, self.world_size * count), given, None)
+        return self._left((number + self.start) % count, count, self.start)
+
+    def batches(self, given: int, processes: int) -> Iterator[list[Block]]:
+        """What so many loader processes give after the first ``given`` batches, read in this one."""
+        first = self.start + given
+        shares = [self._left(number, processes, first) for number in range(processes)]
+        return (list(islice(shares[batch % processes], self.config.batch_size)) for batch in count(first))
+
+    def _left(self, number: int, of: int, batch: int) -> Iterator[Block]:
+        """What is left of one of a rank's shares when all together have given so many batches."""
+        given = len(range(number, batch, of)) * self.config.batch_size
+        return islice(self.share(self.rank * of + number, self.world_size * of), given, None)
 
     def share(self, number: int, of: int) -> Iterator[Block]:
         """The blocks of a share, pass after pass. Raises UserError where nothing of the stream falls to it."""
@@ -283,7 +297,9 @@ class StreamedDataModule(TextDataModule):
         blocks = StreamedBlocks(
             self.config, self._tokenizer, layout, texts, self.seed, *place, rows=self.rows, model=self.model
         )
-        return self._loader(blocks, batch_size=self.config.batch_size)
+        from_hub = not self.config.sources or any(map(is_on_hub, self.config.sources))
+        patience = PATIENCE_WITH_THE_HUB if from_hub else PATIENCE
+        return self._loader(blocks, batch_size=self.config.batch_size, patience=patience)
 
     @staticmethod
     def begin_worker(worker: int) -> None:

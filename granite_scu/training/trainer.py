@@ -156,8 +156,9 @@ def fit(trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModu
     try:
         with errors_in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-    except Stopped:
-        part(trainer)
+    except Stopped as stop:
+        if not stop.alone:
+            part(trainer)
         raise
     except SystemExit as stop:  # Lightning's answer to Ctrl-C
         raise KeyboardInterrupt from stop
@@ -179,8 +180,6 @@ def conclude(trainer: L.Trainer, module: L.LightningModule) -> None:
 def _lost(error: RuntimeError) -> str | None:
     """What ended without a word of its own, as the libraries' errors tell it."""
     words = str(error)
-    if "DataLoader worker" in words:
-        return "a loader process died, as one does when memory runs out; lower --num-workers or --prefetch-factor"
     if isinstance(error, torch.distributed.DistError) or "closed by peer" in words or "gloo" in words:
         return "another process of this run was lost"
     return None

@@ -170,6 +170,9 @@ def test_what_is_held_out_is_never_trained_on_nor_are_its_copies(tokenizer, tmp_
 def test_it_goes_on_where_it_was(tokenizer, source, workers):
     """Past the end of a pass too, and whichever loader process comes next."""
     whole = batches(streamed(tokenizer, source, num_workers=workers), 90)
+    loader = streamed(tokenizer, source, num_workers=workers, start=4).train_dataloader()
+    itself = loader.dataset.batches(3, max(1, workers))  # as where the processes are lost
+    assert all(torch.equal(loader.collate_fn(next(itself))["input_ids"], inputs) for inputs, _ in whole[7:16])
     for start in (7, 64):
         rest = batches(streamed(tokenizer, source, num_workers=workers, start=start), 90 - start)
         for (inputs, labels), (others, other_labels) in zip(whole[start:], rest, strict=True):

@@ -1,5 +1,9 @@
-"""A signal for the whole group of processes finds no moment at which a loader process dies of it."""
+"""A signal for the whole group of processes finds no moment at which a loader process dies of it; where one is lost in
+another way, the batches are the same without it."""
 
+import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -7,6 +11,7 @@ import time
 import psutil
 import pytest
 
+from granite_scu.data import workers
 from granite_scu.data.workers import SteadyLoader, leave_signals_to_the_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals as Linux has them")
@@ -36,3 +41,66 @@ def test_the_runs_own_sigterm_ends_it():
     (child,) = set(psutil.Process().children()) - before
     child.terminate()
     assert child.wait(timeout=10) == 0
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Loaders that look at their processes after a moment; what they do without one, they say once."""
+    monkeypatch.setattr(workers, "LOOK", 0.4)
+
+    def loader(dataset, **settings):
+        begin = {"worker_init_fn": leave_signals_to_the_run, "persistent_workers": True}
+        return SteadyLoader(dataset, num_workers=2, patience=0.8, **begin, **settings)
+
+    return loader
+
+
+def given_up(caplog) -> list[str]:
+    return [message for message in caplog.messages if "--num-workers 0" in message and "--shm-size" in message]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, "ended by another"), (signal.SIGSTOP, "done nothing for 1 seconds")]
+)
+def test_a_process_that_is_killed_or_hangs_is_done_without(quickly, caplog, number, words):
+    before = set(psutil.Process().children())
+    loader = quickly(range(40))
+    batches = iter(loader)
+    first = [int(next(batches)) for _ in range(3)]
+    children = set(psutil.Process().children()) - before
+    os.kill(min(child.pid for child in children), number)
+    assert first + [int(batch) for batch in batches] == list(range(40))
+    (message,) = given_up(caplog)
+    assert words in message
+    assert [int(batch) for batch in loader] == list(range(40)) and len(given_up(caplog)) == 1
+    assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+def test_there_may_be_no_room_for_batches_or_for_processes(quickly, caplog):
+    assert [int(batch) for batch in quickly(range(9), batch_bytes=1 << 60)] == list(range(9))
+    assert "/dev/shm" in given_up(caplog)[0]
+    caplog.clear()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 3, before[1]))
+    try:
+        batches = iter(quickly(range(9)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [int(batch) for batch in batches] == list(range(9))
+    assert "cannot be started (Too many open files)" in given_up(caplog)[0]
+
+
+class Slow:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        until = time.process_time() + 0.9
+        while time.process_time() < until:
+            pass
+        return index
+
+
+def test_one_that_computes_is_waited_for(quickly, caplog):
+    assert [int(batch) for batch in quickly(Slow())] == [0, 1]
+    assert not given_up(caplog)

@@ -7,10 +7,12 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import killing
 import power
+import psutil
 import pytest
 from killing import at_call, at_change
 
@@ -288,10 +290,28 @@ def test_slurms_signal_saves_and_puts_the_job_back_into_the_queue(cut, tmp_path,
     assert len(RunFolder(cut.folder).checkpoints()) == 1
 
 
-def test_a_second_interrupt_does_not_wait(cut):
-    twice = lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)]  # noqa: E731
-    assert cut.run(FLAGS, at_call("training_step", 3, twice)) == 130
+@pytest.mark.parametrize(("number", "apart", "code"), [(signal.SIGINT, 0, 130), (signal.SIGTERM, 1.1, 143)])
+def test_a_second_interrupt_does_not_wait(cut, number, apart, code):
+    def twice():
+        os.kill(os.getpid(), number)
+        time.sleep(apart)
+        os.kill(os.getpid(), number)
+
+    assert cut.run(FLAGS, at_call("training_step", 3, twice)) == code
     assert RunFolder(cut.folder).checkpoints() == []
+
+
+def test_two_sigterms_at_once_are_one(cut):
+    twice = lambda: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]  # noqa: E731
+    assert cut.run(FLAGS, at_call("training_step", 3, twice)) == 143
+    assert len(RunFolder(cut.folder).checkpoints()) == 1
+
+
+def test_a_run_whose_loader_is_killed_reads_the_rest_itself(whole, cut):
+    kill = lambda: [os.kill(child.pid, signal.SIGKILL) for child in psutil.Process().children()]  # noqa: E731
+    assert cut.run(UNEVEN, at_call("training_step", 4, kill)) == 0, cut.log.read_text()
+    assert "--num-workers 0" in cut.log.read_text() and "--shm-size" in cut.log.read_text()
+    assert same(whole(UNEVEN), killing.outcome(cut.folder))
 
 
 def test_a_signal_before_training_ends_the_run_at_once(cut):

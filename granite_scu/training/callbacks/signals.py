@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -15,6 +16,7 @@ import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from granite_scu.config.errors import INTERRUPTED, TERMINATED, Stopped
+from granite_scu.data.workers import end_loaders
 from granite_scu.storage.run_folder import STOPPED, RunFolder
 from granite_scu.training.trainer import LOST_AFTER
 
@@ -27,6 +29,10 @@ REQUEUE = getattr(signal, "SIGUSR1", None)
 LOST = [getattr(signal, name) for name in ("SIGHUP", "SIGXCPU", "SIGUSR2") if hasattr(signal, name)]
 """The terminal is gone, the processor time allowed is used up, and what schedulers send ahead of the end: each would
 kill at once. Under nohup the first is ignored, and stays so."""
+
+
+ONE_WISH = 1.0
+"""Seconds in which a second SIGTERM is the first one's: a launcher and the group of processes may both send it."""
 
 
 _ONCE_MORE = b"\nCtrl-C: the step under way is finished and saved; once more stops at once and saves nothing\n"
@@ -48,6 +54,7 @@ class GracefulStop(L.Callback):
     def __init__(self, folder: RunFolder, save: Callable[[L.Trainer], None], again: str) -> None:
         self.folder, self.save, self.again = folder, save, again
         self.received = 0
+        self._since = 0.0
         self._step = 0
         self._hosts: Any = None
         self._previous: dict[int, Any] = {}
@@ -79,8 +86,15 @@ class GracefulStop(L.Callback):
         self._let_go()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.received:
-            raise KeyboardInterrupt  # a second Ctrl-C does not wait, nor does one after another signal
+        if number == signal.SIGINT and self.received:  # a second one does not wait, nor does one after another signal
+            end_loaders()
+            raise KeyboardInterrupt
+        if number == signal.SIGTERM and self.received and time.monotonic() - self._since > ONE_WISH:
+            end_loaders()
+            line = "stopped by a second SIGTERM; steps since the last checkpoint are lost; where there is one, "
+            raise Stopped(f"{line}continue with: {self.again}", TERMINATED, alone=True)
+        if not self.received:
+            self._since = time.monotonic()
         if number == signal.SIGINT and sys.stderr.isatty():
             with suppress(OSError):  # by no stream of Python's: one may be in the middle of a write
                 os.write(sys.stderr.fileno(), _ONCE_MORE)
