@@ -110,13 +110,11 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
         facts: as ``--json`` has them.
         on_long: as ``--on-long``.
     """
-    from granite_scu.data.blocks.filtering import BECOMES  # late: torch
+    from granite_scu.data.blocks.filtering import BECOMES, CUT  # late: torch
     from granite_scu.data.sources.record_formats import LABELS
 
     kind = "conversation" if facts["conversations"] else "document"
-    tokens, unlearned, cut = (
-        facts[name] for name in ("document_tokens", "unsupervised_documents", "answers_without_end")
-    )
+    tokens, unlearned, cut = (facts[name] for name in ("document_tokens", "unsupervised_documents", "cut_answers"))
     divided = "by document" if facts["split_by"] == "document" else "by block, for documents are too few or too uneven"
     long = f"{counted(facts['long_documents'], kind)}: {BECOMES.get(on_long)} (--on-long)"
     omitted = (
@@ -140,7 +138,7 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
         if facts["text_begins_with"]
         else "",
         "longer than a block": long if facts["long_documents"] else "",
-        "cut answers": f"{counted(cut, 'answer')} without the end that teaches when to stop" if cut else "",
+        "cut answers": f"{counted(cut, 'answer')}; such {CUT.get(on_long)} (--on-long)" if cut else "",
         "left out": ", ".join(words for words in omitted if not words.startswith("0 ")),
     }
     return {name: text for name, text in rows.items() if text}

@@ -238,7 +238,7 @@ class TextDataModule(LightningDataModule):
             "gap_blocks": 2 if division.by == "block" else 0,
             "long_documents": self._left_out["long"],
             "dropped_tokens": self._left_out["dropped"] + self._left_out["unused"],
-            "answers_without_end": self._left_out["cut"],
+            "cut_answers": self._left_out["cut"],
             "unsupervised_documents": self._left_out["unsupervised"],
             **{
                 name: {

@@ -49,7 +49,7 @@ def test_the_counts_are_in_words(capsys):
     nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens", "conversations"), 0)
     facts = {
         **{"model": "tiny", "path": "mine", "split_by": "document", "block_size": 1024, "long_documents": 1},
-        **{"copies_left_out": 2, "unsupervised_documents": 1, "answers_without_end": 3},
+        **{"copies_left_out": 2, "unsupervised_documents": 1, "cut_answers": 3},
         **{"train": split, "validation": split, "test": split},
         **nothing,
         "record_formats": {},
@@ -60,7 +60,7 @@ def test_the_counts_are_in_words(capsys):
     assert rows["text"] == "mine, divided by document"
     assert rows["training"] == "5 documents (0.0465 MB): 14,088 tokens to learn, in 14 blocks of 1024, 98.3 % full"
     assert rows["longer than a block"] == "1 document: truncated (--on-long)"
-    assert rows["cut answers"].startswith("3 answers without the end")
+    assert rows["cut answers"].startswith("3 answers; such lose their end")
     assert rows["a text begins with"].startswith("<s>")
     assert rows["left out"] == "2 repeated documents, 1 document without anything to learn"
     assert rows["length of a document"].startswith(

@@ -67,7 +67,7 @@ def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
         "gap_blocks": 2,
         "long_documents": 1,
         "dropped_tokens": 0,
-        "answers_without_end": 0,
+        "cut_answers": 0,
         "unsupervised_documents": 0,
         "train": {"documents": 1, "blocks": 110, "supervised_tokens": 3520, "bytes": 3520, "utilisation": 1.0},
         "validation": {"documents": 1, "blocks": 13, "supervised_tokens": 416, "bytes": 416, "utilisation": 1.0},

@@ -14,6 +14,12 @@ from granite_scu.data.tokens.stored import StoredArray
 BECOMES = {"split": "cut into pieces", "truncate": "truncated", "drop": "left out"}
 """What becomes of documents that are longer than a block, in words."""
 
+CUT = {
+    "split": "are cut, and the rest is learned without its beginning",
+    "truncate": "lose their end, which teaches when to stop",
+}
+"""What becomes of answers in them, in words."""
+
 
 def blocks_of(
     stream: Stream,
@@ -58,7 +64,7 @@ def left_out(counts: Counter[str], layout: Layout, block_size: int, on_long: str
     reasons = (
         (counts["unsupervised"], "documents have no token to learn and are left out"),
         (n_long, long),
-        (counts["cut"], "answers lose their end, which teaches when to stop (--on-long)"),
+        (counts["cut"] if n_long else 0, f"answers {CUT.get(on_long)} (--on-long)"),
         (counts["dropped"], "tokens of long documents are left out (--on-long)"),
         (counts["unused"], f"{unused}; a larger --block-size keeps them"),
     )
@@ -84,8 +90,7 @@ def filter_documents(
         long: documents longer than a block, whatever became of them; one that comes several times counts once.
         unsupervised: documents, counted in the same way, left out because no token of them is to be learned, or none
             that was not cut off; those of the second kind are long ones too, and their tokens among the dropped.
-        cut: documents, counted in the same way, that were cut within something that is learned and that does not begin
-            with the document: answers without their end.
+        cut: documents, counted in the same way, of which an answer is cut; not those of which all is learned.
         dropped: tokens left out with long documents, or cut off them.
 
     Raises:
@@ -97,7 +102,7 @@ def filter_documents(
     bounds, documents = bounds[learned], documents[learned]
     excess = bounds[:, 1] - bounds[:, 0] - 1 - block_size
     is_long = excess > 0
-    dropped = n_cut = 0
+    dropped = 0
     n_long = len(np.unique(documents[is_long]))
     if on_long == "error" and n_long:
         first = int(np.flatnonzero(is_long)[0])
@@ -107,10 +112,11 @@ def filter_documents(
             f"room for {block_size + 1} ({n_long} documents are too long); raise --block-size, or choose "
             "split, truncate or drop"
         )
+    is_cut = [on_long in CUT and _is_cut(stream.targets[a:b], block_size, on_long) for a, b in bounds[is_long]]
+    n_cut = len(np.unique(documents[is_long][is_cut]))
     if on_long == "truncate":
         dropped = int(excess[is_long].sum())
         bounds = np.stack([bounds[:, 0], bounds[:, 1] - np.maximum(excess, 0)], 1)
-        n_cut = len(np.unique(documents[is_long][[_is_cut(stream.targets[a : b + 1]) for a, b in bounds[is_long]]]))
         learned = _learned(stream.targets, bounds)  # of a long prompt nothing else may be left
         n_unsupervised += len(np.unique(documents[~learned]))
         dropped += int((bounds[~learned, 1] - bounds[~learned, 0]).sum())
@@ -121,9 +127,11 @@ def filter_documents(
     return bounds, Counter(long=n_long, unsupervised=n_unsupervised, cut=n_cut, dropped=dropped)
 
 
-def _is_cut(targets: NDArray[np.bool_]) -> bool:
-    """Whether a document whose last token here is cut off loses the end of an answer, and not of a text."""
-    return bool(targets[-2:].all() and not targets[1:].all())
+def _is_cut(targets: NDArray[np.bool_], block_size: int, on_long: str) -> bool:
+    """Whether a long document is cut within an answer: the last prediction before a border and the first behind it are
+    both learned. In a text of which all is learned every border is so, which is no news."""
+    borders = np.arange(block_size, len(targets) - 1, block_size)[: 1 if on_long == "truncate" else None]
+    return bool((targets[borders] & targets[borders + 1]).any()) and not targets[1:].all()
 
 
 def _learned(targets: NDArray[np.bool_] | StoredArray, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:

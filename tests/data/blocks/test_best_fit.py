@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
-from granite_scu.data.blocks.filtering import blocks_of, filter_documents, repeated
+from granite_scu.data.blocks.filtering import blocks_of, filter_documents, left_out, repeated
 from granite_scu.data.blocks.packing import Blocks, best_fit, in_a_row
 from granite_scu.data.datamodule import collate
 from granite_scu.data.tokens.encoding import Stream
@@ -168,6 +168,29 @@ def test_what_is_learned_behind_the_window_is_missed_by_name():
     assert bounds.tolist() == [[0, 5]] and counts == {"long": 1, "unsupervised": 1, "cut": 0, "dropped": 30}
     blocks, found = blocks_of(stream, np.arange(2), best_fit, PAD, 10, "split", str)
     assert blocks.n_inputs == 4 + 9 and found["unused"] == 20
+
+
+@pytest.mark.parametrize(
+    ("learned", "truncated", "split"),
+    [
+        (range(8, 15), 1, 1),  # an answer of which the first border leaves the end
+        (range(5, 11), 0, 0),  # its end is the last prediction before the border
+        (range(11, 15), 0, 0),  # it begins behind it
+        ([9, *range(15, 25)], 0, 1),  # cut at the second border, which truncating never reaches
+        (range(1, 30), 0, 0),  # a text, of which everything is learned
+    ],
+    ids=["its end", "just whole", "behind", "later", "a text"],
+)
+def test_answers_that_a_border_cuts_are_counted(learned, truncated, split):
+    """A document of 30 tokens in blocks of 10 predictions: borders behind the tokens 10 and 20."""
+    stream = stream_of([5, 30])
+    stream.targets[5:] = False
+    stream.targets[[5 + place for place in learned]] = True
+    for on_long, expected in (("truncate", truncated), ("split", split), ("drop", 0)):
+        _, counts = filter_documents(stream, np.array([0, 1, 1]), 10, on_long, str)
+        assert counts["cut"] == expected
+        told = [n for n, words in left_out(counts, best_fit, 10, on_long) if words.startswith("answers")]
+        assert told == [1] * expected
 
 
 @given(weights=st.lists(st.floats(0, 3), min_size=1, max_size=3), seed=st.integers(0, 99))
