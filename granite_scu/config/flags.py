@@ -213,7 +213,8 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
               "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
               "of the run that is continued, and without --output-dir it continues in its own folder"),
         _flag("--eval-steps", "run.eval_steps", default="a fifth of the run, 200 at most"),
-        _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation"),
+        _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation; with a smaller "
+              "--eval-batch-size it covers less text"),
         _flag("--samples", "run.samples"),
         _flag("--logging-steps", "trainer.log_every_n_steps", int, "optimizer steps between log lines"),
         _flag("--logger", "run.logger", choices=config.LOGGERS),

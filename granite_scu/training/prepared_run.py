@@ -20,7 +20,7 @@ from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
-from granite_scu.training.resume import Resume
+from granite_scu.training.resume import TEXT, Resume
 
 MOST_EVAL_STEPS, MOST_SAVE_STEPS = 200, 500
 """Optimizer steps between two validations, and between two checkpoints, of a long run."""
@@ -135,7 +135,7 @@ def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
             "processes": machine.world_size,
             "--isolate-documents": request.data.isolate_documents,
             **({"the chat template (its checksum)": templates.checksum(run.tokenizer)} if run.data.chats else {}),
-            "the text of --data-dir (its checksum)": run.data.checksum,
+            TEXT: run.data.checksum,
             **({"--num-workers": request.data.num_workers} if request.data.stream else {}),
         },
         measure=request.control.measure,

@@ -60,6 +60,7 @@ from granite_scu.training.prepared_run import PreparedRun, build_module, interva
 from granite_scu.training.resume import (
     Resume,
     blamed,
+    check_blocks,
     check_resumable,
     course_of,
     holds_nan,
@@ -174,8 +175,9 @@ def prepare(
     # What must be the same as at the checkpoint, and what has changed.
     if resume:
         with blamed(resume):
-            build_module(run).require_same_settings(resume.state, size.trained)
             course = _course(run)
+            check_blocks(resume, course, data.checksum)
+            build_module(run).require_same_settings(resume.state, size.trained)
             check_resumable(resume, type(controller).__name__, length.steps, course, request.run.overwrite)
             warn_of_changes(resume, course)
     return run

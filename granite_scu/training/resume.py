@@ -54,6 +54,15 @@ NO_INFLUENCE = {
 """Settings that change no number: where files lie and how fast it goes. The text itself, the chat template and
 the adapter that training started from are compared by their checksums, and the length as a number of steps."""
 
+CUTS_TEXT = (
+    *("block_size", "packing", "on_long", "loss_on", "control_tokens", "record_format", "text_column", "encoding"),
+    *("split_seed", "weights"),
+)
+"""Settings of the data that make other blocks of the same text."""
+
+TEXT = "the text of --data-dir (its checksum)"
+"""By which a checkpoint knows the blocks that it was trained on."""
+
 OF_THE_TRAINER = ("accumulate_grad_batches", "limit_val_batches", "deterministic", "max_time")
 
 
@@ -197,6 +206,27 @@ def check_resumable(resume: Resume, law: str, steps: int, now: dict[str, Any], o
             f"{where} {newer[-1]} is newer; continue from that, or from here in another --output-dir, or drop what is "
             "newer with --overwrite"
         )
+
+
+def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
+    """Refuse other blocks of the text by the setting that makes them, where it is not the text itself.
+
+    Args:
+        resume: the checkpoint.
+        now: the run's ``course_of``.
+        checksum: of the run's blocks.
+
+    Raises:
+        UserError: they differ from the checkpoint's, and so does a setting.
+    """
+    names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
+    before = resume.state["settings"]
+    for name in (names[f"data.{key}"] for key in CUTS_TEXT):
+        if resume.state["frozen"].get(TEXT) != checksum and before.get(name, now[name]) != now[name]:
+            raise UserError(
+                f"--resume-from-checkpoint: {name} was {before[name]} and is now {now[name]}, which makes other blocks "
+                "of the text; resume with the same"
+            )
 
 
 def warn_of_changes(resume: Resume, now: dict[str, Any]) -> None:

@@ -155,6 +155,14 @@ def test_the_text_must_be_the_same(run, short, launch):
     assert "the text of --data-dir (its checksum) was" in err
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--block-size", 32), ("--packing", "best-fit")])
+def test_another_way_to_cut_the_text_is_named_and_not_the_text(run, short, launch, flag, value):
+    again = ("--max-steps", 8, "--resume-from-checkpoint", run / "checkpoint-3", flag, value)
+    code, _, err = launch(*short, *again)
+    assert code == 2
+    assert f"--resume-from-checkpoint: {flag} was" in err and f"is now {value}" in err and "checksum" not in err
+
+
 def test_going_back_in_a_run_folder_must_be_meant(run, launch):
     """What is newer would be of another course, and the next ``last`` would go on with that."""
     code, _, err = launch("--resume-from-checkpoint", run / "checkpoint-3")
