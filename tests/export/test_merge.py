@@ -207,7 +207,7 @@ def test_the_output_folder_is_refused_where_something_is_in_it(small_granite, ma
     full = tmp_path / "full"
     full.mkdir()
     (full / "thesis.txt").write_text("years of work")
-    assert "not empty" in check(full)
+    assert "choose another folder" in check(full)
     assert "no merged model of ours" in check(full, overwrite=True)
     (full / merging.RECORD).write_text("{}")
     assert "holds thesis.txt, which no merge has written" in check(full, overwrite=True)

@@ -194,7 +194,8 @@ def of_a_run() -> dict[str, Any]:
     control = {"name": "pi", "latest": {}, "ticks": 0}
     numbers = {"global_step": 3, "epoch": 0, "micro_batches": 12}
     groups = {"frozen": {}, "settings": {}, "state_dict": {}, "optimizer_states": [], "lr_schedulers": [], "loops": {}}
-    return numbers | groups | {"callbacks": {"ShannonControl": control}}
+    rest = {"pytorch-lightning_version": L.__version__, "random": {"python": (), "numpy": (), "cpu": torch.zeros(1)}}
+    return numbers | groups | rest | {"callbacks": {"ShannonControl": control}}
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,7 @@ def of_a_run() -> dict[str, Any]:
     ],
 )
 def test_a_state_of_no_run_is_refused_by_what_it_lacks(state, place):
+    check_state(of_a_run(), Path("checkpoint-3"))  # which is not refused
     with pytest.raises(UserError, match=f"{STATE} is of no run \\({place} is missing, or of another kind"):
         check_state(state, Path("checkpoint-3"))
 
