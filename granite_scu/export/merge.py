@@ -39,7 +39,7 @@ from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.atomic import errors_of_rust, remove, replacing
 from granite_scu.storage.provenance import versions
-from granite_scu.storage.run_folder import ADAPTER_CONFIG, LOCK, nearest, read_json, require_writable
+from granite_scu.storage.run_folder import LOCK, nearest, read_json, require_writable
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
@@ -295,11 +295,8 @@ def _warnings(record: dict[str, Any]) -> list[str]:
             f"the merge itself is right (in fp32 {check['in_fp32']:.1e} at most): use the adapter unmerged, or "
             "--dtype fp32, which keeps all of it in twice the space"
         )
-    if check and check["adapter_bpt"] > check["base_bpt"]:
-        found.append(
-            f"warning: there the adapter costs {check['adapter_bpt'] - check['base_bpt']:.4f} bits per token more than "
-            f"the base alone; if it was trained on such text, it is damaged: look at lora_alpha in {ADAPTER_CONFIG}"
-        )
+    if check and check["text"] == merge_check.OWN and check["adapter_bpt"] > check["base_bpt"]:
+        found.append("warning: there base with adapter is worse than the base alone")
     return found
 
 

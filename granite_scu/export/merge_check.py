@@ -22,10 +22,12 @@ from granite_scu.config.settings import BaseConfig
 from granite_scu.evaluation.bpt import texts
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
+from granite_scu.model import loading
 from granite_scu.model.adapter_files import run_of
 from granite_scu.model.adapters import Switch, load_adapted
 from granite_scu.model.description_length import bits
 from granite_scu.model.saved_adapter import SavedAdapter
+from granite_scu.storage.run_folder import ADAPTER_CONFIG
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,9 @@ AGREES = 1e-3
 """Bits per token of a window by which two ways to compute the same model in fp32 may differ. A sum of 10^4 products in
 another order is off by sqrt(10^4) roundings of 2^-24, 6e-6 of itself, and the sum of 100 layers by 10 times that; of a
 logit of 15 this is 1e-3, in a single token. A merge that lacks one matrix of hundreds differs by more."""
+
+OWN = "what the run held out"
+"""The text, in words, on which an adapter should be better than its base."""
 
 FOR_FP32 = 512
 """Scored tokens on which that is seen."""
@@ -134,7 +139,7 @@ def compare(
         where they were not compared in it; and ``is_merged``, whether as much is kept as rounding leaves.
 
     Raises:
-        RunFailed: the merge is wrong, or there is too little memory or disk to compare.
+        RunFailed: the merge is wrong, the adapter says nothing, or there is too little memory or disk to compare.
     """
     corpus, text = _held_out(adapter, tokenizer)
     dtype = _stored_dtype(merged)
@@ -144,6 +149,13 @@ def compare(
     if not (is_exact or found.is_merged):
         worst = _worst_in_fp32(adapter, base, corpus, merged / "fp32", write_in_fp32, device)
     base_bpt, adapter_bpt, merged_bpt = found.bits_per_token
+    vocabulary = loading.load_model_config(base.name).get_text_config().vocab_size
+    if base_bpt < math.log2(vocabulary) < adapter_bpt:
+        raise RunFailed(
+            f"{adapter.label}: on {text} base with adapter has {adapter_bpt:.4f} bits per token, worse than to guess "
+            f"among all {vocabulary:,} tokens, and the base alone {base_bpt:.4f}, so that the adapter is damaged or "
+            f"scaled wrongly (lora_alpha in {ADAPTER_CONFIG}); nothing was kept; --no-check merges it all the same"
+        )
     if worst is not None and not worst <= AGREES:
         raise RunFailed(
             f"the merge is wrong: on {text} the merged model has {merged_bpt:.4f} bits per token, base with adapter "
@@ -222,7 +234,7 @@ def _held_out(adapter: SavedAdapter, tokenizer: PreTrainedTokenizerBase) -> tupl
         try:
             found, config = texts.held_out(run, [], ("validation", "test")), texts.data_config(run)
             found = replace(found, control_tokens=config.control_tokens)
-            words, length = "what the run held out", min(config.block_size, LENGTH)
+            words, length = OWN, min(config.block_size, LENGTH)
         except UserError as error:
             _log.warning("the merged model is compared on other text, for the run's is not to be had: %s", error)
             words += ", for the run's text is not to be had"

@@ -73,6 +73,24 @@ def test_merged_it_has_the_adapters_bits_per_token_and_needs_nothing_of_ours(run
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
+def test_an_adapter_scaled_a_hundredfold_is_not_merged(run, told, tmp_path):
+    """Of a stranger, so that no run says what its scale was; and of a run, which does."""
+    files = ("adapter_model.safetensors", "adapter_config.json")
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    for name in files:
+        shutil.copy(run / name, strange)
+    config = json.loads((strange / files[1]).read_text())
+    (strange / files[1]).write_text(json.dumps(config | {"lora_alpha": 100 * config["lora_alpha"]}))
+    code, _, err = told("merge", strange, "--out", tmp_path / "merged")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "worse than to guess" in err and "--no-check" in err
+    shutil.copy(run / "training_config.json", strange)
+    code, _, err = told("merge", strange, "--out", tmp_path / "merged")
+    assert code == 2 and f"the run trained with {config['lora_alpha']}" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["strange"]
+
+
 def test_tried_it_goes_on_with_a_prompt_beside_its_base(run, told):
     code, out, err = told("generate", run, "--prompt", "def add(a, b):\n", "--max-new-tokens", 8)
     assert (code, err) == (0, "")
