@@ -331,6 +331,7 @@ class Run:
         code = 3
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.dup2(self._output.fileno(), 1)
             os.dup2(self._output.fileno(), 2)
             os.chdir(self.folder)
@@ -412,6 +413,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=ROOT / "tools" / "mutants.yaml", metavar="FILE")
     parser.add_argument("--root", type=Path, default=ROOT, metavar="FOLDER", help="of the repository")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended, the copy removed
     data, root = yaml.safe_load(args.data.read_text(encoding="utf-8")), args.root.resolve()
     try:
         results = run(root, data, args.count, args.seed, args.only, args.jobs)
