@@ -30,9 +30,10 @@ _REMEDIES = {
     errno.EDQUOT: "free some of your quota",
     errno.EFBIG: "allow larger files (ulimit -f)",
     errno.EROFS: "the file system is mounted read-only",
-    errno.EACCES: "allow writing there",
+    errno.EACCES: "change its permissions",
     errno.EIO: "the disk itself failed, look at the system's log",
     errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENOLCK: "choose a folder on a file system that has locks",
     errno.ENOENT: "it was deleted or moved while it was needed",
 }
 """What to do about the ways in which a file cannot be written."""

@@ -1,11 +1,13 @@
 """Checkpoints that PEFT loads as they lie, and that a run continues from."""
 
+import contextlib
 import errno
 import json
 import logging
 import os
 import random
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import BaseConfig
-from granite_scu.model import loading
+from granite_scu.model import loading, saved_adapter
 from granite_scu.storage import manifest
 from granite_scu.storage.checkpoint import AdapterCheckpointIO, check_state, load_state, save_adapter
 from granite_scu.storage.checkpoint_list import STATE, find, prune
@@ -241,6 +243,33 @@ def test_a_file_that_the_disk_does_not_give_back_is_damage(several, monkeypatch)
 
     monkeypatch.setattr(manifest, "sha256", broken)
     assert manifest.damage(several / "checkpoint-900") == "adapter_config.json cannot be read (Input/output error)"
+
+
+@contextlib.contextmanager
+def somebody_else():
+    """Whom modes keep out, which they do not keep root."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+@pytest.mark.parametrize("name", [STATE, "adapter_model.safetensors", "adapter_config.json"])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(several, name):
+    with tempfile.TemporaryDirectory() as place:  # pytest's own nobody else may enter
+        os.chmod(place, 0o755)
+        folder = Path(shutil.copytree(several / "checkpoint-900", f"{place}/checkpoint-900"))
+        (folder / name).chmod(0o600 if os.geteuid() == 0 else 0)
+        reads = [
+            lambda: find(str(folder), place),
+            lambda: load_state(folder) if name == STATE else saved_adapter.find(folder),
+        ]
+        for read in reads:
+            with pytest.raises(UserError, match=rf"{name}:? cannot be read \(Permission denied"), somebody_else():
+                read()
 
 
 def test_files_that_came_later_are_no_damage(several):

@@ -168,7 +168,7 @@ def _turn(path: Path) -> AbstractContextManager:
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        _log.info("waiting for another process, which is tokenising the same text")
+        _log.info("waiting for another process, which is tokenising the same text; if there is none, remove %s", path)
         return lock.acquire()
 
 
