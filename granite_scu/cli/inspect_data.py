@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     quiet(make_console(stderr=True))
     data = TextDataModule(config, seed=0)
     tokenizer = templates.of_data(loading.load_tokenizer(options.model), data.config)
-    data.prepare(tokenizer)
+    data.prepare(tokenizer, loading.rows_of(loading.known_config(options.model)), options.model)
     begins = {"text_begins_with": tokenizer.decode(beginning(tokenizer))}
     facts = {"model": options.model, **begins, **data.summary(), "document_tokens": lengths(data)}
     if options.json:

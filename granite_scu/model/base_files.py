@@ -117,7 +117,7 @@ def check_kind(config: PretrainedConfig, name: str) -> None:
     """
     kind = type(config)
     reads_both_ways = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or reads_both_ways:
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_encoder_decoder", False) or reads_both_ways:
         raise UserError(
             f"--model {name}: a {config.model_type} model is no causal language model; take one that continues text"
         )

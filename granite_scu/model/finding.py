@@ -97,7 +97,7 @@ def _why(name: str, error: BaseException) -> str:
         return "it comes with code of its own, which is never run; take a model that transformers itself has"
     if "AutoModelForCausalLM" in reason:
         return "it is no causal language model; take one that continues text"
-    if "no file named model.safetensors" in reason:
+    if "a file named model.safetensors" in reason:
         return no_safetensors(name)
     if "gguf" in name.lower():
         return f"a repository of GGUF files; download one and give its path: hf download {name} FILE --local-dir ."

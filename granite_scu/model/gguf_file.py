@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from granite_scu.config.errors import UserError
 from granite_scu.model.base_files import INDEX, SINGLE, check_kind, check_report
@@ -92,6 +92,8 @@ def _dequantised(file: Path, size: int, changed: int, name: str) -> Path:
 def _write(file: Path, folder: Path, name: str) -> None:
     at: dict = {"gguf_file": file.name, "local_files_only": True}
     try:
+        from transformers import GgufConfig  # older versions lack it
+
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **at)
         model, found = AutoModelForCausalLM.from_pretrained(
             file.parent,

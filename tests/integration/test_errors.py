@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from devices import CPU
+from safetensors.torch import load_file, save_file
 
+from granite_scu.cli import main as commands
 from granite_scu.hardware import detection, machine
 from granite_scu.model import finding, loading
 
@@ -234,6 +236,17 @@ def test_a_block_shorter_than_the_convolution_is_refused(refusal, tmp_path):
     assert f"--block-size 16: shorter than the 20 tokens that a convolution of {model} spans" in refusal(
         *("--model", model, "--block-size", "16")
     )
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_base_with_a_tensor_less_is_refused_before_anything_is_read(call, command, tmp_path):
+    model = shutil.copytree(finding.resolve("tiny-granite-h"), tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    code, _, err = call(commands.main, command, "--test-run", "--model", model, "--output-dir", tmp_path / "run")
+    assert code == 2 and not (tmp_path / "run").exists()
+    assert "tensors of this granitemoehybrid model (model.norm.weight)" in err and "Traceback" not in err
 
 
 def test_an_end_of_text_that_the_model_does_not_know_is_refused(refusal, tmp_path):

@@ -287,6 +287,18 @@ def test_what_is_no_run_adapter_or_model(score, tmp_path, run):
     assert f"name one that it kept: {unfinished / 'checkpoint-6'}" in refused(score, unfinished)
 
 
+def test_a_token_that_the_model_lacks_is_named(score, tmp_path):
+    from granite_scu.model import finding
+    from granite_scu.model.loading import load_tokenizer
+
+    model = shutil.copytree(finding.resolve("tiny-granite-h"), tmp_path / "model")
+    tokenizer = load_tokenizer("tiny-granite-h")
+    tokenizer.add_tokens(["<walrus>"])
+    tokenizer.save_pretrained(model)
+    (tmp_path / "text.txt").write_text("a <walrus> sings")
+    assert "makes the token <walrus>" in refused(score, model, "--data-dir", tmp_path / "text.txt")
+
+
 def test_text_with_nothing_to_score(score, run, topics, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n")
