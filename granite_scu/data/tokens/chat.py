@@ -438,7 +438,8 @@ def _form(conversation: Conversation) -> int:
 
 
 def _calls(message: dict[str, Any]) -> Any:
-    return _outline([call["function"] for call in message["tool_calls"]]) if "tool_calls" in message else None
+    functions = ((call["function"], str(call.get("id"))) for call in message.get("tool_calls", ()))
+    return tuple((_outline(function), function["name"] in identity) for function, identity in functions)
 
 
 def _outline(value: Any) -> Any:

@@ -115,7 +115,10 @@ def mark(conversation: Conversation, everything: bool = False, only: int | None 
         arguments = with_texts(
             function["arguments"], lambda text: marked(text, number, f"the arguments of {what}", wrong='\\"')
         )
-        return call | {"function": function | {"name": name, "arguments": arguments}}
+        found = call | {"function": function | {"name": name, "arguments": arguments}}
+        if isinstance(call.get("id"), str):  # which Kimi's template shows in place of the name that it holds
+            found["id"] = call["id"].replace(function["name"], name)
+        return found
 
     def message(number: int) -> dict[str, Any]:
         given = messages[number]

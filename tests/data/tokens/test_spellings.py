@@ -117,6 +117,20 @@ def test_parts_of_a_content_are_one_text_where_the_template_takes_no_parts(chatt
     assert learned(chatting, document) == ["one\ntwo<|end_of_text|>"]
 
 
+def test_a_name_may_be_shown_within_the_id_of_its_call(chatting):
+    """As Kimi K2 does; an id of another kind says nothing."""
+    chatting.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.id + ' ' + c.function.arguments | tojson }}{% endfor %}{{ eos_token }}{% endfor %}"
+    )
+    called = calls('{"a": 1}')
+    called["tool_calls"][0]["id"] = "functions.weather:0"
+    renderer = Renderer(chatting)
+    assert 'functions.weather:0 {"a": 1}' in renderer.render(chat(QUESTION, called)).text
+    with pytest.raises(UserError, match="the tool calls of message 2"):
+        renderer.render(chat(QUESTION, calls('{"a": 1}')))
+
+
 @pytest.mark.parametrize("kind", ["image_url", "input_audio"])
 def test_parts_that_are_no_text_are_refused_with_file_and_line(kind):
     with pytest.raises(UserError, match=rf"chats.jsonl:7: messages, message 1 has a part of type '{kind}'"):
