@@ -145,13 +145,17 @@ def quantised_by(config: PretrainedConfig) -> str | None:
     return str(settings.get("quant_method", "by an unknown method"))
 
 
-def _refuse_pointer(file: Path, name: str) -> None:
+def head_of(file: Path, size: int, name: str) -> bytes:
+    """The first bytes of a file of the model that ``--model`` names. Raises UserError where it cannot be read."""
     try:
         with file.open("rb") as opened:
-            head = opened.read(len(_POINTER))
+            return opened.read(size)
     except OSError as error:
         raise UserError(f"--model {name}: {file.name} cannot be read ({error.strerror})") from error
-    if head == _POINTER:
+
+
+def _refuse_pointer(file: Path, name: str) -> None:
+    if head_of(file, len(_POINTER), name) == _POINTER:
         raise UserError(
             f"--model {name}: {file.name} is a git-lfs pointer, not the file itself; fetch it: "
             f"git -C {name} lfs install && git -C {name} lfs pull"

@@ -16,7 +16,7 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from granite_scu.config.errors import UserError
-from granite_scu.model.base_files import INDEX, SINGLE, check_kind, check_report
+from granite_scu.model.base_files import INDEX, SINGLE, check_kind, check_report, head_of
 from granite_scu.storage.atomic import errors_of_rust, remove, replacing
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,8 @@ def find(path: Path, name: str) -> Path | None:
         UserError: the folder holds several, or the file is none.
     """
     if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise UserError(f"--model {name}: is no GGUF file; name the folder of the model, or a .gguf file")
+        if head_of(path, 4, name) != b"GGUF":
+            raise UserError(f"--model {name}: is no GGUF file; name the folder of the model, or a .gguf file")
         return path
     if any((path / weights).exists() for weights in (SINGLE, INDEX)):
         return None
