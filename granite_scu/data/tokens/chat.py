@@ -187,37 +187,40 @@ class Renderer:
             return ""
 
     def _taken(self, conversation: Conversation) -> tuple[Conversation, int, bool]:
-        """The conversation as the template takes it, in the first of its spellings of which nothing is lost.
-
-        Of conversations that differ in their words alone, one is tried.
+        """The conversation as the template takes it. Of those that differ in their words alone, the first is tried.
 
         Returns:
             Conversation, the answers of which it leaves out what was thought, and whether its form was new.
 
         Raises:
-            UserError: the template refuses each spelling, or leaves out something of it.
+            UserError: as ``_spelling``.
         """
         form = _form(conversation)
-        is_new = form not in self._known
-        if is_new:
-            refusals, losses, marked = [], [], mark(conversation, everything=True)
-            for spelling in spellings(conversation):
-                spelled = spelling.of(conversation)
-                try:
-                    self._text(spelled, spelled.messages)
-                except UserError as error:
-                    refusals.append(error)
-                    continue
-                lost = self._lost(conversation, spelling, marked)
-                if said := next((text for text in lost if text.what), None):
-                    losses.append(_loss(conversation, said))
-                    continue
-                self._known[form] = spelling, len({text.message for text in lost})
-                break
-            else:
-                raise (losses or refusals)[0]
+        if is_new := form not in self._known:
+            self._known[form] = self._spelling(conversation)
         spelling, n_thoughts = self._known[form]
         return spelling.of(conversation), n_thoughts, is_new
+
+    def _spelling(self, conversation: Conversation) -> tuple[Spelling, int]:
+        """The first spelling of which the template loses nothing but thoughts, and the answers without their thoughts.
+
+        Raises:
+            UserError: the template refuses each spelling, or leaves out something of it.
+        """
+        marked, refusals, losses = mark(conversation, everything=True), [], []
+        for spelling in spellings(conversation):
+            spelled = spelling.of(conversation)
+            try:
+                self._text(spelled, spelled.messages)
+            except UserError as error:
+                refusals.append(error)
+                continue
+            lost = self._lost(conversation, spelling, marked)
+            said = [text for text in lost if text.what]
+            if not said:
+                return spelling, len({text.message for text in lost})
+            losses.append(_loss(conversation, said[0]))
+        raise (losses or refusals)[0]
 
     def _lost(self, conversation: Conversation, spelling: Spelling, marked: Marked) -> list[Text]:
         """The texts that a template does not show as they are written; of thoughts those of messages of which it shows

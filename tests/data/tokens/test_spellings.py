@@ -93,7 +93,9 @@ def test_a_call_as_text_gives_these_tokens(written_as):
 
 
 def test_answers_of_parallel_calls_are_shown_in_the_order_of_the_calls(written_as):
-    answers = [{"role": "tool", "tool_call_id": f"call{i}", "content": f"answer {i}"} for i in (1, 0)]
+    answers = [
+        {"role": "tool", "tool_call_id": f"call{i}", "name": f"tool {i}", "content": f"answer {i}"} for i in (1, 0)
+    ]  # whose names say no more than their places
     document = chat(QUESTION, calls("{}", '{"a": 1}'), *answers, SAYS)
     text = Renderer(written_as(HERMES)).render(document).text
     assert text.index("answer 0") < text.index("answer 1")
