@@ -202,7 +202,7 @@ class Renderer:
         return spelling.of(conversation), n_thoughts, is_new
 
     def _spelling(self, conversation: Conversation) -> tuple[Spelling, int]:
-        """The first spelling of which the template loses nothing but thoughts, and the answers without their thoughts.
+        """The first spelling of which the template shows all but thoughts, and the answers without their thoughts.
 
         Raises:
             UserError: the template refuses each spelling, or leaves out something of it.
