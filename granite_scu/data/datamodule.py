@@ -76,7 +76,7 @@ class TextDataModule(LightningDataModule):
         self.uniform_batches = uniform_batches
         self._left_out: Counter[str] = Counter()
         self.rows: int | None = None
-        self.model = ""
+        self.model_name = ""
 
     def start_at(self, batch: int) -> None:
         """Continue training after so many micro-batches of each rank."""
@@ -112,7 +112,7 @@ class TextDataModule(LightningDataModule):
             UserError: nothing to read, a file that cannot be read, too little text for the block size, or a token that
                 the model does not have.
         """
-        self._left_out, self.rows, self.model = Counter(), rows, model
+        self._left_out, self.rows, self.model_name = Counter(), rows, model
         self.division = self.divide(tokenizer)
         require_known(self.division.corpus.stream.tokens, tokenizer, rows, model)
         blocks = self.make_blocks(self.division, tokenizer)

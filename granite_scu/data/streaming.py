@@ -295,7 +295,7 @@ class StreamedDataModule(TextDataModule):
         texts = frozenset(held_out.tolist())
         place = rank, world_size, start
         blocks = StreamedBlocks(
-            self.config, self._tokenizer, layout, texts, self.seed, *place, rows=self.rows, model=self.model
+            self.config, self._tokenizer, layout, texts, self.seed, *place, rows=self.rows, model=self.model_name
         )
         from_hub = not self.config.sources or any(map(is_on_hub, self.config.sources))
         patience = PATIENCE_WITH_THE_HUB if from_hub else PATIENCE
