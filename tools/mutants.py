@@ -46,8 +46,6 @@ NO_LOGIC = ("log", "logger", "logging", "warnings", "print", "isinstance", "cast
 """Calls of these are left alone, with what they are given: they print, or only tell a type."""
 SYMMETRIC = ("max", "min", "union1d", "array_equal", "maximum", "minimum")
 """Calls in which two swapped arguments change nothing."""
-
-
 SLOW = "tests/integration/"
 """Tests of whole commands, which are not run beside the modules' own."""
 
@@ -444,12 +442,13 @@ def run(root: Path, data: dict, count: int, seed: int, only: str, jobs: int) -> 
                 raise Refused(f"{trial.tests[0]}: fails without a fault:\n{output[-3000:]}")
             seconds[trial.tests[0]] = took
         print(f"{len(every)} test files pass without a fault ({sum(seconds.values()):.0f} s)", file=sys.stderr)
-        trials = [Trial(tests[m], 20 + 3 * sum(seconds[test] for test in tests[m]), m) for m in mutants]
+        trials = [Trial(tests[m], 60 + 5 * sum(seconds[test] for test in tests[m]), m) for m in mutants]
         killed: dict[Mutant | None, bool] = {}
         for trial, code, took, _ in outcomes(trials, folders):
             killed[trial.mutant] = code not in (0, 5)
-            words = f"{'killed' if killed[trial.mutant] else 'SURVIVED'} {took:.0f} s {trial.mutant.place}"
-            print(f"{len(killed)}/{len(mutants)} {words} {trial.mutant.change}", file=sys.stderr, flush=True)
+            verdict = "out of time" if code < 0 else "killed" if killed[trial.mutant] else "SURVIVED"
+            words = f"{verdict}, {took:.0f} s: {trial.mutant.place} {trial.mutant.change}"
+            print(f"{len(killed)}/{len(mutants)} {words}", file=sys.stderr, flush=True)
     return [(mutant, killed[mutant]) for mutant in mutants]
 
 
