@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     from granite_scu.data.tokens import templates
     from granite_scu.evaluation import generate
     from granite_scu.evaluation.conversation import Conversation
-    from granite_scu.model import loading, saved_adapter
+    from granite_scu.model import base_digest, loading, saved_adapter
     from granite_scu.model.adapters import load_adapted
 
     adapter = saved_adapter.find(options.run)
@@ -88,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout
     dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
+    base_digest.check(adapter.training, adapter.label, base.name, refuse=False)
     model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
 
     def write(switch: "Switch", sink: Callable[[str], None]) -> None:

@@ -32,12 +32,13 @@ def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     require_adapter(Path(options.run).expanduser(), str(options.run))
     from granite_scu.export.merge import Merger  # late: torch takes seconds
-    from granite_scu.model import loading, saved_adapter
+    from granite_scu.model import base_digest, loading, saved_adapter
 
     console = make_console()
     quiet(console)
     adapter = saved_adapter.find(options.run)
     base, out = saved_adapter.base_of(adapter, options.model), Path(os.path.abspath(Path(options.out).expanduser()))
+    base_digest.check(adapter.training, adapter.label, base.name, refuse=True)
     merger = Merger(adapter, base, out, in_fp32=options.dtype == "fp32")
     merger.check_out(options.overwrite)
     device = loading.device_named(options.device)

@@ -16,6 +16,8 @@ from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.config.errors import UserError
 from granite_scu.export.publish import hub, selection
 from granite_scu.export.publish.leaks import redact
+from granite_scu.storage.run_folder import TRAINING_CONFIG, read_json
+from granite_scu.storage.working_folder import found_from_here
 
 HEAD_ENDS = "## Control"
 """The heading at which a dry run stops showing the card: metadata and results are above it."""
@@ -53,6 +55,7 @@ def _run(options: argparse.Namespace, token: list[str]) -> int:
         options.run, options.repo_id, options.revision, options.base_model_id, options.license
     )
     _print_plan(options, publication, console)
+    _compare_base(options.run)
     if options.dry_run:
         _print_head(publication.card, console)
         return 0
@@ -71,6 +74,14 @@ def _run(options: argparse.Namespace, token: list[str]) -> int:
     )
     console.print(f"{'private' if private else 'public'}: {url}", highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def _compare_base(run: Path) -> None:
+    """Warn where the base model, as it is on this machine, has other weights than in training."""
+    from granite_scu.model import base_digest  # late: transformers
+
+    training = read_json(run / TRAINING_CONFIG)
+    base_digest.check(training, str(run), found_from_here(training["base"]["name"], run), refuse=False)
 
 
 def _parse(arguments: Sequence[str], name: str) -> argparse.Namespace:

@@ -14,6 +14,7 @@ from granite_scu.config.errors import Stopped, UserError
 from granite_scu.config.request import Request
 from granite_scu.data.sources import files
 from granite_scu.data.sources.read import is_path
+from granite_scu.model import base_digest
 from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
@@ -209,5 +210,6 @@ def training_config(run: PreparedRun) -> dict:
         "machine": asdict(run.machine),
         "versions": versions(),
         "git_revision": git_revision(),
+        base_digest.RECORDED: base_digest.record(request.base.name),
         working_folder.RECORDED: working_folder.record(run.folder.path),
     }

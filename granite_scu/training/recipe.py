@@ -60,12 +60,14 @@ from granite_scu.training.prepared_run import PreparedRun, build_module, interva
 from granite_scu.training.resume import (
     Resume,
     blamed,
+    check_base,
     check_blocks,
     check_resumable,
     course_of,
     holds_nan,
     open_checkpoint,
     warn_of_changes,
+    warn_of_newer,
 )
 from granite_scu.training.slopes import SlopeSensor
 from granite_scu.training.trainer import TimeLimit, build_trainer, check_trainer, conclude, fit, kill_children, part
@@ -180,6 +182,7 @@ def prepare(
             build_module(run).require_same_settings(resume.state, size.trained)
             check_resumable(resume, type(controller).__name__, length.steps, course, request.run.overwrite)
             warn_of_changes(resume, course)
+            warn_of_newer(resume)
     return run
 
 
@@ -211,6 +214,8 @@ def train(
                 check_resumable(run.resume, law, run.length.steps, course, overwrite)
             say(f"loading the model {run.request.base.name}", run.console)
             module.configure_model()
+            if run.resume:
+                check_base(run.resume, run.request.base.name)
 
             # What measures, steers, scores and saves.
             count = 0 if run.machine.sharded else run.request.run.samples  # no process has all of the weights

@@ -5,18 +5,22 @@ import math
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from packaging.version import InvalidVersion, Version
 
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.request import Request
 from granite_scu.control import AUTO, CONTROLLERS, PI, AutoSetpoint
 from granite_scu.hardware.machine import Machine
+from granite_scu.model import base_digest
 from granite_scu.storage import checkpoint, checkpoint_list, manifest
-from granite_scu.storage.run_folder import RunFolder, step_of
+from granite_scu.storage.provenance import versions
+from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder, read_json, step_of
 from granite_scu.storage.working_folder import as_seen_from_here
 from granite_scu.training.callbacks.checkpoints import has_ended
 from granite_scu.training.memory_budget import ran_out
@@ -226,6 +230,33 @@ def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
             raise UserError(
                 f"--resume-from-checkpoint: {name} was {before[name]} and is now {now[name]}, which makes other blocks "
                 "of the text; resume with the same"
+            )
+
+
+def check_base(resume: Resume, name: str) -> None:
+    """Refuse a base model with other weights than the checkpoint's run had; ``name`` as ``--model`` has it.
+
+    Raises:
+        UserError: says what differs.
+    """
+    base_digest.check(_recorded(resume), f"--resume-from-checkpoint {resume.path}", name, refuse=True)
+
+
+def _recorded(resume: Resume) -> dict[str, Any]:
+    """What the checkpoint's run says of itself; nothing where the checkpoint was moved out of its folder."""
+    file = resume.path.parent / TRAINING_CONFIG
+    return read_json(file) if file.is_file() else {}
+
+
+def warn_of_newer(resume: Resume) -> None:
+    """Say that the run was made by a newer version, some of whose settings this one may not have."""
+    made_by, ours = (found.get("granite-scu") for found in (_recorded(resume).get("versions") or {}, versions()))
+    with suppress(InvalidVersion, TypeError):  # a stranger's
+        if made_by and Version(made_by) > Version(str(ours)):
+            log.warning(
+                "the run was made by granite-scu %s, which is newer than this %s and may do things in another way; "
+                "pip install --upgrade granite-scu",
+                *(made_by, ours),
             )
 
 

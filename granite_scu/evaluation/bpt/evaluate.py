@@ -24,7 +24,7 @@ from granite_scu.evaluation.bpt.tokenizers import load_tokenizer, with_template
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.hardware import machine
 from granite_scu.hardware.machine import Machine
-from granite_scu.model import loading, saved_adapter
+from granite_scu.model import base_digest, loading, saved_adapter
 from granite_scu.model.adapters import leave_casting_to_autocast, load_adapted
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.provenance import versions
@@ -58,7 +58,9 @@ def evaluate(
     asked = _texts(options.data_dir, options.forgetting, how, runs)
     adapters, wholes = ([s for s in subjects if s.kind == kind] for kind in ("adapter", "model"))
     for adapter in adapters:  # before PEFT allocates what its configuration says, or changes the base
-        saved_adapter.find(adapter.path, adapter.given).updates(base or adapter.base)
+        found = saved_adapter.find(adapter.path, adapter.given)
+        found.updates(base or adapter.base)
+        base_digest.check(found.training, adapter.given, base or adapter.base, refuse=False)
     length = options.max_length or max((texts.data_config(run).block_size for run in runs), default=MAX_LENGTH)
     stride = options.stride or max(1, length // 2)
     _check_window(length, stride, [*([base] if base else []), *(whole.given for whole in wholes)])

@@ -57,6 +57,7 @@ def gather(folder: Path) -> dict[str, Any]:
             "setpoint_moves": control.get("target_s", "") is None and summary["s_target"] is not None,
             "summary": summary,
             "hyperparameters": {
+                **({"base model's commit": commit} if (commit := _commit(training)) else {}),
                 **({"starts from": f"{start['adapter']} (SHA-256 {start['sha256']})"} if start else {}),
                 **lora,
                 "targets": lora["targets"] or "every linear layer",
@@ -100,6 +101,12 @@ def model_card(facts: Mapping[str, Any]) -> str:
         summary=defaultdict(lambda: None, facts["summary"] or {}),
         interval=facts["evaluation"] and _interval(facts["evaluation"]),
     )
+
+
+def _commit(training: Mapping[str, Any]) -> str | None:
+    """Of the base model on the hub, as training had it; None of other models."""
+    recorded = training.get("base_files")
+    return str(recorded["commit"]) if isinstance(recorded, Mapping) and recorded.get("commit") else None
 
 
 def known_license(base: str) -> str | None:

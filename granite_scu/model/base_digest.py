@@ -1,0 +1,134 @@
+"""Which weights a base model has, by the SHA-256 of its files: a folder, or a hub's name, may hold others later."""
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json
+from granite_scu.model import gguf_file
+from granite_scu.model.base_files import weight_files
+from granite_scu.model.finding import resolve
+from granite_scu.storage import manifest
+from granite_scu.storage.atomic import replacing
+from granite_scu.storage.run_folder import TRAINING_CONFIG
+
+log = logging.getLogger(__name__)
+
+RECORDED = "base_files"
+"""The field of ``training_config.json``."""
+
+LARGE = 100 * 2**20
+"""Bytes from which a digest is kept beside the tokens: to read these takes longer than to look it up."""
+
+
+def record(name: str) -> dict[str, Any] | None:
+    """What a base model's weights are: ``files``, each with ``bytes`` and ``sha256``, and of the hub's the ``commit``.
+
+    Args:
+        name: as ``--model`` has it.
+
+    Returns:
+        None where the model is not on this machine.
+    """
+    path = Path(name).expanduser()
+    if path.exists() and (gguf := gguf_file.find(path, name)):
+        return {"files": {gguf.name: _facts(gguf)}}
+    folder, commit = Path(resolve(name)), {}
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(name, "config.json")
+        if not isinstance(cached, str):
+            return None
+        folder = Path(cached).parent
+        commit = {"commit": folder.name}
+    return {**commit, "files": {file.name: _facts(file) for file in weight_files(folder, name)}}
+
+
+def check(training: Mapping[str, Any], label: str, name: str, refuse: bool) -> None:
+    """Compare a base with the one that a run was trained on.
+
+    Args:
+        training: the run's ``training_config.json``; empty for an adapter from elsewhere.
+        label: what messages name the run by.
+        name: of the base, as ``--model`` has it.
+        refuse: whether another base is refused, and not only warned of.
+
+    Raises:
+        UserError: it is another one, and ``refuse``; or the run's record is damaged.
+    """
+    then = training.get(RECORDED)
+    if then is None:
+        if training:
+            log.info("%s: its base's weights were not recorded; nobody knows whether %s has the same", label, name)
+        return
+    before, now = _digests(then, label), record(name)
+    if now is None or (wrong := _difference(before, _digests(now, label))) is None:
+        return
+    words = f"--model {name}: its weights are not those that {label} was trained on ({wrong})"
+    if refuse:
+        raise UserError(f"{words}; put the former files there, or name a folder that has them by --model")
+    log.warning("%s; what the adapter does on them says nothing of its training", words)
+
+
+def _digests(recorded: Any, label: str) -> dict[str, str]:
+    try:
+        return {str(name): str(facts["sha256"]) for name, facts in recorded["files"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{label}: {TRAINING_CONFIG} has a damaged {RECORDED}; copy the folder again") from error
+
+
+def _difference(before: dict[str, str], now: dict[str, str]) -> str | None:
+    if sorted(before.values()) == sorted(now.values()):  # whatever the files are called
+        return None
+    for name, digest in before.items():
+        if name not in now:
+            return f"{name} is not there any more"
+        if now[name] != digest:
+            return f"{name} has the SHA-256 {now[name][:12]}..., and had {digest[:12]}..."
+    return f"{next(iter(now.keys() - before.keys()))} is new"
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    found = file.resolve()
+    stat = found.stat()
+    changed = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    return {"bytes": stat.st_size, "sha256": _sha256(found, stat.st_size, *changed)}
+
+
+@functools.cache
+def _sha256(file: Path, size: int, *changed: int) -> str:
+    """The digest of a file, read once while nothing of the file changes."""
+    if size < LARGE:
+        return manifest.sha256(file)
+    place, key = _kept(), "\n".join(map(str, (file, size, *changed)))
+    kept = _read(place)
+    if key not in kept:
+        log.info("reading %.1f GB of %s for its SHA-256", size / 1e9, file.name)
+        kept[key] = manifest.sha256(file)
+        if place:
+            with suppress(OSError):  # it is then computed again
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(place) as temporary:
+                    temporary.write_text(json.dumps(kept), encoding="utf-8")
+    return kept[key]
+
+
+def _kept() -> Path | None:
+    with suppress(RuntimeError):  # a user without a home folder
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu", "digests.json").expanduser()
+    return None
+
+
+def _read(place: Path | None) -> dict[str, str]:
+    with suppress(OSError, ValueError):
+        found = parse_json(place.read_bytes()) if place else {}
+        if isinstance(found, dict):
+            return {key: digest for key, digest in found.items() if isinstance(digest, str)}
+    return {}
