@@ -310,9 +310,8 @@ def test_loader_processes_go_on_between_passes(tokenizer, many_lines):
     loader = data.val_dataloader()
 
     def processes() -> list[int]:
-        passing = iter(loader)
-        list(passing)
-        return [process.pid for process in passing._workers]
+        list(loader)
+        return [process.pid for process in loader.processes]
 
     assert len(set(processes())) == 2 and processes() == processes()
     assert (loader.prefetch_factor, loader.pin_memory) == (3, torch.cuda.is_available())
