@@ -54,6 +54,7 @@ def test_it_holds_the_one_package(installed):
     with zipfile.ZipFile(installed.wheel) as wheel:
         names = wheel.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"granite_scu"}
+    assert "granite_scu/export/publish/secret_patterns.json" in names
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ _OWN = {
     "a Docker token": r"\bdckr_[a-z]{3}_[A-Za-z0-9_-]{20,}",
     "a wandb key": r"(?i)wandb.{0,40}?[^0-9a-z](?:[0-9a-f]{40}(?![0-9a-f])|wandb_v\d_\w{30,})|\bwandb_v\d_\w{30,}",
     "an Azure key": r"(?i)(?:AccountKey|SharedAccessKey)\s*=\s*[A-Za-z0-9+/]{40,}",
-    "a password in a URL": r"\b[A-Za-z][\w+.-]*://[^\s/:@'\"<>]*:[^\s/:@'\"<>{}$]{3,}@[\w\[]",
+    "a password in a URL": r"\b[A-Za-z][\w+.-]{1,20}://[^\s/:@'\"<>]{0,100}:[^\s/:@'\"<>{}$]{3,200}@[\w\[]",
 }
 """What gitleaks' rules of ``secret_patterns.json`` leave out, or want longer; most are of detect-secrets, some of the
 services' own documents."""

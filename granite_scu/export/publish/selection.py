@@ -181,7 +181,7 @@ def _content(folder: Path, name: str) -> bytes:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise UserError(f"{path}: {error}; draw it again with: granite-scu plot {folder}") from error
+        raise UserError(f"{path}: {error}; {_REMEDY['control.png'].replace('RUN', str(folder))}") from error
 
 
 def _base(folder: Path, of_run: str, of_adapter: str | None, given: str | None) -> str:
