@@ -34,7 +34,7 @@ demo: setup  ## fine-tune the embedded Granite on the CPU while S* is found and 
 
 # Two processes of one thread each: two of two would wait for one another on two cores. Whole files, so that what a
 # file's fixtures make is made once; in order, so that the long ones are not last.
-test: setup  ## the tests: CPU, offline, five minutes
+test: setup  ## the tests: CPU, offline, ten minutes of processor time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # Triton, 190 MB, and kernels of which no CUDA part is built: the tests interpret them.

@@ -38,6 +38,13 @@ def test_actions_are_pinned_to_a_whole_version():
     assert used and all(re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", name) for name in used)
 
 
+def test_the_tests_run_on_both_kinds_of_processor():
+    matrix = WORKFLOW["jobs"]["cpu"]["strategy"]["matrix"]
+    assert WORKFLOW["jobs"]["cpu"]["runs-on"] == "${{ matrix.machine }}"
+    machines = [*matrix["machine"], *(leg["machine"] for leg in matrix["include"])]
+    assert [name.endswith("-arm") for name in machines] == [False, True]
+
+
 def test_the_gpu_leg_waits_for_its_label():
     gpu = WORKFLOW["jobs"]["gpu"]
     assert gpu["runs-on"] == ["self-hosted", "gpu"]

@@ -38,13 +38,18 @@ def _written(folder: Path) -> int | None:
 
 def present(folder: Path) -> None:
     """Write the picture, the report and the model card of a finished run."""
+    picture(folder)
+    report(folder)
+    model_card.write_model_card(folder)
+
+
+def picture(folder: Path) -> None:
+    """Draw S and lambda over the run."""
     from granite_scu.viz.control_plot import plot_control
     from granite_scu.viz.run_folder import read_run
     from granite_scu.viz.style import save
 
     save(plot_control(read_run(folder)), folder / "control")
-    report(folder)
-    model_card.write_model_card(folder)
 
 
 def report(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """What is measured on the spot: the rate of matrix products, of a loader, the memory of a GPU."""
 
 import ctypes
+import functools
 import gc
 import math
 import time
@@ -14,8 +15,9 @@ from granite_scu.hardware.detection import GIB
 from granite_scu.hardware.tuning import taking_tf32
 
 
-def matmul_tflops(device: str, dtype: torch.dtype, seconds: float = 0.2, tf32: bool = False) -> float:
-    """The rate of large square matrix products, measured now, in units of 1e12 operations a second.
+@functools.cache
+def matmul_tflops(device: str, dtype: torch.dtype, seconds: float = 0.05, tf32: bool = False) -> float:
+    """The rate of large square matrix products, in units of 1e12 operations a second; measured once in a process.
 
     Of the fastest products: what others take of the machine meanwhile is none of its own limits.
 

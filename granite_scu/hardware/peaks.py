@@ -1,6 +1,5 @@
 """The fastest that a device can multiply matrices, which model FLOPs utilisation (MFU) is a share of."""
 
-import functools
 import re
 from dataclasses import dataclass
 
@@ -86,7 +85,6 @@ def printed_peak(device: Device, precision: str, tf32: bool = False) -> Peak | N
     return None
 
 
-@functools.cache
 def _measured(device: str, precision: str, tf32: bool) -> float:
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
-    return matmul_tflops(device, dtype, seconds=0.05, tf32=tf32) * 1e12
+    return matmul_tflops(device, dtype, tf32=tf32) * 1e12

@@ -9,6 +9,7 @@ from pathlib import Path
 import killing
 import pytest
 import torch
+from rounding import OF_EMBEDDED, assert_moved_alike, rounding, turned
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.distributed
@@ -19,8 +20,8 @@ HALF = ("--batch-size", 2, "--multi-gpu", "--accelerator", "cpu")
 
 # Uneven text: the last block of an epoch is padded, and documents end anywhere, so ranks see unequal token counts.
 FLAGS = (
-    *("--test-run", "--max-steps", 8, "--control-every", 2, "--eval-steps", 4, "--eval-iters", 100, "--save-steps", 4),
-    *("--precision", "fp32", "--block-size", 64),
+    *("--test-run", "--samples", 0, "--max-steps", 8, "--control-every", 2, "--eval-steps", 4, "--eval-iters", 100),
+    *("--save-steps", 4, "--precision", "fp32", "--block-size", 64),
 )
 
 
@@ -76,17 +77,16 @@ def test_the_adapters_agree(runs):
     one, two = (load_file(runs[name][0] / "adapter_model.safetensors") for name in ("one", "two"))
     assert one.keys() == two.keys()
     assert max(tensor.abs().max().item() for name, tensor in one.items() if ".lora_B." in name) > 1e-3  # it has moved
-    for name in one:
-        # Sums are taken in another order, and Adam divides a small gradient by its own size.
-        torch.testing.assert_close(one[name], two[name], rtol=0, atol=2e-5)
+    assert_moved_alike(one, two, 8, OF_EMBEDDED)
 
 
 def test_the_histories_agree(read):
     one, two = read("scu_history.json")
     assert [record["step"] for record in one] == [record["step"] for record in two] == [2, 4, 6, 8]
     assert [record["tokens"] for record in one] == [record["tokens"] for record in two]
+    close = turned(8, OF_EMBEDDED)  # means and norms over numbers of which so many may differ
     for name in ("s", "s_ema", "lambda", "data_bpt", "param_bpt", "grad_norm", "data_grad_norm", "penalty_grad_norm"):
-        assert [record[name] for record in one] == pytest.approx([record[name] for record in two], rel=1e-4), name
+        assert [record[name] for record in one] == pytest.approx([record[name] for record in two], rel=close), name
 
 
 def test_the_scores_agree(read):
@@ -97,7 +97,7 @@ def test_the_scores_agree(read):
         two["best_val_step"],
     )
     for name in ("base_test_bpt", "adapter_test_bpt", "final_val_bpt", "best_val_bpt"):
-        assert one[name] == pytest.approx(two[name], rel=1e-5), name
+        assert one[name] == pytest.approx(two[name], rel=rounding(OF_EMBEDDED)), name
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_two_processes_end_with_the_adapter_that_validated_best(start):
     one, _ = start("from-it", (), "--batch-size", 4, "--adapter", both)
     ended, began = (json.loads((folder / "scu_metrics.json").read_text()) for folder in (both, one))
     assert ended["best_val_step"] < 12 and (both / "final").is_dir()
-    assert began["start_test_bpt"] == pytest.approx(ended["adapter_test_bpt"], rel=1e-5)
+    assert began["start_test_bpt"] == pytest.approx(ended["adapter_test_bpt"], rel=rounding(OF_EMBEDDED))
 
 
 def test_two_processes_were_at_work(read):
@@ -166,12 +166,12 @@ def test_two_processes_go_on_from_an_adapter_as_one_does(runs, start, controller
     measured = ("s", "lambda", "data_bpt", "param_bpt", "penalty_grad_norm")
     for name in (*measured, "kl_bpt") if controller == "kl" else measured:
         found = [[record[name] for record in history] for history in histories]
-        assert found[0] == pytest.approx(found[1], rel=1e-3), name
+        assert found[0] == pytest.approx(found[1], rel=turned(8, OF_EMBEDDED)), name
     scores = [json.loads((folder / "scu_metrics.json").read_text()) for folder in (one, two)]
     before = json.loads((runs["one"][0] / "scu_metrics.json").read_text())
     for found in scores:
-        assert found["start_test_bpt"] == pytest.approx(before["adapter_test_bpt"], rel=1e-5)
-    assert scores[0]["adapter_test_bpt"] == pytest.approx(scores[1]["adapter_test_bpt"], rel=1e-5)
+        assert found["start_test_bpt"] == pytest.approx(before["adapter_test_bpt"], rel=rounding(OF_EMBEDDED))
+    assert scores[0]["adapter_test_bpt"] == pytest.approx(scores[1]["adapter_test_bpt"], rel=rounding(OF_EMBEDDED))
 
 
 @pytest.mark.slow  # the shares of test_sharding.py move it together, too

@@ -5,6 +5,7 @@ import json
 import killing
 import pytest
 import torch
+from rounding import OF_SMALL, assert_moved_alike, turned
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -40,11 +41,12 @@ def weights(folder):
 def test_two_processes_do_what_one_does(runs):
     one, two = weights(runs["one"]), weights(runs["two"])
     assert one.keys() == two.keys() and any("experts" in name for name in one)
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=0, atol=2e-5)
+    assert_moved_alike(one, two, 6, OF_SMALL)
     histories = [json.loads((runs[name] / "scu_history.json").read_text()) for name in ("one", "two")]
     for field in ("s", "lambda", "param_bpt", "data_bpt"):
-        assert [r[field] for r in histories[0]] == pytest.approx([r[field] for r in histories[1]], rel=1e-4), field
+        assert [r[field] for r in histories[0]] == pytest.approx(
+            [r[field] for r in histories[1]], rel=turned(6, OF_SMALL)
+        ), field
 
 
 def test_shares_of_the_frozen_layers_change_no_bit(runs):

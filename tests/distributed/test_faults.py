@@ -8,14 +8,15 @@ from datetime import timedelta
 import killing
 import pytest
 import torch
+from rounding import assert_rounded
 
 from granite_scu.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.distributed
 
 FLAGS = (
-    *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 2, "--max-steps", 12, "--save-steps", 5),
-    *("--eval-steps", 4, "--control-every", 3, "--gradient-accumulation-steps", 2),
+    *("--test-run", "--samples", 0, "--precision", "fp32", "--block-size", 64, "--eval-iters", 2, "--max-steps", 12),
+    *("--save-steps", 5, "--eval-steps", 4, "--control-every", 3, "--gradient-accumulation-steps", 2),
 )
 
 
@@ -139,7 +140,7 @@ def test_two_processes_have_the_gradient_of_one_and_the_same_lambda(start, tmp_p
     for rank in range(2):
         for name, pair in torch.load(tmp_path / f"two-gradients{rank}.pt").items():
             for ours, theirs in zip(pair, alone[name], strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 * theirs.abs().max().item())
+                assert_rounded(ours, theirs, 2 * 4 * 64)  # a sum over the tokens of the step, in two parts
     first, second = (torch.load(tmp_path / f"two-ticks{rank}.pt") for rank in range(2))
     assert len(first) == 3
     assert first == second

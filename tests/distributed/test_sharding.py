@@ -7,8 +7,9 @@ import torch
 pytestmark = pytest.mark.distributed
 
 FLAGS = (
-    *("--test-run", "--precision", "fp32", "--block-size", 64, "--eval-iters", 2, "--max-steps", 2, "--save-steps", 1),
-    *("--eval-steps", 1, "--control-every", 1, "--gradient-accumulation-steps", 2, "--batch-size", 2),
+    *("--test-run", "--samples", 0, "--precision", "fp32", "--block-size", 64, "--eval-iters", 2, "--max-steps", 2),
+    *("--save-steps", 1, "--eval-steps", 1, "--control-every", 1, "--gradient-accumulation-steps", 2),
+    *("--batch-size", 2),
 )
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from rounding import OF_SMALL, rounding
 
 from granite_scu.config.settings import IGNORED
 from granite_scu.evaluation.score import Score, score
@@ -47,8 +48,8 @@ def test_it_is_the_plain_loops(module, blocks):
     found = score(module, in_batches(blocks, 3), model=module)
     nats, tokens = plain_score(module, blocks)
     assert found.tokens == tokens
-    assert found.nats == pytest.approx(nats, rel=1e-6)
-    assert found.bits_per_token == pytest.approx(nats / tokens / math.log(2), rel=1e-6)
+    assert found.nats == pytest.approx(nats, rel=rounding(OF_SMALL))
+    assert found.bits_per_token == pytest.approx(nats / tokens / math.log(2), rel=rounding(OF_SMALL))
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
@@ -57,7 +58,7 @@ def test_it_depends_on_neither_the_batch_size_nor_the_padding(module, blocks, si
     reference = score(module, in_batches(blocks, 2), model=module)
     found = score(module, in_batches(blocks, size, padding), model=module)
     assert found.tokens == reference.tokens
-    assert found.nats == pytest.approx(reference.nats, rel=1e-6)
+    assert found.nats == pytest.approx(reference.nats, rel=rounding(OF_SMALL))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -152,4 +153,4 @@ def test_document_scores_are_the_plain_loops(module, documents, size):
                 nats[document] -= logits[place].log_softmax(-1)[label].item()
                 tokens[document] += 1
     assert found.tokens.tolist() == tokens == [2, 19, 0, 4, 1, 29]
-    assert found.nats == pytest.approx(nats, rel=1e-6)
+    assert found.nats == pytest.approx(nats, rel=rounding(OF_SMALL))

@@ -13,6 +13,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from rounding import assert_rounded
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -89,7 +90,7 @@ def test_it_is_what_peft_makes_of_it(small_granite, make_adapter, merge, setting
     reference = expected.merge_and_unload().state_dict()
     merged = plain(merge(folder))
     for name, tensor in merged.state_dict().items():
-        torch.testing.assert_close(tensor, reference[name], rtol=1e-6, atol=1e-6)
+        assert_rounded(tensor, reference[name], 8)  # a sum over the rank, and onto the base
     torch.testing.assert_close(logits(merged), with_adapter, rtol=1e-3, atol=1e-3)
     assert (logits(plain(small_granite)) - with_adapter).abs().max() > 0.01
 

@@ -19,12 +19,15 @@ SCRIPT = ROOT / "scripts" / "train_granite_cuda.py"
 
 @pytest.fixture(autouse=True, scope="module")
 def _elsewhere(tmp_path_factory):
-    """No test writes into the checkout or asks the hub."""
+    """No test writes into the checkout, asks the hub, or draws in this process, which takes a third of a short run."""
     from huggingface_hub import constants
+
+    from granite_scu.export import present
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("cwd"))
         patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(present, "picture", lambda folder: None)
         yield
 
 

@@ -10,6 +10,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
+from rounding import OF_SMALL, rounding, turned
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import (
     AutoModelForCausalLM,
@@ -94,8 +95,9 @@ def agree(found: list[dict], expected: list[dict]) -> None:
     """Two histories are of the same loop."""
     for name in ("step", "tokens", "held", "saturated"):
         assert [record[name] for record in found] == [record[name] for record in expected], name
+    close = turned(STEPS, OF_SMALL)  # means and norms over numbers of which so many may differ
     for name in SAME:
-        assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], rel=1e-5), name
+        assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], rel=close), name
 
 
 def begin_from(model, factors) -> None:
@@ -142,8 +144,10 @@ def test_it_steers_as_the_application_does(settings, make_module, make_batches, 
     run.train()
     found = ticks(run)
     agree(found, expected)
-    for name in READ if law.needs_slopes else ():  # differences of losses of 6 bits, in fp32
-        assert [record[name] for record in found] == pytest.approx([r[name] for r in expected], abs=5e-6), name
+    for name in READ if law.needs_slopes else ():  # differences of losses of 6 bits
+        assert [record[name] for record in found] == pytest.approx(
+            [r[name] for r in expected], abs=6 * rounding(OF_SMALL)
+        ), name
 
 
 @pytest.mark.slow

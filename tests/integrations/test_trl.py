@@ -12,6 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from rounding import OF_SMALL, rounding
 from torch.nn import functional as F
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -74,7 +75,9 @@ def test_it_counts_the_tokens_of_completions_in_packed_rows(strategy, sft, ticks
     assert callback.state()["attributes"]["saved"]["n_tokens"] == sum(counts)
     first, *_, last = ticks(trainer)
     assert first["tokens"] == sum(counts[:2])
-    assert first["data_bpt"] == pytest.approx(expected, rel=1e-5)  # of before the step, where the adapter is zero
+    assert first["data_bpt"] == pytest.approx(
+        expected, rel=rounding(OF_SMALL)
+    )  # of before the step, where the adapter is zero
     assert last["tokens"] == sum(counts)
 
 
@@ -89,7 +92,7 @@ def test_auto_reads_the_data_set_that_the_trainer_prepared(sft, ticks):
     tokens = int((batch["labels"][:, 1:] != -100).sum())
     saved = (without - nats(trainer.model, batch)) / tokens / math.log(2)
     last = ticks(trainer)[-1]
-    assert last["savings_held_out"] == pytest.approx(saved, abs=2e-5)
+    assert last["savings_held_out"] == pytest.approx(saved, abs=6 * rounding(OF_SMALL))
     assert abs(saved) > 1e-3
     # The adapter is small yet: what it saves goes with its size.
     assert last["savings_held_out_slope"] == pytest.approx(saved, rel=0.2)

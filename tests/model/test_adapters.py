@@ -5,6 +5,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from peft.tuners.lora import LoraLayer
+from rounding import OF_EMBEDDED, rounding
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
@@ -121,7 +122,7 @@ def test_the_sum_inside_of_the_product_is_pefts_own(dtype, quantized):
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False):
             backward(adapted)
         results.append([factor.grad for u in updates.values() for factor in (u.a, u.b)])
-    allowed = 1e-5 if dtype == torch.float32 else 0.1  # bf16 rounds a scaled sum at another place
+    allowed = 2 * rounding(OF_EMBEDDED) if dtype == torch.float32 else 0.1  # bf16 rounds a scaled sum at another place
     for one, other in zip(*results, strict=True):
         assert one.dtype == torch.float32 and (one - other).norm() <= allowed * other.norm()
 

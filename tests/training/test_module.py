@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from rounding import OF_SMALL, rounding
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -158,7 +159,9 @@ def test_lambda_adds_exactly_its_multiple_of_the_description_gradient(make_modul
     trained.prior_sigma, trained.n_tokens = prior["sigma"], prior["n_tokens"]
     expected = [strength * gradient for gradient in description_gradient(trained)]
     assert norm(expected) > norm(without.gradient)
-    assert error(minus(with_penalty.gradient, without.gradient), expected) < 1e-6
+    assert error(minus(with_penalty.gradient, without.gradient), expected) < rounding(
+        2 * (32 + 4)
+    )  # sums over a side of Delta W and over the rank
 
 
 def test_every_step_follows_the_gradient_under_the_lambda_of_that_step(make_module, fit, make_batches):
@@ -171,7 +174,7 @@ def test_every_step_follows_the_gradient_under_the_lambda_of_that_step(make_modu
     for i, (strength, step) in enumerate(zip([0.0, 5.0, 50.0], steps, strict=True)):
         set_factors(module, step.weights)
         objective = plus(mean_gradient(module, batches[2 * i : 2 * i + 2]), description_gradient(module), strength)
-        assert error(step.gradient, objective) < 1e-5
+        assert error(step.gradient, objective) < rounding(2 * OF_SMALL)  # there and back
 
 
 def test_the_description_is_zero_before_training(make_module):
@@ -204,7 +207,7 @@ def test_decoupled_lambda_shrinks_the_update_by_exactly_its_factor_and_no_gradie
     rho = math.exp(-RATE * strength / (plain.prior_sigma**2 * plain.n_tokens))
     assert 0.5 < rho < 0.9
     for one, other in zip(shrunk.updates.values(), plain.updates.values(), strict=True):
-        assert error([product(one)], [rho * product(other)]) < 1e-6
+        assert error([product(one)], [rho * product(other)]) < rounding(16)  # the factors', and over the rank
     window = shrunk.read_window()
     assert window.penalty_grad_norm == 0
     assert window.grad_norm == window.data_grad_norm > 0
@@ -228,7 +231,7 @@ def test_decoupled_lambda_acts_at_the_rate_of_the_step(make_module, fit, make_ba
     untouched, shrunk = modules
     rho = math.exp(-RATE / 2 * 2.0 / (shrunk.prior_sigma**2 * shrunk.n_tokens))
     for one, other in zip(shrunk.updates.values(), untouched.updates.values(), strict=True):
-        assert error([product(one)], [rho**3 * product(other)]) < 1e-6
+        assert error([product(one)], [rho**3 * product(other)]) < rounding(3 * 16)
 
 
 def test_a_constant_decoupled_lambda_is_adamws_weight_decay(make_module, fit, make_batches, start):
@@ -274,7 +277,7 @@ def test_each_matrix_may_have_a_lambda_of_its_own(make_module, fit, make_batches
         gradients.append(step.gradient)
     set_factors(module, start)
     expected = [strengths[i // 2] * gradient for i, gradient in enumerate(description_gradient(module))]
-    assert error(minus(gradients[1], gradients[0]), expected) < 1e-5
+    assert error(minus(gradients[1], gradients[0]), expected) < rounding(2 * OF_SMALL)
 
 
 def test_each_matrix_may_shrink_by_a_lambda_of_its_own(make_module, fit, make_batches, start):
@@ -288,7 +291,7 @@ def test_each_matrix_may_shrink_by_a_lambda_of_its_own(make_module, fit, make_ba
         ends.append(list(module.updates.values()))
     for strength, plain, shrunk in zip(strengths, *ends, strict=True):
         rho = math.exp(-RATE * strength / (0.02**2 * 1000))
-        assert error([product(shrunk)], [rho * product(plain)]) < 1e-6
+        assert error([product(shrunk)], [rho * product(plain)]) < rounding(16)
 
 
 @pytest.mark.parametrize("measure", ["delta", "factors"])
@@ -327,8 +330,8 @@ def test_lambda_on_the_factors_adds_their_own_gradient(make_module, fit, make_ba
     explicit = sum(u.a.square().sum() + u.b.square().sum() for u in module.updates.values())
     unit = 2 * module.prior_sigma**2 * module.n_tokens
     expected = torch.autograd.grad(3.0 * explicit / unit, module.factors)
-    assert error(minus(with_penalty.gradient, without.gradient), expected) < 1e-5
-    assert math.fsum(module.layer_bpt()) == pytest.approx(float(explicit) / unit / math.log(2), rel=1e-6)
+    assert error(minus(with_penalty.gradient, without.gradient), expected) < rounding(2 * OF_SMALL)
+    assert math.fsum(module.layer_bpt()) == pytest.approx(float(explicit) / unit / math.log(2), rel=rounding(OF_SMALL))
 
 
 # The distance from the base model
@@ -399,7 +402,8 @@ def test_what_is_not_supervised_counts_nowhere_in_the_kl(make_module, fit, make_
 
     fit(make_module(optimizer={"learning_rate": 1e-2}), make_batches(3), callbacks=[Padded()])
     whole, padded = found
-    assert padded == pytest.approx(whole, rel=1e-4) and whole > 1e-4
+    # A difference of logarithms of up to 6 bits: its error does not shrink with it, but mostly cancels over words.
+    assert padded == pytest.approx(whole, rel=1e-4, abs=1e-6) and whole > 1e-4
 
 
 def test_measuring_the_kl_changes_nothing(make_module, fit, make_batches):
@@ -421,7 +425,7 @@ def test_the_data_gradient_is_the_mean_over_the_windows_supervised_tokens(make_m
     assert len(windows[-1]) == 1
     for step, window in zip(steps, windows, strict=True):
         set_factors(module, step.weights)
-        assert error(step.gradient, mean_gradient(module, window)) < 1e-5
+        assert error(step.gradient, mean_gradient(module, window)) < rounding(2 * OF_SMALL)
         if len(window) > 1:
             assert error(step.gradient, gradient_of_mean_of_means(module, window)) > 0.01
 
@@ -443,7 +447,7 @@ def test_training_recomputes_activations_where_it_is_told_to(make_module, fit, m
         steps += fit(module, make_batches(1)).optimizers[0].seen
         calls.append(len(counted))
     assert calls == [1, 2]
-    assert error(steps[1].gradient, steps[0].gradient) < 1e-5
+    assert error(steps[1].gradient, steps[0].gradient) < rounding(2 * OF_SMALL)
 
 
 def test_a_model_that_cannot_be_compiled_is_a_run_that_failed(make_module, make_batches, monkeypatch):
@@ -523,9 +527,9 @@ def test_clipping_acts_on_the_sum_of_data_and_penalty(make_module, fit, make_bat
     assert norm(step.gradient) == pytest.approx(limit, rel=1e-4)
     assert error(step.gradient, [limit / norm(whole) * gradient for gradient in whole]) < 1e-4
     window = module.read_window()
-    assert window.grad_norm == pytest.approx(norm(whole), rel=1e-5)  # before clipping
-    assert window.data_grad_norm == pytest.approx(norm(data), rel=1e-5)
-    assert window.penalty_grad_norm == pytest.approx(strength * norm(penalty), rel=1e-5)
+    assert window.grad_norm == pytest.approx(norm(whole), rel=rounding(2 * OF_SMALL))  # before clipping
+    assert window.data_grad_norm == pytest.approx(norm(data), rel=rounding(2 * OF_SMALL))
+    assert window.penalty_grad_norm == pytest.approx(strength * norm(penalty), rel=rounding(2 * OF_SMALL))
 
 
 def test_a_gradient_below_the_limit_is_not_touched(make_module, fit, make_batches):
@@ -669,9 +673,9 @@ def test_a_reading_covers_every_token_since_the_last_one(make_module, fit, make_
             set_factors(module, steps[i // 2].weights)
             nats += plain_nats(module, batches[i]).item()
             tokens += supervised(batches[i])
-        assert window.nats == pytest.approx(nats, rel=1e-6)
+        assert window.nats == pytest.approx(nats, rel=rounding(OF_SMALL))
         assert window.tokens == tokens
-        assert window.data_bpt == pytest.approx(nats / tokens / math.log(2), rel=1e-6)
+        assert window.data_bpt == pytest.approx(nats / tokens / math.log(2), rel=rounding(OF_SMALL))
         assert (window.applied, window.skipped) == (2, 0)
     assert read.windows[0].tokens != read.windows[1].tokens
 
@@ -684,7 +688,7 @@ def test_validation_weighs_tokens_and_not_batches(make_module, make_batches, tmp
     with torch.no_grad():
         nats = sum(plain_nats(module, batch).item() for batch in batches)
     expected = nats / sum(map(supervised, batches)) / math.log(2)
-    assert float(trainer.callback_metrics["val_bpt"]) == pytest.approx(expected, rel=1e-6)
+    assert float(trainer.callback_metrics["val_bpt"]) == pytest.approx(expected, rel=rounding(OF_SMALL))
 
 
 # Without a controller

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rounding import OF_SMALL, rounding
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.settings import IGNORED
@@ -108,7 +109,7 @@ def test_each_packed_document_has_the_loss_that_it_has_alone(make_module, layout
         ids = torch.from_numpy(stream.tokens[start : end - 1]).long()[None]
         labels = np.where(stream.targets[start + 1 : end], stream.tokens[start + 1 : end], IGNORED)
         alone = token_nats(model, ids, torch.from_numpy(labels).long()[None]).sum().item()
-        assert found[document] == pytest.approx(alone, rel=1e-5, abs=1e-5)
+        assert found[document] == pytest.approx(alone, rel=rounding(OF_SMALL))
 
 
 def test_batches_are_alike_where_they_are_asked_to_be():

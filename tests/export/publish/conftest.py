@@ -24,7 +24,7 @@ def trained(tmp_path_factory) -> Path:
     corpus.write_text("\n\n".join(document.text for document in stdlib_docs())[:30_000], encoding="utf-8")
     folder = where / "run"
     few = ("--max-steps", "4", "--control-every", "1", "--precision", "fp32", "--data-dir", str(corpus))
-    assert train_commands.main(["--test-run", *few, "--output-dir", str(folder)]) == 0
+    assert train_commands.main(["--test-run", "--samples", "0", *few, "--output-dir", str(folder)]) == 0
     return folder
 
 

@@ -1,0 +1,13 @@
+"""Runs of several processes, forks of this one."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _undrawn():
+    """Without pictures, a third of a short run."""
+    from granite_scu.export import present
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(present, "picture", lambda folder: None)
+        yield
