@@ -184,6 +184,7 @@ def test_reading_the_slopes_leaves_a_run_as_it_is(corpus, tmp_path):
             "--control.controller=fixed",
             "--lora.dropout=0.1",
             "--trainer.max_steps=6",
+            "--run.samples=0",
             f"--run.output_dir={folder}",
         )
         request = cli.parse([*TINY, *keys, f"--data.path={corpus}"]).request

@@ -74,10 +74,10 @@ def saved(module, batches: list[dict], scale: float) -> float:
     return (losses[0] - losses[1]) / tokens / LN2
 
 
-H = 0.1
-# Norms and the loss compute in fp32, whatever the rest does: six roundings of some six bits in each of the differences,
-# which are divided by H. What the difference of fourth order leaves out, a thirtieth of H^4, is less.
-CLOSE = {"rel": 1e-4, "abs": 1.5 / H * 6 * rounding(6)}
+H = 0.03
+# The norms and the loss compute in fp32, whatever the rest does: two roundings of six bits in each of the differences,
+# which are divided by H. What a difference of fourth order leaves out, a thirtieth of H^4 fifth derivatives, is less.
+CLOSE = {"rel": 1e-4, "abs": 1.5 / H * 6 * rounding(2)}
 
 
 def derivative(f: Callable[[float], float], h: float = H) -> float:
