@@ -33,9 +33,10 @@ demo: setup  ## fine-tune the embedded Granite on the CPU while S* is found and 
 	$(BIN)/python scripts/train_granite_cuda.py --test-run --config configs/demo.yaml --output-dir $(DEMO) --overwrite
 
 # Two processes of one thread each: two of two would wait for one another on two cores. Whole files, so that what a
-# file's fixtures make is made once; in order, so that the long ones are not last.
+# file's fixtures make is made once; in order, so that the long ones are not last. Dozens of processes import the
+# package, which an environment without bytecode would have each compile.
 test: setup  ## the tests: CPU, offline, ten minutes of processor time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # Triton, 190 MB, and kernels of which no CUDA part is built: the tests interpret them.
 $(VENV)/.kernels: $(VENV)/.installed

@@ -1,4 +1,5 @@
 import pytest
+from rounding import rounding
 from running import cases
 
 from benchmarks import scan
@@ -9,7 +10,7 @@ from benchmarks.scan import Case, with_linearity
 def test_it_agrees_with_the_reference():
     (case,) = cases("scan", "--lengths", "300", "--heads", "2", "--repeats", "1", "--precisions", "fp32")
     assert case["case"] == "fp32 2 x 300"
-    assert case["max_rel_err"] < 1e-4
+    assert case["max_rel_err"] < rounding(2 * 300 * 64)  # the gradient of a rate sums over tokens and states
     assert case["ours_us_per_token"] == pytest.approx(1e6 * case["ours_s"] / (2 * 300))
     assert case["linearity"] == 1.0
 

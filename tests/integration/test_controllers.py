@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from rounding import OF_EMBEDDED, rounding
 from transformers import AutoModelForCausalLM
 
 from granite_scu import control
@@ -131,7 +132,7 @@ def test_the_savings_are_those_of_the_adapter_and_of_the_adapter_scaled_down(tra
         for name, text in texts.items():
             with rescale_b(adapted, scale):
                 saved = scores[name] - bits_per_token(adapted, text)
-            assert record[f"saved_{name}{suffix}"] == pytest.approx(saved, abs=2e-5), (name, scale)
+            assert record[f"saved_{name}{suffix}"] == pytest.approx(saved, abs=6 * rounding(OF_EMBEDDED)), (name, scale)
     assert abs(record["saved_training"]) > 0.01  # an adapter that does something
 
 
