@@ -10,6 +10,7 @@ where a test fails.
 """
 
 import argparse
+import importlib
 import os
 import platform
 import resource
@@ -34,8 +35,7 @@ SETTINGS = {
 def pytest_configure() -> None:
     """As a plugin of the tests it runs: a limited processor has no bf16 either, which PyTorch asks the real one."""
     if LIMITS[1] in os.environ:
-        import torch
-
+        torch = importlib.import_module("torch")  # of the tests; the script itself answers at once
         known = getattr(torch.cpu, "get_capabilities", dict)()
         torch.cpu.get_capabilities = lambda: known | {"avx512_bf16": False, "amx_bf16": False}
 
