@@ -434,7 +434,7 @@ def _loss(conversation: Conversation, lost: Text) -> UserError:
 def _form(conversation: Conversation) -> int:
     """The same for conversations that differ in their words alone."""
     messages = (
-        (m["role"], m.get("name"), tuple((name, _outline(m[name])) for name in _SAID if name in m), _calls(m))
+        (m["role"], str(m.get("name")), tuple((name, _outline(m[name])) for name in _SAID if name in m), _calls(m))
         for m in conversation.messages
     )
     return hash((*messages, _outline(conversation.tools)))

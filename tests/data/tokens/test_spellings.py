@@ -175,8 +175,10 @@ def test_calls_that_are_printed_as_python_does_are_refused(chatting, shown):
     assert "tool calls of message 2, or not as it is written" in refused(chatting, chat(QUESTION, calls('{"a": 1}')))
 
 
-def test_a_name_that_tells_nobody_apart_may_be_left_out(written_as):
-    assert learned(written_as(SMOL), chat(ANN, SAYS, ANN, SAYS)) == ["Sun.<|im_end|>"] * 2
+@pytest.mark.parametrize("name", ["ann", "", 3, ["ann"], {"first": "ann"}], ids=str)
+def test_a_name_that_tells_nobody_apart_may_be_left_out(written_as, name):
+    named = QUESTION | {"name": name}
+    assert learned(written_as(SMOL), chat(named, SAYS, named, SAYS)) == ["Sun.<|im_end|>"] * 2
 
 
 def test_a_name_that_the_template_shows_is_shown(chatting):
