@@ -68,6 +68,7 @@ def guarded(
         SIGTERM.
     """
     hush_renamings()
+    os.environ["MPLBACKEND"] = "agg"  # pictures go into files; what else is named there may not exist
     open_what_is_closed()
     try:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from granite_scu.viz.files import make_folder
     from granite_scu.viz.generate_ablation_plots import draw
 
-    with guard.refusals_of_viz():
+    with guard.refusals_of_viz(), style.as_designed():
         figures, folder = draw(options.sources), make_folder(options.out)
         console = Console(stderr=True)
         progress = track(figures.items(), "drawing", console=console, transient=True, disable=not console.is_terminal)

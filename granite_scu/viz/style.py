@@ -1,7 +1,8 @@
 """What the pictures have in common: their colours, their lettering, their axes, and how they are written."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib
@@ -21,6 +22,14 @@ TALLEST = 9.0
 """Inches; a figure 8 inches wide is shown 800 pixels wide, and one that is taller than this does not fit a screen."""
 # Points on a figure 8 inches wide, so that they can still be read at half that width.
 LABEL, TICKS, LEGEND = 15, 13, 12.5
+
+
+@contextmanager
+def as_designed() -> Iterator[None]:
+    """Matplotlib's own defaults while a picture is drawn and written: nobody's matplotlibrc or style changes it."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield
 
 
 def tidy(axes: Axes, ticks: float = TICKS) -> None:
@@ -117,7 +126,8 @@ def draw_to(folder: str | Path, draw: Callable[[], Mapping[str, Figure]]) -> int
     """Draw, ``save_all`` in the folder, and say so; returns the exit code of a command."""
 
     def write() -> list[Path]:
-        figures = draw()
-        return save_all(figures, make_folder(folder))
+        with as_designed():
+            figures = draw()
+            return save_all(figures, make_folder(folder))
 
     return report_outcome(write)

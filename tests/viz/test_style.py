@@ -1,7 +1,10 @@
 """What every picture keeps to: lines that can be seen on white, shares in per cent, no picture taller than a screen."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +149,17 @@ def test_a_comparison_that_would_be_too_tall_is_several_pictures_with_every_task
     titles = [axes.get_title(loc="left") for figure in drawn.values() for axes in figure.axes if axes.get_visible()]
     assert titles == [f"task {k}" for k in range(7)]
     assert max(figure.get_figheight() for figure in drawn.values()) <= style.TALLEST
+
+
+def test_a_strangers_matplotlibrc_changes_no_picture(finished, tmp_path):
+    """Nor does a backend that is not there; as a command, since both are read when matplotlib is imported."""
+    strange = tmp_path / "elsewhere"
+    strange.mkdir()
+    (strange / "matplotlibrc").write_text("text.usetex: True\nfont.size: 40\naxes.facecolor: red\n")
+    for where, more in ((tmp_path, {}), (strange, {"MPLBACKEND": "nonsense"})):
+        line = [sys.executable, "-m", "granite_scu", "plot", finished, "--out", tmp_path / f"by {where.name}"]
+        done = subprocess.run(line, cwd=where, env=os.environ | more, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    own, other = (tmp_path / f"by {where.name}" for where in (tmp_path, strange))
+    names = [file.name for file in own.iterdir()]
+    assert names and all((own / name).read_bytes() == (other / name).read_bytes() for name in names)

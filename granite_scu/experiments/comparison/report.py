@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from granite_scu.export.present import drawing
 from granite_scu.storage.run_folder import RunFolder
 
 
@@ -47,9 +48,10 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
         from granite_scu.viz.cost_plot import DEFAULT, plot_costs, ways
         from granite_scu.viz.style import save, save_all
 
-        written += save_all(plot_comparison(results), folder)
-        if DEFAULT in ways(results):
-            written += save(plot_costs(results), folder / "cost")
+        with drawing("a picture", f"python -m granite_scu.viz.comparison_plot {folder / 'comparison.json'}"):
+            written += save_all(plot_comparison(results), folder)
+            if DEFAULT in ways(results):
+                written += save(plot_costs(results), folder / "cost")
     return written
 
 
