@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def drawing(what: str, command: str) -> Iterator[None]:
-    """Around a picture, which is drawn as it was designed. Where a library fails at it, a warning says how to draw it.
+    """Around a picture, drawn as designed. Where a library fails at it, a warning says how to draw it later.
 
     Args:
         what: the picture.
