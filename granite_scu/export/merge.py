@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import RunFailed, UserError
-from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.config.settings import BaseConfig
 from granite_scu.control.units import counted
 from granite_scu.data.tokens import templates
 from granite_scu.export import merge_check
@@ -307,7 +307,7 @@ def _card(record: dict[str, Any]) -> str:
     fields = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        **({} if base == TINY_MODEL else {"base_model": base}),
+        **({"base_model": base} if "/" in base else {}),  # of a local folder the hub knows nothing
         **({"license": licence} if licence else {}),
         "tags": ["granite", "scu", "merged"],
     }

@@ -13,6 +13,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+import yaml
 from rounding import assert_rounded
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -300,6 +301,13 @@ def test_the_share_of_the_gain_is_judged_beyond_chance(merged, kept, is_merged):
     assert found.is_merged == is_merged
     assert 1 - found.difference == pytest.approx(kept, nan_ok=True)
     assert found.kept == (pytest.approx(kept) if found.gain > 2 * found.error else None)
+
+
+@pytest.mark.parametrize(("base", "named"), [("ibm-granite/granite-4.0-h-1b", True), ("my-folder", False)])
+def test_the_card_names_the_base_for_the_hub_where_it_is_there(base, named):
+    record = {"base_model": base, "adapter": "mine", "adapter_sha256": "0", "matrices": 1, "merged_into": "x"}
+    front = yaml.safe_load(merging._card(record | {"check": None}).split("---\n")[1])
+    assert front.get("base_model") == (base if named else None)
 
 
 def test_the_scale_of_a_runs_adapter_is_that_of_its_run(make_adapter):
