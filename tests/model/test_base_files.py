@@ -189,6 +189,14 @@ def test_a_model_that_does_not_continue_text_is_refused(look, kind, tmp_path):
     assert f"a {kind} model is no causal language model" in refusal(look, tmp_path)
 
 
+@LOOKS
+@pytest.mark.parametrize("wrong", [{"hidden_size": "wide"}, {"num_attention_heads": 0}, {"model_type": []}])
+def test_a_wrong_value_in_the_configuration_is_one_line(look, wrong, tmp_path):
+    llama().save_pretrained(tmp_path)
+    with_config(**wrong)(tmp_path)
+    assert "cannot be loaded" in refusal(look, tmp_path)
+
+
 def test_an_adapter_is_no_base(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     assert f"--adapter {tmp_path}" in refusal(loading.load_tokenizer, tmp_path)
