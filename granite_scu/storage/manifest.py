@@ -29,6 +29,8 @@ def damage(folder: Path, wanted: Sequence[str] = ()) -> str | None:
     try:
         written = read_file(folder / NAME)
         sizes = {name: facts["bytes"] for name, facts in parse_json(written)["files"].items()}
+    except FileNotFoundError:
+        return f"{NAME} is missing"
     except OSError as error:
         return f"{NAME} cannot be read ({error.strerror})"
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -142,7 +142,7 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--model", "./no/such/model"], "--model ./no/such/model: no such folder"),
         (["--model", "nobody/no-such-model"], "--model nobody/no-such-model: cannot be loaded"),
         # of the checkpoint, in a folder whose only one is damaged
-        (["--resume-from-checkpoint", "last"], "is intact (checkpoint-10: manifest.json cannot be read"),
+        (["--resume-from-checkpoint", "last"], "is intact (checkpoint-10: manifest.json is missing)"),
         (["--resume-from-checkpoint", "no/such/checkpoint-3"], "is not a checkpoint folder (no state.ckpt in it)"),
     ],
 )
