@@ -245,6 +245,17 @@ def test_a_file_that_the_disk_does_not_give_back_is_damage(several, monkeypatch)
     assert manifest.damage(several / "checkpoint-900") == "adapter_config.json cannot be read (Input/output error)"
 
 
+@pytest.mark.parametrize("name", [STATE, "best/validation.json", "best/more", manifest.NAME])
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(several, name):
+    newest = several / "checkpoint-1000"
+    (newest / name).unlink(missing_ok=True)
+    os.mkfifo(newest / name)
+    with pytest.raises(UserError, match=rf"{name}: is neither a file nor a folder|no {STATE} in it"):
+        find(str(newest), several)
+    if name != "best/more":  # which no manifest names, and the folder's own check refuses
+        assert find("last", several).name == "checkpoint-900"
+
+
 @contextlib.contextmanager
 def somebody_else():
     """Whom modes keep out, which they do not keep root."""
