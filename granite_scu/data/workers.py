@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from granite_scu.config.errors import UserError
 
-LOOK = 20.0
+LOOK = 15.0
 """Seconds without a batch after which the loader processes are looked at."""
 
 PATIENCE = 2 * LOOK
