@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from granite_scu.control.diagnostics.reachability import Reachability, Sight
+from granite_scu.control.diagnostics.reachability import STILL, Reachability, Sight, _stands_still
 
 PATIENCE = 5
 
@@ -161,6 +161,15 @@ def test_warm_up_and_a_decaying_rate_make_no_alarm():
 def test_noise_about_the_setpoint_is_no_evidence(noise):
     states = watch(Reachability(0.1, growth=1e3), [sight(k, 0.1 * n, share=0.2) for k, n in enumerate(noise, 1)])
     assert not any(state.side for state in states)
+
+
+@pytest.mark.parametrize(("errors", "still"), [(1.9, True), (2.1, False), (-1.9, True), (-2.1, False)])
+def test_growth_within_two_standard_errors_of_none_is_none(errors, still):
+    """Residuals 2, -1, -2, -1, 2 at 0 ... 4 change no slope, whose standard error is sqrt(14 / 3 / 10)."""
+    exponent = errors * math.sqrt(14 / 30) + math.copysign(STILL, errors)
+    params = [math.exp(exponent * x + residual) for x, residual in enumerate((2, -1, -2, -1, 2))]
+    seen = [Sight(x, 0.1, 5.0, param, False, False, 0.2, math.exp(x), 1e9) for x, param in enumerate(params)]
+    assert _stands_still(tuple(seen)) is still
 
 
 # Episodes
