@@ -142,11 +142,13 @@ SPOILT = [
             (b'<g onload="alert(1)"/>', "holds onload"),
             (b'<use href="https://evil.test/x.svg#a"/>', "refers to something outside of it by href"),
             (b'<g style="fill: ur\\6c(https://evil.test)"/>', "has a style that loads something"),
-            (b"<style>@import 'https://evil.test/x.css';</style>", "has a style that loads something"),
+            (b"<style>@import 'x.css';</style>", "has a style that loads something"),
+            (b"<g style=\"fill: image-set('//evil.test/x' 1x)\"/>", "has a style that loads something"),
             (b"<", "is not XML"),
         )
     ),
     (in_place_of("control.svg", b"<!DOCTYPE svg", b"<!DOCTYPE svg [<!ENTITY a 'b'>]"), "control.svg: defines entities"),
+    (in_place_of("control.svg", b"<!D", b"<?xml-stylesheet href='//evil.test/x'?><!D"), "or names a style sheet"),
     (in_metadata(SECRETS["a Hugging Face token"]), "adapter_model.safetensors:1: looks like a Hugging Face token"),
     *(
         (
