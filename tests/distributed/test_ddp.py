@@ -194,4 +194,6 @@ def test_the_processes_move_the_setpoint_together(corpus, tmp_path, monkeypatch)
     histories = [json.loads((folder / "scu_history.json").read_text()) for folder in (one, two)]
     for name in ("savings_held_out", "savings_held_out_slope", "savings_training_slope"):
         found = [[record[name] for record in history[:8]] for history in histories]
-        assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-5), name
+        assert found[0] == pytest.approx(found[1], rel=turned(8, OF_EMBEDDED), abs=6 * rounding(600)), (
+            name
+        )  # of six bits

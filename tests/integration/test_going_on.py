@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rounding import OF_EMBEDDED, rounding
 
 from granite_scu.cli import train
 from granite_scu.config.settings import TINY_MODEL
@@ -207,7 +208,7 @@ def test_scoring_a_folder_heeds_the_adapters_own_configuration(run, call):
     code, out, err = call(train.main, "test", "--config", run / "config.yaml", "--lora.alpha=2")
     assert code == 0, err
     reported = json.loads((run / "scu_metrics.json").read_text())["adapter_test_bpt"]
-    assert json.loads(out)["adapter_bpt"] == pytest.approx(reported, abs=1e-6)
+    assert json.loads(out)["adapter_bpt"] == pytest.approx(reported, rel=rounding(OF_EMBEDDED))
 
 
 def test_a_models_own_code_is_never_run(launch, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from references import granite
-from rounding import OF_GRANITE, assert_rounded
+from rounding import OF_GRANITE, assert_rounded, rounding
 
 from granite_scu.config.settings import IGNORED, BaseConfig
 from granite_scu.model import loading
@@ -100,7 +100,8 @@ def test_the_divergence_keeps_documents_apart_too(model, block):
 
     together = summed_kl(model, inputs, labels, reference_mode, documents)
     expected = sum(summed_kl(model, ids, targets, reference_mode) for ids, targets, _ in alone(inputs, labels))
-    torch.testing.assert_close(together, expected, atol=0, rtol=1e-3)
+    # It is some hundredth of the logarithms that it is a difference of, whose roundings mostly cancel over the words.
+    torch.testing.assert_close(together, expected, atol=0, rtol=100 * rounding(10 * OF_GRANITE**0.5))
     seen_as_a_whole = summed_kl(model, inputs, labels, reference_mode)
     assert not torch.allclose(together, seen_as_a_whole, rtol=1e-2), (together, seen_as_a_whole)
 
