@@ -46,7 +46,9 @@ class Checkpoints(L.Callback):
         if self._owed and trainer.global_step < trainer.max_steps:
             # Lightning takes a validation that was due at the checkpoint's step for done.
             trainer.validating = True
-            trainer.fit_loop.epoch_loop.val_loop.run()
+            validation = trainer.fit_loop.epoch_loop.val_loop
+            validation.restarting = False  # it may have been cut between two batches, and a mean needs them all
+            validation.run()
             trainer.training = True
         self._owed = False
 
