@@ -70,7 +70,10 @@ def token_nats(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: T
     """-ln p(label) at each position, in nats, (batch, time) fp32; 0 where nothing is counted. As ``summed_nats``."""
     if model.config.model_type not in CHUNKED_TYPES:
         logits = model(input_ids=input_ids, use_cache=False, **isolating(model, documents)).logits.float()
-        return F.cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")
+        # Words last, where torch sums them in lanes: over another axis it adds them one by one to a sum that is soon
+        # too large for the smallest, and 1e-4 nats a token are lost.
+        nats = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
+        return nats.view(labels.shape)
     hidden = hidden_states(model, input_ids, documents).flatten(0, -2)
     # Called and not read for its weight: an adapter from elsewhere may sit on the head, too.
     head, scaling = model.get_output_embeddings(), getattr(model.config, "logits_scaling", 1.0)

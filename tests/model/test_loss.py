@@ -1,6 +1,7 @@
 """The chunked loss against the model's own logits and torch's cross-entropy."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -182,6 +183,25 @@ def test_each_positions_nats_add_up_to_the_sum(build, batch, request):
     assert each.shape == batch[1].shape
     assert not each[batch[1] == IGNORED].any()
     assert_rounded(each.sum(), summed_nats(model, *batch).detach(), OF_EMBEDDED)
+
+
+def test_the_many_unlikely_words_of_a_large_vocabulary_are_not_lost():
+    """Each is less than what fp32 adds to the sum of the likely ones, and all together are 2e-4 of it."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 50_000, generator=generator)
+    logits[..., 7] = 20
+
+    class Fixed(torch.nn.Module):
+        config = llama().config
+
+        def forward(self, **inputs):
+            return SimpleNamespace(logits=logits)
+
+    labels = torch.full((2, 3), 7)
+    exact = F.cross_entropy(logits.double().mT, labels, reduction="none")
+    found = loss.token_nats(Fixed(), torch.zeros(2, 3, dtype=torch.long), labels)
+    # That label leaves ``exact`` nats to all others. Of eight lanes or more the likely word spoils one.
+    assert ((found - exact).abs() < exact / 4).all()
 
 
 def test_positions_that_are_ignored_count_nowhere(batch):
