@@ -62,7 +62,7 @@ def hybrid(tokenizer, **more):
 
 
 MODELS = {
-    # As Llama 3 and SmolLM: one head for both ends, a token that begins each text.
+    # As Llama 3.2: one head for both ends, a token that begins each text.
     "tied-llama": (True, llama, {"tie_word_embeddings": True}, "1GB"),
     # As Qwen and Mistral: a head of its own, more rows than tokens, no token that begins a text.
     "padded-llama": (False, llama, {"tie_word_embeddings": False, "vocab_size": 4160}, "500KB"),
