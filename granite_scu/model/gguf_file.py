@@ -78,7 +78,7 @@ def _dequantised(file: Path, size: int, changed: int, name: str) -> Path:
                         remove(leftover)
                     log.info("%s: dequantising it into %s, which is done once", name, folder)
                     with replacing(folder) as made, errors_of_rust(made):
-                        _write(file, made, name)
+                        write_whole(file, made, name)
         except OSError as error:
             place = f"{error.filename or cache}: {error.strerror or error}"
             raise UserError(
@@ -88,7 +88,12 @@ def _dequantised(file: Path, size: int, changed: int, name: str) -> Path:
     return folder
 
 
-def _write(file: Path, folder: Path, name: str) -> None:
+def write_whole(file: Path, folder: Path, name: str) -> None:
+    """Write the model of a GGUF file, with whole weights, and its tokenizer; arguments and errors as ``dequantised``.
+
+    Args:
+        folder: that is written to.
+    """
     at: dict = {"gguf_file": file.name, "local_files_only": True}
     try:
         from transformers import GgufConfig  # older versions lack it
