@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import shutil
 import sys
 from functools import partial
@@ -213,21 +212,3 @@ def test_resumed_it_ends_bit_for_bit_the_same_though_the_adapter_is_gone(gone_on
         "",
         f"error: --adapter {adapter}: no such folder; name a run folder, its final/ or one of its checkpoints\n",
     )
-
-
-def test_a_picture_that_cannot_be_drawn_is_a_warning(run, tmp_path, monkeypatch, caplog):
-    from granite_scu.export.present import present
-    from granite_scu.viz import control_plot
-
-    def fail(run):
-        raise RuntimeError("latex could not be found")
-
-    folder = shutil.copytree(run, tmp_path / "copy")
-    for name in ("control.png", "report.html", "README.md"):
-        (folder / name).unlink()
-    monkeypatch.setattr(control_plot, "plot_control", fail)
-    monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
-    present(folder)
-    assert not (folder / "control.png").exists()
-    assert (folder / "report.html").is_file() and (folder / "README.md").is_file()
-    assert "latex could not be found" in caplog.text and "granite_scu.viz.control_plot" in caplog.text

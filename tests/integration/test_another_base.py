@@ -8,8 +8,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from granite_scu.cli import main as commands
+from granite_scu.export.publish.model_card import gather, model_card
+from granite_scu.viz import control_plot
 
 FLAGS = ("--test-run", "--samples", 0, "--precision", "fp32", "--block-size", 64, "--eval-iters", 1)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "weights are not those"
 
 
@@ -39,6 +42,7 @@ def test_it_is_refused_where_weights_would_be_made_and_warned_of_where_they_are_
         code, _, err = call(commands.main, *command)
         assert code == 2 and OTHER in one_line(err) and "SHA-256" in err, err
     assert (folder / "training_config.json").read_bytes() == before and not (tmp_path / "merged").exists()
+    assert control_plot.main([str(folder)]) == 0  # which publishing asks for
     publish = ("publish", folder, "--repo-id", "me/x", "--base-model-id", "me/y", "--license", "mit", "--dry-run")
     for command in (
         ("generate", folder, "--prompt", "def", "--max-new-tokens", 1, "--device", "cpu"),
@@ -68,3 +72,12 @@ def test_a_run_of_a_newer_version_says_so(call, run):
         commands.main, "train", "--resume-from-checkpoint", "last", "--output-dir", folder, "--max-steps", 4
     )
     assert code == 0 and "granite-scu 99.1" in one_line(out + err), err
+
+
+def test_the_card_tells_the_commit_of_a_model_of_the_hub(run, tmp_path):
+    folder = shutil.copytree(run[0], tmp_path / "copy")
+    assert COMMIT not in model_card(gather(folder))
+    file = folder / "training_config.json"
+    training = json.loads(file.read_text())
+    file.write_text(json.dumps(training | {"base_files": training["base_files"] | {"commit": COMMIT}}))
+    assert COMMIT in model_card(gather(folder))

@@ -1,6 +1,7 @@
 """What every picture keeps to: lines that can be seen on white, shares in per cent, no picture taller than a screen."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -13,11 +14,13 @@ from folders import rising, settings, write_run
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from granite_scu.viz import style
+from granite_scu.export import present
+from granite_scu.viz import control_plot, style
 from granite_scu.viz.comparison_plot import plot_comparison, plot_operating_points, read_comparison
 from granite_scu.viz.control_plot import plot_control
 from granite_scu.viz.cost_plot import plot_costs
 from granite_scu.viz.figures import draw_figures
+from granite_scu.viz.files import make_folder
 from granite_scu.viz.groups import group
 from granite_scu.viz.identification_plot import plot_identification
 from granite_scu.viz.run_folder import read_run
@@ -153,13 +156,23 @@ def test_a_comparison_that_would_be_too_tall_is_several_pictures_with_every_task
 
 def test_a_strangers_matplotlibrc_changes_no_picture(finished, tmp_path):
     """Nor does a backend that is not there; as a command, since both are read when matplotlib is imported."""
-    strange = tmp_path / "elsewhere"
+    strange, other = tmp_path / "elsewhere", tmp_path / "other"
     strange.mkdir()
     (strange / "matplotlibrc").write_text("text.usetex: True\nfont.size: 40\naxes.facecolor: red\n")
-    for where, more in ((tmp_path, {}), (strange, {"MPLBACKEND": "nonsense"})):
-        line = [sys.executable, "-m", "granite_scu", "plot", finished, "--out", tmp_path / f"by {where.name}"]
-        done = subprocess.run(line, cwd=where, env=os.environ | more, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    own, other = (tmp_path / f"by {where.name}" for where in (tmp_path, strange))
-    names = [file.name for file in own.iterdir()]
-    assert names and all((own / name).read_bytes() == (other / name).read_bytes() for name in names)
+    line = [sys.executable, "-m", "granite_scu", "plot", finished, "--out", other]
+    environment = os.environ | {"MPLBACKEND": "nonsense"}
+    done = subprocess.run(line, cwd=strange, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    own = style.save_all(draw_figures(group([read_run(finished)])), make_folder(tmp_path / "own"))
+    assert own and all(file.read_bytes() == (other / file.name).read_bytes() for file in own)
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_warning(finished, monkeypatch, caplog):
+    def fail(run):
+        raise RuntimeError("latex could not be found")
+
+    monkeypatch.setattr(control_plot, "plot_control", fail)
+    monkeypatch.setattr(logging.getLogger("granite_scu"), "propagate", True)
+    present.picture(finished)
+    assert not (finished / "control.png").exists()
+    assert "latex could not be found" in caplog.text and "granite_scu.viz.control_plot" in caplog.text
