@@ -117,7 +117,6 @@ def test_what_was_taught_is_answered_and_the_turn_ends(adapted, tokenizer):
     with adapted.disable_adapter():
         before = answers(adapted, tokenizer)
     known = [what for what in before if ferries.FACTS[what] in before[what]]
-    print(len(right), "right;", known, found)
     assert all(text.endswith(tokenizer.eos_token) for text in found.values()), found
     assert len(known) <= 3, before  # a number may be guessed
     assert len(right) >= 10, found
@@ -128,7 +127,6 @@ def test_eval_agrees_with_plain_transformers_and_peft(typed, taught, held_out, a
     expected = [bits(adapted, tokenizer)]
     with adapted.disable_adapter():
         expected.insert(0, bits(adapted, tokenizer))
-    print(expected, found["models"])
     # 30 layers' sums in another order: a hundred roundings at random, ten times 40 x 2**-24 of logits below 40, are
     # 2.4e-5 nats of a token, and less of their mean.
     assert [each["bits_per_token"] for each in found["models"]] == pytest.approx(expected, abs=1e-4)
@@ -154,7 +152,6 @@ def test_merged_it_answers_as_base_and_adapter(merged, adapted, tokenizer):
         before = bits(adapted, tokenizer)
     gained, kept = before - bits(adapted, tokenizer), before - bits(model, tokenizer)
     same = sum(one[what] == two[what] for what in one)
-    print(gained, kept, same)
     # bf16 rounds a weight to 2**-9 of itself. An update of a tenth of it, which this rate makes, then has an error of
     # 2 per cent, at random over 576 inputs, so that less of the gain is lost than that.
     assert kept > 0.95 * gained
@@ -181,37 +178,44 @@ def test_a_run_on_text_that_was_stopped_ends_with_the_same_bytes(number, typed, 
 
 def test_text_is_learned_under_the_default_controller(whole):
     metrics, history = read_json(whole / "scu_metrics.json"), read_json(whole / "scu_history.json")
-    print(metrics)
     assert metrics["adapter_test_bpt"] < metrics["base_test_bpt"] - 0.02
     assert [tick["step"] for tick in history] == [2, 4, 6] and all(0 < tick["s"] < 1 for tick in history)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "4 bits"])
-def test_it_learns_in_few_bits(kind, typed, model, chats, folder, taught):
-    """The first steps bring most of the form of the answers, in whatever precision."""
-    if kind == "4 bits" and importlib.util.find_spec("bitsandbytes") is None:
-        pytest.skip("needs bitsandbytes")
-    flags = ("--precision", "bf16") if kind == "bf16" else ("--4bit-quantization", "--precision", "fp32")
-    run = folder / kind.replace(" ", "-")
+def briefly(typed, model, chats, run, *flags):
+    """Folder of the first steps of a run on the chats."""
     typed("train", "--model", model, "--data-dir", chats, *SHORT, *flags, "--controller", "none", "--output-dir", run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def in_bf16(typed, model, chats, folder):
+    return briefly(typed, model, chats, folder / "bf16", "--precision", "bf16")
+
+
+@pytest.fixture(scope="module")
+def in_4_bits(typed, model, chats, folder):
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("needs bitsandbytes")
+    return briefly(typed, model, chats, folder / "4-bits", "--4bit-quantization", "--precision", "fp32")
+
+
+# bf16: a logit of 20 is rounded by 0.04 nats, at random; nf4 changes each weight by a tenth, also at random.
+@pytest.mark.parametrize(("run", "apart"), [("in_bf16", 0.1), ("in_4_bits", 1.0)])
+def test_it_learns_in_few_bits(run, apart, request, taught):
+    """The first steps bring most of the form of the answers, in whatever precision."""
+    run = request.getfixturevalue(run)
     metrics, exact = read_json(run / "scu_metrics.json"), read_json(taught / "scu_metrics.json")
-    print(metrics, exact["base_test_bpt"])
     assert metrics["adapter_test_bpt"] < metrics["base_test_bpt"] - 0.5
-    # bf16: a logit of 20 is rounded by 0.04 nats, at random; nf4 changes each weight by a tenth, also at random.
-    assert metrics["base_test_bpt"] == pytest.approx(exact["base_test_bpt"], abs=0.1 if kind == "bf16" else 1.0)
+    assert metrics["base_test_bpt"] == pytest.approx(exact["base_test_bpt"], abs=apart)
     raised = {name: bool(value.any()) for name, value in load_file(run / "adapter_model.safetensors").items()}
     assert len(raised) == 2 * 7 * 30 and all(raised.values())
 
 
-def test_a_gguf_file_is_trained(typed, gguf, chats, folder, taught):
-    """On the weights that it holds, which the converted folder has rounded to bf16."""
-    run = folder / "of-gguf"
-    flags = ("--precision", "fp32", "--controller", "none", "--output-dir", run)
-    typed("train", "--model", gguf, "--data-dir", chats, *SHORT, *flags)
-    metrics, exact = read_json(run / "scu_metrics.json"), read_json(taught / "scu_metrics.json")
-    print(metrics["base_test_bpt"], exact["base_test_bpt"])
-    assert metrics["base_test_bpt"] == pytest.approx(exact["base_test_bpt"], abs=0.05)
-    assert metrics["adapter_test_bpt"] < metrics["base_test_bpt"] - 0.5
+def test_a_gguf_file_trains_as_the_folder_that_it_is_converted_to(typed, gguf, chats, folder, in_bf16):
+    run = briefly(typed, gguf, chats, folder / "of-gguf", "--precision", "bf16")
+    one, two = ((each / "adapter_model.safetensors").read_bytes() for each in (in_bf16, run))
+    assert one == two
 
 
 def test_the_callback_measures_it_in_trl(model, chats, tmp_path):
@@ -245,7 +249,6 @@ def test_the_callback_measures_it_in_trl(model, chats, tmp_path):
     )
     trainer.train()
     ticks = [record for record in trainer.state.log_history if "scu/s" in record]
-    print(ticks)
     assert [tick["step"] for tick in ticks] == [2, 4, 6]
     assert ticks[-1]["scu/data_bpt"] < ticks[0]["scu/data_bpt"] - 0.3
     assert all(0 < tick["scu/s"] < 1 for tick in ticks)
