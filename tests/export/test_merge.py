@@ -222,6 +222,9 @@ def test_the_output_folder_is_refused_where_something_is_in_it(small_granite, ma
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**20))
     assert "0.0 GiB are free" in check(tmp_path / "new")
+    in_fp32 = merging.Merger(adapter, BaseConfig(small_granite), tmp_path / "new", True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2 * in_fp32._size() + merging.SPARE))
+    in_fp32.check_out(overwrite=False)  # just enough
     assert (full / "thesis.txt").read_text() == "years of work"
 
 
