@@ -62,9 +62,7 @@ def run(setting: str, threads: int, tests: list[str]) -> tuple[str, bool]:
         line += ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not slow"]
         line += [f"--junitxml={xml}", *tests]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        code = subprocess.run(
-            [*line, f"--junitxml={xml}", *tests], cwd=ROOT, env=environment, stdout=sys.stderr
-        ).returncode
+        code = subprocess.run(line, cwd=ROOT, env=environment, stdout=sys.stderr).returncode
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         suite = ElementTree.parse(xml).getroot()[0] if xml.exists() else ElementTree.Element("testsuite")
     cases = suite.findall("testcase")

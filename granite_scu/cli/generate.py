@@ -88,8 +88,8 @@ def run(options: argparse.Namespace) -> int:
     console = make_console()
     quiet(make_console(stderr=True))  # only texts go to stdout
     dtype = loading.WEIGHT_DTYPES[hardware.resolve_precision(None, hardware.detect(device.type))]
-    base_digest.check(adapter.training, adapter.label, base.name, refuse=False)
     model, switches = load_adapted(base, {adapter.label: adapter.folder}, dtype, device)
+    base_digest.check(adapter.training, adapter.label, base.name, refuse=False)
 
     def write(switch: "Switch", sink: Callable[[str], None]) -> None:
         with switch():

@@ -36,19 +36,22 @@ def record(name: str) -> dict[str, Any] | None:
         name: as ``--model`` has it.
 
     Returns:
-        None where the model is not on this machine.
+        None where the weights are not on this machine, or not all of them: what is wrong, says whoever loads them.
     """
-    path = Path(name).expanduser()
-    if path.exists() and (gguf := gguf_file.find(path, name)):
-        return {"files": {gguf.name: _facts(gguf)}}
-    folder, commit = Path(resolve(name)), {}
-    if not folder.is_dir():
-        cached = try_to_load_from_cache(name, "config.json")
-        if not isinstance(cached, str):
-            return None
-        folder = Path(cached).parent
-        commit = {"commit": folder.name}
-    return {**commit, "files": {file.name: _facts(file) for file in weight_files(folder, name)}}
+    path, commit = Path(name).expanduser(), {}
+    try:
+        if path.exists() and (gguf := gguf_file.find(path, name)):
+            return {"files": {gguf.name: _facts(gguf)}}
+        folder = Path(resolve(name))
+        if not folder.is_dir():
+            cached = try_to_load_from_cache(name, "config.json")
+            if not isinstance(cached, str):
+                return None
+            folder = Path(cached).parent
+            commit = {"commit": folder.name}
+        return {**commit, "files": {file.name: _facts(file) for file in weight_files(folder, name)}}
+    except UserError:
+        return None
 
 
 def check(training: Mapping[str, Any], label: str, name: str, refuse: bool) -> None:

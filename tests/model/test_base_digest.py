@@ -39,6 +39,19 @@ def test_a_folder_a_gguf_file_and_a_model_of_the_hub_are_recorded(small_granite,
     assert base_digest.record("someone/else") is None
 
 
+def test_of_weights_that_are_not_here_yet_or_any_more_there_is_no_record(small_granite, tmp_path, monkeypatch):
+    snapshot = tmp_path / "hub" / "models--someone--small" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    shutil.copyfile(f"{small_granite}/config.json", snapshot / "config.json")  # a plan has asked for no more
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    trained = {"base_files": base_digest.record(small_granite)}
+    for name in ("someone/small", str(tmp_path / "removed")):
+        assert base_digest.record(name) is None
+        base_digest.check(trained, "RUN", name, refuse=True)
+
+
 def test_a_large_file_is_read_once_for_as_long_as_it_is_the_same(small_granite, tmp_path, monkeypatch):
     monkeypatch.setattr(base_digest, "LARGE", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

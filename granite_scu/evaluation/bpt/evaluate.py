@@ -58,9 +58,7 @@ def evaluate(
     asked = _texts(options.data_dir, options.forgetting, how, runs)
     adapters, wholes = ([s for s in subjects if s.kind == kind] for kind in ("adapter", "model"))
     for adapter in adapters:  # before PEFT allocates what its configuration says, or changes the base
-        found = saved_adapter.find(adapter.path, adapter.given)
-        found.updates(base or adapter.base)
-        base_digest.check(found.training, adapter.given, base or adapter.base, refuse=False)
+        saved_adapter.find(adapter.path, adapter.given).updates(base or adapter.base)
     length = options.max_length or max((texts.data_config(run).block_size for run in runs), default=MAX_LENGTH)
     stride = options.stride or max(1, length // 2)
     _check_window(length, stride, [*([base] if base else []), *(whole.given for whole in wholes)])
@@ -199,6 +197,8 @@ def _score(
     folders = {given: Path(given).expanduser() for _, given in scored_as if given}
     dtype, device = loading.WEIGHT_DTYPES[here.precision], here.torch_device
     loaded, switches = load_adapted(replace(model, kernels=here.kernels), folders, dtype, device, here.attention)
+    for given, folder in folders.items():  # now that all of the base is on this machine
+        base_digest.check(saved_adapter.find(folder, given).training, given, model.name, refuse=False)
     if dtype != torch.float32:
         leave_casting_to_autocast(loaded)
     autocast = partial(loading.autocast, device, here.precision)
