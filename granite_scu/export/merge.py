@@ -35,6 +35,7 @@ from granite_scu.export import merge_check
 from granite_scu.export.publish import model_card
 from granite_scu.model import finding, loading, saved_adapter
 from granite_scu.model.adapters import linear_layers
+from granite_scu.model.base_files import INDEX, SINGLE, weight_files
 from granite_scu.model.description_length import by_expert
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.storage.atomic import errors_of_rust, remove, replacing
@@ -43,8 +44,6 @@ from granite_scu.storage.run_folder import LOCK, nearest, read_json, require_wri
 
 RECORD = "granite_scu_merge.json"
 """What was merged and how it was checked; tells a merged model of ours from any other folder."""
-
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _WRITTEN = re.compile(
     r"(model.*|config|generation_config|granite_scu_merge|tokenizer.*|special_tokens_map|added_tokens|vocab)\.json"
@@ -78,7 +77,7 @@ class Merger:
         self.template = templates.saved_in(*adapter.tokenizer_places)
         self.updates = adapter.updates(base.name)
         self.source = finding.download(base.name)
-        self.shards = shards_of(self.source, base.name)
+        self.shards = {file.name: _tensors_of(file) for file in weight_files(self.source, base.name)}
         self.quantised = _quantised_layers(base.name) if base.quantize_4bit else set()
         adapted = {layer: update.weight for layer, update in self.updates.items()}
         weights = {layer: f"{layer}.weight" for layer in self.quantised} | adapted
@@ -194,7 +193,7 @@ class Merger:
                         tensors[name] = self._merged(name, file.get_tensor(name), factors, dtype, in_fp32)
                         progress.advance(task)
                 save_file(tensors, folder / shard, metadata)
-        for name in (INDEX, "config.json", "generation_config.json"):
+        for name in (*([] if SINGLE in self.shards else [INDEX]), "config.json", "generation_config.json"):
             if (self.source / name).is_file():
                 shutil.copyfile(self.source / name, folder / name)
         if in_fp32:
@@ -246,19 +245,9 @@ def round_to_4_bits(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return functional.dequantize_4bit(packed, state).to("cpu")
 
 
-def shards_of(folder: Path, name: str) -> dict[str, list[str]]:
-    """The safetensors files of a saved model, and the tensors in each.
-
-    Raises:
-        UserError: it has none.
-    """
-    if (folder / INDEX).is_file():
-        placed = read_json(folder / INDEX)["weight_map"]
-        return {shard: [t for t, where in placed.items() if where == shard] for shard in sorted(set(placed.values()))}
-    if not (folder / SINGLE).is_file():
-        raise UserError(f"--model {name}: has no {SINGLE}; only safetensors are read")
-    with safe_open(folder / SINGLE, "pt") as file:
-        return {SINGLE: list(file.keys())}
+def _tensors_of(file: Path) -> list[str]:
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
 
 
 def _quantised_layers(base: str) -> set[str]:

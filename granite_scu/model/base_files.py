@@ -86,8 +86,10 @@ def weight_files(folder: Path, name: str) -> list[Path]:
             shards = sorted(set(parse_json((folder / INDEX).read_bytes())["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"--model {name}: {INDEX} is damaged ({error}); download it again") from error
-        for shard in shards:
-            if not (folder / str(shard)).is_file():
+        for shard in map(str, shards):
+            if Path(shard).name != shard:
+                raise UserError(f"--model {name}: {INDEX} names {shard}, which is no file of the folder itself")
+            if not (folder / shard).is_file():
                 raise UserError(f"--model {name}: {shard} is missing, which {INDEX} names; download it again")
         return [folder / shard for shard in shards]
     if has_weights(folder):

@@ -113,21 +113,28 @@ def test_a_base_in_bf16_is_rounded_once_or_not_at_all(small_granite, make_adapte
     assert plain(exact).dtype == torch.float32  # which from_pretrained takes from the configuration
 
 
-@pytest.mark.parametrize("kind", ["sharded", "unprefixed"])
+@pytest.mark.parametrize("kind", ["sharded", "unprefixed", "both"])
 def test_the_files_of_the_base_stay_as_they_are(small_granite, make_adapter, merge, tmp_path, kind):
-    """In several files with an index, or with names that leave out the model's prefix."""
+    """In several files with an index, or with names that leave out the model's prefix; of both, what is trained on."""
     base = tmp_path / kind
-    plain(small_granite).save_pretrained(base, **({"max_shard_size": "20KB"} if kind == "sharded" else {}))
+    if kind == "both":  # a model that was saved over another
+        other = plain(small_granite)
+        other.get_input_embeddings().weight.data.mul_(2)
+        other.save_pretrained(base, max_shard_size="20KB")
+        shutil.copy2(Path(small_granite, "model.safetensors"), base)
+    else:
+        plain(small_granite).save_pretrained(base, **({"max_shard_size": "20KB"} if kind == "sharded" else {}))
     if kind == "unprefixed":
         tensors = load_file(base / "model.safetensors")
         unprefixed = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         save_file(unprefixed, base / "model.safetensors", {"format": "pt"})
     folder = make_adapter(base)
     out = merge(folder, base)
-    files = {path.name: {*load_file(path)} for path in base.glob("*.safetensors")}
+    shards = "*.safetensors" if kind == "sharded" else "model.safetensors"
+    files = {path.name: {*load_file(path)} for path in base.glob(shards)}
     assert {path.name: {*load_file(path)} for path in out.glob("*.safetensors")} == files
     assert (len(files) > 1) == (kind == "sharded")
-    for index in base.glob("*.index.json"):
+    for index in base.glob("*.index.json") if kind == "sharded" else ():
         assert (out / index.name).read_bytes() == index.read_bytes()
     expected = logits(peft.PeftModel.from_pretrained(plain(base), folder))
     assert_rounded(logits(plain(out)), expected, OF_SMALL)
