@@ -39,6 +39,7 @@ def adding_to(folder: Path) -> Iterator[Path]:
     try:
         with _located(beside, folder), errors_of_rust(folder):
             ensure_folder(folder)
+            remove(beside)  # of a process that was killed and had this one's number, as in a container
             beside.mkdir()
             yield beside
             sync_tree(beside)
@@ -64,7 +65,7 @@ def take_place(new: Path, path: Path) -> None:
     path.rename(aside)
     new.rename(path)
     sync(path.parent)  # before the old one goes
-    shutil.rmtree(aside)
+    remove(aside)
 
 
 def ensure_folder(path: Path) -> None:

@@ -80,6 +80,7 @@ def test_what_is_the_same_is_left_and_what_is_linked_elsewhere_is_not_written_on
         (tmp_path / name).write_text("old")
         (tmp_path / "copy" / name).hardlink_to(tmp_path / name)
     before = (tmp_path / "same").stat()
+    (tmp_path / f".new.{os.getpid()}.tmp" / "half").mkdir(parents=True)  # in a container all have the same number
     with adding_to(tmp_path) as beside:
         (beside / "same").write_text("old")
         (beside / "other").write_text("new")

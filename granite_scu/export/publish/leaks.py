@@ -27,7 +27,7 @@ _OWN = {
 services' own documents."""
 
 _ESCAPES = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})|\\(/)")
-_SECRET_VARIABLE = re.compile(r"(?i)token|secret|passw|credential|api_?key|access_?key|private_?key")
+_SECRET_VARIABLE = re.compile(r"(?i)token(?!i[sz])|secret|passw|credential|api_?key|access_?key|private_?key")
 LEAST_SECRET = 12
 """Characters of a variable's value that is looked for: shorter ones may stand anywhere."""
 

@@ -9,24 +9,10 @@ _SHOWN = (b"IHDR", b"PLTE", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"sBIT", b"bKGD"
 """The chunks of a PNG that say how it looks. Texts, times and profiles are others."""
 
 _ELEMENTS = {
-    *(
-        "svg",
-        "defs",
-        "style",
-        "g",
-        "path",
-        "use",
-        "clipPath",
-        "rect",
-        "circle",
-        "ellipse",
-        "line",
-        "polyline",
-        "polygon",
-    ),
-    *("text", "tspan", "title", "desc", "linearGradient", "radialGradient", "stop", "mask", "pattern", "symbol"),
-    *("metadata", "RDF", "Work", "type", "format", "creator", "Agent", "date"),
-}
+    "svg", "defs", "style", "g", "path", "use", "clipPath", "rect", "circle", "ellipse", "line", "polyline", "polygon",
+    "text", "tspan", "title", "desc", "linearGradient", "radialGradient", "stop", "mask", "pattern", "symbol",
+    "metadata", "RDF", "Work", "type", "format", "creator", "Agent", "date",
+}  # fmt: skip
 """What a drawing has, and matplotlib's note of where it is from."""
 
 

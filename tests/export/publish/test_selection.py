@@ -196,6 +196,7 @@ def test_of_a_picture_only_what_shows_is_published(run):
 
 def test_a_secret_of_the_environment_is_found_by_its_value(run, monkeypatch):
     change(run / "scu_config.json", note="the word is correct-horse-battery")
+    monkeypatch.setenv("TOKENIZER_NAME", "correct-horse-battery")  # which is no secret, whatever its letters
     selection.prepare(run, REPO)
     monkeypatch.setenv("MY_COMPANYS_PASSWORD", "correct-horse-battery")
     said = refusal(run)
