@@ -18,8 +18,8 @@ SPEC = Spec(Task("first", "stdlib-docs", 1024, 4), "none", "", 0, NONE.settings 
 
 
 @pytest.fixture
-def ending(monkeypatch):
-    """Runs end so instead of training."""
+def ending(bf16, monkeypatch):
+    """Runs end so instead of training, in the precision of the plan on every processor."""
 
     def end_by(error: Exception) -> None:
         def train(run, **_):
