@@ -228,24 +228,28 @@ def _worst_in_fp32(
 
 def _held_out(adapter: SavedAdapter, tokenizer: PreTrainedTokenizerBase) -> tuple[ScoringCorpus, str]:
     """What the run held out, each chat and text for itself; of the embedded documentation where that cannot be had."""
-    run, words, length = run_of(adapter.folder), "Python's documentation", LENGTH
-    found = None
+    run, words = run_of(adapter.folder), "Python's documentation"
     if run is not None:
         try:
             found, config = texts.held_out(run, [], ("validation", "test")), texts.data_config(run)
             found = replace(found, control_tokens=config.control_tokens)
-            words, length = OWN, min(config.block_size, LENGTH)
+            return _beginning(found, tokenizer, min(config.block_size, LENGTH)), OWN
         except UserError as error:
             _log.warning("the merged model is compared on other text, for the run's is not to be had: %s", error)
             words += ", for the run's text is not to be had"
-    if found is None:
-        found = texts.named("stdlib-docs", "text", "auto", [])
+    return _beginning(texts.named("stdlib-docs", "text", "auto", []), tokenizer, LENGTH), words
+
+
+def _beginning(found: texts.Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> ScoringCorpus:
+    """As much of a text as is scored, in windows of ``length`` tokens. Raises UserError where nothing is."""
     if found.tail_of is None:
         sizes = np.cumsum([len(document.text) for document in found.documents])
         found = replace(found, documents=found.documents[: int(np.searchsorted(sizes, CHARACTERS)) + 1])
     corpus = found.tokenised(tokenizer)
     corpus = replace(corpus, windows=cut(corpus.lengths, length, length))
-    return replace(corpus, windows=_first(corpus, TOKENS)), words
+    if not corpus.window_tokens.any():
+        raise UserError(f"{found.name}: nothing of it is learned, so there is nothing to score")
+    return replace(corpus, windows=_first(corpus, TOKENS))
 
 
 def _first(corpus: ScoringCorpus, tokens: int) -> list:

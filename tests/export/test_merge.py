@@ -20,7 +20,9 @@ from transformers import AutoModelForCausalLM
 
 from granite_scu.cli.console import make_console
 from granite_scu.config.errors import RunFailed, UserError
-from granite_scu.config.settings import BaseConfig
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.data.sources.documents import Conversation
+from granite_scu.evaluation.bpt.texts import Texts
 from granite_scu.evaluation.bpt.windows import ScoringCorpus, cut
 from granite_scu.export import merge as merging
 from granite_scu.export import merge_check
@@ -380,3 +382,13 @@ def test_an_adapters_base_with_a_tensor_less_is_refused(small_granite, make_adap
     for ask in (lambda: saved_adapter.find(folder).updates(str(base)), lambda: merge(folder, base)):
         with pytest.raises(UserError, match=r"lack 1 of the .*model\.norm\.weight"):
             ask()
+
+
+def test_text_of_which_nothing_is_learned_is_none_to_compare_on():
+    documents = [
+        Conversation(
+            "mine", "", ({"role": "user", "content": "why?"}, {"role": "assistant", "content": "so", "weight": 0})
+        )
+    ]
+    with pytest.raises(UserError, match="mine: nothing of it is learned"):
+        merge_check._beginning(Texts("mine", documents), loading.load_tokenizer(TINY_MODEL), 64)
