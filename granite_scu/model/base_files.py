@@ -46,6 +46,18 @@ def check_files(folder: Path, name: str) -> None:
     for file in ("config.json", "tokenizer.json", "tokenizer.model"):
         if (folder / file).is_file():
             _refuse_pointer(folder / file, name)
+    _check_dtype(folder / "config.json", name)
+
+
+def _check_dtype(file: Path, name: str) -> None:
+    """Refuse a type of numbers that PyTorch has none of; transformers fails at it as it reads the tokenizer."""
+    try:
+        config = parse_json(file.read_bytes())
+        dtype = config.get("dtype") or config.get("torch_dtype") or "auto"
+    except (ValueError, AttributeError):  # what is wrong with such a file, transformers says
+        return
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise UserError(f"--model {name}: config.json has the dtype {dtype!r}; write bfloat16, float16 or float32")
 
 
 def check_weights(folder: Path, name: str) -> None:

@@ -101,5 +101,11 @@ def _why(name: str, error: BaseException) -> str:
         return no_safetensors(name)
     if "gguf" in name.lower():
         return f"a repository of GGUF files; download one and give its path: hf download {name} FILE --local-dir ."
+    if "Couldn't instantiate the backend tokenizer" in reason:
+        return "it has no tokenizer; copy tokenizer.json and tokenizer_config.json from the model that it was made of"
+    if "sentencepiece" in reason or "tiktoken" in reason:
+        return "its tokenizer is a tokenizer.model alone, which takes a package to read: pip install sentencepiece"
+    if isinstance(error, LookupError):  # such an error says a key or a place, and no word about it
+        reason = f"{type(error).__name__}: {reason}"
     reason = reason[:200].rstrip(".")
     return f"{reason or type(error).__name__}; its files are damaged, incomplete or not for transformers"

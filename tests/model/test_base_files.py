@@ -57,6 +57,9 @@ def without(name):
 
 UP = "model.layers.0.mlp.up_proj.weight"
 
+ROPE = {"rope_parameters": {"rope_type": "yarnn", "rope_theta": 1e4, "factor": 4.0}}
+"""A kind of positions that transformers has not."""
+
 LOOKS = pytest.mark.parametrize("look", [planned, loaded], ids=["plan", "load"])
 
 
@@ -190,11 +193,12 @@ def test_a_model_that_does_not_continue_text_is_refused(look, kind, tmp_path):
 
 
 @LOOKS
-@pytest.mark.parametrize("wrong", [{"hidden_size": "wide"}, {"num_attention_heads": 0}, {"model_type": []}])
+@pytest.mark.parametrize("wrong", [{"hidden_size": "wide"}, {"num_attention_heads": 0}, {"model_type": []}, ROPE])
 def test_a_wrong_value_in_the_configuration_is_one_line(look, wrong, tmp_path):
     llama().save_pretrained(tmp_path)
     with_config(**wrong)(tmp_path)
-    assert "cannot be loaded" in refusal(look, tmp_path)
+    why = refusal(look, tmp_path).partition("cannot be loaded: ")[2]
+    assert why and (wrong is not ROPE or "KeyError: 'yarnn'" in why)
 
 
 def test_an_adapter_is_no_base(tmp_path):

@@ -182,9 +182,10 @@ def without_weights(folder):
         ('{"model_type": "granite5"}', "does not know its type granite5; a newer one may: pip install --upgrade"),
         ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}', "code of its own, which is never run"),
         ('{"model_type": "vit"}', "no causal language model"),
+        ('{"model_type": "llama", "dtype": "bf16"}', "config.json has the dtype 'bf16'"),
         (without_weights, "no file named model.safetensors"),
     ],
-    ids=["damaged", "too new", "code", "images", "no weights"],
+    ids=["damaged", "too new", "code", "images", "numbers", "no weights"],
 )
 def test_a_folder_that_cannot_be_loaded_says_why_and_blames_no_network(contents, why, is_offline, tmp_path, request):
     if is_offline:

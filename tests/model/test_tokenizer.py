@@ -55,6 +55,13 @@ def test_contents_at_which_the_library_ends_or_takes_long_are_refused(folder, ke
     assert capfd.readouterr().err == ""
 
 
+def test_a_folder_without_a_tokenizer_says_what_to_copy(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(UserError, match=r"no tokenizer; copy tokenizer\.json"):
+        loading.load_tokenizer(str(folder))
+
+
 @pytest.mark.parametrize(("key", "value"), [("eos_token", [7]), ("chat_template", [7]), ("extra_special_tokens", 3)])
 def test_settings_that_are_no_texts_are_refused(folder, key, value):
     (folder / "chat_template.jinja").unlink()

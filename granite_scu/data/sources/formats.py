@@ -41,6 +41,8 @@ def read_jsonl(path: Path, encoding: str, columns: tuple[str, ...]) -> Iterator[
         UserError: a line that is not a JSON object.
     """
     for number, line in enumerate(files.lines(path, encoding), start=1):
+        if line.lstrip().startswith("["):
+            raise UserError(f"--data-dir {path}:{number}: a list begins; call the file .json, which may hold one")
         if line.strip():
             yield f"{path}:{number}", _object(line, f"{path}:{number}")
 

@@ -29,7 +29,7 @@ from granite_scu.storage.atomic import ensure_folder, replacing, take_place
 
 _log = logging.getLogger(__name__)
 
-VERSION = 8
+VERSION = 9
 """Of the layout, of what is made of a text, and of where long ones are cut (an interrupted preparation counts the
 pieces): part of the key."""
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,6 +28,18 @@ _REFUSALS = (
 )
 """What a template may raise: it is a program, and perhaps a stranger's."""
 
+
+_SIGNS = "aAwdbBmyYHIMSfpzZjUWcxX"
+DAY = datetime(2025, 1, 1)
+"""What a template that writes the date, as Granite's does, is given for it. With the day on which a text is prepared,
+the blocks would be others on each day: a run could not be continued, nor scored, on those that it was trained on."""
+
+_WORDS = {"%-d": f"{DAY.day}", "%-m": f"{DAY.month}"} | {f"%{sign}": DAY.strftime(f"%{sign}") for sign in _SIGNS}
+_DATED = (
+    f"{{% macro strftime_now(form) %}}{{{{ form{''.join(f'.replace({a!r}, {b!r})' for a, b in _WORDS.items())} }}}}"
+)
+_DATED += "{% endmacro +%}"
+"""Before a template, instead of the function that reads the clock: transformers passes no function on to one."""
 
 _SAID = ("content", *THOUGHTS)
 """Fields of a message that hold texts."""
@@ -143,7 +156,8 @@ class Renderer:
         return tuple(span for span in spans if self.control.words(text[slice(*span)]))
 
     def _template(self, conversation: Conversation) -> str:
-        return self.tokenizer.get_chat_template(tools=conversation.tools)
+        template = self.tokenizer.get_chat_template(tools=conversation.tools)
+        return _DATED + template if "strftime_now" in template else template
 
     def _plain(self, conversation: Conversation) -> Rendered:
         """A prompt and its completion, one after the other, for a tokenizer without template."""
@@ -161,19 +175,28 @@ class Renderer:
         spans = None if self.loss_on == "all" else spans
         return Rendered(text, spans, written, len(found), first, is_begun=True)
 
-    def _applied(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
-        return self.tokenizer.apply_chat_template(
-            list(messages), tools=conversation.tools, tokenize=False, add_generation_prompt=prompting
-        )
+    def _applied(self, conversation: Conversation, messages: Any, prompting: bool, template: str | None = None) -> str:
+        asked = {"chat_template": template, "add_generation_prompt": prompting, "tokenize": False}
+        return self.tokenizer.apply_chat_template(list(messages), tools=conversation.tools, **asked)
 
     def _text(self, conversation: Conversation, messages: Any, prompting: bool = False) -> str:
         try:
-            return self._applied(conversation, messages, prompting)
+            return self._applied(conversation, messages, prompting, self._template(conversation))
         except _REFUSALS as error:
-            raise UserError(
-                f"--data-dir {conversation.name}: the chat template refuses these messages "
-                f"({_reason(error)}); correct or remove them, or choose another with --chat-template"
-            ) from error
+            raise UserError(self._refusal(conversation, error)) from error
+
+    def _refusal(self, conversation: Conversation, error: BaseException) -> str:
+        names = self.tokenizer.chat_template
+        if isinstance(error, jinja2.TemplateSyntaxError):
+            what = f"its chat template is no Jinja template ({error.message}, line {error.lineno})"
+            return f"--model: {what}; correct it, or choose another with --chat-template"
+        if isinstance(names, dict) and "default" not in names and isinstance(error, ValueError):
+            what = "its chat templates have names, and none is called default"
+            return f"--model: {what}; choose one with --chat-template: {', '.join(names)}"
+        return (
+            f"--data-dir {conversation.name}: the chat template refuses these messages ({_reason(error)}); correct or "
+            "remove them, or choose another with --chat-template"
+        )
 
     def _marked(self, conversation: Conversation) -> tuple[Marked, str]:
         """The conversation with marks for its texts, and rendered; empty where the template wants more than a mark."""

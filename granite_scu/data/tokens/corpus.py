@@ -22,7 +22,7 @@ from granite_scu.data.sources.read import is_path, no_text, sources_of
 from granite_scu.data.sources.record_formats import TEXT, in_words
 from granite_scu.data.tokens import cache
 from granite_scu.data.tokens.cache import Prepared
-from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.chat import DAY, Renderer
 from granite_scu.data.tokens.encoding import Part, backend_of, encoded, with_bar
 from granite_scu.storage.atomic import replacing
 
@@ -106,6 +106,8 @@ def say_formats(corpus: Prepared, tokenizer: PreTrainedTokenizerBase) -> None:
     """Say how records were read, unless all were texts: what was meant otherwise shows before anything is trained."""
     if corpus.record_formats.keys() - {TEXT}:
         _log.info(in_words(corpus.record_formats, has_template=tokenizer.chat_template is not None))
+    if corpus.n_conversations and "strftime_now" in str(tokenizer.chat_template):
+        _log.info("the chat template may write the date; it gets %s, the same on every day", f"{DAY:%d %B %Y}")
 
 
 def check_documents(config: DataConfig, corpus: Prepared) -> None:

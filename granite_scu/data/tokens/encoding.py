@@ -365,7 +365,9 @@ class _Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> None:
         if tokenizer.eos_token_id is None:
-            raise UserError("--model: its tokenizer has no end-of-text token (eos_token) to end documents with")
+            raise UserError(
+                "--model: its tokenizer has no end-of-text token; name it as eos_token in tokenizer_config.json"
+            )
         self.backend = backend_of(tokenizer)
         self.beginning = beginning(tokenizer)
         self.end: int = tokenizer.eos_token_id

@@ -131,6 +131,30 @@ def test_a_template_that_refuses_messages_is_named(chatting, tmp_path):
     )
 
 
+def test_a_template_that_writes_the_time_makes_the_same_blocks_at_any_time(chatting, tmp_path):
+    with_time = "{{ strftime_now('%d %B %Y, %H:%M:%S.%f') }}" + chatting.chat_template
+    chatting.chat_template = with_time
+    documents = conversations(tmp_path, {"messages": TURN})
+    first, later = (encode(documents, chatting, loss_on="all").tokens.tolist() for _ in range(2))
+    assert first == later
+    assert chatting.decode(first).startswith("01 January 2025, 00:00:00.000000")
+    assert chatting.chat_template == with_time  # what is saved with the adapter goes by the clock as before
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for m in messages %}{{ m.content", ("no Jinja", "line 1")),
+        ({"rag": "x", "tool_use": "y"}, ("rag, tool_use",)),
+    ],
+    ids=["no Jinja", "several and no default"],
+)
+def test_a_template_that_is_wrong_itself_is_not_blamed_on_the_messages(chatting, tmp_path, template, words):
+    chatting.chat_template = template
+    message = refused(chatting, conversations(tmp_path, {"messages": TURN}))
+    assert message.startswith("--model: ") and "--chat-template" in message and all(word in message for word in words)
+
+
 def test_messages_without_a_template_are_explained(tokenizer, tmp_path):
     assert "chats.jsonl:1: messages need a chat template" in refused(
         tokenizer, conversations(tmp_path, {"messages": TURN})
