@@ -93,7 +93,10 @@ def check_model(name: str) -> None:
     """
     if is_local(name) and not Path(name).expanduser().exists():
         what = "file" if name.endswith(".gguf") else "folder"
-        raise UserError(f"--model {name}: no such {what}, and not a hub id (owner/name) or {TINY_MODEL}")
+        raise UserError(
+            f"--model {name}: no such {what}, and not a hub id (owner/name) or {TINY_MODEL}; where an adapter's base "
+            "was moved, give its new place by --model"
+        )
 
 
 Settings = TypeVar("Settings")

@@ -13,7 +13,7 @@ from granite_scu.control.laws.auto import FREE, SHORT, START
 from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.control.units import counted, per_cent
 from granite_scu.model.document_mask import can_isolate
-from granite_scu.model.loading import announce_kernels
+from granite_scu.model.loading import announce_kernels, known_config
 from granite_scu.storage.recording import recorded_weight
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.slopes import micro_batches_read
@@ -95,12 +95,22 @@ def out_of_proportion(request: Request, steps: int, passes: float | None) -> lis
         passes: that the run makes over its data; None in a stream.
     """
     found = (
+        _long_blocks(request.data.block_size, request.base.name),
         _long_warmup(request.optimizer.warmup_steps, steps),
         _few_steps(request.data.num_epochs, request.trainer, steps),
         _many_passes(request.data.num_epochs, passes, steps),
         _no_validation(request.run.eval_steps, steps),
     )
     return [line for line in found if line]
+
+
+def _long_blocks(length: int, model: str) -> str | None:
+    config = known_config(model)
+    most = getattr(config, "max_position_embeddings", None)
+    # Of Granite 4.0 H no layer knows a position.
+    if not most or length <= most or getattr(config, "position_embedding_type", "rope") != "rope":
+        return None
+    return f"--block-size {length}: {model} was made for {most} tokens at most; --block-size {most} is safe"
 
 
 def _long_warmup(warmup: int, steps: int) -> str | None:

@@ -138,7 +138,10 @@ def test_text_that_is_not_utf8(refusal, tmp_path):
         (["--multi-gpu"], "--multi-gpu: there is no GPU and only one CPU process; leave it out"),
         (["--4bit-quantization"], "--4bit-quantization: bitsandbytes is not installed; pip install"),
         # of the model
-        (["--model", "granite-9000"], "no such folder, and not a hub id (owner/name) or tiny-granite-h"),
+        (
+            ["--model", "granite-9000"],
+            "(owner/name) or tiny-granite-h; where an adapter's base was moved, give its new place by --model",
+        ),
         (["--model", "./no/such/model"], "--model ./no/such/model: no such folder"),
         (["--model", "nobody/no-such-model"], "--model nobody/no-such-model: cannot be loaded"),
         # of the checkpoint, in a folder whose only one is damaged

@@ -103,6 +103,7 @@ def test_the_time_counts_each_validation_and_its_batches():
             3,
             ["--num-epochs 15 makes 100 or more"],
         ),
+        ({"data.block_size": 200_000}, 100, 1, []),  # the default model has no positions
         ({"run.eval_steps": 200}, 100, 1, ["only the last adapter is validated; --eval-steps 20"]),
         ({"data.num_epochs": 3, "trainer.max_steps": 20}, 20, 99, []),
         ({}, 8000, 76.2, ["--max-steps 8000: reads the data 76 times; --max-steps 315 reads it three times"]),
@@ -115,6 +116,13 @@ def test_a_setting_out_of_proportion_is_said_with_the_number_that_would_do(setti
     said = out_of_proportion(Request.from_dotted(fitting | settings), steps, passes)
     assert len(said) == bool(words)
     assert all(word in said[0] for word in words)
+
+
+def test_a_block_longer_than_the_models_positions_is_said(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 64}')
+    settings = {"base.name": str(tmp_path), "optimizer.warmup_steps": 0, "run.eval_steps": 1}
+    said = {n: out_of_proportion(Request.from_dotted(settings | {"data.block_size": n}), 100, 1) for n in (64, 65)}
+    assert said[64] == [] and len(said[65]) == 1 and said[65][0].startswith("--block-size 65: ")
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,10 @@ def _format_of(place: str, record: Record, column: str, record_format: str) -> R
             f"--data-dir {place}: has the fields of more than one format, {both}; say which is meant with "
             f"--record-format {' or '.join(each.name for each in found)}"
         )
+    lists = [name for name, value in record.items() if isinstance(value, list) and isinstance([*value, 0][0], dict)]
+    if lists and not found:
+        what = f"call {lists[0]} messages" if "role" in record[lists[0]][0] else "give what is in that list alone"
+        raise UserError(f"--data-dir {place}: no field {column!r}, and {lists[0]!r} holds a list of objects; {what}")
     if not found:
         raise UserError(
             f"--data-dir {place}: no field {column!r}, there are: {fields}; name one with --text-column, or give "

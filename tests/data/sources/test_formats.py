@@ -201,6 +201,8 @@ def test_what_cannot_be_decoded_is_named_by_byte_and_line(tmp_path_factory, befo
         ("a.jsonl", b"null", "a.jsonl:1: a NoneType, not an object"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b", "id": 1}', "a.jsonl:2: no field 'text', there are: body, id; name"),
         ("a.jsonl", b"{}", "there are: none"),
+        ("a.json", b'{"data": [{"text": "a"}]}', "'data' holds a list of objects; give what is in that list alone"),
+        ("a.jsonl", b'{"chat": [{"role": "user"}]}', "'chat' holds a list of objects; call chat messages"),
         ("a.jsonl", b'{"text": 3}', "a.jsonl:1: field 'text' is a int, not text; name another with --text-column"),
         ("a.jsonl", rb'{"text": "ab\ud800"}', "a.jsonl:1: field 'text' holds a lone surrogate at character 2"),
         ("a.json", b'[{"text": "a"},\n {"text": }]', "a.json:2: not valid JSON (Expecting value, column 11); correct"),
