@@ -1,7 +1,6 @@
 """What people look at in a run folder: the picture of S and lambda, the report, and the model card."""
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,31 +9,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from granite_scu.config.errors import UserError
 from granite_scu.export.publish import model_card
 from granite_scu.storage.run_folder import TRAINING_CONFIG, RunFolder
-
-log = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def drawing(what: str, command: str) -> Iterator[None]:
-    """Around a picture, drawn as designed. Where a library fails at it, a warning says how to draw it later.
-
-    Args:
-        what: the picture.
-        command: draws it later.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    from granite_scu.viz.style import as_designed
-
-    try:
-        with as_designed():
-            yield
-    except OSError:
-        raise
-    except Exception as error:  # of any kind: all that counts is written already
-        words = "%s could not be drawn (%s: %s), and all else is complete; draw it with: %s"
-        log.warning(words, what, type(error).__name__, error, command)
 
 
 @contextlib.contextmanager
@@ -73,7 +47,7 @@ def picture(folder: Path) -> None:
     """Draw S and lambda over the run."""
     from granite_scu.viz.control_plot import plot_control
     from granite_scu.viz.run_folder import read_run
-    from granite_scu.viz.style import save
+    from granite_scu.viz.style import drawing, save
 
     with drawing("the picture of S and lambda", f"python -m granite_scu.viz.control_plot {folder}"):
         save(plot_control(read_run(folder)), folder / "control")

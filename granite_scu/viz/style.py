@@ -1,5 +1,6 @@
 """What the pictures have in common: their colours, their lettering, their axes, and how they are written."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from granite_scu.storage.atomic import replacing
 from granite_scu.viz.files import make_folder, report_outcome
+
+log = logging.getLogger(__name__)
 
 # Okabe and Ito's colours, which the common kinds of colour blindness keep apart; sky and orange darker than theirs, so
 # that a line in any of them stands out from white by a contrast of 3 : 1 at least.
@@ -30,6 +33,27 @@ def as_designed() -> Iterator[None]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         yield
+
+
+@contextmanager
+def drawing(what: str, command: str) -> Iterator[None]:
+    """Around a picture, drawn as designed. Where a library fails at it, a warning says how to draw it later.
+
+    Args:
+        what: the picture.
+        command: draws it later.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        with as_designed():
+            yield
+    except OSError:
+        raise
+    except Exception as error:  # of any kind: all that counts is written already
+        words = "%s could not be drawn (%s: %s), and all else is complete; draw it with: %s"
+        log.warning(words, what, type(error).__name__, error, command)
 
 
 def tidy(axes: Axes, ticks: float = TICKS) -> None:

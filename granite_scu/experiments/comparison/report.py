@@ -8,7 +8,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from granite_scu.export.present import drawing
 from granite_scu.storage.run_folder import RunFolder
 
 
@@ -46,7 +45,7 @@ def write(results: dict[str, Any], folder: Path) -> list[Path]:
     if results["tasks"]:
         from granite_scu.viz.comparison_plot import plot_comparison
         from granite_scu.viz.cost_plot import DEFAULT, plot_costs, ways
-        from granite_scu.viz.style import save, save_all
+        from granite_scu.viz.style import drawing, save, save_all
 
         with drawing("a picture", f"python -m granite_scu.viz.comparison_plot {folder / 'comparison.json'}"):
             written += save_all(plot_comparison(results), folder)

@@ -23,7 +23,7 @@ from granite_scu.experiments.identification.setpoint_step import SetpointStep
 from granite_scu.experiments.identification.simc import Gains, effective, simc
 from granite_scu.experiments.identification.stability import margins
 from granite_scu.experiments.identification.step_response import Step, describe_step, step_response
-from granite_scu.export.present import drawing, presented
+from granite_scu.export.present import presented
 from granite_scu.storage.run_folder import RunFolder, finite
 from granite_scu.training.controller import build_controller
 from granite_scu.training.prepared_run import PreparedRun
@@ -79,7 +79,7 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
     result["verdict"] = _verdict(result)
     folder.write_json(RESULT, result)
     from granite_scu.viz.identification_plot import plot_identification, read_identification
-    from granite_scu.viz.style import save
+    from granite_scu.viz.style import drawing, save
 
     with drawing("the picture", f"python -m granite_scu.viz.identification_plot {folder.path}"):
         save(plot_identification(read_identification(folder.path)), folder.path / "identification")
