@@ -249,7 +249,7 @@ def on_random_text(monkeypatch):
 
 
 def test_a_wrong_merge_is_not_kept(small_granite, make_adapter, tmp_path, monkeypatch, on_random_text):
-    """Whatever the reason; here one of seven matrices was forgotten."""
+    """Whatever the reason; here one matrix was forgotten."""
     merger = merging.Merger(saved_adapter.find(make_adapter()), BaseConfig(small_granite), tmp_path / "merged")
     right = merging.Merger._merged
 
@@ -261,8 +261,10 @@ def test_a_wrong_merge_is_not_kept(small_granite, make_adapter, tmp_path, monkey
         with pytest.raises(RunFailed, match=r"the merge is wrong: on random text .* in fp32"):
             merger.merge(make_console(), torch.device("cpu"))
     assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
-    check = merger.merge(make_console(), torch.device("cpu"))["check"]
+    record = merger.merge(make_console(), torch.device("cpu"))
+    check = record["check"]
     assert check["in_fp32"] < merge_check.AGREES < abs(check["base_bpt"] - check["adapter_bpt"])
+    assert record["matrices"] == len(merger.updates)
 
 
 @pytest.mark.parametrize("quantize_4bit", [False, pytest.param(True, marks=needs_bitsandbytes)])
@@ -272,6 +274,8 @@ def test_what_rounding_takes_is_said_and_what_is_wrong_refused(
     """Rounding down to powers of two in place of bf16, so that it takes more than a few per cent."""
     base, out = tmp_path / "bf16", tmp_path / "merged"
     plain(small_granite).bfloat16().save_pretrained(base)
+    free = 2 * (base / "model.safetensors").stat().st_size + merging.SPARE  # fp32 takes twice what bf16 does
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "free")(free))
     adapter = saved_adapter.find(make_adapter(base))
     merger = merging.Merger(adapter, BaseConfig(str(base), quantize_4bit=quantize_4bit), out)
     right = merging.Merger._merged
@@ -287,6 +291,10 @@ def test_what_rounding_takes_is_said_and_what_is_wrong_refused(
     assert "fp32" not in {path.name for path in out.iterdir()}
     said = capsys.readouterr().out
     assert f"{check['difference']:+.4f}" in said and "--dtype fp32" in said
+    free -= 1
+    with pytest.raises(RunFailed, match="make room"):
+        merger.merge(make_console(), torch.device("cpu"))
+    free += 1
     wrong = lambda self, name, weight, *rest: coarse(self, name, 1.1 * weight, *rest)  # noqa: E731
     monkeypatch.setattr(merging.Merger, "_merged", wrong)
     merger = merging.Merger(adapter, BaseConfig(str(base), quantize_4bit=quantize_4bit), tmp_path / "wrong")
@@ -313,6 +321,15 @@ def test_the_share_of_the_gain_is_judged_beyond_chance(merged, kept, is_merged):
     assert found.is_merged == is_merged
     assert 1 - found.difference == pytest.approx(kept, nan_ok=True)
     assert found.kept == (pytest.approx(kept) if found.gain > 2 * found.error else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "adapter_bpt", "warned"),
+    [(merge_check.OWN, 9.1, True), (merge_check.OWN, 9.0, False), ("Python's documentation", 9.1, False)],
+)
+def test_an_adapter_that_is_worse_than_its_base_on_the_runs_own_text_is_warned_of(text, adapter_bpt, warned):
+    check = {"is_merged": True, "text": text, "base_bpt": 9.0, "adapter_bpt": adapter_bpt}
+    assert ["worse than the base" in line for line in merging._warnings({"check": check})] == [True] * warned
 
 
 @pytest.mark.parametrize(("base", "named"), [("ibm-granite/granite-4.0-h-1b", True), ("my-folder", False)])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 TOOL = Path(__file__).parents[2] / "tools" / "mutants.py"
 spec = importlib.util.spec_from_file_location("mutants", TOOL)
@@ -64,6 +65,14 @@ def test_what_a_test_notices_is_killed_and_the_rest_survives_with_a_reason(tiny)
 def test_a_planted_text_that_is_no_longer_there_is_an_error(tiny):
     done = tiny("if no values:", "--count", "0")
     assert done.returncode == 2 and "if no values:" in done.stderr
+
+
+def test_the_faults_and_survivors_that_are_written_down_are_in_the_files():
+    data, root = yaml.safe_load(TOOL.with_suffix(".yaml").read_text(encoding="utf-8")), TOOL.parents[1]
+    assert len(list(mutants.planted(root, data["planted"]))) == len(data["planted"])  # otherwise it refuses
+    for known in data["known"]:
+        lines = (root / known["file"]).read_text(encoding="utf-8").splitlines()
+        assert known["line"] in map(str.strip, lines)
 
 
 def test_faults_are_of_what_computes_and_not_of_what_is_said(tmp_path):

@@ -410,6 +410,13 @@ def test_a_message_whose_content_the_template_passes_over_is_refused(chatting, t
     assert words in refused(with_template(chatting, content), documents)
 
 
+def test_tools_that_the_template_passes_over_are_refused_though_others_are_shown(chatting, tmp_path):
+    with_template(chatting, "{{ m.content }}{{ tools[0].function.name if tools }}")
+    tools = [{"type": "function", "function": {"name": name}} for name in ("one", "other")]
+    documents = conversations(tmp_path, {"messages": TURN, "tools": tools[:1]}, {"messages": TURN, "tools": tools})
+    assert "chats.jsonl:2: the chat template shows nothing of the tools beside" in refused(chatting, documents)
+
+
 def test_a_thought_is_said(chatting, tmp_path):
     with_template(chatting, "{{ m.reasoning_content or m.content }}")
     thought = {"role": "assistant", "content": None, "reasoning_content": "deep"}

@@ -96,6 +96,8 @@ def test_two_turns_with_thoughts_give_these_tokens(written_as, name):
     assert stream.tokens.tolist() == [token for part in parts for token in part]
     assert stream.targets.tolist() == [bool(i % 2) for i, part in enumerate(parts) for _ in part]
     assert Renderer(tokenizer).render(document).n_thoughts == LEFT_OUT[name]
+    asked = Renderer(tokenizer).prompt([SYSTEM, *TWO_TURNS[:3]]).text
+    assert tokenizer(asked, add_special_tokens=False).input_ids == [token for part in parts[:-1] for token in part]
 
 
 @pytest.mark.parametrize("form", [GRANITE_42, NEMOTRON_3, QWEN_3], ids=["granite 4.2", "nemotron 3", "qwen 3"])
