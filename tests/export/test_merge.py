@@ -402,10 +402,8 @@ def test_an_adapters_base_with_a_tensor_less_is_refused(small_granite, make_adap
 
 
 def test_text_of_which_nothing_is_learned_is_none_to_compare_on():
-    documents = [
-        Conversation(
-            "mine", "", ({"role": "user", "content": "why?"}, {"role": "assistant", "content": "so", "weight": 0})
-        )
-    ]
+    messages = {"role": "user", "content": "why?"}, {"role": "assistant", "content": "so", "weight": 0}
     with pytest.raises(UserError, match="mine: nothing of it is learned"):
-        merge_check._beginning(Texts("mine", documents), loading.load_tokenizer(TINY_MODEL), 64)
+        merge_check._beginning(
+            Texts("mine", [Conversation("mine", "so", messages)]), loading.load_tokenizer(TINY_MODEL), 64
+        )
