@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+import transformers
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -96,14 +97,14 @@ def write_whole(file: Path, folder: Path, name: str) -> None:
     """
     at: dict = {"gguf_file": file.name, "local_files_only": True}
     try:
-        from transformers import GgufConfig  # older versions lack it
-
+        settings = getattr(transformers, "GgufConfig", None)  # versions without it dequantise every file
+        whole = {"quantization_config": settings(dequantize=True)} if settings else {}
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **at)
         model, found = AutoModelForCausalLM.from_pretrained(
             file.parent,
             **at,
             dtype="auto",
-            quantization_config=GgufConfig(dequantize=True),
+            **whole,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )

@@ -41,6 +41,9 @@ _DATED = (
 _DATED += "{% endmacro +%}"
 """Before a template, instead of the function that reads the clock: transformers passes no function on to one."""
 
+_MAX_FORMS = 10_000
+"""How many forms of conversations are remembered: a stream of tool calls may bring new ones for ever."""
+
 _SAID = ("content", *THOUGHTS)
 """Fields of a message that hold texts."""
 
@@ -220,6 +223,8 @@ class Renderer:
         """
         form = _form(conversation)
         if is_new := form not in self._known:
+            if len(self._known) == _MAX_FORMS:
+                self._known.clear()
             self._known[form] = self._spelling(conversation)
         spelling, n_thoughts = self._known[form]
         return spelling.of(conversation), n_thoughts, is_new
