@@ -92,7 +92,7 @@ def _difference(before: dict[str, str], now: dict[str, str]) -> str | None:
         return None
     for name, digest in before.items():
         if name not in now:
-            return f"{name} is not there any more"
+            return f"{name} is not among them"
         if now[name] != digest:
             return f"{name} has the SHA-256 {now[name][:12]}..., and had {digest[:12]}..."
     return f"{next(iter(now.keys() - before.keys()))} is new"

@@ -194,7 +194,7 @@ def _base(folder: Path, of_run: str, of_adapter: str | None, given: str | None) 
     local = is_local(of_run)
     if given is None and local:
         raise UserError(
-            f"--base-model-id: needed, since the base model {of_run} is a local folder, which nobody else has; "
+            f"--base-model-id: needed, since the base model {of_run} is on this machine only; "
             "name the same model on the hub (owner/name)"
         )
     if given is not None and not local and given != of_run and of_run != TINY_MODEL:
