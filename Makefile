@@ -48,7 +48,7 @@ $(VENV)/.kernels: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.companions: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow,trackio,harness,gguf]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow,trackio,harness]'
 	@touch $@
 
 test-slow: setup $(VENV)/.kernels $(VENV)/.companions  ## the tests that take longer
