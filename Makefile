@@ -54,7 +54,7 @@ $(VENV)/.companions: $(VENV)/.installed
 test-slow: setup $(VENV)/.kernels $(VENV)/.companions  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m slow
 
-test-real: setup $(VENV)/.companions  ## of these, those that take a real model through every command
+test-real: setup  ## of these, those that take a real model through every command
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/real
 
 mutants: setup  ## plant faults in the modules that compute: which does no test notice?; ARGS="--only merge" and others
