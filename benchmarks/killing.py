@@ -43,7 +43,9 @@ def fork(arguments: list, log: Path, prepare: Callable[[], None] = lambda: None)
     try:
         os.setpgid(0, 0)  # a kill takes the loader's processes along
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # whose threads, had the parent any, are not in the child
-        torch.set_num_threads(torch.get_num_threads())  # renews torch's, before two threads of the run would at once
+        # OpenMP would wait for its threads, which a fork has not: one thread, and none that the run takes later.
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -54,7 +54,8 @@ def run(setting: str, threads: int, tests: list[str]) -> tuple[str, bool]:
     """The table's row of one run of the tests, and whether all passed."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     limited = {name: value for name, value in os.environ.items() if name not in LIMITS} | SETTINGS[setting]
-    environment = limited | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+    # Threads that wait sleep: beside any other load, those of two that share a core would else spin away its time.
+    environment = limited | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "PYTHONPATH": path}
     processes = max(1, (os.cpu_count() or 1) // threads)
     with tempfile.TemporaryDirectory() as folder:
         xml = Path(folder, "tests.xml")
