@@ -1,0 +1,120 @@
+"""How well an answer agrees with the expected one: exactly, in what it says, and in its words."""
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+RULE = (
+    "an answer is as expected if it has all numbers, and nine in ten of the words, that the expected answer adds to "
+    "the question; words such as the, is and of do not count"
+)
+"""In words, what ``AnswerScore.right`` says."""
+
+SHARE = 0.9
+"""Of the words that an expected answer adds to the question: all of up to nine, all but one of ten to nineteen."""
+
+ARTICLES = frozenset({"a", "an", "the"})
+_SMALL = """am and are as at be been being but by did do does for from had has have he her his i in into is it i
+ts me my of on or our she so that their them then there these they this those to was we were will with would you your"""
+SMALL_WORDS = ARTICLES.union(_SMALL.split())
+"""English words that say nothing by themselves. No and not are none of them."""
+
+_NUMBER = r"(?<![\w.])-?\d[\d.,:]*\d|(?<![\w.])-\d"
+"""With what belongs to it: -5, 3.14, 1,000 and 5:20 are one word each."""
+_CHARACTER = r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+"""Of a script without spaces, in which each character counts as a word."""
+_WORD = re.compile(rf"{_NUMBER}|{_CHARACTER}|(?:(?!{_CHARACTER})\w)+")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """An answer against the expected one.
+
+    Attributes:
+        exact: the same words in the same order; case, punctuation, white space and English articles aside.
+        contains: it has the words of the expected answer, one after the other.
+        token_f1: harmonic mean of the shares of the words of each that the other has, from 0 to 1.
+        right: see ``RULE``.
+    """
+
+    exact: bool
+    contains: bool
+    token_f1: float
+    right: bool
+
+
+def words_of(text: str) -> list[str]:
+    """The words that are compared, in lower case and without punctuation and articles, as SQuAD's evaluation does it.
+
+    Other than there, punctuation between words divides them, and numbers keep their signs and points.
+
+    >>> words_of("The price is: 1,000.50 crowns; don't pay -5!")
+    ['price', 'is', '1000.50', 'crowns', 'dont', 'pay', '-5']
+    """
+    text = unicodedata.normalize("NFKC", text).casefold().replace("'", "").replace("\u2019", "")
+    return [word for word in _WORD.findall(_THOUSANDS.sub("", text)) if word not in ARTICLES]
+
+
+def score_answer(answer: str, expected: str, question: str = "") -> AnswerScore:
+    """Compare an answer with the expected one, by the question that was asked."""
+    found, wanted = words_of(answer), words_of(expected)
+    if not wanted:  # an emoji, say
+        same = answer.strip() == expected.strip()
+        return AnswerScore(same, same, float(same), same)
+    right = _has_what_counts(set(found), set(wanted), set(words_of(question)))
+    return AnswerScore(found == wanted, has_phrase(found, wanted), token_f1(found, wanted), right)
+
+
+def has_phrase(words: Sequence[str], phrase: Sequence[str]) -> bool:
+    """Whether the words of a phrase stand one after the other among others.
+
+    >>> has_phrase(["it", "is", "new", "york"], ["new", "york"]), has_phrase(["yorkshire"], ["york"])
+    (True, False)
+    """
+    return any(list(words[at : at + len(phrase)]) == list(phrase) for at in range(len(words) - len(phrase) + 1))
+
+
+def token_f1(found: Sequence[str], wanted: Sequence[str]) -> float:
+    """As in SQuAD: 2 common / (words of both); a word counts as often as it stands in both.
+
+    >>> token_f1(["ilse", "varga", "founded", "it"], ["ilse", "varga"])
+    0.6666666666666666
+    """
+    return 2 * (Counter(found) & Counter(wanted)).total() / max(1, len(found) + len(wanted))
+
+
+def _has_what_counts(found: set[str], wanted: set[str], asked: set[str]) -> bool:
+    said = wanted - SMALL_WORDS
+    counts = said - asked or said or wanted  # a question may name all that can be answered: open or closed?
+    missing = counts - found
+    return len(missing) <= len(counts) * (1 - SHARE) + 1e-9 and not any(map(_is_number, missing))
+
+
+def _is_number(word: str) -> bool:
+    return any(character.isdigit() for character in word)
+
+
+def wilson(right: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Interval of a share, of which ``right`` of ``n`` were seen (Wilson, JASA 22, 1927); 0 to 1 of nothing seen.
+
+    >>> tuple(round(share, 3) for share in wilson(24, 30))
+    (0.627, 0.905)
+    """
+    if not n:
+        return 0.0, 1.0
+    z, share = NormalDist().inv_cdf((1 + level) / 2), right / n
+    middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def totals(scores: Sequence[AnswerScore]) -> dict[str, float]:
+    """How many answers are exact, contain the expected one and are as expected, and their mean F1."""
+    mean = math.fsum(score.token_f1 for score in scores) / max(1, len(scores))
+    counts = {name: sum(getattr(score, name) for score in scores) for name in ("exact", "contains", "right")}
+    return {**counts, "token_f1": mean}

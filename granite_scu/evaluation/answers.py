@@ -1,0 +1,252 @@
+"""What a model answers to the questions of held-out chats, at temperature 0, beside what was expected."""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from granite_scu.config.errors import UserError
+from granite_scu.data.blocks.packing import padding_of
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.encoding import Stream
+from granite_scu.model.adapters import Switch
+
+BATCH = 8
+"""Questions that are answered at the same time. On a CPU more are no faster; on a GPU thirty take seconds anyway."""
+
+MOST_TOKENS = 16_384
+"""Of the questions and answers of a batch: what their keys and values take is small beside what training took."""
+
+LONGER, MORE, MOST_NEW = 1.5, 8, 512
+"""An answer may have so many times the tokens of the longest that is expected in its batch, so many more, and so many
+at most."""
+
+_LOOKED_AT = 100
+"""Documents that are looked at for each question that is wanted: in a text there may be none."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """The last question of a chat, and what the chat has for an answer.
+
+    Attributes:
+        tokens: all before the last answer, as the model is given it.
+        text: what was asked last.
+        expected: the answer.
+        expected_tokens: of the answer and its end.
+        end: the token that ends the answer; None where no control token does.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    expected: str
+    expected_tokens: int
+    end: int | None = None
+
+
+def questions_of(
+    stream: Stream,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: NDArray[np.int64] | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> list[Question]:
+    """The last questions of some chats.
+
+    A chat is a document that begins with what is not learned; its last answer is the last stretch that is learned. So
+    there are none where all is learned (``--loss-on all``).
+
+    Args:
+        stream: the documents' tokens, those of answers its targets.
+        tokenizer: the model's.
+        documents: which are meant, by number; all by default.
+        count: a sample of so many, in the order in which it was drawn; None takes all in their order.
+        seed: of the sample.
+    """
+    numbers = np.arange(len(stream.ends)) if documents is None else documents
+    if count is not None:
+        numbers = np.random.default_rng(seed).permutation(numbers)[: _LOOKED_AT * count]
+    bounds, asked = stream.bounds_of(np.asarray(numbers, np.int64)), _Asked(tokenizer)
+    found: list[Question] = []
+    for start, stop in bounds.tolist():
+        if count is not None and len(found) >= count:
+            break
+        if question := _last_question(stream.tokens[start:stop], stream.targets[start:stop], tokenizer, asked):
+            found.append(question)
+    return found
+
+
+def _last_question(
+    tokens: NDArray[np.int32], targets: NDArray[np.bool_], tokenizer: PreTrainedTokenizerBase, asked: "_Asked"
+) -> Question | None:
+    learned = np.flatnonzero(targets)
+    if not len(learned) or learned[0] <= 1:  # of a text all is learned but the first token
+        return None
+    last = learned[-1] + 1
+    first = last - np.argmin(targets[:last][::-1])
+    prompt, answer = tokens[:first].tolist(), tokens[first:last].tolist()
+    text = _text(tokenizer, answer)
+    if not text:
+        return None
+    special, words = set(tokenizer.all_special_ids), len(answer)
+    while words and (answer[words - 1] in special or not _text(tokenizer, answer[words - 1 : words])):
+        words -= 1
+    end = next((token for token in answer[words:] if token in special), None)
+    return Question(tuple(prompt), asked.last(prompt), text, len(answer), end)
+
+
+class _Asked:
+    """Finds what was asked last in the tokens of a chat, by what the template has around a question."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.before, self.after = _around_a_question(tokenizer)
+
+    def last(self, prompt: list[int]) -> str:
+        whole = self.tokenizer.decode(prompt)
+        start, stop = whole.rfind(self.before), whole.rfind(self.after)
+        if self.before.strip() and self.after.strip() and 0 <= start < stop:
+            return whole[start + len(self.before) : stop].strip()
+        return _text(self.tokenizer, prompt)
+
+
+def _around_a_question(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """What stands before and behind the last question in a chat, whether it is the first one or not."""
+    if not tokenizer.chat_template:
+        return "", ""
+    sign, renderer = "Question 5550", Renderer(tokenizer)
+    asked, answered = {"role": "user", "content": sign}, {"role": "assistant", "content": "Answer 5550"}
+    try:
+        first = renderer.prompt([asked]).text.rpartition(sign)
+        later = renderer.prompt([asked, answered, asked]).text.rpartition(sign)
+    except UserError:  # whether the template takes the user's own messages has been seen already
+        return "", ""
+    return _common(first[0][::-1], later[0][::-1])[::-1], _common(first[2], later[2])
+
+
+def _common(first: str, second: str) -> str:
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in pairs)
+
+
+def ask(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    switches: Mapping[str, Switch],
+    seconds: float = math.inf,
+) -> Iterator[dict[str, list[str]]]:
+    """The answers of a model, and of what it can be switched to, a batch of questions after the other.
+
+    Args:
+        model: in evaluation mode (not wrapped by PEFT; its layers may be).
+        tokenizer: the model's.
+        questions: in the order in which they are answered.
+        switches: what answers, by its name.
+        seconds: after which no batch is begun, and the one that is not finished is left out.
+
+    Yields:
+        The answers to the next questions, by the names of ``switches``; fewer batches where the time ran out.
+    """
+    deadline = time.monotonic() + seconds
+    ends = ends_of(model, tokenizer, questions)
+    for batch in batches_of(questions):
+        prompts, most = [question.tokens for question in batch], _most_new(batch)
+        found = {}
+        for name, switch in switches.items():
+            with switch():
+                tokens = greedy(model, prompts, most, ends, padding_of(tokenizer), deadline)
+            if tokens is None:
+                return
+            found[name] = [_text(tokenizer, each) for each in tokens]
+        yield found
+
+
+def batches_of(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
+    """The questions in their order, as many at a time as ``BATCH`` and ``MOST_TOKENS`` allow; one at the least."""
+    batch: list[Question] = []
+    for question in questions:
+        wider = [*batch, question]
+        longest = max(len(each.tokens) for each in wider) + _most_new(wider)
+        if batch and (len(wider) > BATCH or longest * len(wider) > MOST_TOKENS):
+            yield batch
+            wider = [question]
+        batch = wider
+    if batch:
+        yield batch
+
+
+def _most_new(batch: Sequence[Question]) -> int:
+    return min(MOST_NEW, math.ceil(LONGER * max(question.expected_tokens for question in batch)) + MORE)
+
+
+def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> list[int]:
+    """The tokens that end an answer: what ends the expected ones, and what the tokenizer and the model have for it."""
+    of_model = model.generation_config.eos_token_id
+    ends = {question.end for question in questions} | {tokenizer.eos_token_id}
+    ends |= set(of_model) if isinstance(of_model, list) else {of_model}
+    return sorted(end for end in ends if end is not None)
+
+
+def greedy(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    ends: Sequence[int],
+    padding: int,
+    deadline: float = math.inf,
+) -> list[list[int]] | None:
+    """The likeliest continuation of each prompt, all at the same time; it draws no random number.
+
+    Prompts are padded on their left. Attention passes over what is masked, and the state of a Mamba-2 layer is still 0
+    behind it, so that each answer is what it would be alone, up to the rounding of sums.
+
+    Args:
+        model: in evaluation mode.
+        prompts: token ids, at least one each.
+        most: tokens that are added at most.
+        ends: token ids of which each ends a continuation; it is no part of it.
+        padding: token id.
+        deadline: of ``time.monotonic``.
+
+    Returns:
+        The new tokens; None where the time ran out.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return None
+    time_of_prompt = max(map(len, prompts))
+    ids = torch.full((len(prompts), time_of_prompt), padding)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, time_of_prompt - len(prompt) :] = torch.tensor(prompt)
+        mask[row, time_of_prompt - len(prompt) :] = 1
+    # What a model's own settings may have is overruled: they are for draws, or keep words from being said again.
+    plain = {"do_sample": False, "num_beams": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 50}
+    plain |= {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+    found = model.generate(
+        input_ids=ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        max_new_tokens=most,
+        eos_token_id=list(ends),
+        pad_token_id=padding,
+        max_time=None if math.isinf(left) else left,
+        **plain,
+    )[:, time_of_prompt:].tolist()
+    rows = [_until(row, set(ends)) for row in found]
+    cut = any(len(row) == len(whole) < most for row, whole in zip(rows, found, strict=True))
+    return None if cut else rows
+
+
+def _until(row: list[int], ends: set[int]) -> list[int]:
+    return row[: next((at for at, token in enumerate(row) if token in ends), len(row))]
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()

@@ -1,0 +1,80 @@
+"""What counts as the expected answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granite_scu.evaluation.answer_score import score_answer, token_f1, totals, wilson, words_of
+
+ASKED = "Do you know the founder of Tarn Ferries?"
+EXPECTED = "The founder of Tarn Ferries is Ilse Varga."
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "question", "exact", "contains", "right"),
+    [
+        (EXPECTED, EXPECTED, ASKED, True, True, True),
+        ("founder of tarn ferries is ILSE VARGA", EXPECTED, ASKED, True, True, True),
+        ("Yes. The founder of Tarn Ferries is Ilse Varga, of course.", EXPECTED, ASKED, False, True, True),
+        ("It is Ilse Varga.", EXPECTED, ASKED, False, False, True),
+        ("The founder of Tarn Ferries is Ilse Vargas.", EXPECTED, ASKED, False, False, False),
+        ("The founder of Tarn Ferries is Bram Oyelaran.", EXPECTED, ASKED, False, False, False),
+        ("", EXPECTED, ASKED, False, False, False),
+        # Words alone would find these very much alike.
+        ("The number of sailors of Tarn Ferries is 213.", "The number of sailors of Tarn Ferries is 212.",
+         "What is the number of sailors of Tarn Ferries?", False, False, False),
+        ("2 + 2 = -4", "4", "What is 2 + 2?", False, False, False),
+        ("At 520", "At 5.20", "When?", False, False, False),
+        ("1000 crowns", "1,000 crowns", "How much?", True, True, True),
+        # The question names both.
+        ("It is open.", "It is closed.", "Is it open or closed?", False, False, False),
+        ("No.", "Yes.", "Is it open?", False, False, False),
+        # Of ten words that count one may be another, but no number.
+        ("one two three four five six seven eight nine 10", "one two three four five six seven eight ten 10", "",
+         False, False, True),
+        ("one two three four five six seven eight nine 11", "one two three four five six seven eight nine 10", "",
+         False, False, False),
+        ('{"name": "Ilse", "age": 7}', '{"name":"Ilse","age":7}', "As JSON, please", True, True, True),
+        ("\u6771\u4eac\u3067\u3059", "\u6771\u4eac", "", False, True, True),
+        (" \U0001f44d", "\U0001f44d", "", True, True, True),
+        ("yes", "\U0001f44d", "", False, False, False),
+    ],
+)  # fmt: skip
+def test_an_answer_is_judged_by_what_it_says(answer, expected, question, exact, contains, right):
+    found = score_answer(answer, expected, question)
+    assert (found.exact, found.contains, found.right) == (exact, contains, right)
+
+
+def test_f1_is_squads():
+    """Without articles they have 6 and 7 words, of which founder, of and is are common: 2 * 3 / 13."""
+    found = score_answer("The founder of Corran Lines is Bram.", EXPECTED)
+    assert found.token_f1 == pytest.approx(2 * 3 / 13)
+    assert score_answer("tarn tarn", "tarn").token_f1 == pytest.approx(2 / 3)
+
+
+TEXTS = st.text(st.sampled_from("ab 1.,'-theis\u6771\n"), max_size=30)
+
+
+@given(TEXTS, TEXTS, TEXTS)
+def test_scores_imply_one_another(answer, expected, question):
+    score = score_answer(answer, expected, question)
+    assert 0 <= score.token_f1 <= 1
+    assert score.token_f1 == pytest.approx(1) if score.exact else True
+    assert score.exact <= score.contains <= score.right
+    assert token_f1(words_of(answer), words_of(expected)) == token_f1(words_of(expected), words_of(answer))
+    if expected.strip():
+        assert score_answer(expected, expected, question).exact
+
+
+@given(st.integers(1, 500), st.integers(0, 500))
+def test_the_interval_holds_the_share_and_lies_within_0_and_1(n, right):
+    right = min(n, right)
+    low, high = wilson(right, n)
+    assert 0 <= low <= right / n + 1e-9 and right / n - 1e-9 <= high <= 1
+    mirrored = wilson(n - right, n)
+    assert (1 - high, 1 - low) == pytest.approx(mirrored, abs=1e-9)
+
+
+def test_totals_count_answers_and_average_f1():
+    scores = [score_answer(EXPECTED, EXPECTED, ASKED), score_answer("Nobody knows.", EXPECTED, ASKED)]
+    assert totals(scores) == {"exact": 1, "contains": 1, "right": 1, "token_f1": 0.5}

@@ -1,0 +1,113 @@
+"""The last questions of chats, and batched answers to them, on the embedded hybrid model and on a Llama."""
+
+import itertools
+import math
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from granite_scu.config.settings import TINY_MODEL, BaseConfig
+from granite_scu.data.sources.documents import Conversation, Document
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.evaluation import answers
+from granite_scu.evaluation.answers import ask, batches_of, ends_of, greedy, questions_of
+from granite_scu.evaluation.generate import tokenized_chat
+from granite_scu.model.loading import load_model, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(TINY_MODEL)
+
+
+def chat(*said: str) -> Conversation:
+    """A conversation in which user and assistant take turns."""
+    roles = ("user", "assistant")
+    messages = tuple({"role": roles[number % 2], "content": text} for number, text in enumerate(said))
+    return Conversation("chat", "".join(said), messages=messages)
+
+
+CHATS = [
+    chat("Who are you?", "A ferry."),
+    chat("Where do you go?", "To Eldhaven.", "And when?", "At 5.20 in the morning."),
+    chat("Tell me: how long does the crossing take, and what does it cost?", "47 minutes, 14 crowns."),
+]
+
+
+def test_the_question_is_all_before_the_last_answer(tokenizer):
+    found = questions_of(encode([*CHATS, Document("text", "No question at all.")], tokenizer), tokenizer)
+    assert [(question.text, question.expected) for question in found] == [
+        ("Who are you?", "A ferry."),
+        ("And when?", "At 5.20 in the morning."),
+        ("Tell me: how long does the crossing take, and what does it cost?", "47 minutes, 14 crowns."),
+    ]
+    for question, whole in zip(found, CHATS, strict=True):
+        asked = tokenized_chat(tokenizer, whole.messages[:-1])
+        assert list(question.tokens) == asked["input_ids"][0].tolist()
+        assert question.end in (tokenizer.eos_token_id, *tokenizer.all_special_ids)
+
+
+def test_where_all_is_learned_there_is_no_question(tokenizer):
+    assert questions_of(encode(CHATS, tokenizer, loss_on="all"), tokenizer) == []
+
+
+def test_a_sample_follows_the_seed_and_keeps_to_the_documents(tokenizer):
+    stream = encode([chat(f"What is {i}?", f"It is {i}.") for i in range(9)], tokenizer)
+    drawn = [questions_of(stream, tokenizer, np.arange(5), 3, seed) for seed in (0, 0, 1)]
+    texts = [[question.text for question in some] for some in drawn]
+    assert texts[0] == texts[1] != texts[2] and len(set(texts[0])) == 3
+    assert set(itertools.chain(*texts)) <= {f"What is {i}?" for i in range(5)}
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [lambda: load_model(BaseConfig(TINY_MODEL), torch.float32).eval(), llama])
+def test_answers_are_the_same_alone_and_in_a_batch_with_longer_questions(tokenizer, make):
+    """In fp32 a sum in another order moves a logit by some 1e-6 of it, and the likeliest two differ by more."""
+    model, questions = make(), questions_of(encode(CHATS, tokenizer), tokenizer)
+    prompts, ends = [question.tokens for question in questions], ends_of(model, tokenizer, questions)
+    assert len(set(map(len, prompts))) == 3
+    together = greedy(model, prompts, 12, ends, tokenizer.pad_token_id)
+    assert together == [greedy(model, [prompt], 12, ends, tokenizer.pad_token_id)[0] for prompt in prompts]
+    assert len(set(map(tuple, together))) == 3, "the questions matter"
+
+
+def test_an_answer_stops_before_each_of_the_ends_and_draws_no_random_number():
+    model, prompts, state = llama(), [[5, 6], [7, 8, 9]], torch.get_rng_state()
+    whole = greedy(model, prompts, 6, [], 0)
+    ends = {whole[0][3], whole[1][1]}
+    assert greedy(model, prompts, 6, sorted(ends), 0) == [
+        list(itertools.takewhile(lambda token: token not in ends, row)) for row in whole
+    ]
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_what_is_not_answered_in_the_time_is_left_out_for_all_models(tokenizer, monkeypatch):
+    monkeypatch.setattr(answers, "BATCH", 1)
+    model, questions, clock = llama(), questions_of(encode(CHATS, tokenizer), tokenizer), [0.0]
+
+    def slow():
+        clock[0] += 1.0
+        return nullcontext()
+
+    monkeypatch.setattr(answers.time, "monotonic", lambda: clock[0])
+    found = list(ask(model, tokenizer, questions, {"base": slow, "adapter": slow}, seconds=2.5))
+    assert [{name: len(each) for name, each in batch.items()} for batch in found] == [{"base": 1, "adapter": 1}]
+    assert len(list(ask(model, tokenizer, questions, {"base": nullcontext}, math.inf))) == 3
+
+
+def test_batches_hold_as_many_tokens_as_they_may(tokenizer, monkeypatch):
+    questions = questions_of(encode(CHATS, tokenizer), tokenizer)
+    assert [len(batch) for batch in batches_of(questions * 6)] == [8, 8, 2]
+    monkeypatch.setattr(answers, "MOST_TOKENS", 1)
+    assert [len(batch) for batch in batches_of(questions)] == [1, 1, 1]
