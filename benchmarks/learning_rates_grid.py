@@ -1,0 +1,84 @@
+"""The cells of ``benchmarks/learning_rates.py``, those that tell most first."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+RECORDS_A_STEP = 8
+
+RATES = (1e-3, 3e-4, 3e-3, 1e-4, 3e-5)
+"""The likeliest first."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Attributes:
+        model: ``smollm2`` or ``tiny-granite-h``.
+        data: a kind of ``learning_rates_data``.
+        records: trained on.
+        rate: peak learning rate.
+        epochs: passes over the records; below 1 it is a pilot on some of them.
+        seed: of the run.
+    """
+
+    model: str
+    data: str
+    records: int
+    rate: float
+    epochs: float
+    seed: int = 0
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> "Cell":
+        """The cell that a line of the results is about."""
+        return cls(**{name: line[name] for name in ("model", "data", "records", "rate", "epochs", "seed")})
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return math.ceil(self.epochs * self.records / RECORDS_A_STEP)
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.data} {self.records} records {self.epochs:g} epochs rate {self.rate:g}"
+
+
+def _cells(model: str, data: str, records: int, epochs: float, rates: tuple[float, ...] = RATES) -> list[Cell]:
+    return [Cell(model, data, records, rate, epochs) for rate in rates]
+
+
+_REAL, _HYBRID = "smollm2", "tiny-granite-h"
+
+CELLS = [
+    *_cells(_REAL, "facts", 100, 8),
+    *_cells(_REAL, "facts", 30, 8),
+    *_cells(_REAL, "format", 100, 4, RATES[:4]),
+    *_cells(_REAL, "facts", 100, 0.8, RATES[:3]),  # pilots, a tenth of the steps
+    *_cells(_HYBRID, "facts", 100, 8),
+    *_cells(_REAL, "style", 100, 4, RATES[:4]),
+    *_cells(_REAL, "facts", 100, 16, (1e-3, 3e-4)),
+    *_cells(_REAL, "facts", 100, 4, (1e-3, 3e-3)),
+    *_cells(_REAL, "facts", 1000, 3, (1e-3, 3e-4)),
+    *_cells(_REAL, "text", 100, 4, RATES[:4]),
+    *_cells(_REAL, "format", 100, 0.4, RATES[:3]),
+    *_cells(_HYBRID, "facts", 1000, 3),
+    *_cells(_HYBRID, "format", 1000, 3),
+    *_cells(_HYBRID, "text", 1000, 3),
+    *_cells(_REAL, "facts", 1000, 3, (3e-3,)),
+    *_cells(_REAL, "facts", 30, 16, (1e-3, 3e-4)),
+    *_cells(_REAL, "facts", 100, 2, (1e-3, 3e-3)),
+    *_cells(_REAL, "facts", 1000, 1, (1e-3, 3e-3)),
+    *_cells(_REAL, "facts", 1000, 0.3, RATES[:3]),
+    *_cells(_REAL, "format", 30, 4, (1e-3, 3e-4)),
+    *_cells(_REAL, "style", 30, 4, (1e-3, 3e-4)),
+    *_cells(_HYBRID, "facts", 5000, 1),
+    *_cells(_HYBRID, "style", 1000, 3),
+    *_cells(_HYBRID, "format", 100, 4),
+    *_cells(_HYBRID, "style", 100, 4),
+    *_cells(_HYBRID, "text", 100, 4),
+    *(Cell(_REAL, data, 100, 3e-5, 4) for data in ("format", "style", "text")),
+    *_cells(_REAL, "text", 1000, 1, (1e-3, 3e-4, 1e-4)),
+    *_cells(_REAL, "format", 1000, 1, (1e-3, 3e-4)),
+    *_cells(_REAL, "facts", 5000, 1, (1e-3, 3e-4)),
+]
