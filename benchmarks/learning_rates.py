@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from rich.table import Table
 
-from benchmarks.learning_rates_grid import CELLS, Cell
+from benchmarks.learning_rates_grid import CELLS, Cell, lost, saved
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.cli.console import WIDE, make_console
@@ -128,16 +128,6 @@ def row(line: dict[str, Any]) -> list[str]:
         f"{line['known_lost']} of {line['known_right_base']}",
         f"{line['cpu_s']:.0f}",
     ]
-
-
-def saved(line: dict[str, Any]) -> float:
-    """The share of the base's bits on held-out text that the run has saved."""
-    return float(1 - line["bits"] / line["bits_base"])
-
-
-def lost(line: dict[str, Any]) -> float:
-    """Bits a token that the base's own general answers cost more than at the base."""
-    return float(line["general_bits"] - line["general_bits_base"])
 
 
 def table(lines: list[dict[str, Any]]) -> Table:

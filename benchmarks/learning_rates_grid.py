@@ -44,6 +44,16 @@ class Cell:
         return f"{self.model} {self.data} {self.records} records {self.epochs:g} epochs rate {self.rate:g}"
 
 
+def saved(line: dict[str, Any]) -> float:
+    """The share of the base's bits on held-out text that the run has saved."""
+    return float(1 - line["bits"] / line["bits_base"])
+
+
+def lost(line: dict[str, Any]) -> float:
+    """Bits a token that the base's own general answers cost more than at the base."""
+    return float(line["general_bits"] - line["general_bits_base"])
+
+
 def _cells(model: str, data: str, records: int, epochs: float, rates: tuple[float, ...] = RATES) -> list[Cell]:
     return [Cell(model, data, records, rate, epochs) for rate in rates]
 
@@ -51,33 +61,37 @@ def _cells(model: str, data: str, records: int, epochs: float, rates: tuple[floa
 _REAL, _HYBRID = "smollm2", "tiny-granite-h"
 
 CELLS = [
-    *_cells(_REAL, "facts", 100, 8),
-    *_cells(_REAL, "facts", 30, 8),
+    *_cells(_REAL, "facts", 100, 8, RATES[:4]),
+    *_cells(_HYBRID, "facts", 100, 8),
+    *_cells(_REAL, "facts", 30, 8, RATES[:3]),
     *_cells(_REAL, "format", 100, 4, RATES[:4]),
     *_cells(_REAL, "facts", 100, 0.8, RATES[:3]),  # pilots, a tenth of the steps
-    *_cells(_HYBRID, "facts", 100, 8),
     *_cells(_REAL, "style", 100, 4, RATES[:4]),
-    *_cells(_REAL, "facts", 100, 16, (1e-3, 3e-4)),
-    *_cells(_REAL, "facts", 100, 4, (1e-3, 3e-3)),
-    *_cells(_REAL, "facts", 1000, 3, (1e-3, 3e-4)),
+    *_cells(_REAL, "facts", 100, 4, (1e-3,)),
+    *_cells(_REAL, "facts", 1000, 1, RATES[:3]),
+    *_cells(_REAL, "facts", 100, 16, (3e-4,)),
     *_cells(_REAL, "text", 100, 4, RATES[:4]),
-    *_cells(_REAL, "format", 100, 0.4, RATES[:3]),
     *_cells(_HYBRID, "facts", 1000, 3),
     *_cells(_HYBRID, "format", 1000, 3),
+    *_cells(_REAL, "format", 100, 0.4, RATES[:3]),
     *_cells(_HYBRID, "text", 1000, 3),
-    *_cells(_REAL, "facts", 1000, 3, (3e-3,)),
-    *_cells(_REAL, "facts", 30, 16, (1e-3, 3e-4)),
     *_cells(_REAL, "facts", 100, 2, (1e-3, 3e-3)),
-    *_cells(_REAL, "facts", 1000, 1, (1e-3, 3e-3)),
-    *_cells(_REAL, "facts", 1000, 0.3, RATES[:3]),
     *_cells(_REAL, "format", 30, 4, (1e-3, 3e-4)),
     *_cells(_REAL, "style", 30, 4, (1e-3, 3e-4)),
+    *_cells(_REAL, "facts", 1000, 3, (1e-3, 3e-4)),
+    *_cells(_REAL, "facts", 100, 16, (1e-3,)),
+    *_cells(_REAL, "facts", 30, 16, (1e-3, 3e-4)),
+    *_cells(_REAL, "facts", 100, 4, (3e-3,)),
+    *_cells(_REAL, "facts", 1000, 0.3, RATES[:3]),
     *_cells(_HYBRID, "facts", 5000, 1),
     *_cells(_HYBRID, "style", 1000, 3),
     *_cells(_HYBRID, "format", 100, 4),
     *_cells(_HYBRID, "style", 100, 4),
     *_cells(_HYBRID, "text", 100, 4),
     *(Cell(_REAL, data, 100, 3e-5, 4) for data in ("format", "style", "text")),
+    *_cells(_REAL, "facts", 100, 8, (3e-5,)),
+    *_cells(_REAL, "facts", 30, 8, (1e-4, 3e-5)),
+    *_cells(_REAL, "facts", 1000, 3, (3e-3,)),
     *_cells(_REAL, "text", 1000, 1, (1e-3, 3e-4, 1e-4)),
     *_cells(_REAL, "format", 1000, 1, (1e-3, 3e-4)),
     *_cells(_REAL, "facts", 5000, 1, (1e-3, 3e-4)),

@@ -16,9 +16,13 @@ from benchmarks.learning_rates_data import GENERAL, KNOWN, Lesson, is_known, les
 from benchmarks.learning_rates_grid import RECORDS_A_STEP, Cell
 from granite_scu import Request, prepare, train
 from granite_scu.config.errors import Diverged
+from granite_scu.config.sampling import Sampling
 from granite_scu.config.settings import IGNORED, DataConfig
+from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.blocks.splitting import Division
 from granite_scu.data.datamodule import TextDataModule
+from granite_scu.evaluation.answers import ends_of, greedy
+from granite_scu.evaluation.generate import stream, tokenized
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import loading
 from granite_scu.model.loss import summed_nats
@@ -30,7 +34,7 @@ WARMUP = 0.05
 NEW_TOKENS = {"facts": 24, "style": 40, "format": 56}
 """Tokens of an answer to the held-out questions, at most."""
 
-GENERAL_TOKENS = 48
+DRAWN = Sampling(max_new_tokens=48, temperature=1.0)
 KNOWN_TOKENS = 20
 
 
@@ -135,7 +139,7 @@ class Asked(L.Callback):
         with torch.no_grad(), trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
             with module.model.disable_adapter():
                 if module.base.name not in _of_base:  # the same for every cell of a model
-                    said = answers(model, tokenizer, GENERAL, GENERAL_TOKENS, temperature=1.0)
+                    said = drawn_answers(model, tokenizer)
                     before = answers_to_known(model, tokenizer)
                     _of_base[module.base.name] = said, before, predicted(model, tokenizer, said)
             said, before, general_base = _of_base[module.base.name]
@@ -170,26 +174,26 @@ _of_base: dict[str, tuple[list[str], list[str], Score]] = {}
 """By model: what the base says to the general questions, to those with known answers, and how it scores the former."""
 
 
+def answers(model: Any, tokenizer: Any, questions: list[str], new_tokens: int) -> list[str]:
+    """What a model answers to each question of a chat, at temperature 0."""
+    prompts = [tokenized(tokenizer, question, chat=True)["input_ids"][0].tolist() for question in questions]
+    found = greedy(model, prompts, new_tokens, ends_of(model, tokenizer, []), padding_of(tokenizer))
+    return tokenizer.batch_decode(found, skip_special_tokens=True)
+
+
 def answers_to_known(model: Any, tokenizer: Any) -> list[str]:
     """What a model answers to the general questions with known answers."""
     return answers(model, tokenizer, [question for question, _ in KNOWN], KNOWN_TOKENS)
 
 
-def answers(model: Any, tokenizer: Any, questions: list[str], new_tokens: int, temperature: float = 0.0) -> list[str]:
-    """What a model answers to each question of a chat, in one batch."""
-    prompts = [tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False,
-                                             add_generation_prompt=True) for question in questions]  # fmt: skip
-    ids = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt", add_special_tokens=False)
-    torch.manual_seed(0)
-    drawn = {"temperature": temperature, "top_p": 1.0, "top_k": 0} if temperature else {}
-    out = model.generate(
-        **ids,
-        max_new_tokens=new_tokens,
-        do_sample=temperature > 0,
-        pad_token_id=tokenizer.pad_token_id,
-        **drawn,
-    )
-    return tokenizer.batch_decode(out[:, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+def drawn_answers(model: Any, tokenizer: Any) -> list[str]:
+    """An answer to each general question, drawn from the model as it is, so that bits on them are an entropy."""
+    found = []
+    for question in GENERAL:
+        pieces: list[str] = []
+        stream(model, tokenizer, tokenized(tokenizer, question, chat=True), DRAWN, pieces.append)
+        found.append("".join(pieces))
+    return found
 
 
 def predicted(model: Any, tokenizer: Any, said: list[str]) -> Score:
