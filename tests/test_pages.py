@@ -17,7 +17,6 @@ from granite_scu.config import flags
 ROOT = Path(__file__).parents[1]
 README, CHANGELOG, DOCS = ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "docs"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
-AS_IT_WAS_WRITTEN = DOCS / "research" / "protocol.md"  # a preregistration, which nobody edits afterwards
 MOST_WORDS, MOST_IN_README, MOST_IN_LOG = 24_000, 900, 3_000
 
 NOT_OURS = {"--requeue", "--local-dir", "--max-restarts", "--max-lora-rank", "--signal"}
@@ -73,7 +72,7 @@ def without_code(text: str) -> str:
 @functools.cache
 def read_by_users() -> dict[str, str]:
     """By place: the pages without their code, the messages, the comments, the help."""
-    read = {str(page): without_code(page.read_text(encoding="utf-8")) for page in PAGES if page != AS_IT_WAS_WRITTEN}
+    read = {str(page): without_code(page.read_text(encoding="utf-8")) for page in PAGES}
     contributing = str(DOCS / "develop" / "contributing.md")
     read[contributing] = re.sub(r"^- .*: \*.*\*$", "", read[contributing], flags=re.MULTILINE)
     for path in sorted((ROOT / "granite_scu").rglob("*.py")):

@@ -57,6 +57,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted((ROOT / "evidence").glob("*/comparison.md")):
         text = f"# The comparison `{path.parent.name}`\n\n{path.read_text(encoding='utf-8')}"
         files.append(File.generated(config, f"evidence/{path.parent.name}/comparison.md", content=text))
+    protocol = (ROOT / "evidence" / "protocol.md").read_text(encoding="utf-8").replace("](../docs/", "](../")
+    files.append(File.generated(config, "evidence/protocol.md", content=protocol))
     for path in sorted((ROOT / "evidence").glob("*/*.png")):
         files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
     for file in files:

@@ -326,7 +326,7 @@ FRESH = Protocol(
     judged="pi-auto-stopped",
 )
 """Tasks and models that had no part in forming a law, until they showed what was wrong with the default's first rule.
-What counted as success was written down before the first run: docs/research/protocol.md."""
+What counted as success was written down before the first run: evidence/protocol.md."""
 
 FRESH_AGAIN = replace(
     FRESH,
@@ -343,7 +343,7 @@ FRESH_AGAIN = replace(
     unseen=("questions-small", "rust-once", "handbook-medium", "typescript-small", "quests-small", "manual-medium"),
 )
 """The same question of the second rule, on text that no law had seen until then. Its own section of
-docs/research/protocol.md was written before the first run."""
+evidence/protocol.md was written before the first run."""
 
 _LOW_FIXED, _LOW_STOPPED = _constants((0.001, 0.003, 0.01, 0.03, 0.1))
 """In the rounds before, lambda = 0 was mostly the best, and 0.3 and 1 never."""
@@ -369,7 +369,7 @@ FRESH_THIRD = replace(
     unseen=("answers-small", "cpp-once", "policy-medium", "lisp-small", "games-small", "dictionary-medium"),
 )
 """The same question of the third rule, on text that no rule had seen, with lower lambdas and one more learning rate.
-Its own section of docs/research/protocol.md was written before the first run."""
+Its own section of evidence/protocol.md was written before the first run."""
 
 SCARCE_STEPS, SCARCE_BLOCKS = 36, 8
 """Nine ticks; a micro-batch."""

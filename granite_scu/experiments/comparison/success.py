@@ -15,7 +15,7 @@ EARLY_STOPPING = "early-stopping"
 
 
 def success(plan: Plan) -> list[dict[str, Any]]:
-    """The criteria of ``docs/research/protocol.md``; none where the protocol judges no arm, or a task lacks its runs.
+    """The criteria of ``evidence/protocol.md``; none where the protocol judges no arm, or a task lacks its runs.
 
     All are of the seeds that the judged arm, early stopping and the whole sweep have on a task.
 
