@@ -28,13 +28,13 @@ from benchmarks import measure, training
 from granite_scu.cli import guard
 from granite_scu.cli.argument_parser import Parser
 from granite_scu.config.errors import RunFailed, UserError
-from granite_scu.config.settings import ControlConfig
+from granite_scu.config.settings import DEFAULT_EVERY
 
 FIRST = 3
 """Steps of a run that are not looked at."""
 
 TRACED, SHOWN = 3, 15
-GUARDED = 2 * ControlConfig.every + 5
+GUARDED = 2 * DEFAULT_EVERY + 5
 """Steps of the run that may not wait: two ticks are among them."""
 
 NAME = 90  # characters of a kernel's name; those of templates go on for lines
@@ -118,7 +118,7 @@ def syncs(device: str, precision: str) -> dict[str, Any]:
     if device != "cuda":
         raise UserError("syncs: a CPU is not waited for; use --device cuda")
     case = training.Case("embedded", precision, 8, 128)
-    watch = NoWaiting(ControlConfig.every, GUARDED, torch.cuda.set_sync_debug_mode)
+    watch = NoWaiting(DEFAULT_EVERY, GUARDED, torch.cuda.set_sync_debug_mode)
     flags = ("--target-s", "auto", "--gradient-accumulation-steps", "2")
     waits = None
     try:

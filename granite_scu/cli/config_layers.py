@@ -123,6 +123,16 @@ def origins_and_values(arguments: list[str]) -> dict[str, tuple[str, Any]]:
     return found
 
 
+def given(arguments: list[str]) -> list[str]:
+    """Dotted keys that the user gave a value; those of a preset, and of a layer of ours for little memory, are not."""
+    found = origins_and_values(arguments).items()
+    return [key for key, (origin, value) in found if value not in (None, "null") and not _is_for_a_card(origin)]
+
+
+def _is_for_a_card(origin: str) -> bool:
+    return origin.startswith(f"{FLAG} ") or Path(origin) == shipped.folder() / "qlora.yaml"
+
+
 def without_value(arguments: list[str]) -> list[str]:
     """Names of the flags that nothing is given with, as ``--print_config``."""
     return [name.removeprefix("--") for name, value in _split(arguments) if name and value is None]

@@ -48,6 +48,7 @@ class GraniteCLI(LightningCLI):
 
     def __init__(self, arguments: list[str]) -> None:
         arguments, self.preset = config_layers.take_preset(arguments)
+        self.given = config_layers.given(arguments)
         strict = {"exit_on_error": False, "allow_abbrev": False}
         # Each command's parser takes a tenth of a second to build; the others are for a call without a command.
         self.commands = tuple(arguments[:1]) if arguments and arguments[0] in COMMANDS else COMMANDS
@@ -80,7 +81,7 @@ class GraniteCLI(LightningCLI):
         parser, given = self._parser(self.subcommand), self.config[self.subcommand]
         if "step_test" in given:
             check_values(given, {"step_test": config.IdentifyConfig})
-        self.request = Request.from_parsed(parser, given, self.preset)
+        self.request = Request.from_parsed(parser, given, self.preset, self.given)
         self.step_test: config.IdentifyConfig | None = parser.instantiate_classes(given).get("step_test")
 
     def _run_subcommand(self, subcommand: str) -> None:

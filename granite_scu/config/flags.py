@@ -62,6 +62,9 @@ NUMBER_OF_ITS_OWN = {"--early-stopping": 3, "--stop-at-equilibrium": 30}
 """Flags that may stand without their number, and the one that they then mean."""
 
 
+FEWER = "fewer where there are few data"
+"""How a default is shown that is for data which fill it."""
+
 WORKED_OUT = {
     "kp": "scheduled by how fast the adapter gets to S*",
     "ki": "Kp / min(tau, 10), tau the ticks that the adapter takes to S*",
@@ -145,15 +148,17 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     ),
     "length of the run": (
         _flag("--max-steps", "trainer.max_steps", int, "optimizer steps; with --num-epochs, whichever is reached first",
-              f"{config.DEFAULT_STEPS}, off when --num-epochs is given alone"),
+              f"as the data fill, {config.DEFAULT_STEPS} at most; off when --num-epochs is given alone"),
         _flag("--num-epochs", "data.num_epochs"),
         _flag("--max-time", "trainer.max_time", str, "longest training time, DD:HH:MM:SS"),
     ),
     "batch, learning rate and adapter": (
-        _flag("--batch-size", "data.batch_size"),
+        _flag("--batch-size", "data.batch_size", default=f"{config.DataConfig.batch_size}, {FEWER}"),
         _flag("--eval-batch-size", "data.eval_batch_size", default="--batch-size"),
-        _flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", int, "micro-batches in a step"),
-        _flag("--block-size", "data.block_size", help="tokens in a block; also --max-length"),
+        _flag("--gradient-accumulation-steps", "trainer.accumulate_grad_batches", int, "micro-batches in a step",
+              f"{config.TRAINER_DEFAULTS['accumulate_grad_batches']}, {FEWER}"),
+        _flag("--block-size", "data.block_size", help="tokens in a block; also --max-length",
+              default=f"{config.DataConfig.block_size}, {FEWER}"),
         _flag("--loss-on", "data.loss_on"),
         _flag("--chat-template", "data.chat_template", default="the model's"),
         _flag("--chat-template-args", "data.chat_template_args", default="none"),
@@ -161,9 +166,9 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--packing", "data.packing"),
         _flag("--on-long", "data.on_long"),
         _flag("--isolate-documents", "data.isolate_documents"),
-        _flag("--learning-rate", "optimizer.learning_rate"),
+        _flag("--learning-rate", "optimizer.learning_rate", default="by the model's width"),
         _flag("--lr-scheduler", "optimizer.schedule"),
-        _flag("--warmup-steps", "optimizer.warmup_steps"),
+        _flag("--warmup-steps", "optimizer.warmup_steps", default="a twentieth of the run, 50 at most"),
         _flag("--gradient-clip", "optimizer.gradient_clip"),
         _flag("--adam-beta2", "optimizer.beta2"),
         _flag("--lora-r", "lora.rank", default=config.DEFAULT_RANK),
@@ -200,7 +205,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
               "auto finds it during the run, from the slope of the held-out loss"),
         _flag("--kp", "control.kp"),
         _flag("--ki", "control.ki"),
-        _flag("--control-every", "control.every"),
+        _flag("--control-every", "control.every", default="10, fewer in a short run"),
         _flag("--lambda-init", "control.lambda_init"),
         _flag("--lambda-min", "control.lambda_min"),
         _flag("--lambda-max", "control.lambda_max"),
@@ -212,7 +217,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--resume-from-checkpoint", "run.resume", help="checkpoint folder; last: the newest intact one in "
               "--output-dir; auto: the same, or from the beginning where there is none. Settings not given are those "
               "of the run that is continued, and without --output-dir it continues in its own folder"),
-        _flag("--eval-steps", "run.eval_steps", default="a fifth of the run, 200 at most"),
+        _flag("--eval-steps", "run.eval_steps", default="a fifth to a tenth of the run, 200 at most"),
         _flag("--eval-iters", "trainer.limit_val_batches", int, "batches in a validation; with a smaller "
               "--eval-batch-size it covers less text"),
         _flag("--samples", "run.samples"),

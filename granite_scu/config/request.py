@@ -2,8 +2,8 @@
 
 import json
 import reprlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -35,6 +35,7 @@ class Request:
         seed: of everything random.
         yaml: the resolved configuration as YAML, which feeds straight back into the CLI.
         hardware: the preset whose values are in it; null where none was asked for.
+        given: dotted keys that the user gave a value, by flag or YAML; what a preset sets is not among them.
     """
 
     base: BaseConfig
@@ -48,6 +49,7 @@ class Request:
     seed: int
     yaml: str = field(repr=False)
     hardware: str | None = None
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def blocks_per_step(self) -> int:
@@ -60,6 +62,18 @@ class Request:
         """The settings that were asked for and differ from the defaults, by dotted key."""
         asked, usual = (_dotted(yaml.safe_load(text)) for text in (self.yaml, Request.from_dotted({}).yaml))
         return [name for name, value in asked.items() if value != usual.get(name)]
+
+    def with_values(self, values: Mapping[str, Any]) -> "Request":
+        """The request with values by dotted key, also in the YAML that the run folder keeps: a run continues by it."""
+        written = yaml.safe_load(self.yaml)
+        groups: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            group, _, name = key.partition(".")
+            written[group][name] = value
+            groups.setdefault(group, {})[name] = value
+        trainer = self.trainer | groups.pop("trainer", {})
+        changed: dict[str, Any] = {group: replace(getattr(self, group), **named) for group, named in groups.items()}
+        return replace(self, trainer=trainer, yaml=yaml.safe_dump(written, sort_keys=False), **changed)
 
     @classmethod
     def from_dotted(cls, settings: Mapping[str, Any]) -> "Request":
@@ -76,28 +90,33 @@ class Request:
             given = parser.parse_args([f"--{key}={_as_argument(value)}" for key, value in settings.items()])
         except jsonargparse.ArgumentError as error:
             raise UserError(" ".join(str(error).split())) from error
-        return cls.from_parsed(parser, given)
+        return cls.from_parsed(parser, given, given=[key for key, value in settings.items() if value is not None])
 
     @classmethod
     def from_parsed(
-        cls, parser: jsonargparse.ArgumentParser, given: jsonargparse.Namespace, hardware: str | None = None
+        cls,
+        parser: jsonargparse.ArgumentParser,
+        parsed: jsonargparse.Namespace,
+        hardware: str | None = None,
+        given: Iterable[str] = (),
     ) -> "Request":
-        """What a parser with ``add_settings`` has read.
+        """What a parser with ``add_settings`` has read; ``hardware`` and ``given`` as of the class.
 
         Raises:
             UserError: a value that jsonargparse lets through and its setting cannot have.
         """
-        check_values(given, flags.GROUPS)
-        if given["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
-            lora = LoraConfig(**given["lora"].as_dict()).resolved()
-            given["lora"]["rank"], given["lora"]["alpha"] = lora.rank, lora.alpha
-        built = parser.instantiate_classes(given)
+        check_values(parsed, flags.GROUPS)
+        if parsed["lora"]["adapter"] is None:  # what nulls stand for; an adapter has its own
+            lora = LoraConfig(**parsed["lora"].as_dict()).resolved()
+            parsed["lora"]["rank"], parsed["lora"]["alpha"] = lora.rank, lora.alpha
+        built = parser.instantiate_classes(parsed)
         return cls(
             **{group: built[group] for group in flags.GROUPS},
             trainer=_with_whole_counts(built["trainer"].as_dict()),
-            seed=given["seed_everything"],
-            yaml=parser.dump(given, skip_none=False),
+            seed=parsed["seed_everything"],
+            yaml=parser.dump(parsed, skip_none=False),
             hardware=hardware,
+            given=frozenset(given),
         )
 
 

@@ -30,8 +30,8 @@ HUB_PREFIX = "hf:"
 DEFAULT_DATASET = f"{HUB_PREFIX}Salesforce/wikitext:wikitext-2-raw-v1"
 """What is read when nothing is named."""
 
-DEFAULT_STEPS = 1000
-"""Optimizer steps of a run that names neither steps nor epochs."""
+DEFAULT_STEPS, DEFAULT_RATE, DEFAULT_WARMUP, DEFAULT_EVERY = 1000, 1e-4, 50, 10
+"""The guides' steps, learning rate, warm-up and steps between ticks: of data that fill them (``training.defaults``)."""
 
 DEFAULT_RANK, DEFAULT_ALPHA = 16, 32.0
 """Of adapters that start from nothing."""
@@ -208,17 +208,17 @@ class OptimizerConfig:
     """AdamW, by default without weight decay: the penalty that lambda steers is the only regularisation.
 
     Attributes:
-        learning_rate: peak rate.
+        learning_rate: peak rate; null follows from the width of the model, and 1e-4 where the data fill a long run.
         schedule: course of the rate after warm-up, down to zero at the last step.
-        warmup_steps: optimizer steps of linear warm-up.
+        warmup_steps: optimizer steps of linear warm-up; null takes a twentieth of the run, and 50 at most.
         beta2: decay of Adam's second moment, which remembers about 1 / (1 - beta2) steps.
         gradient_clip: largest gradient norm, data and penalty together; 0 does not clip.
         weight_decay: AdamW's own decay of A and B, which no controller steers; for comparison.
     """
 
-    learning_rate: float = 1e-4
+    learning_rate: float | None = None
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: int = 50
+    warmup_steps: int | None = None
     beta2: float = 0.999
     gradient_clip: float = 1.0
     weight_decay: float = 0.0
@@ -228,6 +228,13 @@ class OptimizerConfig:
         _require(_at_least(0), {"--warmup-steps": self.warmup_steps, "--gradient-clip": self.gradient_clip})
         _require(_BETWEEN_0_AND_1, {"--adam-beta2": self.beta2})
         _require(_NOT_NEGATIVE, {"optimizer.weight_decay": self.weight_decay})
+
+    def resolved(self) -> "OptimizerConfig":
+        """With the guides' values for nulls, where no data have settled them."""
+        rate = DEFAULT_RATE if self.learning_rate is None else self.learning_rate
+        return replace(
+            self, learning_rate=rate, warmup_steps=DEFAULT_WARMUP if self.warmup_steps is None else self.warmup_steps
+        )
 
 
 @dataclass(frozen=True)
@@ -263,7 +270,8 @@ class DataConfig:
         block_size: tokens in a block.
         batch_size: blocks in a micro-batch on each device.
         eval_batch_size: blocks in an evaluation batch; null takes batch_size.
-        num_epochs: passes over the training blocks after which the run ends; null leaves it to max_steps.
+        num_epochs: passes over the training blocks after which the run ends; null leaves it to max_steps, and where
+            that is not given either, to how many documents there are.
         num_workers: loader processes.
         prefetch_factor: batches that each loader process holds ready.
         weights: how often each source is read in an epoch of training; fractions read a part; null reads each once.
@@ -355,7 +363,7 @@ class ControlConfig:
         target_s: the setpoint S*, a share such as 0.1 or 10%, or auto: pi's setpoint is moved at every tick by the
             slope of the held-out loss. No share serves all data and models (docs/research/results.md), so none is the
             default. A law without a setpoint ignores it.
-        every: optimizer steps between ticks.
+        every: optimizer steps between ticks; null takes 10, and fewer in a short run.
         kp: proportional gain: change of ln lambda per unit of error, which pi takes in the logit of S and p in ln S;
             of original in S, and of kl in KL/KL* - 1, both per tick.
         ki: integral gain, per tick; of i in ln S.
@@ -377,7 +385,7 @@ class ControlConfig:
 
     controller: str = "pi"
     target_s: float | str = "auto"
-    every: int = 10
+    every: int | None = None
     kp: float | None = None
     ki: float | None = None
     ema_alpha: float | str | None = None
@@ -479,7 +487,7 @@ class RunConfig:
             where there is one and the beginning where there is none.
         save_steps: optimizer steps between checkpoints; null makes it half of the run, and 500 at most.
         keep: checkpoints kept.
-        eval_steps: optimizer steps between validations; null makes it a fifth of the run, and 200 at most.
+        eval_steps: optimizer steps between validations; null makes it a fifth to a tenth of the run, and 200 at most.
         logger: log to wandb, mlflow or trackio as well, several after one another; TensorBoard and CSV are always
             written.
         logger_offline: such loggers keep to this machine, whatever their own settings say, and ask for no login.

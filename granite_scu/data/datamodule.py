@@ -99,9 +99,10 @@ class TextDataModule(LightningDataModule):
         return other
 
     def prepare(self, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = "") -> None:
-        """Read, tokenise and divide the corpus. Once on every rank, before anything else here is used.
+        """Read, tokenise, divide and cut the corpus. Once on every rank, before anything else here is used.
 
         Not Lightning's ``prepare_data``: N, the number of tokens, is wanted before there is a Trainer.
+        ``read`` and ``cut`` after one another, for whom the text does not decide how it is cut.
 
         Args:
             tokenizer: of the model.
@@ -112,9 +113,18 @@ class TextDataModule(LightningDataModule):
             UserError: nothing to read, a file that cannot be read, too little text for the block size, or a token that
                 the model does not have.
         """
-        self._left_out, self.rows, self.model_name = Counter(), rows, model
+        self.read(tokenizer, rows, model)
+        self.cut(tokenizer, self.config)
+
+    def read(self, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = "") -> None:
+        """Read, tokenise and divide the corpus; as ``prepare``."""
+        self.rows, self.model_name = rows, model
         self.division = self.divide(tokenizer)
         require_known(self.division.corpus.stream.tokens, tokenizer, rows, model)
+
+    def cut(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
+        """Make the blocks of what was read, as ``config`` has them; as ``prepare``."""
+        self._left_out, self.config = Counter(), config
         blocks = self.make_blocks(self.division, tokenizer)
         self.train, self.validation, self.test = (blocks[name] for name in SPLITS)
 
@@ -178,11 +188,6 @@ class TextDataModule(LightningDataModule):
                 f"--data-dir {config.named}: the training split has {train.n_inputs} tokens, too few for one "
                 f"block of --block-size {config.block_size}; {_more_text(train.n_inputs, n_blocks=1)}"
             )
-        if len(train) < config.batch_size:
-            _log.warning(
-                "the %d training blocks are fewer than --batch-size %d, so that a batch has some of them several times",
-                *(len(train), config.batch_size),
-            )
 
     def check_processes(self, count: int) -> None:
         """Refuse more processes than there are validation or test blocks.
@@ -199,6 +204,18 @@ class TextDataModule(LightningDataModule):
                 f"--block-size {self.config.block_size}; start no more processes than that, or "
                 f"{_more_text(blocks.n_inputs, count)}"
             )
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document that is trained on, or of all where they are divided by block."""
+        parts, stream = self.division.parts, self.division.corpus.stream
+        bounds = stream.bounds if parts is None else stream.bounds_of(parts["train"])
+        return bounds[:, 1] - bounds[:, 0]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document of all splits."""
+        return int(np.diff(self.division.corpus.stream.bounds).max())
 
     @property
     def chats(self) -> int:

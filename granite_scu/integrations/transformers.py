@@ -18,7 +18,7 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_callback import ExportableState
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import ControlConfig, OptimizerConfig, PriorConfig
+from granite_scu.config.settings import DEFAULT_EVERY, ControlConfig, OptimizerConfig, PriorConfig
 from granite_scu.control import TRACKING, AutoSetpoint, Controller, build
 from granite_scu.integrations.adapter import Adapter
 from granite_scu.integrations.loop import Loop, Plant
@@ -76,7 +76,7 @@ class ShannonCallback(TrainerCallback, ExportableState):
         self,
         target_s: float | Literal["auto"] = ControlConfig.target_s,
         controller: str = ControlConfig.controller,
-        control_every: int = ControlConfig.every,
+        control_every: int = DEFAULT_EVERY,
         *,
         prior_sigma: float = PriorConfig.sigma,
         n_tokens: int | None = PriorConfig.n_tokens,

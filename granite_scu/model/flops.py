@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 from transformers import PretrainedConfig
@@ -29,6 +29,12 @@ class Size:
     adapted: list[tuple[int, int, int]]
     trained: int
     flops_per_token: float
+
+    def in_blocks(self, name: str, before: int, now: int) -> "Size":
+        """The size where attention spans other blocks: of ``now`` tokens, and not of ``before``; ``name`` as below."""
+        config = loading.known_config(name)
+        more = mixing_products(config, now) - mixing_products(config, before)
+        return replace(self, flops_per_token=self.flops_per_token + flops_per_token(0, 0, more))
 
 
 def measure(

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import lightning as L
-import yaml
 
 from granite_scu.config.errors import RunFailed, UserError
 from granite_scu.config.request import Request
@@ -85,12 +84,13 @@ def prove(run: PreparedRun) -> PreparedRun:
 
 def _as_asked_for(request: Request) -> Request:
     """The request as if its batch size had been given, also in the YAML that the run folder keeps."""
-    given = yaml.safe_load(request.yaml)
-    given["data"]["batch_size"] = request.data.batch_size
-    given["trainer"]["accumulate_grad_batches"] = request.trainer["accumulate_grad_batches"]
-    given["run"]["auto_batch_size"] = False
-    settled = replace(request.run, auto_batch_size=False)
-    return replace(request, run=settled, yaml=yaml.safe_dump(given, sort_keys=False))
+    return request.with_values(
+        {
+            "data.batch_size": request.data.batch_size,
+            "trainer.accumulate_grad_batches": request.trainer["accumulate_grad_batches"],
+            "run.auto_batch_size": False,
+        }
+    )
 
 
 class _Tick(L.Callback):

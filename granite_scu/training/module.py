@@ -114,7 +114,7 @@ class GraniteModule(L.LightningModule):
         measures_slopes: bool = False,
     ) -> None:
         super().__init__()
-        self.base, self.lora, self.optimizer_config = base, lora, optimizer
+        self.base, self.lora, self.optimizer_config = base, lora, optimizer.resolved()
         self.prior_sigma, self.n_tokens, self.total_steps = prior.sigma, prior.n_tokens, total_steps
         self.dtype_of_base, self.loading_device = dtype, loading_device
         self.position, self.measure, self.actuator, self.start = position or {}, measure, actuator, start

@@ -17,7 +17,11 @@ def opening(facts: dict[str, Any], resume: str = "--resume-from-checkpoint last"
     """
     rows = describe(facts) | {"Ctrl-C": f"saves, and the same command with {resume} continues"}
     width = max(map(len, rows)) + 2
-    return [*(f"{name:<{width}}{text}" for name, text in rows.items()), *(f"note: {line}" for line in facts["advice"])]
+    lines = (("chosen", facts["chosen"]), ("note", facts["advice"]))
+    return [
+        *(f"{name:<{width}}{text}" for name, text in rows.items()),
+        *(f"{name}: {line}" for name, said in lines for line in said),
+    ]
 
 
 def describe(facts: dict[str, Any]) -> dict[str, str]:
@@ -45,6 +49,7 @@ def details(facts: dict[str, Any]) -> dict[str, str]:
         "N": f"{facts['n_tokens']:,} tokens, over which the description of the adapter is spread",
         "largest S": "" if ceiling is None else f"{per_cent(ceiling)}, by these learning rates and steps (estimate)",
         "setpoint": facts.get("target_s_advice", ""),
+        "chosen": "\n".join(facts["chosen"]),
         "note": "\n".join(facts["advice"]),
     }
     return {name: text for name, text in rows.items() if text}
@@ -95,7 +100,8 @@ def _length(facts: dict[str, Any]) -> str:
     if facts["first_step"]:
         steps = f"{steps}, of which {facts['first_step']:,} are done"
     passes = "" if facts["passes"] is None else f", {_three_digits(facts['passes'])} passes over the data"
-    return f"{steps}: {facts['tokens']:,} tokens{passes}"
+    learned = "" if facts["learned_tokens"] is None else f", {facts['learned_tokens']:,} of them learned"
+    return f"{steps}: {facts['tokens']:,} tokens{learned}{passes}"
 
 
 def _three_digits(number: float) -> str:

@@ -22,8 +22,8 @@ from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.module import GraniteModule
 from granite_scu.training.resume import TEXT, Resume
 
-MOST_EVAL_STEPS, MOST_SAVE_STEPS = 200, 500
-"""Optimizer steps between two validations, and between two checkpoints, of a long run."""
+MOST_SAVE_STEPS = 500
+"""Optimizer steps between two checkpoints of a long run."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class PreparedRun:
         size: parameters, adapted layers and operations of the model.
         growth: G of ``control.diagnostics.ceiling``; None where the measure does not start at zero.
         controller: sets lambda.
+        chosen: settings that nobody gave and the data decided, a line each with why.
     """
 
     request: Request
@@ -79,11 +80,12 @@ class PreparedRun:
     size: Size
     growth: float | None
     controller: control.Controller
+    chosen: list[str]
 
     @property
     def intervals(self) -> Intervals:
         """When it validates and saves."""
-        return intervals_of(self.request.run, self.length.steps, self.resume)
+        return intervals_of(self.request.run, self.length.steps)
 
     @property
     def s_ceiling(self) -> float | None:
@@ -106,12 +108,9 @@ def length_of(request: Request, n_blocks: int, n_tokens: int, processes: int) ->
     return RunLength(steps, tokens_per_step, n_tokens=request.prior.n_tokens or counted)
 
 
-def intervals_of(asked: RunConfig, steps: int, resume: Resume | None) -> Intervals:
-    """The intervals that were asked for, or those that suit the length; a run that continues validates as it did."""
-    before = resume.state["settings"].get("--eval-steps") if resume else None
-    if not (isinstance(before, int) and 0 < before <= steps):
-        before = min(MOST_EVAL_STEPS, max(1, steps // 5))
-    return Intervals(asked.eval_steps or before, asked.save_steps or min(MOST_SAVE_STEPS, max(1, steps // 2)))
+def intervals_of(asked: RunConfig, steps: int) -> Intervals:
+    """The intervals of a run whose validations are settled: checkpoints as asked for, or as suit the length."""
+    return Intervals(asked.eval_steps or steps, asked.save_steps or min(MOST_SAVE_STEPS, max(1, steps // 2)))
 
 
 def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:

@@ -51,6 +51,7 @@ from granite_scu.training.controller import (
     check_length,
     check_slopes,
 )
+from granite_scu.training.fitting import fitted
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.loggers import RunLogger, logging_to
@@ -59,6 +60,7 @@ from granite_scu.training.preflight import announce
 from granite_scu.training.prepared_run import PreparedRun, build_module, intervals_of, length_of
 from granite_scu.training.resume import (
     Resume,
+    as_before,
     blamed,
     check_base,
     check_blocks,
@@ -118,6 +120,8 @@ def prepare(
     resume = open_checkpoint(request.run.resume, folder.path)
     with claimed(folder, request, resume):
         pass  # refused already here; until the run starts, others may have the folder
+    if resume:
+        request = as_before(request, resume)
 
     # The model's tokenizer with the chat template, and the adapter to start from.
     tokenizer = templates.of_data(tokenizer or loading.load_tokenizer(request.base.name), request.data)
@@ -131,16 +135,24 @@ def prepare(
     # What the model has to compute; layers that it has not are refused here.
     size = flops.measure(request.base.name, request.lora, request.data.block_size, start and start.shapes)
 
+    # The text, and what nobody gave of blocks, steps, rate and controller, fitted to it.
+    data, console = data or build_data(request), console or Console()
+    say(f"reading the text {request.data.named}", console)
+    data.read(tokenizer, loading.rows_of(config), request.base.name)
+    block = request.data.block_size
+    if controller:
+        request = replace(request, given=request.given | {"control.controller"})
+    request, chosen = fitted(request, data, tokenizer, config, machine.world_size)
+    size = size.in_blocks(request.base.name, block, request.data.block_size)
+
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
     asked = request.data.batch_size
     if request.run.auto_batch_size:
         request = batch_size.first_guess(request, machine)
     request = memory_budget.with_checkpointing_settled(request, machine)
+    data.config = replace(data.config, batch_size=request.data.batch_size)
 
-    # The text, and with it N and the length of the run.
-    data, console = data or build_data(request), console or Console()
-    say(f"reading the text {request.data.named}", console)
-    data.prepare(tokenizer, loading.rows_of(config), request.base.name)
+    # N and the length of the run.
     data.check_processes(machine.world_size)
     length = length_of(request, data.train.n_blocks, data.n_tokens, machine.world_size)
 
@@ -152,7 +164,7 @@ def prepare(
         growth = ceiling.growth([(out, rank) for out, _, rank in size.adapted], request.lora.scale, *prior)
 
     # The law of lambda.
-    every = intervals_of(request.run, length.steps, resume).validation
+    every = intervals_of(request.run, length.steps).validation
     check_length(request.control, request.run, request.data.stream, length.steps, every)
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
@@ -172,6 +184,7 @@ def prepare(
         size=size,
         growth=growth if request.control.measure == "delta" else None,  # factors are not zero at the start
         controller=controller,
+        chosen=chosen,
     )
 
     # What must be the same as at the checkpoint, and what has changed.

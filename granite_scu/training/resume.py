@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,32 @@ def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
     state = checkpoint.load_state(path)
     checkpoint.check_state(state, path)
     return Resume(path, state, folder.resolve() in path.resolve().parents)
+
+
+AS_BEFORE = (
+    *("data.block_size", "data.batch_size", "trainer.accumulate_grad_batches", "trainer.limit_val_batches"),
+    *("optimizer.learning_rate", "optimizer.warmup_steps", "control.every", "control.controller", "run.eval_steps"),
+)
+"""Settings that were fitted to the data, which a run that continues keeps."""
+
+
+def as_before(request: Request, resume: Resume) -> Request:
+    """The request with what is not given, of what was fitted to the data, as the checkpoint's run had it.
+
+    Its length counts as given as well, unless steps or epochs are.
+
+    Raises:
+        UserError: the checkpoint has a value that its setting cannot have.
+    """
+    names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
+    has_length = request.trainer["max_steps"] > 0 or request.data.num_epochs is not None
+    keys = [*AS_BEFORE, *(() if has_length else ("trainer.max_steps",))]
+    before = resume.state["settings"]
+    values = {key: before[names[key]] for key in keys if key not in request.given and names[key] in before}
+    with blamed(resume):
+        if any(not isinstance(value, float | int | str) or isinstance(value, bool) for value in values.values()):
+            raise TypeError("a setting is no number")
+        return replace(request.with_values(values), given=request.given | values.keys())
 
 
 @contextmanager

@@ -275,10 +275,12 @@ def test_every_preset_can_be_planned_and_fits_its_cards(prepared, full_size, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cards.CARDS)
 def test_a_preset_uses_most_of_its_card_and_computes_nothing_twice(prepared, full_size, name):
-    card = cards.CARDS[name]
+    card, filled = cards.CARDS[name], presets.settings(name)["data"]
     run = prepared(presets.path(name), card, full_size)
     assert not run.request.base.gradient_checkpointing
-    share = memory_budget.predict(run.request, run.machine).total / hardware.GIB / card.memory_gb
+    # The text here is little, and its batches are smaller.
+    request = run.request.with_values({f"data.{size}": filled[size] for size in ("batch_size", "block_size")})
+    share = memory_budget.predict(request, run.machine).total / hardware.GIB / card.memory_gb
     assert 0.7 <= share <= 0.9
 
 

@@ -49,7 +49,7 @@ def test_defaults_give_way_to_files_in_order_and_files_to_flags(layers):
     first, second = layers
     request = module_request("--config", first, "--config", second, "--control.kp=0.7")
     assert (request.lora.rank, request.lora.alpha, request.lora.dropout) == (6, 8.0, 0.0)
-    assert (request.control.kp, request.control.ki, request.control.every) == (0.7, 0.1, 10)
+    assert (request.control.kp, request.control.ki, request.control.every) == (0.7, 0.1, None)
     assert request.control.target_s == 0.125
     assert module_request("--config", second, "--config", first).lora.rank == 4
 

@@ -1,7 +1,5 @@
 """The plan of a run in words, and settings that do not go with its length."""
 
-from pathlib import Path
-
 import pytest
 from rich.console import Console
 
@@ -12,7 +10,6 @@ from granite_scu.training.plan_description import describe, opening
 from granite_scu.training.preflight import out_of_proportion
 from granite_scu.training.prepared_run import intervals_of
 from granite_scu.training.recipe import prepare
-from granite_scu.training.resume import Resume
 
 SPLIT = {"documents": 5, "supervised_tokens": 90_000}
 FACTS = {
@@ -25,8 +22,16 @@ FACTS = {
     **{"device": "NVIDIA GeForce RTX 4090", "device_is_here": False, "accelerator": "cuda", "processes": 1},
     "hardware_preset": "gpu_4090",
     **{"precision": "bf16-mixed", "compiled": True, "quantize_4bit": False, "gradient_checkpointing": False},
-    **{"first_step": 0, "steps": 1000, "tokens_per_step": 32768, "tokens": 32_768_000, "passes": 364.1},
+    **{
+        "first_step": 0,
+        "steps": 1000,
+        "tokens_per_step": 32768,
+        "tokens": 32_768_000,
+        "passes": 364.1,
+        "learned_tokens": 90_000 * 364,
+    },
     **{"controller": "pi", "control_every": 10, "target_s": 0.08, "advice": ["--warmup-steps 5: too long"]},
+    "chosen": ["learning rate 0.0001: for much text"],
     **{"batch_size": 4, "gradient_accumulation_steps": 8, "auto_batch_size": False},
     **{"memory_gib_estimate": 8.41, "memory_gib_allowed": 21.15, "memory_fits": True, "time_s_estimate": 21638},
     "output_dir": "runs/mine",
@@ -35,7 +40,7 @@ FACTS = {
 
 def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
     lines = opening(FACTS)
-    assert len([line for line in lines if not line.startswith("note: ")]) <= 12
+    assert len([line for line in lines if not line.startswith(("note: ", "chosen: "))]) <= 12
     assert lines[-1] == "note: --warmup-steps 5: too long"
     words = " | ".join(lines)
     for said in (
@@ -43,7 +48,8 @@ def test_a_run_begins_with_what_a_person_wants_to_know_in_twelve_lines():
         "RTX 4090; not in this machine: the plan is for such a card",
         "bf16, compiled layers",
         "4 x 1024 tokens x 8 accumulated = 32,768 tokens a step",
-        "1,000 steps: 32,768,000 tokens, 364 passes",
+        "1,000 steps: 32,768,000 tokens, 32,760,000 of them learned, 364 passes",
+        "chosen: learning rate 0.0001: for much text",
         "8.4 of 21.1 GiB, fits",
         "about 6 hours of training and validation, a rough estimate from the vendor's figures",
         "pi sets lambda every 10 steps so that S reaches S* = 8 %",
@@ -126,18 +132,13 @@ def test_a_block_longer_than_the_models_positions_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "steps", "before", "intervals"),
+    ("asked", "steps", "intervals"),
     [
-        ({}, 1000, None, (200, 500)),
-        ({}, 5000, None, (200, 500)),
-        ({}, 36, None, (7, 18)),
-        ({}, 1, None, (1, 1)),
-        ({"run.eval_steps": 50, "run.save_steps": 9}, 36, None, (50, 9)),
-        ({}, 72, 7, (7, 36)),
-        ({"run.eval_steps": 20}, 72, 7, (20, 36)),
-        ({}, 72, "often", (14, 36)),
+        ({"run.eval_steps": 200}, 5000, (200, 500)),
+        ({"run.eval_steps": 7}, 36, (7, 18)),
+        ({"run.eval_steps": 1}, 1, (1, 1)),
+        ({"run.eval_steps": 50, "run.save_steps": 9}, 36, (50, 9)),
     ],
 )
-def test_a_run_validates_and_saves_as_suits_its_length_and_a_continued_one_as_before(asked, steps, before, intervals):
-    resume = before and Resume(Path("checkpoint-7"), {"settings": {"--eval-steps": before}}, in_place=True)
-    assert intervals_of(Request.from_dotted(asked).run, steps, resume) == intervals
+def test_a_run_saves_as_suits_its_length(asked, steps, intervals):
+    assert intervals_of(Request.from_dotted(asked).run, steps) == intervals

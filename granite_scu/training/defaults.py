@@ -1,0 +1,247 @@
+"""Settings that nobody gave, fitted to the data: length, batches, learning rate, validation and ticks, each with why.
+
+The guides' defaults (8 blocks of 1,024 tokens, 4 accumulated, 1,000 steps at 1e-4) or a preset's are for data that fill
+them. Fewer data get fewer and shorter blocks in a step, and more epochs, so that a run has steps enough to learn in.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from granite_scu.config.settings import DEFAULT_EVERY, DEFAULT_RATE, DEFAULT_STEPS, DEFAULT_WARMUP
+from granite_scu.control.laws.auto import SHORT
+from granite_scu.control.units import counted
+
+LEAST_STEPS = 100
+"""Optimizer steps that a run has where its data make so many, for an adapter to learn in."""
+
+IN_A_STEP = 8
+"""Conversations, or blocks of text, that a step has; fewer where there are few, more where a run would grow long."""
+
+MOST_EPOCHS, OF_RECORDS = 10, 100
+"""Epochs of so many conversations. Of n they are fewer by the root of n over these, since a text that is read again is
+learned by heart: 3 of 1,000, 2 of 4,000, 1 of 10,000."""
+
+TOKENS_OF_A_RECORD = 250
+"""Of text, counted as one conversation in the above."""
+
+RATE, RATE_WIDTH, RATE_POWER = 5e-4, 2000, 0.78
+"""Learning rate of a model of that width, and by which power of the width it falls: Thinking Machines' rule for LoRA
+(https://tinker-docs.thinkingmachines.ai), ten times that of training all weights."""
+
+WARMUP = 0.05
+"""Share of the steps."""
+
+SHORTEST_BLOCK = 64
+"""Tokens below which a block is not made: shorter ones are no faster."""
+
+LEAST_BLOCKS_OF_TEXT = 50
+"""Blocks that text is cut into, so that there are some to hold out."""
+
+LEAST_VALIDATIONS, MOST_VALIDATIONS, MOST_EVAL_STEPS = 5, 10, 200
+"""Validations of a run, one an epoch between these; and the most optimizer steps between two."""
+
+VALIDATED = 50
+"""Micro-batches of the guides' size that a validation reads at most."""
+
+LEAST_TICKS, LEAST_EVERY = 30, 5
+"""Ticks of a run, and the fewest steps between two: a tick costs about two micro-batches."""
+
+LEAST_HELD_OUT = 30
+"""Conversations to validate on below which they say too little of others for the setpoint to follow them."""
+
+
+class Usual(NamedTuple):
+    """The step of the guides, or of a preset, on each device: blocks in a micro-batch, micro-batches, and its block."""
+
+    batch: int
+    accumulation: int
+    block: int
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.batch * self.accumulation * self.block
+
+
+class Text(NamedTuple):
+    """What is trained on.
+
+    Attributes:
+        chats: whether it is conversations, which stay in one piece.
+        documents: how many.
+        tokens: of all.
+        longest: tokens of the longest document.
+    """
+
+    chats: bool
+    documents: int
+    tokens: int
+    longest: int
+
+    @property
+    def epochs(self) -> int:
+        """So often it may be read."""
+        records = self.documents if self.chats else self.tokens / TOKENS_OF_A_RECORD
+        return max(1, min(MOST_EPOCHS, round(MOST_EPOCHS * math.sqrt(OF_RECORDS / max(records, 1)))))
+
+
+class Cut(NamedTuple):
+    """What packing made of a text: tokens of a block, training and validation blocks, documents to validate on."""
+
+    block: int
+    train: int
+    validation: int
+    held_out: int
+
+
+class Choice(NamedTuple):
+    """A setting by its dotted key, its value, and why in one line; empty where another line says it."""
+
+    key: str
+    value: Any
+    why: str = ""
+
+
+def block_size(text: Text, usual: Usual, processes: int = 1) -> Choice | None:
+    """The tokens of a block, where the usual ones would leave too few blocks; None where they do not.
+
+    A power of two that holds the longest conversation, and of which a step has about eight.
+    """
+    if text.chats:
+        wanted = _records_in_a_step(text, text.documents) * text.tokens / text.documents / processes
+        least, why = max(text.longest - 1, wanted / IN_A_STEP), f"the longest conversation has {text.longest:,}"
+        block = 1 << math.ceil(math.log2(max(least, 1)))
+    else:
+        block = 1 << math.floor(math.log2(max(text.tokens / LEAST_BLOCKS_OF_TEXT, 1)))
+        why = f"the text has {text.tokens:,}"
+    block = max(block, SHORTEST_BLOCK)
+    return Choice("data.block_size", block, f"blocks of {block} tokens: {why}") if block < usual.block else None
+
+
+def settle(
+    text: Text | None, cut: Cut, usual: Usual, given: Mapping[str, Any], width: int, processes: int = 1
+) -> list[Choice]:
+    """What is not given of a run's length, steps, learning rate, validation and controller.
+
+    Args:
+        text: that is trained on; None for a stream, which nobody has counted: it gets the guides' values.
+        cut: the blocks that it made.
+        usual: the guides' step, or a preset's.
+        given: what the user gave, by dotted key.
+        width: of the model's hidden states.
+        processes: that train.
+    """
+    chosen: list[Choice] = []
+    if text is None:
+        batch, accumulation, steps = usual.batch, usual.accumulation, DEFAULT_STEPS
+        epochs, fills = 1.0, True
+    else:
+        fills = text.tokens * text.epochs >= DEFAULT_STEPS * usual.tokens * processes
+        epochs = given.get("data.num_epochs", text.epochs)
+        batch, accumulation = _step(text, cut, usual, given, epochs, processes)
+        steps = math.ceil(epochs * cut.train / (batch * accumulation * processes))
+    batch = given.get("data.batch_size", batch)
+    accumulation = given.get("trainer.accumulate_grad_batches", accumulation)
+    if "trainer.max_steps" in given:
+        steps = min(given["trainer.max_steps"], steps) if "data.num_epochs" in given else given["trainer.max_steps"]
+    elif "data.num_epochs" not in given:
+        steps = min(steps, DEFAULT_STEPS)
+        chosen.append(Choice("trainer.max_steps", steps, _length(text, cut, steps, batch * accumulation * processes)))
+    chosen += [Choice("data.batch_size", batch), Choice("trainer.accumulate_grad_batches", accumulation)]
+    chosen += [_rate(width, fills), _warmup(steps)]
+    chosen += _validation(text, cut, usual, given.get("data.eval_batch_size", batch), steps, epochs, processes)
+    chosen += _control(text, cut, given, batch * processes, steps)
+    return [choice for choice in chosen if choice.key not in given]
+
+
+def _records_in_a_step(text: Text, records: float, steps: int | None = None) -> float:
+    """How many of a text's conversations, or blocks, a step should have.
+
+    Args:
+        text: that is trained on.
+        records: its conversations or blocks.
+        steps: of the run, where they are given.
+    """
+    seen = records * text.epochs
+    wanted = max(IN_A_STEP, seen / max(steps or 0, DEFAULT_STEPS))
+    return max(1.0, wanted if steps else min(wanted, seen / LEAST_STEPS))
+
+
+def _step(
+    text: Text, cut: Cut, usual: Usual, given: Mapping[str, Any], epochs: float, processes: int
+) -> tuple[int, int]:
+    """Blocks in a micro-batch, and micro-batches in a step, of each process."""
+    in_a_block = text.documents / cut.train if text.chats else 1.0
+    wanted = _records_in_a_step(text, cut.train * in_a_block, given.get("trainer.max_steps")) / in_a_block / processes
+    blocks = max(1, math.floor(min(wanted, usual.tokens / cut.block)))
+    most = max(1, usual.batch * usual.block // cut.block)
+    if "data.batch_size" in given:
+        batch = given["data.batch_size"]
+        return batch, max(1, min(usual.accumulation, round(blocks / batch)))
+    accumulation = given.get("trainer.accumulate_grad_batches", math.ceil(blocks / most))
+    return max(1, min(most, math.ceil(blocks / accumulation))), accumulation
+
+
+def _length(text: Text | None, cut: Cut, steps: int, blocks: int) -> str:
+    if text is None:
+        return f"{steps:,} steps: of a stream nobody knows the length"
+    passes = steps * blocks / cut.train
+    epochs = f"{passes:.2g} epoch{'s' * (passes != 1)}" if passes < 10 else f"{passes:.0f} epochs"
+    each = blocks * text.documents / cut.train
+    what = (
+        f"{counted(text.documents, 'conversation')}, about {max(1, round(each))} in a step"
+        if text.chats
+        else f"{counted(cut.train, 'block')} of {cut.block:,} tokens, {blocks} in a step"
+    )
+    return f"{counted(steps, 'step')}: {epochs} of {what}"
+
+
+def _rate(width: int, fills: bool) -> Choice:
+    if fills:
+        return Choice(
+            "optimizer.learning_rate", DEFAULT_RATE, f"learning rate {DEFAULT_RATE:g}: the guides', for much text"
+        )
+    rate = float(f"{RATE * (RATE_WIDTH / width) ** RATE_POWER:.2g}")
+    return Choice("optimizer.learning_rate", rate, f"learning rate {rate:g}: for the model's width of {width:,}")
+
+
+def _warmup(steps: int) -> Choice:
+    warmup = min(DEFAULT_WARMUP, round(WARMUP * steps))
+    return Choice(
+        "optimizer.warmup_steps", warmup, f"warm-up of {counted(warmup, 'step')}: {warmup / steps:.0%} of the run"
+    )
+
+
+def _validation(
+    text: Text | None, cut: Cut, usual: Usual, batch: int, steps: int, epochs: float, processes: int
+) -> list[Choice]:
+    count = max(LEAST_VALIDATIONS, min(MOST_VALIDATIONS, round(epochs)))
+    every = max(1, min(MOST_EVAL_STEPS, math.ceil(steps / count)))
+    each = batch * processes
+    most = max(1, VALIDATED * usual.batch * usual.block // (batch * cut.block))
+    batches = max(1, min(most, math.ceil(cut.validation / each)))
+    of = f"all {cut.validation:,}" if batches * each >= cut.validation else f"{batches * each:,} of {cut.validation:,}"
+    kind = "conversations" if text and text.chats else "documents"
+    why = f"validation every {counted(every, 'step')}: on {of} blocks, {cut.held_out:,} {kind}"
+    return [Choice("run.eval_steps", every, why), Choice("trainer.limit_val_batches", batches)]
+
+
+def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int, steps: int) -> list[Choice]:
+    """The ticks; and no controller, where nobody asked for one and it could not find its setpoint."""
+    asked = any(key.startswith("control.") and key != "control.every" for key in given) or (
+        "run.stop_at_equilibrium" in given
+    )
+    every = min(DEFAULT_EVERY, max(steps // LEAST_TICKS, 1 if asked else LEAST_EVERY))
+    ticks = Choice("control.every", every)
+    if asked:
+        return [ticks]
+    few = text is not None and text.chats and cut.held_out < LEAST_HELD_OUT
+    if steps // given.get("control.every", every) < SHORT:
+        why = f"{counted(steps, 'step')} are too few to find S* in, which takes {SHORT * LEAST_EVERY}"
+    elif cut.validation < blocks or few:
+        found = counted(cut.held_out, "conversation" if few else "document")
+        why = f"{found} to validate on are too few for S* to follow"
+    else:
+        return [ticks]
+    return [ticks, Choice("control.controller", "none", f"plain LoRA, no controller: {why}")]

@@ -1,0 +1,68 @@
+"""A request with its data cut, and what nobody gave fitted to them: ``defaults``, applied."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from granite_scu.config.request import Request
+from granite_scu.data.datamodule import TextDataModule
+from granite_scu.training import defaults
+
+log = logging.getLogger(__name__)
+
+
+def fitted(
+    request: Request, data: TextDataModule, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, processes: int
+) -> tuple[Request, list[str]]:
+    """The request with every setting that follows from the data, and why each is what it is, a line each.
+
+    Args:
+        request: what was asked for.
+        data: read; is cut into blocks here.
+        tokenizer: of the model.
+        config: of the model.
+        processes: that train.
+
+    Raises:
+        UserError: the text makes no blocks.
+    """
+    given = {key: value for key in request.given if (value := _value(request, key)) is not None}
+    trainer = request.trainer
+    usual = defaults.Usual(request.data.batch_size, trainer["accumulate_grad_batches"], request.data.block_size)
+    text, lines = None, []
+    if not request.data.stream:
+        lengths = data.lengths
+        text = defaults.Text(data.chats > 0, len(lengths), int(lengths.sum()), data.longest)
+        block = defaults.block_size(text, usual, processes)
+        if block and block.key not in given:
+            request = request.with_values({block.key: block.value})
+            lines.append(block.why)
+    data.cut(tokenizer, replace(data.config, block_size=request.data.block_size))
+    if text:  # what packing kept of it
+        text = text._replace(documents=data.train.n_documents)
+    cut = defaults.Cut(
+        request.data.block_size, data.train.n_blocks, data.validation.n_blocks, data.validation.n_documents
+    )
+    chosen = defaults.settle(
+        text, cut, usual, given, getattr(config, "hidden_size", 0) or defaults.RATE_WIDTH, processes
+    )
+    if len(data.train) < request.data.batch_size and "data.batch_size" in given:
+        log.warning(
+            "the %d training blocks are fewer than --batch-size %d, so that a batch has some of them several times",
+            *(len(data.train), request.data.batch_size),
+        )
+    return request.with_values({choice.key: choice.value for choice in chosen}), [
+        *lines,
+        *(choice.why for choice in chosen if choice.why),
+    ]
+
+
+def _value(request: Request, key: str) -> Any:
+    """What a request has under a dotted key; None for a number of steps that says that there is none."""
+    group, _, name = key.partition(".")
+    if group == "trainer":
+        value = request.trainer.get(name)
+        return None if key == "trainer.max_steps" and value == -1 else value
+    return getattr(getattr(request, group, None), name, None)

@@ -1,0 +1,108 @@
+"""What is chosen where nobody gives it, for each size of data on each kind of machine."""
+
+import math
+
+import pytest
+
+from granite_scu.training.defaults import Cut, Text, Usual, block_size, settle
+
+GUIDES, CPU, T4, A100 = Usual(8, 4, 1024), Usual(2, 8, 1024), Usual(3, 11, 768), Usual(8, 8, 2048)
+WIDTHS = {"SmolLM2": 576, "Granite 4.0 H 1B": 1536}
+
+CHATS = {n: Text(True, n, 55 * n, 68) for n in (24, 80, 800, 4000)}
+"""Of 30, 100, 1,000 and 5,000 short conversations what is trained on."""
+
+MEGABYTES = {n: Text(False, 40 * n, 200_000 * n, 30_000) for n in (1, 100, 10_000)}
+
+
+def chosen(text: Text, usual: Usual, given: dict | None = None, width: int = 576, processes: int = 1) -> dict:
+    """The settings chosen, over the usual ones and what was given, and how they cut the text."""
+    given = given or {}
+    block = block_size(text, usual, processes)
+    size = given.get("data.block_size", block.value if block else usual.block)
+    blocks = max(1, math.ceil(text.documents / (size // 55)) if text.chats else text.tokens // size)
+    held_out = max(1, blocks // 8)
+    cut = Cut(size, blocks, held_out, held_out * text.documents // blocks)
+    found = {choice.key: choice.value for choice in settle(text, cut, usual, given, width, processes)}
+    return {"data.block_size": size, "blocks": blocks, **given, **found}
+
+
+def steps_of(found: dict, processes: int = 1) -> tuple[int, int]:
+    """Steps, and blocks in a step."""
+    blocks = found["data.batch_size"] * found["trainer.accumulate_grad_batches"] * processes
+    return found["trainer.max_steps"], blocks
+
+
+@pytest.mark.parametrize("usual", [GUIDES, CPU, T4, A100], ids=["guides", "cpu", "t4", "a100"])
+@pytest.mark.parametrize("text", [*CHATS.values(), *MEGABYTES.values()], ids=str)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_amount_of_data_gets_a_run_that_learns_on_each_machine(text, usual, processes):
+    found = chosen(text, usual, processes=processes)
+    (steps, blocks), rate = steps_of(found, processes), found["optimizer.learning_rate"]
+    assert 100 // processes <= steps <= 1000  # of a step that is one block in each process there is no smaller one
+    assert blocks * found["data.block_size"] <= usual.tokens * processes
+    assert found["data.batch_size"] * found["data.block_size"] <= usual.batch * usual.block  # the memory that it takes
+    assert steps * blocks <= 11 * found["blocks"]  # ten epochs, and a step that completes the last
+    assert not text.chats or found["data.block_size"] >= text.longest - 1
+    assert 0 <= found["optimizer.warmup_steps"] <= min(50, steps / 10)
+    assert 5 <= steps / found["run.eval_steps"] <= 11
+    assert found.get("control.controller") == "none" or steps // found["control.every"] >= 24
+    assert 1e-4 <= rate <= 2e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "epochs", "controller"),
+    [
+        (CHATS[24], 120, 10, "none"),
+        (CHATS[80], 100, 10, "none"),
+        (CHATS[800], 400, 4, "pi"),
+        (CHATS[4000], 1000, 2, "pi"),
+        (MEGABYTES[1], 130, 4, "pi"),
+        (MEGABYTES[100], 1000, 1, "pi"),
+    ],
+    ids=str,
+)
+def test_little_data_is_read_often_and_in_small_steps(text, steps, epochs, controller):
+    found = chosen(text, GUIDES)
+    length, blocks = steps_of(found)
+    assert length == pytest.approx(steps, rel=0.1)
+    assert length * blocks / found["blocks"] == pytest.approx(epochs, rel=0.1)
+    assert found.get("control.controller", "pi") == controller
+
+
+@pytest.mark.parametrize("usual", [GUIDES, CPU, T4, A100])
+def test_data_that_fill_them_get_the_guides_values(usual):
+    found = chosen(MEGABYTES[10_000], usual)
+    fixed = {"data.batch_size": usual.batch, "trainer.accumulate_grad_batches": usual.accumulation}
+    fixed |= {"data.block_size": usual.block, "trainer.max_steps": 1000, "optimizer.learning_rate": 1e-4}
+    fixed |= {"optimizer.warmup_steps": 50, "run.eval_steps": 200, "control.every": 10}
+    assert found.items() >= fixed.items()
+    assert settle(None, Cut(usual.block, 9, 9, 9), usual, {}, 576)[0].value == 1000  # a stream, which nobody counts
+
+
+def test_the_rate_falls_with_the_models_width():
+    small, granite = (chosen(CHATS[80], GUIDES, width=width)["optimizer.learning_rate"] for width in WIDTHS.values())
+    assert small / granite == pytest.approx((1536 / 576) ** 0.78, rel=0.05)  # both are told in two figures
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"trainer.max_steps": 7},
+        {"data.num_epochs": 2},
+        {"data.batch_size": 4},
+        {"trainer.accumulate_grad_batches": 16},
+        {"optimizer.learning_rate": 1e-5, "optimizer.warmup_steps": 33},
+        {"control.controller": "pi"},
+        {"control.target_s": 0.1},
+        {"control.every": 3, "run.eval_steps": 2, "trainer.limit_val_batches": 1},
+    ],
+    ids=str,
+)
+def test_what_is_given_is_kept(given):
+    found = chosen(CHATS[80], GUIDES, given)
+    assert found.items() >= given.items()
+    assert found["data.batch_size"] * found["trainer.accumulate_grad_batches"] >= 1
+    assert ("control.controller" in found) == (not given.keys() & {"control.target_s"})
+    if "data.num_epochs" in given:
+        assert "trainer.max_steps" not in found
