@@ -20,7 +20,6 @@ from granite_scu.config.request import Request
 from granite_scu.config.settings import TINY_MODEL, BaseConfig
 from granite_scu.data.tokens import templates
 from granite_scu.evaluation.split_score import score_split
-from granite_scu.experiments.identification import step_test
 from granite_scu.export.present import presented
 from granite_scu.hardware import cards, presets
 from granite_scu.hardware.machine import resolve_request
@@ -64,6 +63,8 @@ def run(arguments: list[str], wording: Callable[[str], str] = str) -> int:
             with lasting_output(), logged_from_here(Wording(wording, LINE)):
                 if cli.step_test is None:
                     return fit(cli.request, console, wording)
+                from granite_scu.experiments.identification import step_test  # late: a library of its own
+
                 return step_test.identify(cli.request, cli.step_test, console, as_json)
         console.print_json(data=_score(cli.request, SCORED[cli.subcommand]))
         return 0

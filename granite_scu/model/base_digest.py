@@ -1,23 +1,18 @@
 """Which weights a base model has, by the SHA-256 of its files: a folder, or a hub's name, may hold others later."""
 
-import functools
-import json
 import logging
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import parse_json
 from granite_scu.model import gguf_file
 from granite_scu.model.base_files import weight_files
 from granite_scu.model.finding import resolve
 from granite_scu.storage import manifest
-from granite_scu.storage.atomic import replacing
+from granite_scu.storage.kept import kept
 from granite_scu.storage.run_folder import TRAINING_CONFIG
 
 log = logging.getLogger(__name__)
@@ -105,33 +100,19 @@ def _facts(file: Path) -> dict[str, Any]:
     return {"bytes": stat.st_size, "sha256": _sha256(found, stat.st_size, *changed)}
 
 
-@functools.cache
 def _sha256(file: Path, size: int, *changed: int) -> str:
     """The digest of a file, read once while nothing of the file changes."""
     if size < LARGE:
         return manifest.sha256(file)
-    place, key = _kept(), "\n".join(map(str, (file, size, *changed)))
-    kept = _read(place)
-    if key not in kept:
+
+    def read() -> str:
         log.info("reading %.1f GB of %s for its SHA-256", size / 1e9, file.name)
-        kept[key] = manifest.sha256(file)
-        if place:
-            with suppress(OSError):  # it is then computed again
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(place) as temporary:
-                    temporary.write_text(json.dumps(kept), encoding="utf-8")
-    return kept[key]
+        return manifest.sha256(file)
+
+    return kept("digests.json", [str(file), size, *changed], read, _digest)
 
 
-def _kept() -> Path | None:
-    with suppress(RuntimeError):  # a user without a home folder
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu", "digests.json").expanduser()
-    return None
-
-
-def _read(place: Path | None) -> dict[str, str]:
-    with suppress(OSError, ValueError):
-        found = parse_json(place.read_bytes()) if place else {}
-        if isinstance(found, dict):
-            return {key: digest for key, digest in found.items() if isinstance(digest, str)}
-    return {}
+def _digest(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError
+    return found

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from torch import nn
 from transformers import PretrainedConfig
 
 from granite_scu.config.settings import LoraConfig
 from granite_scu.model import adapters, loading
+from granite_scu.model.versions import versions
+from granite_scu.storage.kept import kept
 
 RECURRENT = ("linear_attention", "mamba", "mamba2")
 """What configurations call layers that are no attention."""
@@ -48,6 +51,13 @@ def measure(
         block_size: tokens that attention spans.
         adapted: (out, in, rank) of each adapted matrix, where the adapters are there already.
     """
+    config = loading.known_config(name)
+    key = [versions(), config.to_json_string(), loading.weights_here(name, config), repr(lora), block_size]
+    shapes = None if adapted is None else [list(matrix) for matrix in adapted]
+    return kept("sizes.json", [*key, shapes], lambda: asdict(_count(name, lora, block_size, adapted)), _size)
+
+
+def _count(name: str, lora: LoraConfig, block_size: int, adapted: Sequence[tuple[int, int, int]] | None) -> Size:
     model = loading.outline(name)
     config = model.config
     shapes = adapters.shapes(model, lora) if adapted is None else list(adapted)
@@ -56,6 +66,14 @@ def measure(
     met = trained - round((1 - _share_of_experts(config)) * of_experts)
     flops = flops_per_token(weights_in_products(model), met, mixing_products(config, block_size))
     return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops)
+
+
+def _size(found: Any) -> Size:
+    """What was kept of a count. Raises TypeError or ValueError for what is none."""
+    size = Size(**found | {"adapted": [(int(out), int(inner), int(rank)) for out, inner, rank in found["adapted"]]})
+    if not all(isinstance(n, int | float) and n >= 0 for n in (size.frozen, size.trained, size.flops_per_token)):
+        raise ValueError
+    return size
 
 
 def _weights(adapted: Sequence[tuple[int, int, int]]) -> int:

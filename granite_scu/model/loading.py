@@ -97,10 +97,19 @@ def outline(name: str) -> PreTrainedModel:
         UserError: as ``load_model_config``, or the weights are missing, damaged or of another model.
     """
     config = known_config(name)
-    if name != BaseConfig.name and has_weights(Path(resolve(name))) and not quantised_by(config):
+    if weights_here(name, config) is not None:
         return _read(name, device_map="meta")
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+def weights_here(name: str, config: PretrainedConfig) -> list[list[Any]] | None:
+    """What changes where the weights on this machine do: their files, with sizes and times; None without any."""
+    folder = Path(resolve(name))
+    if name == BaseConfig.name or not has_weights(folder) or quantised_by(config):
+        return None
+    states = {str(file): file.stat() for file in sorted(folder.iterdir())}
+    return [[file, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for file, s in states.items()]
 
 
 def _read(name: str, **how: Any) -> PreTrainedModel:

@@ -12,7 +12,7 @@ import copy
 import math
 import weakref
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from granite_scu.model.compilation import decoder_layers
 from granite_scu.model.mamba2 import mamba
 from granite_scu.model.mamba2.mamba import HYBRID
 from granite_scu.model.mamba2.tiling import describing
+from granite_scu.model.versions import versions
+from granite_scu.storage.kept import kept
 
 FOUR_BIT_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in nf4 with double quantisation: a byte of scale for 64 of them, and an fp32 for 256 scales
@@ -93,15 +95,22 @@ def predict(config: PretrainedConfig, setting: Setting) -> Footprint:
         config: the base model's.
         setting: how it is trained.
     """
-    key = (config.to_json_string(), repr(setting))
-    if key not in _known:
-        most = max(2, SIMULATED // setting.block_size)
-        _known[key] = _simulate(config, setting) if setting.batch_size <= most else _extrapolated(config, setting, most)
-    return _known[key]
+    # Whether activations are recomputed may be open still: then they are not.
+    base = replace(setting.base, gradient_checkpointing=bool(setting.base.gradient_checkpointing))
+    setting = replace(setting, base=base)
+    most = max(2, SIMULATED // setting.block_size)
+    if setting.batch_size > most:
+        return _extrapolated(config, setting, most)
+    key = [versions(), config.to_json_string(), repr(setting)]
+    return kept("memory.json", key, lambda: asdict(_simulate(config, setting)), _footprint)
 
 
-_known: dict[tuple[str, str], Footprint] = {}
-"""Predictions of this process: a plan, its advice and the search for a batch ask for the same ones."""
+def _footprint(found: Any) -> Footprint:
+    """What was kept of a prediction. Raises TypeError or ValueError for what is none."""
+    footprint = Footprint(**found)
+    if not all(type(size) is int and size >= 0 for size in astuple(footprint)):
+        raise ValueError
+    return footprint
 
 
 def of_default_model(

@@ -1,10 +1,13 @@
 """Operations of a training step: against PyTorch's own counter, and against the numbers of the papers."""
 
+import shutil
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, LoraConfig
 from granite_scu.model import adapters, flops, loading
 
@@ -75,3 +78,17 @@ def test_of_experts_those_count_that_a_token_is_sent_to():
 
     expert = 32 * 96 + 48 * 32  # gate and up together, and down
     assert weights(4) - weights(2) == 2 * expert
+
+
+def test_a_count_is_kept_for_as_long_as_the_weights_are_the_same(small_granite, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, file = tmp_path / "copy", tmp_path / "cache" / "granite-scu" / "sizes.json"
+    shutil.copytree(small_granite, folder)
+    counted = flops.measure(str(folder), LoraConfig(rank=4), 16)
+    written = file.stat().st_mtime_ns
+    assert flops.measure(str(folder), LoraConfig(rank=4), 16) == counted and file.stat().st_mtime_ns == written
+    assert flops.measure(str(folder), LoraConfig(rank=8), 16).trained == 2 * counted.trained
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UserError, match="cut or damaged"):
+        flops.measure(str(folder), LoraConfig(rank=4), 16)

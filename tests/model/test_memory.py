@@ -1,5 +1,6 @@
 """Predicted memory: against what a step really takes, and what follows from shapes alone."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -68,7 +69,6 @@ def test_a_large_batch_is_extrapolated_from_smaller_ones(config, setting, monkey
     large = replace(setting, batch_size=60, block_size=128)
     taken = memory._simulate(config, large)
     monkeypatch.setattr(memory, "SIMULATED", 16 * 128)
-    monkeypatch.setattr(memory, "_known", {})
     assert memory.predict(config, large).total == pytest.approx(taken.total, rel=0.03)
     huge = replace(large, batch_size=2**20)
     assert memory.predict(config, huge).total > 10_000 * taken.total
@@ -119,3 +119,20 @@ def test_a_model_that_is_not_granite_is_predicted_too():
     )  # fmt: skip
     few, many = memory.predict(llama, SETTING), memory.predict(llama, replace(SETTING, batch_size=8))
     assert 1.9 * few.step < many.step < 2.1 * few.step
+
+
+def test_a_prediction_is_kept_for_a_shape_and_one_that_cannot_be_is_made_again(small_granite, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config, file = loading.load_model_config(small_granite), tmp_path / "granite-scu" / "memory.json"
+    predicted = memory.predict(config, SETTING)
+    written = file.stat().st_mtime_ns
+    open_still = replace(SETTING, base=replace(SETTING.base, gradient_checkpointing=None))
+    assert memory.predict(config, SETTING) == memory.predict(config, open_still) == predicted
+    assert file.stat().st_mtime_ns == written
+    (name,) = json.loads(file.read_text())
+    sizes = {"weights": 1, "adapters": 2}
+    for damage in (sizes, sizes | {"step": -3}, sizes | {"step": "3"}, 3):
+        file.write_text(json.dumps({name: damage}))
+        assert memory.predict(config, SETTING) == predicted
+    assert memory.predict(config, replace(SETTING, batch_size=8)).step > predicted.step
+    assert len(json.loads(file.read_text())) == 2

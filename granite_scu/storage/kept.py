@@ -1,0 +1,67 @@
+"""What takes long to find and stays true, kept by key in small JSON files of the user's cache folder."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from granite_scu.config.outside import parse_json
+from granite_scu.storage.atomic import replacing
+
+T = TypeVar("T")
+
+MOST = 500
+"""Entries of a file; the oldest make way."""
+
+_unkept: dict[tuple[str, str], Any] = {}
+"""What this process has found and could not keep: a home folder may be read-only."""
+
+
+def kept(file: str, key: Any, find: Callable[[], Any], read: Callable[[Any], T]) -> T:
+    """What ``find`` finds, which is called once for a key on this machine.
+
+    A file that is damaged or cannot be written, and an entry that ``read`` refuses, are as if they were not there.
+
+    Args:
+        file: name of the file.
+        key: all that the answer hangs on, as JSON has it.
+        find: returns the answer, as JSON has it.
+        read: makes of it what is returned; refuses by a TypeError, ValueError or KeyError what ``find`` cannot have
+            found.
+    """
+    place = _place(file)
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    for entries in (_entries(place), {name: _unkept.get((file, name))}):
+        with suppress(KeyError, TypeError, ValueError):
+            return read(entries[name])
+    answer = find()
+    try:
+        _keep(place, name, answer)
+    except OSError:
+        _unkept[file, name] = answer
+    return read(answer)
+
+
+def _keep(place: Path | None, name: str, answer: Any) -> None:
+    if place is None:
+        raise FileNotFoundError("this user has no home folder")
+    others = {known: each for known, each in _entries(place).items() if known != name}
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(place) as temporary:
+        temporary.write_text(json.dumps(dict([*others.items(), (name, answer)][-MOST:])), encoding="utf-8")
+
+
+def _entries(place: Path | None) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        found = parse_json(place.read_bytes()) if place else {}
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _place(file: str) -> Path | None:
+    with suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu", file).expanduser()
+    return None
