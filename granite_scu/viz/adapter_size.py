@@ -52,7 +52,7 @@ def _held_out(scale: float | None, error: float | None) -> str:
 def _plus_minus(scale: float, error: float | None) -> str:
     if error is None:
         return ""
-    return f" (± {error:.2g})" if scale >= _TIMES else f" (± {_percent(max(error, 0.001), error)})"
+    return f" (± {_two_figures(error)})" if scale >= _TIMES else f" (± {_percent(max(error, 0.001), error)})"
 
 
 def _change(scale: float, error: float | None) -> str | None:
@@ -60,16 +60,35 @@ def _change(scale: float, error: float | None) -> str | None:
     if scale == 0:
         return "removed"
     if scale >= _TIMES:
-        return f"{scale:.2g} times as large"
+        return f"{_two_figures(scale)} times as large"
     number = _percent(abs(scale - 1), error)
     if not float(number.split()[0]):
         return None
     return f"{number} {'larger' if scale > 1 else 'smaller'}"
 
 
+def _two_figures(value: float) -> str:
+    return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def _percent(value: float, error: float | None) -> str:
     """In whole per cent, or in tenths where the error is that small."""
     return f"{100 * value:.{1 if error is not None and error < 0.005 else 0}f} %"
+
+
+def label(change: float) -> str:
+    """A change of size, beside an axis: per cent up to ten times, then a factor. No adapter is less than removed.
+
+    >>> label(0.0), label(0.05), label(-0.2), label(-1.0), label(20.0), label(-2.0)
+    ('right size', '5 % larger', '20 % smaller', 'removed', '20 times larger', '')
+    """
+    if abs(change) < 5e-5:
+        return "right size"
+    if change <= -1:
+        return "removed" if change == -1 else ""
+    if change >= 10:
+        return f"{change:,.0f} times larger"
+    return f"{float(f'{100 * abs(change):.3g}'):,g} % {'larger' if change > 0 else 'smaller'}"
 
 
 def limits(history: Sequence[Mapping[str, Any]], training: bool = True) -> tuple[float, float]:
@@ -93,6 +112,7 @@ def limits(history: Sequence[Mapping[str, Any]], training: bool = True) -> tuple
     ]
     low = max(min([low, *edges]), low - room / 2)
     high = min(max([high, *edges]), high + room / 2)
+    low = max(low, -1.0)  # where it would be removed
     margin = max(0.08 * (high - low), (_LEAST_RANGE - high + low) / 2)
     return low - margin, high + margin
 

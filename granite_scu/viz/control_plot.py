@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from granite_scu.viz import style
+from granite_scu.viz.adapter_size import label as size_label
 from granite_scu.viz.adapter_size import limits
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
 
@@ -39,7 +40,7 @@ def plot_control(run: Run) -> Figure:
     below.set_xlabel("optimizer steps", fontsize=style.LABEL, color=style.INK)
     figure.align_ylabels()
     figure.suptitle(run.title, x=0.99, ha="right", fontsize=style.LEGEND, color=style.INK)
-    return figure
+    return style.fit(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +64,7 @@ def draw_s(axes: Axes, run: Run) -> None:
     if np.isfinite(target).any():
         last = target[np.isfinite(target)][-1]
         now, band = style.percent(last), style.percent(BAND)
-        label = f"S* (moves, {now} last)" if run.setpoint_moves else f"S* = {now}, band ± {band} of it"
+        label = f"S* (at the end {now})" if run.setpoint_moves else f"S* = {now}, band ± {band} of it"
         draw_setpoint(axes, steps, target, style.GREEN, label, band=not run.setpoint_moves)
     style.share_scale(axes, np.concatenate([raw, smoothed, target]))
     style.in_percent(axes)
@@ -124,14 +125,8 @@ def set_size_scale(axes: Axes, drawn: tuple[float, float]) -> None:
     axes.axhline(0, color=style.GREEN, linewidth=1.6, dashes=(5, 3), zorder=1)
     axes.set_ylim(*drawn)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _described(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size_label(value)))
     axes.set_ylabel("adapter size wanted", fontsize=style.LABEL, color=style.INK)
-
-
-def _described(change: float) -> str:
-    if abs(change) < 1e-9:
-        return "right size"
-    return f"{100 * abs(change):.3g} % {'larger' if change > 0 else 'smaller'}"
 
 
 def _mark(axes: Axes, steps: np.ndarray, values: np.ndarray, label: str, marker: str, colour: str) -> None:

@@ -249,7 +249,7 @@ def draw_figures(groups: Sequence[Group]) -> dict[str, Figure]:
     """All ``FIGURES``, and the size that held-out text would have the adapter where any of the runs asked for it."""
     asked = any(run.asks_for_size for group in groups for run in group.runs)
     more = {"adapter_size": plot_adapter_size} if asked else {}
-    return {name: plot(groups) for name, plot in (FIGURES | more).items()}
+    return {name: style.fit(plot(groups)) for name, plot in (FIGURES | more).items()}
 
 
 # What is drawn.

@@ -4,13 +4,16 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 from granite_scu.storage.atomic import replacing
 from granite_scu.viz.files import make_folder, report_outcome
@@ -25,6 +28,9 @@ TALLEST = 9.0
 """Inches; a figure 8 inches wide is shown 800 pixels wide, and one that is taller than this does not fit a screen."""
 # Points on a figure 8 inches wide, so that they can still be read at half that width.
 LABEL, TICKS, LEGEND = 15, 13, 12.5
+_TRIES = 8
+_APART = 2.0
+"""Pixels, of a hundred an inch, around each number of an axis that no other number may enter."""
 
 
 @contextmanager
@@ -120,6 +126,52 @@ def legend_above(axes: Axes, columns: int = 3) -> None:
         handlelength=1.8,
         columnspacing=1.6,
     )
+
+
+def fit(figure: Figure) -> Figure:
+    """Have its words whole and apart, as drawn: narrower legends, a shorter title, fewer numbers at an axis."""
+    for _ in range(_TRIES):  # what is changed moves the rest
+        figure.draw_without_rendering()
+        if not any([_shorten_title(figure), *map(_narrow_legend, figure.axes), *map(_thin_numbers, figure.axes)]):
+            break
+    return figure
+
+
+def _shorten_title(figure: Figure) -> bool:
+    title = next((text for text in figure.texts if text.get_text() == figure.get_suptitle() != ""), None)
+    if title is None or title.get_window_extent().x0 >= 0:
+        return False
+    words, room = title.get_text(), figure.bbox.width / title.get_window_extent().width
+    half = int(0.95 * room * len(words)) // 2
+    title.set_text(f"{words[:half]}…{words[-half:]}")
+    return True
+
+
+def _narrow_legend(axes: Axes) -> bool:
+    legend = axes.get_legend()
+    if legend is None or legend.get_window_extent().x1 <= axes.figure.bbox.x1:
+        return False
+    columns = len({round(text.get_window_extent().x0) for text in legend.get_texts()})
+    if columns > 1:
+        legend_above(axes, columns - 1)
+    return columns > 1
+
+
+def _thin_numbers(axes: Axes) -> bool:
+    return axes.get_visible() and any(list(map(_thin, (axes.xaxis, axes.yaxis))))
+
+
+def _thin(axis: Axis) -> bool:
+    """Every second number of an axis whose numbers touch; powers of ten before others."""
+    low, high = sorted(axis.get_view_interval())
+    there = [tick for tick in axis.get_major_ticks() if tick.label1.get_text() and low <= tick.get_loc() <= high]
+    boxes = [Bbox.padded(tick.label1.get_window_extent(), _APART) for tick in there]
+    if not any(Bbox.intersection(*pair) for pair in pairwise(boxes)):
+        return False
+    places = sorted(tick.get_loc() for tick in there)
+    powers = [place for place in places if axis.get_scale() == "log" and np.isclose(np.log10(place) % 1, (0, 1)).any()]
+    axis.set_major_locator(FixedLocator(powers if 2 <= len(powers) < len(places) else places[::2]))
+    return True
 
 
 def save(figure: Figure, path_stem: str | Path) -> list[Path]:

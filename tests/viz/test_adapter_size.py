@@ -30,6 +30,8 @@ def record(*factors: float | None) -> dict:
                           "training text would have it 60 % larger"),
         ((4.2, 1.13, 12.4), "held-out text would have the adapter 4.2 times as large (± 1.1), the training text 12 "
                             "times as large"),
+        ((12_345.0, 1500.0, 4.0), "held-out text would have the adapter 12,000 times as large (± 1,500), the training "
+                                  "text 4 times as large"),
         ((0.0, None, 1.6), "held-out text would have the adapter removed, the training text 60 % larger"),
         ((1.08, None, None), "held-out text would have the adapter 8 % larger"),
         ((1.08, 0.03, None), "held-out text would have the adapter 8 % larger (± 3 %)"),
@@ -57,5 +59,7 @@ def test_the_right_size_is_always_in_the_picture_and_noise_does_not_fill_it():
     assert limits([record(1.0, 0.0, 1.001)] * 5) == pytest.approx((-0.0245, 0.0255))
     low, high = limits([record(2.0, 0.1, None)] * 5)
     assert low < 0 and high > 1.1
+    low, high = limits([record(0.1, 90.0, 1.1)] * 5)
+    assert -1.2 < low < -1, "less than none there is not"
     low, high = limits([record(None, None, None)] * 5)
     assert low < 0 < high

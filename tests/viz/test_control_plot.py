@@ -108,8 +108,8 @@ def test_lambda_has_a_logarithmic_axis(finished):
 def test_a_setpoint_that_moves_is_a_line_without_a_band(moved):
     above, *_ = axes_of(moved)
     drawn = lines(above)
-    assert set(drawn) == {"S at each tick", "S smoothed", "S* (moves, 60 % last)"} and not above.collections
-    setpoint = drawn["S* (moves, 60 % last)"]
+    assert set(drawn) == {"S at each tick", "S smoothed", "S* (at the end 60 %)"} and not above.collections
+    setpoint = drawn["S* (at the end 60 %)"]
     np.testing.assert_allclose(setpoint[1:], np.linspace(0.21, 0.6, 40))
     assert setpoint[0] == setpoint[1], "held since the start"
 

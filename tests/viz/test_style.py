@@ -1,5 +1,6 @@
 """What every picture keeps to: lines that can be seen on white, shares in per cent, no picture taller than a screen."""
 
+import itertools
 import json
 import logging
 import os
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import rising, settings, write_run
+from folders import METRICS, record, rising, settings, write_run
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from granite_scu.export import present
 from granite_scu.viz import control_plot, style
@@ -97,6 +100,71 @@ def identified() -> dict:
         "step_test": {"step": 1.5},
         "verification": {"at": 2, "log_s": logs, "log_s_smoothed": logs, "predicted": {"response": [0.0, 1.0]}},
     }
+
+
+def words_of(figure: Figure) -> list[tuple[str, Bbox]]:
+    """What can be read in a picture, and where: of an axis the numbers that are in sight."""
+    figure.draw_without_rendering()
+    found = list(figure.texts)
+    for legend in [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]:
+        found += legend.get_texts()
+    for axes in filter(Axes.get_visible, figure.axes):
+        found += [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            found += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [(text.get_text(), text.get_window_extent()) for text in found if text.get_visible() and text.get_text()]
+
+
+def course(low: float, high: float, ticks: int = 12) -> list[dict]:
+    """A history in which S, lambda, bits and the size wanted go from the one to the other."""
+    path = np.geomspace(low, high, ticks)
+    return [
+        record(
+            7 * (k + 1), data_bpt=value, param_bpt=value, s=min(value, 0.9999), s_ema=min(value, 0.9999),
+            s_target=min(high, 0.9999), tokens_per_s=value, saturated=k % 3 == 0, held=k % 5 == 0, best_scale=value,
+            best_scale_error=high, best_scale_training=value / 3, **{"lambda": value},
+        )
+        for k, value in enumerate(path.tolist())
+    ]  # fmt: skip
+
+
+LONG = "a-run-whose-name-" + "is-long-" * 9
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("run", 5e-7, 2e-6),
+        (LONG, 1e-7, 1e4),
+        *(
+            pytest.param(name, *span, marks=pytest.mark.slow)
+            for name, *span in [
+                ("run", 0.2, 19.3), (LONG, 0.9, 1.1), ("run", 3e-7, 3e-7), ("run", 0.02, 0.021), ("run", 2e3, 9e3),
+                ("run", 1e-5, 0.4),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_all_words_of_a_picture_are_whole_and_apart(tmp_path, name, low, high):
+    asked = settings(control={"controller": "pi", "target_s": "auto"})
+    bits = {"base_test_bpt": 2 * high, "adapter_test_bpt": low}
+    folder = write_run(
+        tmp_path / name, course(low, high), {"controller": "pi", "target_s": None if low > 1 else 0.9}, asked,
+        [(20, high), (40, low)], METRICS | bits,
+    )  # fmt: skip
+    run = read_run(folder)
+    for what, figure in ({"control": plot_control(run)} | draw_figures(group([run]))).items():
+        found, whole = words_of(figure), Bbox.padded(figure.bbox, 0.5)
+        assert {text: box for text, box in found if not whole.contains(*box.min) or not whole.contains(*box.max)} == {}
+        touching = [(a, b) for (a, one), (b, two) in itertools.combinations(found, 2) if crossing(one, two)]
+        assert touching == [], what
+
+
+def crossing(one: Bbox, two: Bbox) -> bool:
+    """Whether letters of two texts share a place; a box has a pixel of air at each of its edges."""
+    shared = Bbox.intersection(one, two)
+    return shared is not None and min(shared.width, shared.height) > 2
 
 
 def test_every_line_and_point_can_be_seen_on_white(every_figure):
