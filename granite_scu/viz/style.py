@@ -164,7 +164,8 @@ def _thin_numbers(axes: Axes) -> bool:
 def _thin(axis: Axis) -> bool:
     """Every second number of an axis whose numbers touch; powers of ten before others."""
     low, high = sorted(axis.get_view_interval())
-    there = [tick for tick in axis.get_major_ticks() if tick.label1.get_text() and low <= tick.get_loc() <= high]
+    shown = [tick for tick in axis.get_major_ticks() if tick.label1.get_visible() and tick.label1.get_text()]
+    there = [tick for tick in shown if low <= tick.get_loc() <= high]
     boxes = [Bbox.padded(tick.label1.get_window_extent(), _APART) for tick in there]
     if not any(Bbox.intersection(*pair) for pair in pairwise(boxes)):
         return False

@@ -159,6 +159,8 @@ def test_all_words_of_a_picture_are_whole_and_apart(tmp_path, name, low, high):
         assert {text: box for text, box in found if not whole.contains(*box.min) or not whole.contains(*box.max)} == {}
         touching = [(a, b) for (a, one), (b, two) in itertools.combinations(found, 2) if crossing(one, two)]
         assert touching == [], what
+        below = figure.axes[-1].xaxis
+        assert len([each for each in below.get_ticklocs() if np.clip(each, *below.get_view_interval()) == each]) > 1
 
 
 def crossing(one: Bbox, two: Bbox) -> bool:
