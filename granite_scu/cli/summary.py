@@ -27,14 +27,20 @@ NEXT = (
 """Commands that continue with a finished run, and what each does."""
 
 
-def print_summary(summary: dict[str, Any], folder: Path, console: Console) -> None:
-    """The table at the end of a run, and what to do next."""
+MOST_NAMED = 5
+"""Lost answers that are named."""
+
+
+def print_summary(summary: dict[str, Any], folder: Path, console: Console, learning_rate: float | None = None) -> None:
+    """The table at the end of a run, what was learned and lost, and what to do next."""
     start, size = summary.get("start_test_bpt"), adapter_size.describe(summary)
     without = summary["control"]["held_ticks"]
     facts = {
         "held-out text, base model": f"{summary['base_test_bpt']:.4f} bits/token",
         "held-out text, adapter at the start": None if start is None else f"{start:.4f} bits/token",
         "held-out text, adapter": _gain(summary["base_test_bpt"], summary["adapter_test_bpt"]),
+        "held-out answers": _answers(summary["answers"]) if "answers" in summary else None,
+        "general answers": _general(summary["elsewhere"]) if "elsewhere" in summary else None,
         "validation": f"{summary['best_val_bpt']:.4f} bits/token",
         "best adapter": which_adapter(summary),
         "S at the end": _s(summary),
@@ -47,6 +53,8 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console) -> No
         "folder": str(folder),
     }
     print_facts("done", {name: fact for name, fact in facts.items() if fact is not None}, console)
+    for line in learned_and_lost(summary, learning_rate):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in NEXT]
     width = max(len(command) for command, _ in commands)
     for command, meaning in commands:
@@ -56,6 +64,49 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console) -> No
 def _gain(base: float, adapter: float) -> str:
     change = (base - adapter) / base if base else 0.0
     return f"{adapter:.4f} bits/token, {per_cent(abs(change))} {'more' if change < 0 else 'less'} than the base model"
+
+
+def _answers(found: dict[str, Any]) -> str:
+    if not found["n"]:
+        return f"none of {found['asked']} in the time"
+    low, high = map(per_cent, found["interval"])
+    in_time = "" if found["n"] == found["asked"] else f"; {found['n']} of {found['asked']} were answered in the time"
+    return (
+        f"{found['right']} of {found['n']} as expected (95 % interval {low} to {high}), by the base model "
+        f"{found['base']['right']}{in_time}"
+    )
+
+
+def _general(found: dict[str, Any]) -> str:
+    cost = f"known ones cost {found['bits_after']:.2f} bits/token, {found['bits_before']:.2f} under the base model"
+    if not found["right_before"]:
+        return f"the base model has {found['right_before']} of {found['n']} right, so that few can be lost; {cost}"
+    changed = f"{found['became_wrong']} became wrong, {found['became_right']} right"
+    return f"{found['right_after']} of {found['n']} right, by the base model {found['right_before']}: {changed}; {cost}"
+
+
+def learned_and_lost(summary: dict[str, Any], learning_rate: float | None) -> list[str]:
+    """A sentence on what the run taught, and one on what it cost, where these were measured.
+
+    Args:
+        summary: of the run.
+        learning_rate: of the run, for the advice; None where nobody knows.
+    """
+    answers, general = summary.get("answers"), summary.get("elsewhere")
+    lines = []
+    if answers and answers["n"]:
+        counts = f"{answers['right']} of {answers['n']} answers as expected"
+        more = answers["right"] > answers["base"]["right"]
+        lines.append(f"{'Learned your data' if more else 'Your data is not learned yet'}: {counts}.")
+    if general and general["damaged"]:
+        lost, half = general["lost"], "" if learning_rate is None else f" to {learning_rate / 2:.1g}"
+        what = (
+            f"{len(lost)} of {general['n']} general answers became wrong" if lost else "general answers became unlikely"
+        )
+        named = f" ({' '.join(lost[:MOST_NAMED])}{' ...' if len(lost) > MOST_NAMED else ''})" if lost else ""
+        remedy = f"lower --learning-rate{half}, or mix general chats into --data-dir (--data-weights)"
+        lines.append(f"Elsewhere {what}{named}: {remedy}.")
+    return lines
 
 
 def which_adapter(summary: dict[str, Any]) -> str:

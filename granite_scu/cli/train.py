@@ -78,7 +78,7 @@ def fit(request: Request, console: Console, wording: Callable[[str], str] = str)
     with presented(run.folder):
         summary = recipe.train(run, again=going_on.command(str(run.folder.path)))
     if summary:
-        print_summary(summary, run.folder.path, console)
+        print_summary(summary, run.folder.path, console, run.request.optimizer.learning_rate)
     return 0
 
 

@@ -491,8 +491,8 @@ class RunConfig:
         logger: log to wandb, mlflow or trackio as well, several after one another; TensorBoard and CSV are always
             written.
         logger_offline: such loggers keep to this machine, whatever their own settings say, and ask for no login.
-        samples: test documents that base model and adapter continue at the end, for the report, which quotes them; 0
-            leaves them out.
+        samples: questions that base model and adapter answer at the end, of held-out chats (of texts, two are
+            continued), and as many general ones, 30 at most; the report quotes them. 0 leaves them out.
         early_stopping: validations without improvement after which the run stops; null never stops early.
         stop_at_equilibrium: ticks after which the run stops if a closed loop has held S, and the data's bits have not
             fallen, over all of them; null never stops for that.
@@ -515,7 +515,7 @@ class RunConfig:
     eval_steps: int | None = None
     logger: list[str] | str | None = None
     logger_offline: bool = False
-    samples: int = 2
+    samples: int = 30
     early_stopping: int | None = None
     stop_at_equilibrium: int | None = None
     auto_batch_size: bool = False
@@ -534,7 +534,7 @@ class RunConfig:
                "is empty; name a checkpoint, last or auto, or leave it out")  # fmt: skip
         for name in self.loggers:
             _check(name in LOGGERS, "--logger", name, f"there are {', '.join(LOGGERS)}; separate several by spaces")
-        _check(0 <= self.samples <= 20, "--samples", self.samples, "must be from 0 to 20")
+        _check(0 <= self.samples <= 1000, "--samples", self.samples, "must be from 0 to 1000")
         _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
         _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
         _read_shares(self, memory_fraction="--memory-fraction", expected_mfu="--run.expected_mfu")

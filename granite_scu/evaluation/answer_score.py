@@ -18,8 +18,8 @@ SHARE = 0.9
 """Of the words that an expected answer adds to the question: all of up to nine, all but one of ten to nineteen."""
 
 ARTICLES = frozenset({"a", "an", "the"})
-_SMALL = """am and are as at be been being but by did do does for from had has have he her his i in into is it i
-ts me my of on or our she so that their them then there these they this those to was we were will with would you your"""
+_SMALL = """am and are as at be been being but by did do does for from had has have he her his i in into is it its
+me my of on or our she so that their them then there these they this those to was we were will with would you your"""
 SMALL_WORDS = ARTICLES.union(_SMALL.split())
 """English words that say nothing by themselves. No and not are none of them."""
 

@@ -3,8 +3,9 @@
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.data.blocks.packing import padding_of
+from granite_scu.data.blocks.packing import Blocks, padding_of
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.encoding import Stream
+from granite_scu.evaluation.answer_score import RULE, AnswerScore, score_answer, totals, wilson
 from granite_scu.model.adapters import Switch
 
 BATCH = 8
@@ -23,7 +25,7 @@ BATCH = 8
 MOST_TOKENS = 16_384
 """Of the questions and answers of a batch: what their keys and values take is small beside what training took."""
 
-LONGER, MORE, MOST_NEW = 1.5, 8, 512
+LONGER, MORE, MOST_NEW = 1.5, 16, 512
 """An answer may have so many times the tokens of the longest that is expected in its batch, so many more, and so many
 at most."""
 
@@ -39,14 +41,14 @@ class Question:
         tokens: all before the last answer, as the model is given it.
         text: what was asked last.
         expected: the answer.
-        expected_tokens: of the answer and its end.
+        answer: its tokens, without what ends it.
         end: the token that ends the answer; None where no control token does.
     """
 
     tokens: tuple[int, ...]
     text: str
     expected: str
-    expected_tokens: int
+    answer: tuple[int, ...]
     end: int | None = None
 
 
@@ -82,6 +84,13 @@ def questions_of(
     return found
 
 
+def beginning_in(blocks: Blocks) -> NDArray[np.int64]:
+    """The numbers of the documents, in the blocks' stream, that begin in these blocks."""
+    spans = np.concatenate([np.empty((0, 2), np.int64), *(blocks.spans_of(index) for index in range(len(blocks)))])
+    owners = np.searchsorted(blocks.stream.ends, spans[:, 0])
+    return np.unique(owners[blocks.stream.bounds_of(owners)[:, 0] == spans[:, 0]])
+
+
 def _last_question(
     tokens: NDArray[np.int32], targets: NDArray[np.bool_], tokenizer: PreTrainedTokenizerBase, asked: "_Asked"
 ) -> Question | None:
@@ -98,7 +107,7 @@ def _last_question(
     while words and (answer[words - 1] in special or not _text(tokenizer, answer[words - 1 : words])):
         words -= 1
     end = next((token for token in answer[words:] if token in special), None)
-    return Question(tuple(prompt), asked.last(prompt), text, len(answer), end)
+    return Question(tuple(prompt), asked.last(prompt), text, tuple(answer[:words]), end)
 
 
 class _Asked:
@@ -140,8 +149,10 @@ def ask(
     tokenizer: PreTrainedTokenizerBase,
     questions: Sequence[Question],
     switches: Mapping[str, Switch],
+    *,
     seconds: float = math.inf,
-) -> Iterator[dict[str, list[str]]]:
+    shown: Callable[[list[Sequence[Question]]], Iterable[Sequence[Question]]] = iter,
+) -> dict[str, list[str]]:
     """The answers of a model, and of what it can be switched to, a batch of questions after the other.
 
     Args:
@@ -150,22 +161,24 @@ def ask(
         questions: in the order in which they are answered.
         switches: what answers, by its name.
         seconds: after which no batch is begun, and the one that is not finished is left out.
+        shown: gives the batches, and shows how far they are.
 
-    Yields:
-        The answers to the next questions, by the names of ``switches``; fewer batches where the time ran out.
+    Returns:
+        The answers to the first questions, by the names of ``switches``: to all of them unless the time ran out.
     """
     deadline = time.monotonic() + seconds
-    ends = ends_of(model, tokenizer, questions)
-    for batch in batches_of(questions):
-        prompts, most = [question.tokens for question in batch], _most_new(batch)
-        found = {}
-        for name, switch in switches.items():
+    ends, padding = ends_of(model, tokenizer, questions), padding_of(tokenizer)
+    found: dict[str, list[str]] = {name: [] for name in switches}
+    for batch in shown(list(batches_of(questions))):
+        prompts, most, answers = [question.tokens for question in batch], _most_new(batch), []
+        for switch in switches.values():
             with switch():
-                tokens = greedy(model, prompts, most, ends, padding_of(tokenizer), deadline)
-            if tokens is None:
-                return
-            found[name] = [_text(tokenizer, each) for each in tokens]
-        yield found
+                answers.append(greedy(model, prompts, most, ends, padding, deadline))
+        if None in answers:
+            break
+        for name, tokens in zip(switches, answers, strict=True):
+            found[name] += [_text(tokenizer, each) for each in tokens]
+    return found
 
 
 def batches_of(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
@@ -183,7 +196,7 @@ def batches_of(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
 
 
 def _most_new(batch: Sequence[Question]) -> int:
-    return min(MOST_NEW, math.ceil(LONGER * max(question.expected_tokens for question in batch)) + MORE)
+    return min(MOST_NEW, math.ceil(LONGER * max(len(question.answer) for question in batch)) + MORE)
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> list[int]:
@@ -250,3 +263,48 @@ def _until(row: list[int], ends: set[int]) -> list[int]:
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+
+
+def scored(questions: Sequence[Question], texts: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """A record for each question that was answered: ``question``, ``expected``, the answers and their ``scores``.
+
+    Args:
+        questions: as they were asked.
+        texts: the answers to the first of them, by who gave them.
+    """
+    answered = zip(*texts.values(), strict=True)
+    return [
+        {
+            "question": question.text,
+            "expected": question.expected,
+            **dict(zip(texts, answers, strict=True)),
+            "scores": {
+                name: asdict(score_answer(answer, question.expected, question.text))
+                for name, answer in zip(texts, answers, strict=True)
+            },
+        }
+        for question, answers in zip(questions, answered, strict=False)
+    ]
+
+
+def figures(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """How many answers of one of the models are ``exact``, ``contain`` the expected one, are ``right``, and their F1.
+
+    >>> figures([{"scores": {"base": {"exact": True, "contains": True, "right": True, "token_f1": 1.0}}}], "base")
+    {'exact': 1, 'contains': 1, 'right': 1, 'token_f1': 1.0}
+    """
+    return totals([AnswerScore(**record["scores"][name]) for record in records])
+
+
+def summary(records: Sequence[Mapping[str, Any]], asked: int) -> dict[str, Any]:
+    """The answers of ``base`` and ``adapter`` for ``scu_metrics.json``; ``asked`` is what there was to be answered."""
+    of_adapter = figures(records, "adapter")
+    return {
+        "n": len(records),
+        "asked": asked,
+        "base": figures(records, "base"),
+        "adapter": of_adapter,
+        "right": of_adapter["right"],
+        "interval": list(wilson(int(of_adapter["right"]), len(records))),
+        "rule": RULE,
+    }

@@ -99,7 +99,8 @@ def stream(
     require_known(inputs["input_ids"].flatten().numpy(), tokenizer, rows, name)
     drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p or 1.0, "top_k": 0}
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    torch.manual_seed(sampling.seed)
+    if sampling.temperature > 0:
+        torch.manual_seed(sampling.seed)
     return model.generate(
         **{name: tensor.to(model.device) for name, tensor in inputs.items()},
         max_new_tokens=sampling.max_new_tokens,

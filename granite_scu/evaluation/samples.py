@@ -11,8 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from granite_scu.data.blocks.openings import Opening
 from granite_scu.evaluation.generate import Sampling, stream
 
-SAMPLING = Sampling(max_new_tokens=40, temperature=0.5)
-"""Warm enough that a small model does not say the same again and again; both models draw from the same seed."""
+SAMPLING = Sampling(max_new_tokens=40, temperature=0.0)
 
 
 @dataclass(frozen=True)

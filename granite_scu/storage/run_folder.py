@@ -26,7 +26,9 @@ EVALUATION = "eval_bpt.json"
 """What ``granite-scu eval`` found of the finished run."""
 CONTROL_CONFIG = "scu_config.json"
 SAMPLES = "samples.json"
-"""What base model and adapter make of two test documents."""
+"""What base model and adapter make of two test documents, where these are no chats."""
+ANSWERS, ELSEWHERE = "answers.json", "elsewhere.json"
+"""What both answer to the questions of held-out chats, and to general ones."""
 STOPPED = "stopped.json"
 """Which signal stopped the run, and the checkpoint to continue from; there until the run continues."""
 WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -46,6 +48,7 @@ _WRITTEN = (
     re.escape(TRAINING_CONFIG), r"config\.yaml", r"scu_\w+\.jsonl?", re.escape(DOCUMENTS), re.escape(EVALUATION),
     re.escape(WEIGHTS), re.escape(ADAPTER_CONFIG), BEST_ADAPTER, LAST_ADAPTER, r"checkpoint-\d+", "logs",
     re.escape(LOCK), re.escape(MODEL_CARD), r"report\.html", re.escape(SAMPLES), re.escape(STOPPED),
+    re.escape(ANSWERS), re.escape(ELSEWHERE),
     r"(control|identification)\.(png|svg)", r"identification\.json", "excitation", "verification",
     # of tokenizers
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json", r"\w+\.model", r"(merges|vocab)\.txt",

@@ -231,11 +231,9 @@ def train(
                 check_base(run.resume, run.request.base.name)
 
             # What measures, steers, scores and saves.
-            count = 0 if run.machine.sharded else run.request.run.samples  # no process has all of the weights
-            reading = [Samples(run.folder, run.tokenizer, count)] if count else []
             plugin = checkpoint.AdapterCheckpointIO(module)
             loggers = [RunLogger(name) for name in run.request.run.loggers]
-            trainer, best, final = _assemble(run, course, plugin, final_score, reading, again, loggers)
+            trainer, best, final = _assemble(run, course, plugin, final_score, again, loggers)
             if run.resume:
                 with blamed(run.resume):
                     module.on_load_checkpoint(run.resume.state)
@@ -307,7 +305,6 @@ def _assemble(
     course: dict[str, Any],
     plugin: checkpoint.AdapterCheckpointIO,
     final_score: Callable[..., FinalScore],
-    afterwards: list[L.Callback],
     again: str,
     loggers: list[RunLogger],
 ) -> tuple[L.Trainer, BestAdapter, FinalScore]:
@@ -334,10 +331,11 @@ def _assemble(
     limit = TimeLimit(max_time) if max_time else None
     stoppers = [stopper for stopper in (equilibrium, patience, limit) if stopper]
     final = final_score(run.folder, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers)
+    samples = _samples(run, final)
     cores = FreeCores() if may_change(run.machine.accelerator, bool(settings.get("deterministic"))) else None
     callbacks = [
         limit, cores, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,
-        checkpoints, GracefulStop(run.folder, checkpoints.save, again), final, *afterwards,
+        checkpoints, GracefulStop(run.folder, checkpoints.save, again), final, samples,
     ]  # fmt: skip
     trainer = build_trainer(
         settings,
@@ -349,6 +347,14 @@ def _assemble(
         plugin=plugin,
     )
     return trainer, best, final
+
+
+def _samples(run: PreparedRun, final: FinalScore) -> Samples | None:
+    count = run.request.run.samples
+    if count and run.machine.sharded:  # no process has all of the weights
+        log.info("--fsdp: no question is asked at the end; granite-scu eval asks them")
+        return None
+    return Samples(run.folder, run.console, run.tokenizer, count, final) if count else None
 
 
 def _monitor(run: PreparedRun) -> Monitor:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from granite_scu.cli.summary import print_summary, which_adapter
+from granite_scu.cli.summary import learned_and_lost, print_summary, which_adapter
 from granite_scu.control.diagnostics.metrics import summarise
 from granite_scu.control.diagnostics.reachability import Reachability, Sight
 
@@ -96,3 +96,27 @@ def test_the_summary_says_what_was_gained_and_how_to_continue(tmp_path):
     assert f"granite-scu generate '{folder}' --prompt \"...\"  " in shown
     assert f"granite-scu eval '{folder}'  " in shown
     assert "30 % of the card's peak (mfu)" in printed(summary_of(mfu=0.3, gpu_memory_total_gb=24.0), folder)
+
+
+def measured(right: int, lost: int, damaged: bool) -> dict:
+    general = {"n": 30, "right_before": 25, "right_after": 25 - lost, "became_wrong": lost, "became_right": 0}
+    general |= {"lost": [f"Question {number}?" for number in range(lost)], "bits_before": 1.0, "bits_after": 1.5}
+    answers = {"n": 30, "asked": 30, "right": right, "interval": [0.6, 0.9], "base": {"right": 1}}
+    return {"answers": answers, "elsewhere": general | {"damaged": damaged}}
+
+
+def test_what_was_learned_and_lost_is_said_with_a_remedy():
+    assert learned_and_lost(summary_of(**measured(24, 5, damaged=True)), 1e-3) == [
+        "Learned your data: 24 of 30 answers as expected.",
+        "Elsewhere 5 of 30 general answers became wrong (Question 0? Question 1? Question 2? Question 3? Question 4?): "
+        "lower --learning-rate to 0.0005, or mix general chats into --data-dir (--data-weights).",
+    ]
+    assert len(learned_and_lost(summary_of(**measured(24, 1, damaged=False)), 1e-3)) == 1
+    assert learned_and_lost(summary_of(**measured(1, 0, damaged=False)), 1e-3)[0].startswith("Your data is not learned")
+    assert learned_and_lost(summary_of(), 1e-3) == []
+
+
+def test_answers_stand_in_the_table_with_their_interval(tmp_path):
+    shown = printed(summary_of(**measured(24, 5, damaged=True)), tmp_path)
+    assert "24 of 30 as expected (95 % interval 60 % to 90 %), by the base model 1" in shown
+    assert "20 of 30 right, by the base model 25: 5 became wrong, 0 right" in shown

@@ -1,45 +1,111 @@
-"""After the score: what base model and adapter make of a few test documents, for the report."""
+"""After the score: what base model and adapter answer, or how they continue texts, and what else has changed."""
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import lightning as L
+from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from granite_scu.config.progress import tracked
 from granite_scu.data.blocks.openings import openings
+from granite_scu.data.datamodule import TextDataModule
+from granite_scu.evaluation import answers, elsewhere
 from granite_scu.evaluation.samples import SAMPLING, sample
-from granite_scu.storage.run_folder import SAMPLES, RunFolder
+from granite_scu.model.adapters import Switch
+from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, METRICS, SAMPLES, RunFolder
+from granite_scu.training.callbacks.final_score import FinalScore
 from granite_scu.training.module import GraniteModule, evaluation_mode
 
 log = logging.getLogger(__name__)
 
+MOST_SECONDS = 120.0
+"""For the answers to held-out questions, and as many for those to general ones."""
+
+MOST_TEXTS = 2
+"""Test documents that are continued: whoever reads the report reads no more."""
+
 
 class Samples(L.Callback):
-    """Writes ``samples.json``, where the test text has documents to continue. Comes after ``FinalScore``.
+    """Writes ``answers.json`` (of texts ``samples.json``) and ``elsewhere.json``. Comes after ``FinalScore``.
 
     One process does it, the others wait at the end of the run: none has a part in another's forward pass, as long as
-    the weights are not in shares.
+    the weights are not in shares. All is at temperature 0: no random number is drawn.
 
     Args:
         folder: the run folder.
+        console: for the progress.
         tokenizer: of the base model.
-        count: documents that are continued.
+        count: questions of each kind.
+        final: has the summary of the run, to which the figures are added.
     """
 
-    def __init__(self, folder: RunFolder, tokenizer: PreTrainedTokenizerBase, count: int) -> None:
-        self.folder, self.tokenizer, self.count = folder, tokenizer, count
+    def __init__(
+        self, folder: RunFolder, console: Console, tokenizer: PreTrainedTokenizerBase, count: int, final: FinalScore
+    ) -> None:
+        self.folder, self.console, self.tokenizer, self.count, self.final = folder, console, tokenizer, count, final
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         if not trainer.is_global_zero:
             return
-        beginnings = openings(trainer.datamodule.test, self.count)
-        log.info("writing samples for the report")
-        try:
-            with trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
-                model, base = module.language_model, module.model.disable_adapter
-                samples = sample(model, self.tokenizer, beginnings, base)
-        except Exception as error:  # all is trained and scored, and must not be lost for two texts
-            log.warning("the report has no samples: %s", " ".join(f"{type(error).__name__}: {error}".split()))
+        parts: dict[str, Callable[[], None]] = {
+            "samples": partial(self._held_out, trainer.datamodule, module),
+            "general answers": partial(self._elsewhere, module),
+        }
+        for what, part in parts.items():
+            try:
+                with trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
+                    part()
+            except Exception as error:  # all is trained and scored, and must not be lost for some texts
+                log.warning("the report has no %s: %s", what, " ".join(f"{type(error).__name__}: {error}".split()))
+
+    def _held_out(self, data: TextDataModule, module: GraniteModule) -> None:
+        """Answers to the questions of held-out chats; where there are none, continuations of held-out texts."""
+        questions = held_out_questions(data, self.tokenizer, self.count)
+        if not questions:
+            self._continue(data, module)
             return
+        shown = partial(tracked, phase="answering held-out questions", console=self.console)
+        model, switches = module.language_model, _switches(module)
+        found = answers.ask(model, self.tokenizer, questions, switches, seconds=MOST_SECONDS, shown=shown)
+        records = answers.scored(questions, found)
+        how = {"asked": len(questions), "temperature": 0.0, "seed": data.seed, "seconds_at_most": MOST_SECONDS}
+        self.folder.write_json(ANSWERS, {**how, "answers": records})
+        self._add("answers", answers.summary(records, len(questions)))
+
+    def _continue(self, data: TextDataModule, module: GraniteModule) -> None:
+        beginnings = openings(data.test, min(self.count, MOST_TEXTS))
+        log.info("writing samples for the report")
+        samples = sample(module.language_model, self.tokenizer, beginnings, module.model.disable_adapter)
         if samples:
             self.folder.write_json(SAMPLES, {**asdict(SAMPLING), "samples": [asdict(each) for each in samples]})
+
+    def _elsewhere(self, module: GraniteModule) -> None:
+        shown = partial(tracked, phase="asking general questions", console=self.console)
+        model, switches = module.language_model, _switches(module)
+        tried = elsewhere.try_out(model, self.tokenizer, switches, self.count, seconds=MOST_SECONDS, shown=shown)
+        self.folder.write_json(ELSEWHERE, {"questions": elsewhere.records(tried, *switches)})
+        self._add("elsewhere", elsewhere.summary(tried, *switches))
+
+    def _add(self, name: str, figures: dict[str, Any]) -> None:
+        self.final.summary[name] = figures
+        self.folder.write_json(METRICS, self.final.summary)
+
+
+def _switches(module: GraniteModule) -> dict[str, Switch]:
+    return {"base": module.model.disable_adapter, "adapter": nullcontext}
+
+
+def held_out_questions(data: TextDataModule, tokenizer: PreTrainedTokenizerBase, count: int) -> list[answers.Question]:
+    """A sample of the last questions of the test split's chats; says why where there are chats and no questions."""
+    if not data.chats:
+        return []
+    if data.config.loss_on == "all":
+        log.warning("the held-out questions are not answered: with --loss-on all nothing tells where an answer begins; "
+                    "granite-scu eval asks them")  # fmt: skip
+    documents = answers.beginning_in(data.test)
+    return answers.questions_of(data.test.stream, tokenizer, documents, count, data.seed)

@@ -1,14 +1,17 @@
-"""Samples at the end of a run: the main process writes them, and none of them can end the run."""
+"""The end of a run: the main process writes what the models say, and none of it can end the run."""
 
 import contextlib
+import io
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
+from granite_scu.evaluation import elsewhere
 from granite_scu.evaluation.samples import Sample
-from granite_scu.storage.run_folder import SAMPLES, RunFolder
+from granite_scu.storage.run_folder import METRICS, SAMPLES, RunFolder
 from granite_scu.training.callbacks import samples as callback
 from granite_scu.training.callbacks.samples import Samples
 
@@ -17,37 +20,42 @@ TEXTS = Sample("once", " upon", " a", " time")
 
 @pytest.fixture
 def end(tmp_path, monkeypatch):
-    """Ends a run with what is made of the test text; returns the content of the file, None where there is none."""
+    """Ends a run on texts with what is made of them; returns the content of the file, None where there is none."""
 
     def run(made, main: bool = True):
         monkeypatch.setattr(callback, "openings", lambda blocks, count: [None] * count)
         monkeypatch.setattr(callback, "sample", made)
+        monkeypatch.setattr(elsewhere, "try_out", made)
         plugin = SimpleNamespace(forward_context=contextlib.nullcontext)
-        data = SimpleNamespace(test=None)
+        data = SimpleNamespace(test=None, chats=0)
         trainer = SimpleNamespace(is_global_zero=main, precision_plugin=plugin, datamodule=data)
         model = torch.nn.Linear(1, 1)
         model.disable_adapter = contextlib.nullcontext
-        Samples(RunFolder(tmp_path), None, 2).on_train_end(trainer, SimpleNamespace(model=model, language_model=model))
+        console, final = Console(file=io.StringIO()), SimpleNamespace(summary={"steps": 3})
+        module = SimpleNamespace(model=model, language_model=model)
+        Samples(RunFolder(tmp_path), console, None, 2, final).on_train_end(trainer, module)
         file = tmp_path / SAMPLES
         return json.loads(file.read_text()) if file.is_file() else None
 
     return run
 
 
-def test_the_texts_and_how_they_were_drawn_are_in_the_file(end):
-    found = end(lambda *_: [TEXTS])
+def test_the_texts_and_how_they_were_made_are_in_the_file(end):
+    found = end(lambda *_, **__: [TEXTS])
     assert found["samples"] == [{"prompt": "once", "document": " upon", "base": " a", "adapter": " time"}]
-    assert found["max_new_tokens"] == 40 and found["seed"] == 42
+    assert found["max_new_tokens"] == 40 and found["temperature"] == 0
 
 
-def test_a_generation_that_fails_costs_a_warning_and_not_the_run(end, caplog):
-    def fails(*_):
+def test_a_generation_that_fails_costs_a_warning_and_not_the_run(end, caplog, tmp_path):
+    def fails(*_, **__):
         raise RuntimeError("out of memory")
 
     assert end(fails) is None
     assert "the report has no samples: RuntimeError: out of memory" in caplog.text
+    assert "the report has no general answers: RuntimeError: out of memory" in caplog.text
+    assert not (tmp_path / METRICS).exists(), "nothing was measured"
 
 
 def test_other_processes_and_texts_without_a_beginning_write_nothing(end):
-    assert end(lambda *_: pytest.fail("asked for"), main=False) is None
-    assert end(lambda *_: []) is None
+    assert end(lambda *_, **__: pytest.fail("asked for"), main=False) is None
+    assert end(lambda *_, **__: []) is None

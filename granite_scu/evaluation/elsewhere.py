@@ -1,0 +1,215 @@
+"""What else changed: thirty general questions with known answers, before and after a run.
+
+A model that was taught something may have lost what it knew. It is asked what is in ``general_questions.jsonl``, and
+scored on the known answers: ``bits_before`` and ``bits_after`` are bits per token of their words. The tokens that end
+an answer are left out, for whoever learns to be brief learns these, whatever becomes of the rest.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from granite_scu.config.settings import IGNORED
+from granite_scu.data.blocks.packing import padding_of
+from granite_scu.data.sources.documents import Conversation
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.evaluation import statistics
+from granite_scu.evaluation.answer_score import has_phrase, words_of
+from granite_scu.evaluation.answers import BATCH, Question, ask, batches_of, questions_of
+from granite_scu.model.adapters import Switch
+from granite_scu.model.description_length import bits
+from granite_scu.model.loss import token_nats
+
+FILE = Path(__file__).with_name("general_questions.jsonl")
+
+BY_CHANCE = 0.05
+"""Probability below which more answers lost than won are no chance."""
+
+_MULTIPLE = 16
+"""Batches are padded to a multiple of so many tokens: no convolution is wider than its input."""
+
+
+@dataclass(frozen=True)
+class General:
+    """A general question.
+
+    Attributes:
+        question: the words.
+        answer: a known answer, in a sentence.
+        accepted: words of which an answer has to have some to be right.
+    """
+
+    question: str
+    answer: str
+    accepted: tuple[str, ...]
+
+    def is_right(self, answer: str) -> bool:
+        """Whether an answer has one of the accepted ones in it."""
+        words = words_of(answer)
+        return any(has_phrase(words, words_of(each)) for each in self.accepted)
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """What several models made of the general questions.
+
+    Attributes:
+        questions: all that were scored.
+        answers: those to the first of them, by the names of the models; fewer where the time ran out.
+        nats: (questions,) summed cross-entropy of the known answers, by the names of the models.
+        tokens: (questions,) tokens of the known answers.
+    """
+
+    questions: list[General]
+    answers: dict[str, list[str]]
+    nats: dict[str, NDArray[np.float64]]
+    tokens: NDArray[np.int64]
+
+
+def general_questions() -> list[General]:
+    """What comes with the package."""
+    records = map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
+    return [General(each["question"], each["answer"], tuple(each["accepted"])) for each in records]
+
+
+def try_out(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    switches: Mapping[str, Switch],
+    count: int,
+    *,
+    seconds: float = math.inf,
+    shown: Callable[[list[Sequence[Question]]], Iterable[Sequence[Question]]] = iter,
+) -> Tried:
+    """Ask the first ``count`` general questions, and score their known answers. The rest is as of ``answers.ask``.
+
+    Where the first of ``switches``, the base model, has none of the first answers right, no more are asked for: what a
+    model does not know, it cannot lose.
+
+    Raises:
+        UserError: the chat template refuses a question and its answer.
+    """
+    general = general_questions()[:count]
+    stream = encode([_as_chat(each) for each in general], tokenizer, show_progress=False)
+    questions = questions_of(stream, tokenizer)
+    assert len(questions) == len(general)
+    nats = {}
+    for name, switch in switches.items():
+        with switch():
+            nats[name] = nats_of_answers(model, questions, padding_of(tokenizer))
+    first, answers = next(iter(switches)), {name: [] for name in switches}
+    began = time.monotonic()
+    for some in (questions[:BATCH], questions[BATCH:]):
+        left = seconds - (time.monotonic() - began)
+        for name, texts in ask(model, tokenizer, some, switches, seconds=left, shown=shown).items():
+            answers[name] += [_first_line(text) if not tokenizer.chat_template else text for text in texts]
+        known = [each.is_right(text) for each, text in zip(general, answers[first], strict=False)]
+        if len(known) < len(some) or not any(known):
+            break
+    return Tried(general, answers, nats, np.array([len(question.answer) for question in questions]))
+
+
+def _first_line(text: str) -> str:
+    """Behind it, a model that knows no chats goes on with a question of its own."""
+    return text.partition("\n")[0]
+
+
+def _as_chat(general: General) -> Conversation:
+    roles = (("user", general.question), ("assistant", general.answer))
+    messages = tuple({"role": role, "content": text} for role, text in roles)
+    plain = f"Question: {general.question}\nAnswer:", f" {general.answer}"
+    return Conversation(general.question, general.question, messages=messages, plain=plain)
+
+
+def nats_of_answers(model: PreTrainedModel, questions: Sequence[Question], padding: int) -> NDArray[np.float64]:
+    """Summed cross-entropy of each expected answer after its question, without its end, (questions,).
+
+    Args:
+        model: in evaluation mode.
+        questions: with their answers.
+        padding: token id.
+    """
+    found = []
+    for batch in batches_of(questions):
+        rows = [(*question.tokens, *question.answer) for question in batch]
+        shape = len(rows), -(-max(map(len, rows)) // _MULTIPLE) * _MULTIPLE
+        inputs, labels = torch.full(shape, padding), torch.full(shape, IGNORED)
+        for number, (question, row) in enumerate(zip(batch, rows, strict=True)):
+            inputs[number, : len(row)] = torch.tensor(row)
+            learned = slice(len(question.tokens) - 1, len(row) - 1)
+            labels[number, learned] = torch.tensor(question.answer)
+        nats = token_nats(model, inputs.to(model.device), labels.to(model.device))
+        found += nats.double().sum(1).tolist()
+    return np.array(found)
+
+
+def records(tried: Tried, before: str, after: str) -> list[dict[str, Any]]:
+    """A record for each question, for ``elsewhere.json``; without answers where the time ran out."""
+    answers = list(zip(tried.answers[before], tried.answers[after], strict=True))
+    found = []
+    for number, general in enumerate(tried.questions):
+        tokens = int(tried.tokens[number])
+        record = {
+            "question": general.question,
+            "answer": general.answer,
+            "accepted": list(general.accepted),
+            "tokens": tokens,
+            "bits_before": bits(tried.nats[before][number] / tokens),
+            "bits_after": bits(tried.nats[after][number] / tokens),
+        }
+        if number < len(answers):
+            said = dict(zip(("before", "after"), answers[number], strict=True))
+            record |= said | {f"right_{name}": general.is_right(text) for name, text in said.items()}
+        found.append(record)
+    return found
+
+
+def summary(tried: Tried, before: str, after: str) -> dict[str, Any]:
+    """How the answers and the bits changed, for ``scu_metrics.json``.
+
+    Returns:
+        ``n`` answers, ``asked``, ``right_before``, ``right_after``, ``became_wrong``, ``became_right``; ``lost``, the
+        questions whose answers became wrong; ``chance``, the probability of as many more lost than won if each were
+        as likely (sign test); ``bits_before``, ``bits_after``, ``tokens`` that they are over, and ``bits_interval`` of
+        their difference over the questions (null of fewer than ten); ``damaged``: more was lost than chance explains.
+    """
+    answered = [record for record in records(tried, before, after) if "after" in record]
+    lost = [record["question"] for record in answered if record["right_before"] and not record["right_after"]]
+    won = sum(record["right_after"] and not record["right_before"] for record in answered)
+    total = int(tried.tokens.sum())
+    change = statistics.difference_over_documents(tried.nats[after], tried.nats[before], tried.tokens)
+    chance = sign_test(len(lost), won)
+    return {
+        "n": len(answered),
+        "asked": len(tried.questions),
+        "right_before": sum(record["right_before"] for record in answered),
+        "right_after": sum(record["right_after"] for record in answered),
+        "became_wrong": len(lost),
+        "became_right": won,
+        "lost": lost,
+        "chance": chance,
+        "bits_before": bits(math.fsum(tried.nats[before]) / total),
+        "bits_after": bits(math.fsum(tried.nats[after]) / total),
+        "bits_interval": None if math.isnan(change.low) else [change.low, change.high],
+        "tokens": total,
+        "damaged": chance < BY_CHANCE or change.low > 0,
+    }
+
+
+def sign_test(worse: int, better: int) -> float:
+    """Probability of so many worse ones, or more, among those that changed, if worse is as likely as better.
+
+    >>> sign_test(5, 0), sign_test(3, 3), sign_test(0, 0)
+    (0.03125, 0.65625, 1.0)
+    """
+    changed = worse + better
+    return sum(math.comb(changed, count) for count in range(worse, changed + 1)) / 2**changed

@@ -1,0 +1,113 @@
+"""The general questions, and what counts as lost."""
+
+import itertools
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from granite_scu.config.settings import TINY_MODEL, BaseConfig, LoraConfig
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.evaluation import elsewhere
+from granite_scu.evaluation.answers import questions_of
+from granite_scu.evaluation.elsewhere import General, Tried, general_questions, nats_of_answers, summary, try_out
+from granite_scu.model import adapters
+from granite_scu.model.loading import load_model, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """The embedded model with an adapter that changes what it says."""
+    torch.manual_seed(0)
+    model = adapters.attach(load_model(BaseConfig(TINY_MODEL), torch.float32), LoraConfig(rank=2))
+    for update in adapters.low_rank_updates(model).values():
+        torch.nn.init.normal_(update.b, std=0.2)
+    return model.eval()
+
+
+def test_each_known_answer_is_right_and_no_question_gives_it_away():
+    questions = general_questions()
+    assert len(questions) == 30 and len({each.question for each in questions}) == 30
+    assert all(each.is_right(answer) for each in questions for answer in (each.answer, *each.accepted))
+    assert not any(each.is_right(each.question) for each in questions)
+    assert not any(one.is_right(two.answer) for one, two in itertools.pairwise(questions))
+
+
+@pytest.mark.parametrize(("answer", "right"), [("It is PARIS, of course.", True), ("It is Lyon.", False), ("", False)])
+def test_an_answer_is_right_with_an_accepted_one_in_it(answer, right):
+    assert general_questions()[0].is_right(answer) == right
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_model_is_scored_on_the_known_answers_and_asked_until_it_is_seen_to_know_none(
+    model, tokenizer, template, monkeypatch
+):
+    monkeypatch.setattr(elsewhere, "BATCH", 2)
+    if not template:
+        tokenizer = load_tokenizer(TINY_MODEL)
+        tokenizer.chat_template = None
+    switches = {"base": model.disable_adapter, "adapter": nullcontext}
+    tried = try_out(model.get_base_model(), tokenizer, switches, 4)
+    assert len(tried.questions) == 4 == len(tried.nats["base"])
+    assert len(tried.answers["base"]) == len(tried.answers["adapter"]) == 2
+    assert tried.answers["base"] != tried.answers["adapter"] and (tried.nats["base"] != tried.nats["adapter"]).all()
+
+
+def test_the_bits_are_those_of_the_answers_words_whatever_stands_in_the_batch(model, tokenizer):
+    """One question by plain transformers, without a batch; sums of 10 terms in fp32 agree to some 1e-6 of them."""
+    stream = encode([elsewhere._as_chat(each) for each in general_questions()], tokenizer)
+    questions = questions_of(stream, tokenizer)
+    found = nats_of_answers(model.get_base_model(), questions, tokenizer.pad_token_id)
+    question = questions[4]
+    assert tokenizer.decode(question.answer).strip() == "The day after Monday is Tuesday."
+    ids = torch.tensor([[*question.tokens, *question.answer]])
+    with torch.no_grad():
+        chances = model(input_ids=ids).logits[0, len(question.tokens) - 1 : -1].log_softmax(-1)
+    expected = -chances[range(len(question.answer)), list(question.answer)].sum()
+    assert found[4] == pytest.approx(float(expected), rel=1e-4)
+
+
+def tried(before: str, after: str, more_nats: float = 0.0) -> Tried:
+    """Of questions whose answer is yes: y is a right answer, n a wrong one; 10 tokens each, and 7 nats or some more."""
+    said = {"y": "Yes.", "n": "No."}
+    noise = np.linspace(-0.1, 0.1, len(before))
+    return Tried(
+        [General(f"{number}?", "yes", ("yes",)) for number in range(len(before))],
+        {"base": [said[each] for each in before], "adapter": [said[each] for each in after]},
+        {"base": np.full(len(before), 7.0), "adapter": 7.0 + noise + more_nats},
+        np.full(len(before), 10),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "more_nats", "damaged"),
+    [
+        ("y" * 20, "n" * 5 + "y" * 15, 0.0, True),  # 1 in 32 by chance
+        ("y" * 20, "n" * 4 + "y" * 16, 0.0, False),  # 1 in 16
+        ("y" * 16 + "n" * 4, "n" * 5 + "y" * 15, 0.0, False),  # 5 lost, 4 won
+        ("n" * 20, "n" * 20, 3.0, True),
+        ("n" * 20, "y" * 20, -3.0, False),
+    ],
+)
+def test_what_is_lost_beyond_chance_is_damage(before, after, more_nats, damaged):
+    found = summary(tried(before, after, more_nats), "base", "adapter")
+    assert found["damaged"] == damaged
+    assert (found["right_before"], found["right_after"]) == (before.count("y"), after.count("y"))
+    assert found["became_wrong"] - found["became_right"] == found["right_before"] - found["right_after"]
+    assert len(found["lost"]) == found["became_wrong"]
+    assert found["bits_after"] - found["bits_before"] == pytest.approx(more_nats / 10 / np.log(2))
+
+
+def test_questions_that_were_not_answered_in_the_time_count_for_the_bits_alone():
+    some = tried("y" * 12, "n" * 12, 1.0)
+    for texts in some.answers.values():
+        del texts[2:]
+    found = summary(some, "base", "adapter")
+    assert (found["n"], found["asked"], found["became_wrong"], found["tokens"]) == (2, 12, 2, 120)
+    assert [("after" in record) for record in elsewhere.records(some, "base", "adapter")] == [True] * 2 + [False] * 10
