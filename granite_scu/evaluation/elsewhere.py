@@ -119,7 +119,7 @@ def try_out(
 
 
 def _first_line(text: str) -> str:
-    """Behind it, a model that knows no chats goes on with a question of its own."""
+    """Behind it, a model that knows no chats adds a question of its own."""
     return text.partition("\n")[0]
 
 
