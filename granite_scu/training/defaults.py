@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from granite_scu.config.settings import DEFAULT_EVERY, DEFAULT_RATE, DEFAULT_STEPS, DEFAULT_WARMUP
-from granite_scu.control.laws.auto import SHORT
 from granite_scu.control.units import counted
 
 LEAST_STEPS = 100
@@ -44,8 +43,9 @@ LEAST_VALIDATIONS, MOST_VALIDATIONS, MOST_EVAL_STEPS = 5, 10, 200
 VALIDATED = 50
 """Micro-batches of the guides' size that a validation reads at most."""
 
-LEAST_TICKS, LEAST_EVERY = 30, 5
-"""Ticks of a run, and the fewest steps between two: a tick costs about two micro-batches."""
+LEAST_TICKS = 30
+"""Of a run. Where nobody asks for the controller it ticks every ten steps, or not at all: each tick costs as much as
+one or two micro-batches, and one that finds its setpoint late has held the adapter back for nothing."""
 
 LEAST_HELD_OUT = 30
 """Conversations to validate on below which they say too little of others for the setpoint to follow them."""
@@ -179,8 +179,11 @@ def _step(
     if "data.batch_size" in given:
         batch = given["data.batch_size"]
         return batch, max(1, min(usual.accumulation, round(blocks / batch)))
-    accumulation = given.get("trainer.accumulate_grad_batches", math.ceil(blocks / most))
-    return max(1, min(most, math.ceil(blocks / accumulation))), accumulation
+    if accumulation := given.get("trainer.accumulate_grad_batches"):
+        return max(1, min(most, blocks // accumulation)), accumulation
+    sizes = range(most // 2 + 1, most + 1) if blocks > most else [blocks]
+    batch = max(sizes, key=lambda size: (blocks - blocks % size, size))  # that loses the fewest blocks
+    return batch, blocks // batch
 
 
 def _length(text: Text | None, cut: Cut, steps: int, blocks: int) -> str:
@@ -232,13 +235,13 @@ def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int,
     asked = any(key.startswith("control.") and key != "control.every" for key in given) or (
         "run.stop_at_equilibrium" in given
     )
-    every = min(DEFAULT_EVERY, max(steps // LEAST_TICKS, 1 if asked else LEAST_EVERY))
-    ticks = Choice("control.every", every)
     if asked:
-        return [ticks]
+        return [Choice("control.every", min(DEFAULT_EVERY, max(1, steps // LEAST_TICKS)))]
+    ticks = Choice("control.every", DEFAULT_EVERY)
     few = text is not None and text.chats and cut.held_out < LEAST_HELD_OUT
-    if steps // given.get("control.every", every) < SHORT:
-        why = f"{counted(steps, 'step')} are too few to find S* in, which takes {SHORT * LEAST_EVERY}"
+    every = given.get("control.every", DEFAULT_EVERY)
+    if steps < every * LEAST_TICKS:
+        why = f"{counted(steps, 'step')} are too few to find S* in, which takes {every * LEAST_TICKS}"
     elif cut.validation < blocks or few:
         found = counted(cut.held_out, "conversation" if few else "document")
         why = f"{found} to validate on are too few for S* to follow"

@@ -46,7 +46,7 @@ def test_each_amount_of_data_gets_a_run_that_learns_on_each_machine(text, usual,
     assert not text.chats or found["data.block_size"] >= text.longest - 1
     assert 0 <= found["optimizer.warmup_steps"] <= min(50, steps / 10)
     assert 4 < steps / found["run.eval_steps"] <= 11  # and the last step has one in any case
-    assert found.get("control.controller") == "none" or steps // found["control.every"] >= 24
+    assert found["control.every"] == 10 and (found.get("control.controller") == "none" or steps >= 300)
     assert 1e-4 <= rate <= 2e-3
 
 
@@ -57,7 +57,7 @@ def test_each_amount_of_data_gets_a_run_that_learns_on_each_machine(text, usual,
         (CHATS[80], 100, 10, "none"),
         (CHATS[800], 400, 4, "pi"),
         (CHATS[4000], 1000, 2, "pi"),
-        (MEGABYTES[1], 112, 4, "pi"),
+        (MEGABYTES[1], 112, 4, "none"),
         (MEGABYTES[100], 1000, 1, "pi"),
     ],
     ids=str,
