@@ -90,6 +90,13 @@ def known_config(name: str) -> PretrainedConfig:
     return default_config() if name == BaseConfig.name else load_model_config(name)
 
 
+def untested(name: str) -> str | None:
+    """That nobody has tried models of this one's type, in one line; None where they are tested."""
+    kind = known_config(name).model_type
+    tested = f"{name} is a {kind} model: not tested; tested are {', '.join(TESTED_TYPES)}"
+    return None if kind in TESTED_TYPES else tested
+
+
 def outline(name: str) -> PreTrainedModel:
     """The model without memory; where its weights are on this machine, they are proved to be what it is made of.
 
@@ -197,10 +204,6 @@ def load_model(
         for parameter in model.parameters():
             if parameter.is_floating_point():  # packed weights are bytes
                 parameter.data = parameter.data.clone()
-    if model.config.model_type not in TESTED_TYPES:
-        log.warning(
-            "%s is a %s model: not tested; tested are %s", config.name, model.config.model_type, ", ".join(TESTED_TYPES)
-        )
     for module in model.modules():
         # bitsandbytes on a CPU with AVX512-BF16 would repack the weights in place in the first evaluation, and
         # asserts there that a layer's outputs are a multiple of 32; those of Granite's Mamba in_proj are not.

@@ -72,16 +72,20 @@ class Text(NamedTuple):
         documents: how many.
         tokens: of all.
         longest: tokens of the longest document.
+        asked: epochs that the user gave.
     """
 
     chats: bool
     documents: int
     tokens: int
     longest: int
+    asked: float | None = None
 
     @property
-    def epochs(self) -> int:
-        """So often it may be read."""
+    def epochs(self) -> float:
+        """So often it is read."""
+        if self.asked is not None:
+            return self.asked
         records = self.documents if self.chats else self.tokens / TOKENS_OF_A_RECORD
         return max(1, min(MOST_EPOCHS, round(MOST_EPOCHS * math.sqrt(OF_RECORDS / max(records, 1)))))
 
@@ -138,8 +142,8 @@ def settle(
         epochs, fills = 1.0, True
     else:
         fills = text.tokens * text.epochs >= DEFAULT_STEPS * usual.tokens * processes
-        epochs = given.get("data.num_epochs", text.epochs)
-        batch, accumulation = _step(text, cut, usual, given, epochs, processes)
+        epochs = text.epochs
+        batch, accumulation = _step(text, cut, usual, given, processes)
         steps = math.ceil(epochs * cut.train / (batch * accumulation * processes))
     batch = given.get("data.batch_size", batch)
     accumulation = given.get("trainer.accumulate_grad_batches", accumulation)
@@ -168,9 +172,7 @@ def _records_in_a_step(text: Text, records: float, steps: int | None = None) -> 
     return max(1.0, wanted if steps else min(wanted, seen / LEAST_STEPS))
 
 
-def _step(
-    text: Text, cut: Cut, usual: Usual, given: Mapping[str, Any], epochs: float, processes: int
-) -> tuple[int, int]:
+def _step(text: Text, cut: Cut, usual: Usual, given: Mapping[str, Any], processes: int) -> tuple[int, int]:
     """Blocks in a micro-batch, and micro-batches in a step, of each process."""
     in_a_block = text.documents / cut.train if text.chats else 1.0
     wanted = _records_in_a_step(text, cut.train * in_a_block, given.get("trainer.max_steps")) / in_a_block / processes

@@ -34,7 +34,8 @@ def fitted(
     text, lines = None, []
     if not request.data.stream:
         lengths = data.lengths
-        text = defaults.Text(data.chats > 0, len(lengths), int(lengths.sum()), data.longest)
+        epochs = request.data.num_epochs
+        text = defaults.Text(data.chats > 0, len(lengths), int(lengths.sum()), data.longest, epochs)
         block = defaults.block_size(text, usual, processes)
         if block and block.key not in given:
             request = request.with_values({block.key: block.value})

@@ -13,7 +13,7 @@ from granite_scu.control.laws.auto import FREE, SHORT, START
 from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.control.units import counted, per_cent
 from granite_scu.model.document_mask import can_isolate
-from granite_scu.model.loading import announce_kernels, known_config
+from granite_scu.model.loading import announce_kernels, known_config, untested
 from granite_scu.storage.recording import recorded_weight
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.slopes import micro_batches_read
@@ -149,6 +149,21 @@ def _no_validation(every: int | None, steps: int) -> str | None:
     )
 
 
+def doubts(run: PreparedRun) -> list[str]:
+    """What nobody has tried of the run, or what is too little to rely on; a line each."""
+    follows = f"--target-s auto: {moved_by(run)}" if run.controller.needs_slopes and _is_doubtful(run) else None
+    return [line for line in (untested(run.request.base.name), follows) if line]
+
+
+def _is_doubtful(run: PreparedRun) -> bool:
+    """Whether the setpoint has too few ticks, or too little held-out text, to be found by."""
+    return _ticks(run) < SHORT or run.data.validation.n_documents < FEW
+
+
+def _ticks(run: PreparedRun) -> int:
+    return run.length.steps // run.request.control.every
+
+
 # What the log has before the first step
 
 
@@ -166,7 +181,7 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
         )
     if run.start and (mismatch := run.start.mismatch(request.base.quantize_4bit)):
         log.warning(mismatch)
-    if run.controller.needs_slopes:
+    if run.controller.needs_slopes and not _is_doubtful(run):  # which was said with the plan
         log.info("--target-s auto: %s", moved_by(run))
     replay, weight = request.control.replay, request.prior.sigma**2 * run.length.n_tokens
     for warning in (replay and other_weight(replay, weight), *out_of_reach(run)):
@@ -176,7 +191,7 @@ def announce(run: PreparedRun, model: torch.nn.Module) -> None:
 
 def moved_by(run: PreparedRun) -> str:
     """What the setpoint is moved by in this run, in one line."""
-    ticks, documents = run.length.steps // run.request.control.every, run.data.validation.n_documents
+    ticks, documents = _ticks(run), run.data.validation.n_documents
     start = f"starts at {FREE:.0%}, where lambda does little" if ticks < SHORT else f"starts at {START:.0%}"
     begins = "continues where the checkpoint has it" if run.resume else start
     read = micro_batches_read(run.data.n_held_out)

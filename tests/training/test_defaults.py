@@ -18,6 +18,7 @@ MEGABYTES = {n: Text(False, 40 * n, 200_000 * n, 30_000) for n in (1, 100, 10_00
 def chosen(text: Text, usual: Usual, given: dict | None = None, width: int = 576, processes: int = 1) -> dict:
     """The settings chosen, over the usual ones and what was given, and how they cut the text."""
     given = given or {}
+    text = text._replace(asked=given.get("data.num_epochs"))
     block = block_size(text, usual, processes)
     size = given.get("data.block_size", block.value if block else usual.block)
     blocks = max(1, math.ceil(text.documents / (size // 55)) if text.chats else text.tokens // size)

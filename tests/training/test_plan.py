@@ -142,3 +142,12 @@ def test_a_block_longer_than_the_models_positions_is_said(tmp_path):
 )
 def test_a_run_saves_as_suits_its_length(asked, steps, intervals):
     assert intervals_of(Request.from_dotted(asked).run, steps) == intervals
+
+
+def test_a_plan_says_what_training_would_warn_of(tmp_path):
+    """That S* has too few ticks; an untested kind of model is said by ``tests/model/test_loading.py``'s."""
+    settings = {"base.name": "tiny-granite-h", "data.path": "stdlib-docs", "trainer.accelerator": "cpu"}
+    asked = {"trainer.max_steps": 20, "control.target_s": "auto", "run.output_dir": str(tmp_path / "run")}
+    run = prepare(Request.from_dotted(settings | asked), Console(quiet=True))
+    assert run.request.control.every == 1  # as many ticks as there can be
+    assert any("20 ticks are too few" in line for line in plan.facts(run)["advice"])
