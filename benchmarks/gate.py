@@ -41,6 +41,7 @@ class Gate:
     def __init__(self, connection: Connection, device: str) -> None:
         self.connection, self.device = connection, device
         self._since: float | None = None
+        self._computed = 0.0
         self._before: int | None = None
 
     def wait(self, report: Callable[[], dict[str, Any]] = dict) -> None:
@@ -55,13 +56,14 @@ class Gate:
         else:
             synchronize(self.device)
             seconds, most = time.perf_counter() - self._since, peak_memory(self.device)
+            computed = time.thread_time() - self._computed
             extra = None if most is None or self._before is None else max(0, most - self._before) / GIB
-            self.connection.send({"seconds": seconds, "extra_gb": extra, **report()})
+            self.connection.send({"seconds": seconds, "computed": computed, "extra_gb": extra, **report()})
         try:
             self.connection.recv()
         except EOFError:
             raise Over from None
-        self._since = time.perf_counter()
+        self._since, self._computed = time.perf_counter(), time.thread_time()
 
 
 @dataclass
@@ -80,6 +82,12 @@ class Outcome:
     def seconds(self) -> float | None:
         """Median time of a unit of work."""
         times = [report["seconds"] for report in self.reports[1:]]
+        return None if self.reason or not times else statistics.median(times)
+
+    @property
+    def computed(self) -> float | None:
+        """Median time that the side's thread computed in a unit of work, without what it waited for others."""
+        times = [report["computed"] for report in self.reports[1:]]
         return None if self.reason or not times else statistics.median(times)
 
     @property

@@ -17,12 +17,15 @@ of mamba-ssm and causal-conv1d where they are installed.
 The sides take turns, each in a process of its own, a block of steps at a time: ten, or one where a step takes seconds.
 A step's time is everything from its beginning to that of the next. ``extra_gb`` is the most memory on top of the loaded
 model: resident on a CPU, of the allocator on CUDA. ``mfu`` counts 4 operations a token and frozen weight; none on a CPU
-unless ``--peak-tflops`` says what it could do. ``--variants`` trains ours with further flags too, one after the other,
+unless ``--peak-tflops`` says what it could do. ``predicted_s`` is what ``granite-scu plan``
+expects of a step on this CPU, ``predicted_ratio`` that over ``computed_s``, what ours took without its waiting for
+others. ``--model`` takes a folder too. ``--variants`` trains ours with further flags too, one after the other,
 so that no more memory is needed: ``eager_s``, ``eager_extra_gb``, ``eager_last_loss``, and ``eager_reason`` where it
 could not be measured.
 """
 
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -55,6 +58,7 @@ COLUMNS = {
     "ours_tokens_per_s": "ours tokens/s|,.0f", "theirs_tokens_per_s": "theirs|,.0f",
     "ours_mfu": "ours MFU|.1%", "theirs_mfu": "theirs|.1%",
     "ours_extra_gb": "ours GiB|.3f", "theirs_extra_gb": "theirs|.3f", "memory_ratio": "ratio|.2f",
+    "computed_s": "computed s|.3f", "predicted_s": "predicted s|.3f", "predicted_ratio": "of it|.2f",
     "first_loss": "first loss|.4f", "ours_last_loss": "ours last|.4f", "theirs_last_loss": "theirs|.4f",
     "max_rel_err": "difference|.0e",
     **{f"{name}_s": f"{name.replace('_', ' ')} s/step|.3f" for name in VARIANTS},
@@ -99,6 +103,9 @@ def run_case(
             found |= race({name: side}, device, repeats)
     outcomes = {"ours": found["ours"], "theirs": found.get("theirs", Outcome(reason="not asked for"))}
     facts = _facts(case, outcomes, peak)
+    if device == "cpu":
+        predicted, computed = predicted_seconds(case), ratio(found["ours"].computed, case.block)
+        facts |= {"predicted_s": predicted, "computed_s": computed, "predicted_ratio": ratio(predicted, computed)}
     for name in variants:
         facts |= _of_variant(name, found[name], case.block)
     return measure.compared(str(case), device, *outcomes.values(), units=case.block, **facts)
@@ -121,6 +128,18 @@ def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None
         facts[f"{name}_tokens_per_s"] = ratio(case.tokens, step)
         facts[f"{name}_mfu"] = ratio(1, step and most and step * most)
     return facts
+
+
+def predicted_seconds(case: training.Case) -> float:
+    """Of an optimizer step, as ``granite-scu plan`` expects it on this CPU; measured anew."""
+    from granite_scu.hardware import machine
+    from granite_scu.model import loading, step_time
+    from granite_scu.training import memory_budget
+
+    with tempfile.TemporaryDirectory() as folder:
+        request = training.make_request("cpu", case, case.block, OURS, folder)
+        setting = memory_budget.setting_of(request, machine.resolve_request(request))
+        return step_time.measure(loading.load_model_config(case.name), setting).step * case.tokens
 
 
 def _of_variant(name: str, outcome: Outcome, block: int) -> dict[str, Any]:

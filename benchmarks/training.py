@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from benchmarks.gate import Gate
 from benchmarks.measure import require_positive, usable
 from granite_scu.cli.argument_parser import Parser
+from granite_scu.config.errors import UserError
 from granite_scu.config.settings import TINY_MODEL, DataConfig
 
 MODELS = ("embedded", "cut", "whole")
@@ -34,7 +36,7 @@ class Case:
     """What is trained.
 
     Attributes:
-        model: one of ``MODELS``.
+        model: one of ``MODELS``, or a folder.
         precision: fp32 or bf16.
         batch: sequences in a step.
         length: tokens in a sequence.
@@ -70,8 +72,8 @@ def granite_h_1b(blocks: int) -> Any:
 @contextmanager
 def model_folder(model: str, device: str = "cpu") -> Iterator[str]:
     """The name of the model for both libraries; random weights are saved in a folder that goes away."""
-    if model == "embedded":
-        yield TINY_MODEL
+    if model == "embedded" or model not in MODELS:
+        yield TINY_MODEL if model in MODELS else model
         return
     with tempfile.TemporaryDirectory() as folder:
         save_random(model, folder, device)
@@ -322,7 +324,9 @@ def _rows(case: Case, steps: int) -> list[dict[str, Tensor]]:
 
 def add_flags(parser: Parser) -> None:
     """The flags that say what is trained."""
-    parser.add_argument("--model", nargs="+", choices=MODELS, help="default: embedded and cut; on CUDA whole too")
+    parser.add_argument(
+        "--model", nargs="+", help=f"{', '.join(MODELS)}, or a folder; default: embedded and cut; on CUDA whole too"
+    )
     parser.add_argument(
         "--precisions",
         nargs="+",
@@ -341,6 +345,9 @@ def cases(options: Namespace, block: int | None) -> list[Case]:
         block: optimizer steps between two gates; None takes ten, and one where a step takes seconds.
     """
     require_positive(batch=options.batch, length=options.length)
+    for model in set(options.model or ()) - {*MODELS}:
+        if not Path(model, "config.json").is_file():
+            raise UserError(f"--model {model}: neither of {', '.join(MODELS)}, nor the folder of a model")
     DataConfig(CORPUS, block_size=options.length or 128)  # refuses what is too short
     usual = ["embedded", *(["cut"] if not options.quick else []), *(["whole"] if _on_gpu(options) else [])]
     found = []

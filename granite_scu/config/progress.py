@@ -61,13 +61,22 @@ class Heartbeat:
         """Take the pace from here on: what was done before took longer than the rest will."""
         self._first, self._begin = done, self._clock()
 
-    def left(self, done: float) -> str:
-        """Such as ``about 12 minutes left``; empty before there is a pace to go by, and at the end."""
+    def set_aside(self, seconds: float) -> None:
+        """Take so many seconds that have just passed for none of the pace."""
+        self._begin += seconds
+
+    def left(self, done: float, besides: float = 0.0) -> str:
+        """Such as ``about 12 minutes left``; empty before there is a pace to go by, and at the end.
+
+        Args:
+            done: how much is done.
+            besides: seconds that will pass at no such pace.
+        """
         moved = done - self._first
         if moved <= 0 or done >= self.total:
             return ""
         seconds = (self._clock() - self._begin) * (self.total - done) / moved
-        return f"about {duration(seconds)} left"
+        return f"about {duration(seconds + besides)} left"
 
 
 def tracked(items: Collection[Item], phase: str, console: Console, announced: bool = True) -> Iterator[Item]:

@@ -149,7 +149,7 @@ def _simulate(config: PretrainedConfig, setting: Setting) -> Footprint:
     weights = sum(t.nbytes for t in {*model.parameters(), *model.buffers()} - {m.weight for m in in_4_bits})
     weights += math.ceil(FOUR_BIT_BYTES * sum(m.weight.numel() for m in in_4_bits))
     gradients = FP32 * sum(rank * (out + into) for out, into, rank in adapters.shapes(model, setting.lora))
-    chosen, left_out = _cut(model)
+    chosen, left_out = cut(model)
     step, kept = _take_step(model, setting)
     step += sum(left_out[kind] * size for kind, size in dict(zip(chosen, kept, strict=True)).items())
     # After the backward pass the penalty stands beside the gradients; foreach AdamW (fp16) needs as much again.
@@ -162,7 +162,7 @@ Kind = tuple[tuple[str, torch.Size], ...]
 """The names and shapes of a layer's parameters: layers that agree in them keep the same."""
 
 
-def _cut(model: nn.Module) -> tuple[list[Kind], Counter[Kind]]:
+def cut(model: nn.Module) -> tuple[list[Kind], Counter[Kind]]:
     """Leave of the decoder its first layer, one of each kind and the last.
 
     The first is apart because nothing below it wants a gradient; the last is there because the peak is often in it.
@@ -199,7 +199,7 @@ def _take_step(model: nn.Module, setting: Setting) -> tuple[int, list[int]]:
     """
     layers = decoder_layers(model)
     with torch.device("meta"):
-        adapted = _adapted(model, setting)
+        adapted = as_trained(model, setting)
     with FakeTensorMode(allow_non_fake_inputs=True), describing(setting.device):
         # Of the CPU, which autocast and the kernels know, and not of the meta device.
         base = adapted.to_empty(device="cpu").get_base_model()
@@ -221,7 +221,7 @@ def _take_step(model: nn.Module, setting: Setting) -> tuple[int, list[int]]:
     return live.peak - before, [after - begin for begin, after, *_ in notes]  # a checkpointed layer runs again
 
 
-def _adapted(model: nn.Module, setting: Setting) -> nn.Module:
+def as_trained(model: nn.Module, setting: Setting) -> nn.Module:
     """The model as ``GraniteModule`` has it."""
     model.requires_grad_(False)
     if setting.base.quantize_4bit:

@@ -24,9 +24,14 @@ SHORTEST = 256
 
 def predict(request: Request, machine: Machine) -> memory.Footprint:
     """What a run takes of its device at its peak, the program itself and CUDA's context apart."""
+    return memory.predict(loading.known_config(request.base.name), setting_of(request, machine))
+
+
+def setting_of(request: Request, machine: Machine) -> memory.Setting:
+    """What the memory and the time of a run's steps depend on."""
     # An adapter to start from may name its layers in other ways; all of them are a bound.
     lora = replace(request.lora, targets=None) if request.lora.adapter else request.lora
-    setting = memory.Setting(
+    return memory.Setting(
         replace(request.base, attention=machine.attention),
         lora,
         WEIGHT_DTYPES[machine.precision],
@@ -36,7 +41,6 @@ def predict(request: Request, machine: Machine) -> memory.Footprint:
         machine.world_size,
         request.data.isolate_documents,
     )
-    return memory.predict(loading.known_config(request.base.name), setting)
 
 
 def with_batch(request: Request, size: int) -> Request:

@@ -1,7 +1,8 @@
 """The plan of a run: what it trains on what, and what that will cost. Estimates are marked as such."""
 
-import math
 from typing import Any
+
+import torch
 
 from granite_scu import hardware
 from granite_scu.config.request import Request
@@ -9,10 +10,11 @@ from granite_scu.config.settings import IGNORED
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.peaks import printed_peak
+from granite_scu.model import loading, memory, step_time
 from granite_scu.model.loading import WEIGHT_DTYPES
 from granite_scu.training import memory_budget
 from granite_scu.training.preflight import doubts, out_of_proportion, out_of_reach
-from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.prepared_run import PreparedRun, validations
 
 OF_MEASURED, OF_PRINTED = 0.3, 0.2
 """Share that a training step is assumed to reach of the rate of matrix products: of the rate measured on this machine,
@@ -42,9 +44,9 @@ def describe(run: PreparedRun, here: bool = True) -> dict[str, Any]:
 def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     """What a run does and costs, as JSON has it.
 
-    Memory, in GiB: what ``model.memory`` finds. Time, in seconds of training and validation: the operations of
-    ``model.flops`` at a share of the rate that matrix products have; null for a card that is not here and whose rate
-    is not known.
+    Memory, in GiB: what ``model.memory`` finds. Time, in seconds of training and validation: on a CPU, of what
+    ``model.step_time`` measures; on a GPU, the operations of ``model.flops`` at a share of the rate that matrix
+    products have; null for a card that is not here and whose rate is not known.
 
     Args:
         run: what is planned.
@@ -93,6 +95,23 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
 def _seconds(run: PreparedRun, here: bool) -> float | None:
     """Of what is left of training and its validations."""
     machine, length = run.machine, run.length
+    done = run.resume.step if run.resume else 0
+    learned = (length.steps - done) * length.tokens_per_step
+    blocks = validations(length.steps, done, run.intervals.validation) * run.validation_blocks
+    validated = blocks * run.request.data.block_size
+    if (pace := _pace(run, here)) is None:
+        return None
+    return (learned * pace.step + validated * pace.forward) / machine.world_size
+
+
+def _pace(run: PreparedRun, here: bool) -> step_time.Pace | None:
+    """Seconds that a token takes on a device: of a step taken here on a CPU, else by the rate of its products."""
+    machine, request = run.machine, run.request
+    setting = memory_budget.setting_of(request, machine)
+    config = loading.known_config(request.base.name)
+    allowed = machine.memory_limit(request.run.memory_fraction)
+    if here and machine.accelerator == "cpu" and memory.predict(config, setting).total <= allowed:
+        return step_time.on_cpu(config, setting, [machine.device.name, torch.get_num_threads()])
     if here:
         dtype = WEIGHT_DTYPES[machine.precision]
         rate = OF_MEASURED * hardware.matmul_tflops(machine.device.kind, dtype, tf32=machine.tf32) * 1e12
@@ -100,22 +119,8 @@ def _seconds(run: PreparedRun, here: bool) -> float | None:
         rate = OF_PRINTED * peak.flops
     else:
         return None
-    done = run.resume.step if run.resume else 0
-    learned = (length.steps - done) * length.tokens_per_step
-    validated = validations(length.steps, done, run.intervals.validation) * _tokens_of_a_validation(run)
-    passes = learned + OF_FORWARD * validated
-    return passes / machine.world_size * run.size.flops_per_token / rate
-
-
-def validations(steps: int, done: int, every: int) -> int:
-    """How many there are after so many steps are done; the last step has one in any case."""
-    return math.ceil(steps / every) - done // every if steps > done else 0
-
-
-def _tokens_of_a_validation(run: PreparedRun) -> int:
-    data, limit = run.request.data, run.request.trainer["limit_val_batches"]
-    most = int(limit) * (data.eval_batch_size or data.batch_size) * run.machine.world_size
-    return min(most, len(run.data.validation)) * data.block_size
+    step = run.size.flops_per_token / rate
+    return step_time.Pace(step, OF_FORWARD * step)
 
 
 def _memory(request: Request, machine: Machine) -> dict[str, Any]:

@@ -125,7 +125,8 @@ def _time(facts: dict[str, Any]) -> str:
     seconds = facts["time_s_estimate"]
     if seconds is None:
         return "not predicted: the speed of this card is not known"
-    basis = "from the speed of matrix products here" if facts["device_is_here"] else "from the vendor's figures"
+    measured = "a step timed here" if facts["accelerator"] == "cpu" else "the speed of matrix products here"
+    basis = f"from {measured}" if facts["device_is_here"] else "from the vendor's figures"
     return f"about {duration(seconds)} of training and validation, a rough estimate {basis}"
 
 

@@ -48,6 +48,11 @@ class Intervals(NamedTuple):
     checkpoint: int
 
 
+def validations(steps: int, done: int, every: int) -> int:
+    """How many there are after so many steps are done; the last step has one in any case."""
+    return math.ceil(steps / every) - done // every if steps > done else 0
+
+
 @dataclass(frozen=True)
 class PreparedRun:
     """Everything that a run depends on. What settles more of it returns a new one.
@@ -86,6 +91,13 @@ class PreparedRun:
     def intervals(self) -> Intervals:
         """When it validates and saves."""
         return intervals_of(self.request.run, self.length.steps)
+
+    @property
+    def validation_blocks(self) -> int:
+        """Blocks that a validation reads, over all devices."""
+        data, limit = self.request.data, self.request.trainer["limit_val_batches"]
+        most = int(limit) * (data.eval_batch_size or data.batch_size) * self.machine.world_size
+        return min(most, len(self.data.validation))
 
     @property
     def s_ceiling(self) -> float | None:

@@ -57,7 +57,7 @@ from granite_scu.training.logger_checks import check_loggers
 from granite_scu.training.loggers import RunLogger, logging_to
 from granite_scu.training.output_folder import claimed, is_main, open_run_folder
 from granite_scu.training.preflight import announce
-from granite_scu.training.prepared_run import PreparedRun, build_module, intervals_of, length_of
+from granite_scu.training.prepared_run import PreparedRun, build_module, intervals_of, length_of, validations
 from granite_scu.training.resume import (
     Resume,
     as_before,
@@ -312,7 +312,13 @@ def _assemble(
     asked, settings, setpoint = run.request.run, run.request.trainer, run.controller.setpoint
     every, window, max_time = run.request.control.every, asked.stop_at_equilibrium, settings["max_time"]
     # What listens to every tick.
-    line = ProgressLine(settings["log_every_n_steps"], run.console)
+    scored = (3 if run.start else 2) * len(run.data.test) / max(1, run.validation_blocks)
+    line = ProgressLine(
+        settings["log_every_n_steps"],
+        run.console,
+        lambda done: validations(run.length.steps, done, run.intervals.validation),
+        scored,
+    )
     reachability = _reachability(run)
     used = asdict(run.request.base) | asdict(run.request.data) | {"precision": run.machine.precision}
     utilisation = UtilisationWatch(asked.expected_mfu, used) if asked.expected_mfu else None

@@ -24,3 +24,12 @@ def test_a_slow_first_step_does_not_count_for_the_time_that_is_left():
     assert heartbeat.left(1) == ""
     now[0] = 120.0
     assert heartbeat.left(11) == "about 19 seconds left"  # ten of them took ten
+
+
+def test_what_happens_at_another_pace_is_counted_apart():
+    now = [0.0]
+    heartbeat = Heartbeat(30, every=60, clock=lambda: now[0])
+    now[0] = 30.0
+    heartbeat.set_aside(20.0)  # a validation: ten steps took ten seconds
+    assert heartbeat.left(10) == "about 20 seconds left"
+    assert heartbeat.left(10, besides=60.0) == "about 80 seconds left"

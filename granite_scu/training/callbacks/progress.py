@@ -1,10 +1,12 @@
 """The live line, and the lines that remain where there is no terminal."""
 
 import logging
+import time
+from collections.abc import Callable
 
 import lightning as L
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from granite_scu.config.progress import LIVE, Heartbeat
 from granite_scu.training.callbacks.shannon_control import ControlTick
@@ -18,13 +20,23 @@ class ProgressLine(L.Callback):
     On a terminal it is redrawn in place; elsewhere, and in the log file, a line is written every
     ``logging_steps`` optimizer steps, at the next tick, and a short one where that takes more than a minute.
 
+    What is left is of the whole run once it has validated: its steps, its validations at the seconds that the last one
+    took, and what ``later`` says of its end.
+
     Args:
         logging_steps: optimizer steps between written lines.
         console: where the live line goes.
+        validations: how many there are after so many steps are done.
+        scored: what is scored at the end, in validations.
+
+    Attributes:
+        later: of what others do after the last step: each returns the seconds that it will take, so far as is known.
     """
 
-    def __init__(self, logging_steps: int, console: Console) -> None:
+    def __init__(self, logging_steps: int, console: Console, validations: Callable[[int], int], scored: float) -> None:
         self.logging_steps, self.console = logging_steps, console
+        self._validations, self._validating, self._validation = validations, 0.0, 0.0
+        self.later: list[Callable[[], float]] = [lambda: scored * self._validation]
         self._latest: dict | None = None
         self._progress: Progress | None = None
         self._written = self._shown = self._first = 0
@@ -35,9 +47,10 @@ class ProgressLine(L.Callback):
         if trainer.is_global_zero and trainer.global_step < trainer.max_steps:
             log.info("training", extra={LIVE: True})
         if trainer.is_global_zero and self.console.is_terminal:
-            text, left = TextColumn("{task.description}"), TimeRemainingColumn()
-            columns = (TextColumn("training"), MofNCompleteColumn(), BarColumn(20), text, left)
-            self._progress = Progress(*columns, console=self.console)
+            text = TextColumn("{task.description}")
+            self._progress = Progress(
+                TextColumn("training"), MofNCompleteColumn(), BarColumn(20), text, console=self.console
+            )
             self._task = self._progress.add_task("", total=trainer.max_steps, completed=self._shown)
             self._progress.start()
 
@@ -53,18 +66,29 @@ class ProgressLine(L.Callback):
             self._heartbeat.start_pace(step)
         record = self._latest
         text = describe(record) if record else ""
+        left = self._heartbeat.left(step, self.besides(step))
         if self._progress:
-            self._progress.update(self._task, completed=step, description=text)
+            self._progress.update(self._task, completed=step, description="  ".join(filter(None, [text, left])))
         fresh = bool(record) and record["step"] == step and step - self._written >= self.logging_steps
         if not (fresh or self._heartbeat.is_due()):
             return
         self._written = step if fresh else self._written
         self._heartbeat.beat()
         if trainer.is_global_zero:
-            parts = [f"step {step}/{trainer.max_steps}", text if fresh else "", self._heartbeat.left(step)]
+            parts = [f"step {step}/{trainer.max_steps}", text if fresh else "", left]
             log.info("%s", "  ".join(filter(None, parts)), extra={LIVE: True})
 
+    def besides(self, step: int) -> float:
+        """Seconds that validations and what comes at the end will take, as far as known when a step is over."""
+        # That of the step itself, if there is one, comes after its line.
+        return self._validations(step - 1) * self._validation + sum(seconds() for seconds in self.later)
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._validating = time.monotonic()
+
     def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._validation = time.monotonic() - self._validating
+        self._heartbeat.set_aside(self._validation)
         if trainer.is_global_zero:
             log.info("step %d  validation %.4f bits/token", trainer.global_step, module.val_bpt)
 
