@@ -131,7 +131,7 @@ def _facts(case: training.Case, outcomes: dict[str, Outcome], peak: float | None
 
 
 def predicted_seconds(case: training.Case) -> float:
-    """Of an optimizer step, as ``granite-scu plan`` expects it on this CPU; measured anew."""
+    """Of an optimizer step, as ``granite-scu plan`` expects it on this CPU."""
     from granite_scu.hardware import machine
     from granite_scu.model import loading, step_time
     from granite_scu.training import memory_budget

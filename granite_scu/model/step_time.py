@@ -65,7 +65,7 @@ def _pace(found: Any) -> Pace:
 
 
 def measure(config: PretrainedConfig, setting: memory.Setting) -> Pace:
-    """The same as ``on_cpu``, measured anew."""
+    """The same as ``on_cpu``, neither looked up nor kept."""
     rows, config = config.vocab_size, copy.deepcopy(config)
     config.vocab_size, config.pad_token_id = min(rows, ROWS), None
     attention = loading.fitting_attention(config, "auto", "eager" if setting.base.attention == "eager" else "sdpa")
