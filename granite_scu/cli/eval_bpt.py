@@ -8,7 +8,7 @@ from granite_scu.cli import early_refusals, script_flags
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import HINTS, PRECISIONS
-from granite_scu.config.settings import DataConfig
+from granite_scu.config.settings import DataConfig, RunConfig
 from granite_scu.evaluation.bpt.subjects import identify
 from granite_scu.storage.run_folder import EVALUATION, RunFolder, as_json
 
@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--record-format", choices=RECORD_FORMATS, default=RECORD_FORMATS[0],
                       help="fields that records are read by (default: auto, recognised)")  # fmt: skip
     script_flags.add_template(what)
+    what.add_argument("--samples", type=int, default=RunConfig.samples, metavar="N", help="questions of the text's "
+                      "chats that the models answer, and as many general ones; 0 asks none (default: "
+                      "%(default)s)")  # fmt: skip
     how = parser.add_argument_group("how it is scored")
     how.add_argument("--max-length", type=int, metavar="INT", help="tokens that a model sees at once (default: the "
                      "runs' --block-size; without a run 1024)")  # fmt: skip
@@ -109,7 +112,7 @@ def _check_text(flag: str, text: str | None) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for flag, least in (("max_length", 2), ("stride", 1), ("batch_size", 1)):
+    for flag, least in (("max_length", 2), ("stride", 1), ("batch_size", 1), ("samples", 0)):
         value = getattr(options, flag)
         if value is not None and value < least:
             raise UserError(f"--{flag.replace('_', '-')} {value}: must be at least {least}")

@@ -152,6 +152,13 @@ def nats_of_answers(model: PreTrainedModel, questions: Sequence[Question], paddi
     return np.array(found)
 
 
+def together(before: Tried, after: Tried, name: str, other: str) -> Tried:
+    """What two models made of the same questions, by their names: of both the answers that both gave."""
+    n = min(len(before.answers[name]), len(after.answers[other]))
+    answers = {name: before.answers[name][:n], other: after.answers[other][:n]}
+    return Tried(before.questions, answers, {name: before.nats[name], other: after.nats[other]}, before.tokens)
+
+
 def records(tried: Tried, before: str, after: str) -> list[dict[str, Any]]:
     """A record for each question, for ``elsewhere.json``; without answers where the time ran out."""
     answers = list(zip(tried.answers[before], tried.answers[after], strict=True))

@@ -65,6 +65,7 @@ def test_it_plans_trains_scores_and_reports(installed):
     run = installed.folder / "mine"
     config = json.loads((run / "training_config.json").read_text())
     assert config["trainer"]["max_steps"] == 8
+    assert len(json.loads((run / "elsewhere.json").read_text())["questions"]) == 30
     (run / "report.html").unlink()
     installed("report", "mine")
     assert (run / "report.html").is_file()

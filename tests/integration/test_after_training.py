@@ -40,6 +40,10 @@ def told(call):
 def test_its_report_has_what_both_models_make_of_test_documents(run):
     found = json.loads((run / "samples.json").read_text(encoding="utf-8"))["samples"]
     assert 1 <= len(found) <= 2 and all(each["prompt"] and each["base"] and each["adapter"] for each in found)
+    general = json.loads((run / "elsewhere.json").read_text(encoding="utf-8"))["questions"]
+    assert len(general) == 2 and all(each["before"] != each["after"] for each in general)
+    found = json.loads((run / "scu_metrics.json").read_text(encoding="utf-8"))["elsewhere"]
+    assert found["n"] == 2 and found["bits_after"] != found["bits_before"]
     assert "What the models write" in (run / "report.html").read_text(encoding="utf-8")
 
 

@@ -29,7 +29,7 @@ def score(call):
     """Runs the command in this process; returns exit code, stdout and stderr."""
     from granite_scu.cli.main import main
 
-    return partial(call, main, "eval", "--precision", "fp32")
+    return partial(call, main, "eval", "--precision", "fp32", "--samples", 0)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_it_is_scored_on_the_base_that_it_learned_on(run, capsys):
     from granite_scu.cli.main import main
 
     def scored(*argv) -> list[float]:
-        assert main(["eval", "--json", "--precision", "fp32", str(run), *argv]) == 0
+        assert main(["eval", "--json", "--samples", "0", "--precision", "fp32", str(run), *argv]) == 0
         found = json.loads(capsys.readouterr().out)
         return [found["quantize_4bit"], *(model["bits_per_token"] for model in found["models"])]
 

@@ -26,7 +26,7 @@ def trained(launch, tmp_path_factory):
     (folder / "mine.jinja").write_text(TEMPLATE)
     data = ("--data-dir", folder / "chats.jsonl", "--chat-template", folder / "mine.jinja")
     code, _, stderr = launch(
-        "--test-run", *data, "--chat-template-args", "mark=>>", *FEW, "--output-dir", folder / "run"
+        "--test-run", *data, "--chat-template-args", "mark=>>", *FEW, "--samples", 3, "--output-dir", folder / "run"
     )
     assert code == 0, stderr
     return folder
@@ -55,9 +55,28 @@ def test_the_template_is_saved_with_its_arguments_and_used_by_what_comes_after(t
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == saved
     code, stdout, stderr = call(commands.main, "eval", trained / "run", "--json")
     assert code == 0, stderr
-    documents = json.loads((trained / "run" / "scu_metrics.json").read_text())["test_tokens"]
-    assert json.loads(stdout)["tokens"] == documents
+    metrics = json.loads((trained / "run" / "scu_metrics.json").read_text())
+    assert json.loads(stdout)["tokens"] == metrics["test_tokens"]
     (trained / "elsewhere.jinja").rename(trained / "mine.jinja")
+
+
+def test_the_questions_of_held_out_chats_are_answered_at_the_end_and_by_eval(trained, call):
+    folder = trained / "run"
+    metrics = json.loads((folder / "scu_metrics.json").read_text())
+    written = json.loads((folder / "answers.json").read_text())["answers"]
+    pairs = {f"question {i}?": f"answer {i}." for i in range(40)}
+    assert len(written) == 3 and all(pairs[each["question"]] == each["expected"] for each in written)
+    assert metrics["answers"]["n"] == 3 and metrics["answers"]["right"] == 0
+    assert not (folder / "samples.json").exists()
+    assert [len(metrics["elsewhere"]["lost"]), metrics["elsewhere"]["n"]] == [0, 3]
+    code, stdout, stderr = call(commands.main, "eval", folder, "--json")
+    assert code == 0, stderr
+    found = json.loads(stdout)
+    assert {each["question"] for each in written} <= {each["question"] for each in found["answers"]["records"]}
+    assert set(found["answers"]["models"]) == set(found["elsewhere"]) == {"base", "run"}
+    assert found["elsewhere"]["run"]["bits_before"] == pytest.approx(found["elsewhere"]["base"]["bits_after"])
+    code, stdout, stderr = call(commands.main, "eval", folder)
+    assert code == 0 and "as expected" in stdout and "expected: answer" in stdout
 
 
 def test_a_run_continues_with_its_own_copy_of_the_template(trained, call, tmp_path):

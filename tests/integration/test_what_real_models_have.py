@@ -129,7 +129,7 @@ def test_it_trains_and_resumes_to_the_same_bytes(run):
 def test_it_is_scored_as_plain_transformers_scores_it(run, base, call, tmp_path):
     """The answer and the end of its turn, after what the template renders: a token that begins a text comes once."""
     write_chats(tmp_path / "chat.jsonl", [QUESTION])
-    scored = ("--data-dir", tmp_path / "chat.jsonl", "--json", "--precision", "fp32")
+    scored = ("--data-dir", tmp_path / "chat.jsonl", "--json", "--precision", "fp32", "--samples", 0)
     code, out, err = call(commands.main, "eval", run.whole, *scored)
     assert code == 0, err
     tokens, model = plain(base, run.whole)

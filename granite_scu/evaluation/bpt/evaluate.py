@@ -18,6 +18,7 @@ from granite_scu.config.flags import PRECISIONS
 from granite_scu.config.progress import Heartbeat
 from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
 from granite_scu.evaluation.bpt import results, texts
+from granite_scu.evaluation.bpt.answering import Asked
 from granite_scu.evaluation.bpt.passes import score_windows
 from granite_scu.evaluation.bpt.subjects import BASE, Subject, shared_base
 from granite_scu.evaluation.bpt.tokenizers import load_tokenizer, with_template
@@ -72,6 +73,7 @@ def evaluate(
     for text in asked:
         corpus = text.tokenised(tokenizer, rows, first.name)
         corpora.append(replace(corpus, windows=cut(corpus.lengths, length, stride), excluded=text.excluded))
+    said = Asked(asked[0], tokenizer, options.samples)
     here.claim(None)
     attention = options.attn
     wanted = (
@@ -82,7 +84,7 @@ def evaluate(
     # A model that a QLoRA adapter was merged into is whole without 4 bits: rounding it again would round the adapter.
     wanted += [(BaseConfig(s.given, bool(options.quantize_4bit), attention), [(s.name, None)]) for s in wholes]
     named = [{"name": name, "adapter": given, "base": model.name} for model, each in wanted for name, given in each]
-    seconds = sum(_score(*each, corpora, options.batch_size, here, console) for each in wanted)
+    seconds = sum(_score(*each, corpora, options.batch_size, here, console, said) for each in wanted)
     settings = {
         "max_length": length,
         "stride": stride,
@@ -95,6 +97,7 @@ def evaluate(
     }
     found = results.report(corpora[0], named, corpora[1] if len(corpora) > 1 else None, settings)
     own = None if options.data_dir else _own_figures(subjects, runs)
+    found |= said.found([each["name"] for each in named])
     return found | ({"run": own} if own else {}), corpora
 
 
@@ -176,8 +179,9 @@ def _score(
     batch_size: int,
     here: Machine,
     console: Console,
+    said: Asked,
 ) -> float:
-    """Score every corpus with a model and its adapters, which then leave the memory.
+    """Score every corpus with a model and its adapters, and ask them; then they leave the memory.
 
     Args:
         model: that is loaded.
@@ -186,9 +190,10 @@ def _score(
         batch_size: windows at a time.
         here: what is scored on.
         console: for the progress.
+        said: has the questions, and takes the answers.
 
     Returns:
-        The seconds it took without loading.
+        The seconds that the scoring took, without loading.
 
     Raises:
         UserError: an adapter does not fit, or a score is not finite.
@@ -219,4 +224,5 @@ def _score(
                     f"{corpus.documents[corpus.windows[window].document]}; its weights are not finite, or too large "
                     "for the precision (try --precision fp32)"
                 )
+    said.ask(loaded, dict(zip(names, switches, strict=True)), autocast, console)
     return seconds

@@ -1,6 +1,7 @@
 """What was found, for people and for programs."""
 
 import csv
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,14 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from granite_scu.config.errors import UserError
+from granite_scu.config.outside import printable
 from granite_scu.config.settings import SHORT_PRECISIONS
 from granite_scu.control.units import counted
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import require_writable
+
+SHOWN = 3
+"""Questions that are shown with their answers; the JSON has all."""
 
 
 def show(found: dict[str, Any], console: Console) -> None:
@@ -23,6 +28,9 @@ def show(found: dict[str, Any], console: Console) -> None:
     headings = ["bits/token", "bits/byte", "perplexity"]
     headings += [f"over {first}, 95 % interval"] if several else []
     headings += [f"forgetting: {forgetting['data']}"] if forgetting else []
+    answers, elsewhere = found.get("answers"), found.get("elsewhere")
+    headings += ["as expected"] if answers else []
+    headings += ["general answers"] if elsewhere else []
     columns = [Column(heading, justify="right") for heading in headings]
     table = Table("model", *columns, title=found["data"], title_justify="left", title_style="")
     for model in models:
@@ -33,6 +41,10 @@ def show(found: dict[str, Any], console: Console) -> None:
             forgotten = model["forgetting"]
             change = forgotten["against"]
             cells.append(f"{forgotten['bits_per_token']:.4f}" + (f"  {_interval(change)}" if change else ""))
+        if answers:
+            cells.append(f"{answers['models'][model['name']]['right']} of {answers['n']}")
+        if elsewhere:
+            cells.append(_general(elsewhere[model["name"]]))
         table.add_row(model["name"], *cells)
     console.print(table)
     lines = [
@@ -41,8 +53,34 @@ def show(found: dict[str, Any], console: Console) -> None:
     ]
     changes = (model["forgetting"]["against"] for model in models if model["forgetting"])
     lines += [f"On {forgetting['data']}: {change['verdict']}." for change in changes if change]
+    lines += _said(found)
     for line in [*lines, *_circumstances(found, forgetting)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _general(changed: dict[str, Any]) -> str:
+    lost = f", {changed['became_wrong']} lost" if changed["became_wrong"] else ""
+    return f"{changed['right_after']} of {changed['n']}{lost}"
+
+
+def _said(found: dict[str, Any]) -> list[str]:
+    """Some answers of all models, the first of each kind, and which general ones were lost."""
+    lines, names = [], [model["name"] for model in found["models"]]
+    if answers := found.get("answers"):
+        lines.append(f"{answers['n']} of {answers['asked']} questions were answered in the time; {answers['rule']}.")
+        for record in answers["records"][:SHOWN]:
+            lines.append(f"  {shortened(record['question'])}  expected: {shortened(record['expected'])}")
+            lines += [f"    {name}: {shortened(record[name])}" for name in names]
+    for name, changed in found.get("elsewhere", {}).items():
+        if changed["lost"]:
+            chance = f"of as many by chance the probability is {changed['chance']:.2g}"
+            lines.append(f"{name}: general answers became wrong ({chance}): {' '.join(changed['lost'])}")
+    return lines
+
+
+def shortened(text: str) -> str:
+    """A text on one line, of which the end may be missing."""
+    return textwrap.shorten(printable(" ".join(text.split())), 100, placeholder=" ...")
 
 
 def _interval(pair: dict[str, Any] | None) -> str:

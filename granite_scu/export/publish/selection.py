@@ -17,9 +17,11 @@ from granite_scu.export.publish import leaks, model_card, pictures
 from granite_scu.model.adapter_files import check_adapter
 from granite_scu.storage.run_folder import (
     ADAPTER_CONFIG,
+    ANSWERS,
     BEST_ADAPTER,
     CONTROL_CONFIG,
     DOCUMENTS,
+    ELSEWHERE,
     HISTORY,
     HISTORY_LINES,
     LAST_ADAPTER,
@@ -48,7 +50,8 @@ PUBLISHED = (MODEL_CARD, *REQUIRED, *OPTIONAL)
 """Everything that is ever uploaded. The card is built again."""
 
 KEPT = (
-    *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, SAMPLES, STOPPED, "report.html"),
+    *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, STOPPED, "report.html"),
+    *(SAMPLES, ANSWERS, ELSEWHERE),
     *("identification.*", "logs", BEST_ADAPTER, LAST_ADAPTER, "checkpoint-*"),
 )
 """What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""

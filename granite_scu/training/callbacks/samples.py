@@ -23,8 +23,8 @@ from granite_scu.training.module import GraniteModule, evaluation_mode
 
 log = logging.getLogger(__name__)
 
-MOST_SECONDS = 120.0
-"""For the answers to held-out questions, and as many for those to general ones."""
+MOST_SECONDS = 2 * answers.SECONDS
+"""For the answers of both models to held-out questions, and as many for those to general ones."""
 
 MOST_TEXTS = 2
 """Test documents that are continued: whoever reads the report reads no more."""

@@ -1,0 +1,78 @@
+"""What the models that are scored answer to the questions of the chats, and to general ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from granite_scu.config.progress import tracked
+from granite_scu.config.settings import SEED
+from granite_scu.data.sources.documents import Conversation
+from granite_scu.data.tokens.encoding import encode
+from granite_scu.evaluation import answers, elsewhere
+from granite_scu.evaluation.answer_score import RULE, wilson
+from granite_scu.evaluation.bpt.texts import Texts
+from granite_scu.model.adapters import Switch
+
+
+class Asked:
+    """Questions, and what each model says to them.
+
+    Args:
+        text: a sample of its chats is asked; of other texts only general questions are.
+        tokenizer: of the models.
+        count: questions of each kind; 0 asks none.
+    """
+
+    def __init__(self, text: Texts, tokenizer: PreTrainedTokenizerBase, count: int) -> None:
+        self.tokenizer, self.count = tokenizer, count
+        self.answers: dict[str, list[str]] = {}
+        self.tried: dict[str, elsewhere.Tried] = {}
+        chats = [document for document in text.documents if isinstance(document, Conversation)]
+        order = np.random.default_rng(SEED).permutation(len(chats))[:count]
+        sample = [chats[number] for number in sorted(order)]
+        stream = encode(sample, tokenizer, control_tokens=text.control_tokens) if sample else None
+        self.questions = answers.questions_of(stream, tokenizer) if stream else []
+
+    def ask(
+        self,
+        model: PreTrainedModel,
+        switches: Mapping[str, Switch],
+        autocast: Callable[[], AbstractContextManager],
+        console: Console,
+    ) -> None:
+        """Ask a model, and what it can be switched to."""
+        if not self.count:
+            return
+        how: dict[str, Any] = {"seconds": answers.SECONDS * len(switches)}
+        with autocast():
+            shown = partial(tracked, phase="answering the questions of the text", console=console)
+            self.answers |= answers.ask(model, self.tokenizer, self.questions, switches, shown=shown, **how)
+            shown = partial(tracked, phase="asking general questions", console=console)
+            found = elsewhere.try_out(model, self.tokenizer, switches, self.count, shown=shown, **how)
+        self.tried |= dict.fromkeys(switches, found)
+
+    def found(self, names: Sequence[str]) -> dict[str, Any]:
+        """For the JSON: ``answers`` and ``elsewhere``, of each model by its name, and each question with all answers.
+
+        What is ``elsewhere`` is what changed from the first model; the first is compared with itself.
+        """
+        if not self.count:
+            return {}
+        first, general = names[0], {}
+        for name in names:
+            both = elsewhere.together(self.tried[first], self.tried[name], first, name)
+            general[name] = elsewhere.summary(both, first, name) | {"records": elsewhere.records(both, first, name)}
+        found: dict[str, Any] = {"elsewhere": general}
+        if self.questions:
+            records = answers.scored(self.questions, self.answers)
+            models = {name: answers.figures(records, name) for name in names}
+            for each in models.values():
+                each["interval"] = list(wilson(int(each["right"]), len(records)))
+            counts = {"n": len(records), "asked": len(self.questions), "rule": RULE}
+            found["answers"] = {**counts, "models": models, "records": records}
+        return found
