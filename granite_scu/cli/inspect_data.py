@@ -15,7 +15,7 @@ from granite_scu.config import flags
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import printable
 from granite_scu.config.settings import BaseConfig, DataConfig, check_model
-from granite_scu.control.units import counted, per_cent
+from granite_scu.control.units import amount, counted, per_cent
 
 SHARES = (0, 10, 50, 90, 99, 100)
 """Percentiles of the documents' lengths that are shown."""
@@ -25,6 +25,15 @@ SHOWN = 600
 
 SPLITS = {"train": "training", "validation": "validation", "test": "test"}
 """What each split is called."""
+
+DIVIDED = {
+    "document": "divided by document",
+    "block": "divided by block, for documents are too few or too uneven",
+    "published": "divided as it comes",
+    "files": "all of it to train on",
+    "nothing": "all of it to train on, and nothing held out",
+}
+"""How a text is divided, by the name of the way."""
 
 DEFAULT_MODEL = BaseConfig.name
 """That of a run: another tokenizer counts other tokens, and another template lays chats out otherwise."""
@@ -36,8 +45,8 @@ EXAMPLES = (
 )
 
 SETTINGS = {
-    "text": ("--data-dir", "--data-weights", "--text-column", "--record-format", "--encoding", "--split-seed",
-             "--cache-dir"),
+    "text": ("--data-dir", "--validation-data", "--test-data", "--held-out-share", "--data-weights", "--text-column",
+             "--record-format", "--encoding", "--split-seed", "--cache-dir"),
     "conversations": ("--chat-template", "--chat-template-args", "--control-tokens", "--loss-on"),
     "blocks": ("--block-size", "--packing", "--on-long"),
 }  # fmt: skip
@@ -89,7 +98,10 @@ def run(options: argparse.Namespace) -> int:
     quiet(make_console(stderr=True))
     data = TextDataModule(config, seed=0)
     tokenizer = templates.of_data(loading.load_tokenizer(options.model), data.config)
-    data.prepare(tokenizer, loading.rows_of(loading.known_config(options.model)), options.model)
+    model = loading.known_config(options.model)
+    data.read(tokenizer, loading.rows_of(model), options.model)
+    data.grow("block_size" in names, loading.most_tokens(model))
+    data.pack()
     begins = {"text_begins_with": tokenizer.decode(beginning(tokenizer))}
     facts = {"model": options.model, **begins, **data.summary(), "document_tokens": lengths(data)}
     if options.json:
@@ -115,7 +127,7 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
 
     kind = "conversation" if facts["conversations"] else "document"
     tokens, unlearned, cut = (facts[name] for name in ("document_tokens", "unsupervised_documents", "cut_answers"))
-    divided = "by document" if facts["split_by"] == "document" else "by block, for documents are too few or too uneven"
+    divided = DIVIDED[facts["split_by"]]
     long = f"{counted(facts['long_documents'], kind)}: {BECOMES.get(on_long)} (--on-long)"
     omitted = (
         counted(facts["empty_documents"], "empty document"),
@@ -126,12 +138,13 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
     )
     rows = {
         "tokenizer": facts["model"],
-        "text": f"{facts['path']}, divided {divided}",
+        "text": f"{facts['path']}, {divided}",
         "read as": ", ".join(f"{LABELS[name]}: {count:,}" for name, count in facts["record_formats"].items()),
         **{
             name: _split(facts[split], kind, facts["block_size"], "learn" if split == "train" else "measure on")
             for split, name in SPLITS.items()
         },
+        **({"test": "the same as validation"} if facts["test_is_validation"] else {}),
         f"length of a {kind}": f"{tokens['p50']:,} tokens in the middle; 10 % have at most {tokens['p10']:,}, 90 % at "
         f"most {tokens['p90']:,}, the longest has {tokens['p100']:,}",
         "a text begins with": f"{facts['text_begins_with']} (the tokenizer's own; a chat as its template says)"
@@ -145,7 +158,9 @@ def describe(facts: dict[str, Any], on_long: str) -> dict[str, str]:
 
 
 def _split(counts: dict[str, Any], kind: str, block_size: int, use: str) -> str:
-    documents = f"{counted(counts['documents'], kind)} ({counts['bytes'] / 1e6:.3g} MB)"
+    if not counts["documents"]:
+        return "none: nothing is held out"
+    documents = f"{counted(counts['documents'], kind)} ({amount(counts['bytes'])})"
     blocks = f"{counted(counts['blocks'], 'block')} of {block_size}, {per_cent(counts['utilisation'])} full"
     return f"{documents}: {counts['supervised_tokens']:,} tokens to {use}, in {blocks}"
 

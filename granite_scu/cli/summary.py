@@ -35,13 +35,15 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, learn
     """The table at the end of a run, what was learned and lost, and what to do next."""
     start, size = summary.get("start_test_bpt"), adapter_size.describe(summary)
     without = summary["control"]["held_ticks"]
+    tested, validated = summary["base_test_bpt"] is not None, summary["best_val_bpt"] is not None
     facts = {
-        "held-out text, base model": f"{summary['base_test_bpt']:.4f} bits/token",
+        "held-out text": None if tested else "none to test on: what the adapter is worth on other text is not known",
+        "held-out text, base model": f"{summary['base_test_bpt']:.4f} bits/token" if tested else None,
         "held-out text, adapter at the start": None if start is None else f"{start:.4f} bits/token",
-        "held-out text, adapter": _gain(summary["base_test_bpt"], summary["adapter_test_bpt"]),
+        "held-out text, adapter": _gain(summary["base_test_bpt"], summary["adapter_test_bpt"]) if tested else None,
         "held-out answers": _answers(summary["answers"]) if "answers" in summary else None,
         "general answers": _general(summary["elsewhere"]) if "elsewhere" in summary else None,
-        "validation": f"{summary['best_val_bpt']:.4f} bits/token",
+        "validation": f"{summary['best_val_bpt']:.4f} bits/token" if validated else None,
         "best adapter": which_adapter(summary),
         "S at the end": _s(summary),
         "S* reached": None if summary["s_target"] is None else _reachability(summary),
@@ -111,6 +113,8 @@ def learned_and_lost(summary: dict[str, Any], learning_rate: float | None) -> li
 
 def which_adapter(summary: dict[str, Any]) -> str:
     """Which step's adapter a run left, and what became of the last one."""
+    if summary["best_val_step"] is None:
+        return "that of the last step: none was validated"
     if summary["best_val_step"] == summary["steps"]:
         return "that of the last step"
     return (

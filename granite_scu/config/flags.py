@@ -134,6 +134,9 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
     "model, data and run folder": (
         _flag("--model", "base.name"),
         _flag("--data-dir", "data.path", default="wikitext-2 from the hub"),
+        _flag("--validation-data", "data.validation_data", default="held out of --data-dir"),
+        _flag("--test-data", "data.test_data", default="held out of --data-dir, or --validation-data"),
+        _flag("--held-out-share", "data.held_out_share", share, default="20% of text, 10% of conversations"),
         _flag("--data-weights", "data.weights", default="1 each"),
         _flag("--text-column", "data.text_column"),
         _flag("--record-format", "data.record_format"),

@@ -262,6 +262,11 @@ class DataConfig:
         path: file, folder or pattern of txt, md, jsonl, json, csv, tsv or parquet, also as .gz or .zst; stdlib-docs,
             stdlib-source or package-docs for an embedded corpus; hf:owner/name or hf:owner/name:config for a data set
             of the hub; several are read one after the other; null takes wikitext-2 from the hub.
+        validation_data: as path, to validate on; alone it is what is tested on too.
+        test_data: as path, to test on; alone it leaves validation to held_out_share.
+        held_out_share: of the documents of path, half of it to validate on and half to test on, or all of it for the
+            one that has no file of its own; 0 holds nothing out; null takes a fifth of text, and of conversations a
+            tenth, or a little more of a few (at most a fifth).
         text_column: field of a record (jsonl, json, csv, parquet) that holds the text.
         record_format: fields that records are read by: text (text_column), messages, prompt-completion, alpaca
             (instruction, input, output), sharegpt (conversations), input-output or question-answer; auto recognises
@@ -283,7 +288,8 @@ class DataConfig:
         loss_on: of conversations: completion supervises what the assistant says, all every token.
         packing: blocks cuts the documents in a row every block_size tokens; best-fit puts each in one piece into the
             block where it leaves the least room; auto takes best-fit where there are conversations.
-        on_long: what becomes of a document that is longer than a block: split, truncate, drop or error.
+        on_long: what becomes of a document that is longer than a block: split, truncate, drop or error; auto splits
+            text and makes blocks as long as the longest conversation.
         split_seed: of the division into training, validation and test documents.
         cache_dir: where tokens are kept; null takes granite-scu in XDG_CACHE_HOME or ~/.cache.
         isolate_documents: documents that share a block do not see one another, in attention, convolution and scan.
@@ -293,6 +299,9 @@ class DataConfig:
     """
 
     path: list[str] | str | None = None
+    validation_data: list[str] | str | None = None
+    test_data: list[str] | str | None = None
+    held_out_share: float | str | None = None
     text_column: str = "text"
     record_format: Literal[
         "auto", "text", "messages", "prompt-completion", "alpaca", "sharegpt", "input-output", "question-answer"
@@ -310,7 +319,7 @@ class DataConfig:
     control_tokens: Literal["text", "tokens", "refuse"] = "text"
     loss_on: Literal["completion", "all"] = "completion"
     packing: Literal["auto", "blocks", "best-fit"] = "auto"
-    on_long: Literal["split", "truncate", "drop", "error"] = "split"
+    on_long: Literal["auto", "split", "truncate", "drop", "error"] = "auto"
     split_seed: int = 0
     cache_dir: str | None = None
     isolate_documents: bool = True
@@ -323,6 +332,7 @@ class DataConfig:
         of_text = self.record_format in ("auto", "text") or self.text_column == DataConfig.text_column
         remedy = f"has no text column; leave it or --text-column {self.text_column} out"
         _check(of_text, "--record-format", self.record_format, remedy)
+        self._check_held_out()
         _require(_at_least(8, " tokens", MOST_BLOCK), {"--block-size": self.block_size})
         batches = {"--batch-size": self.batch_size, "--eval-batch-size": self.eval_batch_size}
         _require(_at_least(1, most=MOST_BATCH), batches)
@@ -339,12 +349,36 @@ class DataConfig:
             remedy = f"there are {len(self.sources)} sources; give a weight for each --data-dir"
             _check(len(self.weights) == len(self.sources), "--data-weights", self.weights, remedy)
 
+    def _check_held_out(self) -> None:
+        _read_shares(self, held_out_share="--held-out-share")
+        some = (lambda value: 0 <= value < 1, "must be at least 0 and less than 100%: the rest is trained on")
+        _require(some, {"--held-out-share": self.held_out_share})
+        own = self.files
+        remedy = "validation and test have files of their own; leave it out"
+        _check(not (self.held_out_share and len(own) == 2), "--held-out-share", self.held_out_share, remedy)
+        for split, (flag, names) in own.items():
+            twice = [name for name in names if name in self.sources]
+            remedy = f"is trained on too, as --data-dir; leave it out, or name other text to {_USES[split]} on"
+            _check(not twice, flag, ", ".join(twice), remedy)
+        twice = [name for name in listed(self.test_data) if name in listed(self.validation_data)]
+        remedy = "is --validation-data too; leave it out here, and it is validated and tested on"
+        _check(not twice, "--test-data", ", ".join(twice), remedy)
+
     @property
     def sources(self) -> list[str]:
-        """What is read; nothing where the hub's default is."""
-        if self.path is None:
-            return []
-        return [self.path] if isinstance(self.path, str) else self.path
+        """What is trained on, and held out of; nothing where the hub's default is."""
+        return listed(self.path)
+
+    @property
+    def files(self) -> dict[str, tuple[str, list[str]]]:
+        """The splits that are read from files of their own: the flag that names them, and they."""
+        given = {"validation": self.validation_data, "test": self.test_data}
+        return {split: (f"--{split}-data", listed(names)) for split, names in given.items() if names is not None}
+
+    @property
+    def doubles(self) -> bool:
+        """Whether what is validated on is tested on too."""
+        return self.validation_data is not None and self.test_data is None and not self.held_out_share
 
     @property
     def named(self) -> str:
@@ -572,6 +606,19 @@ def _is_encoding(name: str) -> bool:
         return codecs.lookup(name).name not in NO_ENCODINGS
     except (LookupError, ValueError):
         return False
+
+
+_USES = {"validation": "validate", "test": "test"}
+"""What is done with each split that is held out."""
+
+
+TEXTS = ("path", "validation_data", "test_data")
+"""Settings of the data that name texts."""
+
+
+def listed(names: list[str] | str | None) -> list[str]:
+    """The names of sources, of which one may stand alone."""
+    return [] if names is None else [names] if isinstance(names, str) else names
 
 
 _Rule: TypeAlias = tuple[Callable[[Any], bool], str]

@@ -40,3 +40,16 @@ def counted(count: int, thing: str) -> str:
     ('1 document', '1,234 documents')
     """
     return f"{count:,} {thing}{'s' * (count != 1)}"
+
+
+def amount(n_bytes: float) -> str:
+    """Bytes in a unit of their size.
+
+    >>> [amount(n) for n in (84, 4_030, 999_600, 123_456_789)]
+    ['84 bytes', '4.03 kB', '1 MB', '123 MB']
+    """
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if float(f"{n_bytes:.3g}") < 1000:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.3g} TB"

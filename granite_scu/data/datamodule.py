@@ -21,13 +21,14 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import IGNORED, DataConfig
+from granite_scu.config.settings import IGNORED, MOST_BLOCK, DataConfig
+from granite_scu.control.units import counted
 from granite_scu.data.blocks.filtering import blocks_of, left_out, repeated
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, best_fit, in_a_row, padding_of
 from granite_scu.data.blocks.sampling import EndlessBatches, indices
-from granite_scu.data.blocks.splitting import MIN_BLOCKS, Division, by_block, divide
+from granite_scu.data.blocks.splitting import Division, by_block, divide, least_blocks
 from granite_scu.data.sources.documents import SPLITS
-from granite_scu.data.sources.read import published
+from granite_scu.data.sources.read import sources_of
 from granite_scu.data.tokens.cache import Prepared
 from granite_scu.data.tokens.corpus import prepare
 from granite_scu.data.tokens.encoding import require_known
@@ -102,7 +103,7 @@ class TextDataModule(LightningDataModule):
         """Read, tokenise, divide and cut the corpus. Once on every rank, before anything else here is used.
 
         Not Lightning's ``prepare_data``: N, the number of tokens, is wanted before there is a Trainer.
-        ``read`` and ``cut`` after one another, for whom the text does not decide how it is cut.
+        ``read``, ``grow`` and ``cut`` after one another, for whom nothing else decides how it is cut.
 
         Args:
             tokenizer: of the model.
@@ -114,13 +115,40 @@ class TextDataModule(LightningDataModule):
                 the model does not have.
         """
         self.read(tokenizer, rows, model)
+        self.grow()
         self.cut(tokenizer, self.config)
 
     def read(self, tokenizer: PreTrainedTokenizerBase, rows: int | None = None, model: str = "") -> None:
         """Read, tokenise and divide the corpus; as ``prepare``."""
-        self.rows, self.model_name = rows, model
+        self.rows, self.model_name, self._tokenizer = rows, model, tokenizer
         self.division = self.divide(tokenizer)
         require_known(self.division.corpus.stream.tokens, tokenizer, rows, model)
+
+    def grow(self, asked_for: bool = False, most: int | None = None) -> None:
+        """Make the block as long as the longest conversation, so that none is cut, unless ``on_long`` says otherwise.
+
+        Args:
+            asked_for: the block size is the user's, and stays.
+            most: tokens that the model was made for; None where it knows no position.
+
+        Raises:
+            UserError: a conversation is longer than the block that was asked for, or than the model takes.
+        """
+        config, longest = self.config, self.longest_chat
+        if config.on_long != "auto" or longest <= config.block_size:
+            return
+        n_long = f"the longest of {counted(self.chats, 'conversation')} has {longest:,} tokens"
+        others = "choose what becomes of longer ones by --on-long drop, truncate or split"
+        most = min(most or MOST_BLOCK, MOST_BLOCK)
+        if longest > most:
+            raise UserError(f"--data-dir {config.named}: {n_long}, and {self.model_name} takes {most:,}; {others}")
+        size = min(rounded_block(longest), most)
+        if asked_for:
+            raise UserError(
+                f"--block-size {config.block_size}: {n_long}, and conversations are not cut; --block-size {size} holds "
+                f"all of them, or {others}"
+            )
+        self.config = replace(config, block_size=size)
 
     def cut(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
         """Make the blocks of what was read, as ``config`` has them; as ``prepare``."""
@@ -132,7 +160,13 @@ class TextDataModule(LightningDataModule):
         """The documents of each split."""
         first_rank = rank_zero_only.rank == 0  # type: ignore[attr-defined]
         corpus = prepare(self.config, tokenizer, show_progress=first_rank)
-        return divide(corpus, published(self.config) is not None)
+        return self._divided(corpus, [source.split for source in sources_of(self.config)])
+
+    def _divided(self, corpus: Prepared, splits: list[str], streamed: bool = False) -> Division:
+        config = self.config
+        _check_kinds(config, corpus, splits)
+        assert not isinstance(config.held_out_share, str)
+        return divide(corpus, splits, config.named, config.held_out_share, config.doubles, streamed)
 
     def make_blocks(self, division: Division, tokenizer: PreTrainedTokenizerBase) -> dict[str, Blocks]:
         """The blocks of each split, by its name."""
@@ -145,7 +179,7 @@ class TextDataModule(LightningDataModule):
                     f"--data-weights: {config.named} has too few or too uneven documents to be split by document, and "
                     "none can be read more often than another; give records of a jsonl file, or leave the weights out"
                 )
-            blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config.named)
+            blocks = tail_held_out(laid_out("all", np.arange(corpus.n_documents)), config)
         else:
             if config.weights:
                 train = repeated(parts["train"], corpus.sources, corpus.places, config.weights)
@@ -159,10 +193,15 @@ class TextDataModule(LightningDataModule):
         wants_best_fit = packing == "best-fit" or (packing == "auto" and n_conversations)
         return best_fit if wants_best_fit else in_a_row
 
+    @property
+    def _on_long(self) -> str:
+        """What becomes of long documents, once the block has room for every conversation."""
+        return "split" if self.config.on_long == "auto" else self.config.on_long
+
     def _blocks_of(
         self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
-        config, cut = self.config, (self.config.block_size, self.config.on_long)
+        config, cut = self.config, (self.config.block_size, self._on_long)
         blocks, counts = blocks_of(corpus.stream, documents, layout, padding, *cut, corpus.name)
         for count, words in left_out(counts, layout, *cut):
             _log.warning("%s: %d %s", split, count, words)
@@ -178,7 +217,7 @@ class TextDataModule(LightningDataModule):
         """Refuse splits that nothing can be learned from, or measured on."""
         config, train = self.config, blocks["train"]
         for name, part in blocks.items():
-            if not part.n_supervised:
+            if not part.n_supervised and self.holds_out(name):
                 raise UserError(
                     f"--data-dir {config.named}: the {name} split has no token to learn or to measure on; give more "
                     "documents, messages in which the assistant speaks within --block-size, or --loss-on all"
@@ -197,13 +236,19 @@ class TextDataModule(LightningDataModule):
         Raises:
             UserError: a process would have nothing to evaluate on.
         """
-        name, blocks = min((("validation", self.validation), ("test", self.test)), key=lambda named: named[1].n_blocks)
-        if blocks.n_blocks < count:
+        named = {"validation": self.validation, "test": self.test}
+        name, blocks = min(named.items(), key=lambda named: named[1].n_blocks)
+        if blocks.n_blocks < count and self.holds_out(name):
             raise UserError(
                 f"--multi-gpu: {count} processes need a {name} block each, and the text makes {blocks.n_blocks} of "
                 f"--block-size {self.config.block_size}; start no more processes than that, or "
                 f"{_more_text(blocks.n_inputs, count)}"
             )
+
+    def holds_out(self, split: str) -> bool:
+        """Whether there is to be a split, which the settings alone decide."""
+        config = self.config
+        return split == "train" or config.held_out_share != 0 or split in config.files or config.doubles
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -221,6 +266,13 @@ class TextDataModule(LightningDataModule):
     def chats(self) -> int:
         """Documents that are conversations."""
         return self.division.corpus.n_conversations
+
+    @property
+    def longest_chat(self) -> int:
+        """Tokens that a block must have to hold every conversation whole; 0 without any. Known once it is ``read``."""
+        corpus = self.division.corpus
+        bounds = corpus.stream.bounds[corpus.is_chat]
+        return int((bounds[:, 1] - bounds[:, 0] - 1).max(initial=0))  # the last token is a label alone
 
     @property
     def n_tokens(self) -> int:
@@ -245,6 +297,7 @@ class TextDataModule(LightningDataModule):
         return {
             "path": self.config.named,
             "split_by": division.by,
+            "test_is_validation": self.config.doubles,
             "block_size": self.config.block_size,
             "record_formats": dict(division.corpus.record_formats),
             "conversations": self.chats,
@@ -372,16 +425,40 @@ def collate(blocks: list[Block], isolate: bool = True, uniform: bool = False) ->
     return batch | {"documents": documents} if isolate and (uniform or documents.any()) else batch
 
 
-def tail_held_out(whole: Blocks, named: str) -> dict[str, Blocks]:
+def tail_held_out(whole: Blocks, config: DataConfig) -> dict[str, Blocks]:
     """The blocks of a corpus of few documents, divided. Raises UserError where they are too few."""
-    if len(whole) < MIN_BLOCKS:
+    each = 0.1 if config.held_out_share is None else float(config.held_out_share) / 2
+    least = least_blocks(each)
+    if len(whole) < least:
         size = whole.block_size
         raise UserError(
-            f"--data-dir {named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
-            f"which takes {MIN_BLOCKS} blocks of --block-size {size}, {MIN_BLOCKS * size} tokens; "
-            f"{_more_text(whole.n_inputs, MIN_BLOCKS)}"
+            f"--data-dir {config.named}: {whole.n_inputs} tokens are too few to hold some out for validation, "
+            f"which takes {least} blocks of --block-size {size}, {least * size} tokens; "
+            f"{_more_text(whole.n_inputs, least)}, or --held-out-share 0, which holds nothing out"
         )
-    return {name: whole.part(numbers) for name, numbers in by_block(len(whole)).items()}
+    return {name: whole.part(numbers) for name, numbers in by_block(len(whole), each).items()}
+
+
+def rounded_block(tokens: int) -> int:
+    """A block size with room for so many tokens: a multiple of 64, as products like them."""
+    return -(-tokens // 64) * 64
+
+
+def _check_kinds(config: DataConfig, corpus: Prepared, splits: list[str]) -> None:
+    """Refuse files to validate or test on that hold texts where conversations are trained on, or the other way."""
+    numbers = np.array([split in ("", "train") for split in splits])
+    learned = corpus.is_chat[numbers[corpus.sources]]
+    for split, (flag, names) in config.files.items():
+        of_split = np.array([split == name for name in splits])
+        found = corpus.is_chat[of_split[corpus.sources]]
+        if not len(found):
+            raise UserError(f"{flag} {', '.join(names)}: holds no text; name another file, or leave it out")
+        if len(learned) and (learned.all(), learned.any()) == (not found.any(), not found.all()):
+            kinds = ("conversations", "texts") if found.all() else ("texts", "conversations")
+            raise UserError(
+                f"{flag} {', '.join(names)}: its records are {kinds[0]}, and those of --data-dir are {kinds[1]}; give "
+                "records with the same fields, or name the field with --text-column"
+            )
 
 
 def thinned(blocks: Blocks, tokens: int | None) -> Blocks:

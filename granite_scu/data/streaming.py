@@ -27,11 +27,11 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.filtering import blocks_of, left_out
 from granite_scu.data.blocks.packing import Block, Blocks, Layout, padding_of
-from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division, divide
+from granite_scu.data.blocks.splitting import MIN_DOCUMENTS, Division
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.sources.documents import Document, TextFile
 from granite_scu.data.sources.hub import is_on_hub
-from granite_scu.data.sources.read import published, sources_of
+from granite_scu.data.sources.read import sources_of
 from granite_scu.data.tokens.cache import Prepared, in_memory
 from granite_scu.data.tokens.chat import Renderer
 from granite_scu.data.tokens.corpus import check_documents, counted, full_names, say_formats
@@ -65,14 +65,10 @@ def beginning(config: DataConfig) -> list[list[Document]]:
     Raises:
         UserError: nothing to read, or what cannot be read.
     """
-    readers = _readers(config)
-    if published(config) is not None:
-        return [list(_first(reader())) for reader in readers]
-    return [list(_first(document for _, document in in_turn(readers)))]
-
-
-def _readers(config: DataConfig) -> list[Callable[[], Iterable[Document | TextFile]]]:
-    return [source.read for source in sources_of(config)]
+    sources = sources_of(config)
+    together = [source.read for source in sources if not source.split]
+    first = [list(_first(document for _, document in in_turn(together)))] if together else []
+    return first + [list(_first(source.read())) for source in sources if source.split]
 
 
 def in_turn(readers: Iterable[Callable[[], Iterable[T]]]) -> Iterator[tuple[int, T]]:
@@ -154,7 +150,7 @@ class StreamedBlocks(IterableDataset):
     model: str = ""
 
     def __post_init__(self) -> None:
-        self.readers = _readers(self.config)[: 1 if published(self.config) is not None else None]  # training's alone
+        self.readers = [source.read for source in sources_of(self.config) if source.split in ("", "train")]
         self.renderer = Renderer(self.tokenizer, self.config.loss_on, self.config.control_tokens)
 
     def __iter__(self) -> Iterator[Block]:
@@ -251,7 +247,7 @@ class StreamedDataModule(TextDataModule):
         Raises:
             UserError: too few documents to hold whole ones out, nothing to read, or what cannot be read.
         """
-        config, self._tokenizer = self.config, tokenizer
+        config = self.config
         full_names(config.sources)
         counts: Counter[str] = Counter()
         documents = [counted(split, counts) for split in beginning(config)]
@@ -260,7 +256,9 @@ class StreamedDataModule(TextDataModule):
         corpus = replace(corpus, record_formats=counts)
         check_documents(config, corpus)
         say_formats(corpus, tokenizer)
-        division = divide(corpus, published(config) is not None, streamed=True)
+        splits = list(dict.fromkeys(source.split for source in sources_of(config) if not source.split))
+        splits += [source.split for source in sources_of(config) if source.split]
+        division = self._divided(corpus, splits, streamed=True)
         if division.parts is None:
             found = f"{corpus.n_documents} whole document{'s' * (corpus.n_documents != 1)}"
             raise UserError(
@@ -273,11 +271,16 @@ class StreamedDataModule(TextDataModule):
     def _blocks_of(
         self, corpus: Prepared, layout: Layout, padding: int, split: str, documents: NDArray[np.int64]
     ) -> Blocks:
-        if not len(documents):
+        if not len(documents) and self.holds_out(split):
             raise UserError(f"--stream: --data-dir {self.config.named} begins without text for {split}; give more")
         names = [corpus.name(number) for number in documents.tolist()]
         part = replace(corpus, stream=corpus.stream.part(documents), name=names.__getitem__)
         return super()._blocks_of(part, layout, padding, split, np.arange(len(documents)))
+
+    @property
+    def _on_long(self) -> str:
+        """As the base class's; but a stream may have longer conversations than its beginning, and none is cut."""
+        return "drop" if self.config.on_long == "auto" and self.chats else super()._on_long
 
     def train_dataloader(self) -> DataLoader:
         """Batches without end."""
@@ -294,9 +297,9 @@ class StreamedDataModule(TextDataModule):
         held_out = self.division.corpus.bare[np.concatenate([parts["validation"], parts["test"]])]
         texts = frozenset(held_out.tolist())
         place = rank, world_size, start
-        blocks = StreamedBlocks(
-            self.config, self._tokenizer, layout, texts, self.seed, *place, rows=self.rows, model=self.model_name
-        )
+        config = replace(self.config, on_long=self._on_long)
+        of_model = {"rows": self.rows, "model": self.model_name}
+        blocks = StreamedBlocks(config, self._tokenizer, layout, texts, self.seed, *place, **of_model)
         from_hub = not self.config.sources or any(map(is_on_hub, self.config.sources))
         patience = PATIENCE_WITH_THE_HUB if from_hub else PATIENCE
         return self._loader(blocks, batch_size=self.config.batch_size, patience=patience)

@@ -143,6 +143,13 @@ def rows_of(config: PretrainedConfig) -> int | None:
     return getattr(config.get_text_config(), "vocab_size", None)
 
 
+def most_tokens(config: PretrainedConfig) -> int | None:
+    """Tokens of a text that a model was made for; None where its configuration does not say, or no layer knows a
+    position, as of Granite 4.0 H."""
+    rotary = getattr(config, "position_embedding_type", "rope") == "rope"
+    return getattr(config, "max_position_embeddings", None) if rotary else None
+
+
 def fitting_attention(config: PretrainedConfig, asked: str, taken: str) -> str:
     """The attention implementation that a model runs in.
 

@@ -1,14 +1,18 @@
 """The controller that a configuration names, and the setpoint that it is to hold."""
 
+import logging
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from granite_scu import control
 from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
 from granite_scu.config.settings import ControlConfig, RunConfig
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.storage.recording import read_recording
+
+_log = logging.getLogger(__name__)
 
 LEAST_VALIDATIONS = 10
 """Validations in a run that give cascade the time to measure, and to move its setpoint by decades."""
@@ -50,6 +54,28 @@ def _recording(config: ControlConfig, total_steps: int | None) -> dict[str, Any]
         return read_recording(config.replay, total_steps, config.every, acting)
     except ValueError as error:
         raise UserError(f"--replay {config.replay}: {error}") from error
+
+
+def without_validation(request: Request) -> Request:
+    """The request for a run that validates on nothing: plain LoRA, unless its law needs no held-out text.
+
+    Raises:
+        UserError: it asks for what validation alone can tell.
+    """
+    run, config = request.run, request.control
+    for flag, asked in (
+        (f"--early-stopping {run.early_stopping}", run.early_stopping is not None),
+        ("--controller cascade", config.controller == "cascade"),
+    ):
+        if asked:
+            raise UserError(
+                f"{flag}: acts by validations, and nothing is held out to validate on (--held-out-share 0); leave it "
+                "out, or give --validation-data"
+            )
+    if config.controller not in control.STEERING or config.target_s != control.AUTO:
+        return request
+    _log.warning("nothing is held out to validate on, by which S* would be found: plain LoRA (--controller none)")
+    return replace(request, control=replace(config, controller="none"))
 
 
 def check_equilibrium_stop(config: ControlConfig) -> None:

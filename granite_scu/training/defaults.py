@@ -154,7 +154,8 @@ def settle(
         chosen.append(Choice("trainer.max_steps", steps, _length(text, cut, steps, batch * accumulation * processes)))
     chosen += [Choice("data.batch_size", batch), Choice("trainer.accumulate_grad_batches", accumulation)]
     chosen += [_rate(width, fills), _warmup(steps)]
-    chosen += _validation(text, cut, usual, given.get("data.eval_batch_size", batch), steps, epochs, processes)
+    if cut.validation:
+        chosen += _validation(text, cut, usual, given.get("data.eval_batch_size", batch), steps, epochs, processes)
     chosen += _control(text, cut, given, batch * processes, steps)
     return [choice for choice in chosen if choice.key not in given]
 
@@ -246,7 +247,7 @@ def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int,
         why = f"{counted(steps, 'step')} are too few to find S* in, which takes {every * LEAST_TICKS}"
     elif cut.validation < blocks or few:
         found = counted(cut.held_out, "conversation" if few else "document")
-        why = f"{found} to validate on are too few for S* to follow"
+        why = f"{found} to validate on are too few for S* to follow" if cut.held_out else "nothing is held out"
     else:
         return [ticks]
     return [ticks, Choice("control.controller", "none", f"plain LoRA, no controller: {why}")]

@@ -7,7 +7,9 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from granite_scu.config.request import Request
+from granite_scu.control.units import counted
 from granite_scu.data.datamodule import TextDataModule
+from granite_scu.model import loading
 from granite_scu.training import defaults
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,10 @@ def fitted(
     trainer = request.trainer
     usual = defaults.Usual(request.data.batch_size, trainer["accumulate_grad_batches"], request.data.block_size)
     text, lines = None, []
+    data.grow("data.block_size" in given, loading.most_tokens(config))
+    if data.config.block_size > usual.block:
+        request = request.with_values({"data.block_size": data.config.block_size})
+        lines.append(f"blocks of {data.config.block_size:,} tokens: the longest conversation has {data.longest_chat:,}")
     if not request.data.stream:
         lengths = data.lengths
         epochs = request.data.num_epochs
@@ -50,10 +56,8 @@ def fitted(
         text, cut, usual, given, getattr(config, "hidden_size", 0) or defaults.RATE_WIDTH, processes
     )
     if len(data.train) < request.data.batch_size and "data.batch_size" in given:
-        log.warning(
-            "the %d training blocks are fewer than --batch-size %d, so that a batch has some of them several times",
-            *(len(data.train), request.data.batch_size),
-        )
+        few = counted(len(data.train), "training block")
+        log.warning("%s for --batch-size %d: a batch has some several times", few, request.data.batch_size)
     return request.with_values({choice.key: choice.value for choice in chosen}), [
         *lines,
         *(choice.why for choice in chosen if choice.why),

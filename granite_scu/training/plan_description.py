@@ -62,6 +62,10 @@ def _data(data: dict[str, Any]) -> str:
     if not train.get("streamed"):
         learned = f"{counted(train['documents'], kind)}, {train['supervised_tokens']:,} tokens to train on"
     held_out = f"{counted(validation['documents'], kind)} to validate on, {test['documents']:,} to test on"
+    if data["test_is_validation"]:
+        held_out = f"{counted(validation['documents'], kind)} to validate and to test on, the same"
+    elif not validation["documents"] and not test["documents"]:
+        held_out = "nothing held out: no validation, no best adapter and no score on other text"
     return f"{data['path']}: {learned}; {held_out}"
 
 

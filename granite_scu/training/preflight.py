@@ -13,7 +13,7 @@ from granite_scu.control.laws.auto import FREE, SHORT, START
 from granite_scu.control.laws.wrapper import Wrapper
 from granite_scu.control.units import counted, per_cent
 from granite_scu.model.document_mask import can_isolate
-from granite_scu.model.loading import announce_kernels, known_config, untested
+from granite_scu.model.loading import announce_kernels, known_config, most_tokens, untested
 from granite_scu.storage.recording import recorded_weight
 from granite_scu.training.prepared_run import PreparedRun
 from granite_scu.training.slopes import micro_batches_read
@@ -105,10 +105,8 @@ def out_of_proportion(request: Request, steps: int, passes: float | None) -> lis
 
 
 def _long_blocks(length: int, model: str) -> str | None:
-    config = known_config(model)
-    most = getattr(config, "max_position_embeddings", None)
-    # Of Granite 4.0 H no layer knows a position.
-    if not most or length <= most or getattr(config, "position_embedding_type", "rope") != "rope":
+    most = most_tokens(known_config(model))
+    if not most or length <= most:
         return None
     return f"--block-size {length}: {model} was made for {most} tokens at most; --block-size {most} is safe"
 

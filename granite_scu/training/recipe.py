@@ -50,6 +50,7 @@ from granite_scu.training.controller import (
     check_held_out,
     check_length,
     check_slopes,
+    without_validation,
 )
 from granite_scu.training.fitting import fitted
 from granite_scu.training.learning_rate import PlannedRates
@@ -143,6 +144,8 @@ def prepare(
     if controller:
         request = replace(request, given=request.given | {"control.controller"})
     request, chosen = fitted(request, data, tokenizer, config, machine.world_size)
+    if not data.holds_out("validation"):
+        request = without_validation(request)
     size = size.in_blocks(request.base.name, block, request.data.block_size)
 
     # The micro-batch that is predicted to fit, and whether activations have to be recomputed for it.
@@ -329,9 +332,8 @@ def _assemble(
     slopes = SlopeSensor() if run.controller.needs_slopes else None
     scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners, slopes)
     savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
-    checkpoints = Checkpoints(
-        run.folder, run.intervals.checkpoint, run.intervals.validation, asked.keep, stopwatch, course
-    )
+    validates = run.intervals.validation if run.data.holds_out("validation") else None
+    checkpoints = Checkpoints(run.folder, run.intervals.checkpoint, validates, asked.keep, stopwatch, course)
     # What ends it. The time is the last of the reasons: it may also run out after another one, in the last validation.
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
     limit = TimeLimit(max_time) if max_time else None
@@ -347,7 +349,7 @@ def _assemble(
         settings,
         run.machine,
         steps=run.length.steps,
-        eval_steps=run.intervals.validation,
+        eval_steps=validates,
         callbacks=[callback for callback in callbacks if callback],
         loggers=[*_files(run.folder.path / "logs", f"from-{run.resume.path.name}" if run.resume else ""), *loggers],
         plugin=plugin,

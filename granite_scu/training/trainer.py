@@ -70,7 +70,7 @@ def build_trainer(
     machine: Machine,
     *,
     steps: int,
-    eval_steps: int,
+    eval_steps: int | None,
     callbacks: list,
     loggers: list,
     plugin: Any,
@@ -82,7 +82,7 @@ def build_trainer(
             the callbacks.
         machine: devices, processes and precision.
         steps: optimizer steps of the run.
-        eval_steps: optimizer steps between validations.
+        eval_steps: optimizer steps between validations; None never validates.
         callbacks: ours, in order; the user's follow.
         loggers: ours; the user's follow.
         plugin: writes checkpoints.
@@ -102,7 +102,7 @@ def build_trainer(
         "precision": machine.precision,
         "max_steps": steps,
         "max_epochs": -1,  # the loader has no end; the steps have
-        "val_check_interval": eval_steps * settings["accumulate_grad_batches"],
+        "val_check_interval": eval_steps * settings["accumulate_grad_batches"] if eval_steps else None,
         "check_val_every_n_epoch": None,
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
@@ -114,6 +114,8 @@ def build_trainer(
         "logger": [*loggers, *_as_list(settings.get("logger"))],
         "plugins": [plugin, *_as_list(settings.get("plugins"))],
     }
+    if eval_steps is None:
+        settings["limit_val_batches"] = 0
     try:
         trainer = L.Trainer(**settings)
     except (MisconfigurationException, ValueError) as error:

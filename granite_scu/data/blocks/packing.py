@@ -205,7 +205,7 @@ class Blocks:
     @property
     def utilisation(self) -> float:
         """Share of the blocks' positions that are not padding."""
-        return self.n_inputs / (len(self) * self.block_size)
+        return self.n_inputs / max(1, len(self) * self.block_size)
 
     def spans_of(self, index: int) -> NDArray[np.int64]:
         """The stretches of the stream that a block is made of, (spans, 2)."""

@@ -6,21 +6,22 @@ same held-out text.
 
 import json
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granite_scu.config.errors import UserError
-from granite_scu.control.units import counted
+from granite_scu.control.units import counted, per_cent
 from granite_scu.data.sources.documents import SPLITS
 from granite_scu.data.tokens.cache import Prepared
 
+HELD_OUT = SPLITS[1:]
+TENTHS = dict.fromkeys(HELD_OUT, 0.1)
 MIN_DOCUMENTS = 10
 """Different texts below which a corpus is not divided by document."""
-MIN_BLOCKS = 12
-"""Blocks below which ``by_block`` has nothing to hold out: a tenth of the rest is less than one."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ class Division:
 
     Attributes:
         corpus: all documents.
-        by: "published" (as the corpus comes), "document", or "block" where documents are too few to be divided.
+        by: "published" (as the corpus comes), "document", "block" where documents are too few to be divided, "files"
+            where validation and test have files of their own, or "nothing" where nothing is held out.
         parts: the numbers of the documents of each split, by its name; None when they are divided by block.
         streamed: whether training reads more documents, of which there is no record.
     """
@@ -44,7 +46,9 @@ class Division:
     @property
     def n_copies(self) -> int:
         """Documents that are in no split, as another one has them."""
-        return 0 if self.parts is None else self.corpus.n_documents - sum(map(len, self.parts.values()))
+        if self.parts is None:
+            return 0
+        return self.corpus.n_documents - len(np.unique(np.concatenate([*self.parts.values()])))
 
     def record(self) -> Iterator[str]:
         """Which documents a run had, as the text of ``documents.json`` a line at a time: they may be millions.
@@ -71,38 +75,87 @@ class Division:
         yield "\n}\n"
 
 
-def divide(corpus: Prepared, is_published: bool, streamed: bool = False) -> Division:
+def divide(
+    corpus: Prepared,
+    splits: Sequence[str],
+    named: str,
+    share: float | None = None,
+    doubles: bool = False,
+    streamed: bool = False,
+) -> Division:
     """Divide a corpus; equal text gives an equal division.
 
     Args:
-        corpus: its documents; of one that comes divided, those of each split are a source.
-        is_published: whether it comes divided.
+        corpus: its documents.
+        splits: of each source the split that its documents are of; empty where they are to be divided.
+        named: what those are called in messages.
+        share: of them, that is held out; None takes what is usual.
+        doubles: test has the documents of validation.
         streamed: whether it is the beginning of a stream.
 
     Raises:
-        UserError: a split has nothing that no split after it has.
+        UserError: a split has nothing that no split after it has, or nothing can be held out as it was asked for.
     """
-    if is_published:
-        return _as_published(corpus, streamed)
-    parts = assign(corpus.places, corpus.characters, corpus.bare)
-    if parts is None and (n_copies := corpus.n_documents - len(np.unique(corpus.bare))):
+    given = {split: _of_sources(corpus, splits, split) for split in splits if split}
+    rest = _of_sources(corpus, splits, "")
+    if "validation" in given and "test" in given:
+        given["validation"] = _not_in(corpus.bare, "validation", given["validation"], given["test"], "test has")
+    if not streamed:  # what it has of them is passed over as it comes
+        held_out = np.concatenate([rest[:0], *(given[split] for split in HELD_OUT if split in given)])
+        given["train"] = _not_in(corpus.bare, "train", given.get("train", rest), held_out, "validation or test have")
+    if "" not in splits:
+        return Division(corpus, "published", {name: given[name] for name in SPLITS}, streamed)
+    rest = given.pop("train", rest)
+    if doubles:
+        given["test"] = given["validation"]
+    wanted = [split for split in HELD_OUT if split not in given]
+    if not wanted or share == 0:
+        nothing = dict.fromkeys(wanted, rest[:0])
+        return Division(corpus, "files" if given else "nothing", {"train": rest, **nothing, **given}, streamed)
+    each = usual_share(corpus, rest) if share is None else share / len(wanted)
+    chats = bool(corpus.is_chat[rest].all())
+    sizes = corpus.characters[rest] if not chats else np.ones(len(rest), np.uint64)  # each is a question, however long
+    facts = corpus.places[rest], sizes, corpus.bare[rest]
+    parts, reason = assign(*facts, dict.fromkeys(wanted, each), least=MIN_DOCUMENTS if share is None else 2)
+    if parts is not None:
+        return Division(corpus, "document", {name: rest[part] for name, part in parts.items()} | given, streamed)
+    few_chats = chats and (share is not None or len(np.unique(corpus.bare[rest])) < MIN_DOCUMENTS)
+    if given or few_chats:
+        kind = "conversations" if chats else "documents"
+        files = " and ".join(f"--{split}-data" for split in wanted)
+        raise UserError(
+            f"--data-dir {named}: {reason}, so that no {kind} can be held out {_to_use(wanted)}; give more, {files}, "
+            f"{'another share, ' if share else ''}or --held-out-share 0, which trains on all"
+        )
+    _log.info("%s: the last blocks are held out instead, a block's gap before validation and before test", reason)
+    if n_copies := corpus.n_documents - len(np.unique(corpus.bare)):
         _log.warning(
             "%d of the %d documents are copies of others; as they are not divided by document, what is held out may be "
             "trained on as well: leave the copies out",
             *(n_copies, corpus.n_documents),
         )
-    return Division(corpus, "document" if parts else "block", parts, streamed)
+    return Division(corpus, "block", None, streamed)
 
 
-def _as_published(corpus: Prepared, streamed: bool) -> Division:
-    """The splits that a data set comes in, its sources, without the validation documents that test has as well, and
-    without the training documents that either has; of a stream, those are passed over as they come."""
-    train, validation, test = (np.flatnonzero(corpus.sources == number) for number in range(len(SPLITS)))
-    held_out = np.concatenate([validation, test])
-    validation = _not_in(corpus.bare, "validation", validation, test, "test has")
-    if not streamed:
-        train = _not_in(corpus.bare, "train", train, held_out, "validation or test have")
-    return Division(corpus, "published", dict(zip(SPLITS, (train, validation, test), strict=True)), streamed)
+def _to_use(splits: Sequence[str]) -> str:
+    return " and ".join({"validation": "to validate on", "test": "to test on"}[split] for split in splits)
+
+
+def _of_sources(corpus: Prepared, splits: Sequence[str], split: str) -> NDArray[np.int64]:
+    """The documents of the sources that are of a split."""
+    return np.flatnonzero(np.isin(corpus.sources, [number for number, name in enumerate(splits) if name == split]))
+
+
+def usual_share(corpus: Prepared, documents: NDArray[np.int64]) -> float:
+    """The share of documents that is held out for validation, and again for test, where nobody says how much.
+
+    A tenth of text, which says most things more than once. Of conversations a twentieth, for what is held out is often
+    a fact that is never learned; of few up to a tenth, so that there are three of each, and of many 500 of each.
+    """
+    if not len(documents) or not corpus.is_chat[documents].all():
+        return 0.1
+    n = len(np.unique(corpus.bare[documents]))
+    return min(0.1, max(0.05, 3 / n), 500 / n)
 
 
 def _not_in(
@@ -121,9 +174,13 @@ def _not_in(
 
 
 def assign(
-    places: NDArray[np.uint64], characters: NDArray[np.uint64], texts: NDArray[np.uint64]
-) -> dict[str, NDArray[np.int64]] | None:
-    """Divide documents 80/10/10 by characters.
+    places: NDArray[np.uint64],
+    characters: NDArray[np.uint64],
+    texts: NDArray[np.uint64],
+    shares: Mapping[str, float] = TENTHS,
+    least: int = MIN_DOCUMENTS,
+) -> tuple[dict[str, NDArray[np.int64]] | None, str]:
+    """Divide documents by their sizes: shares of them are held out.
 
     Copies of a text count as one, so all fall on one side. Texts are taken in the order of their places, copies at the
     first of theirs; one that fits into what the part that lacks most still lacks goes there, any other to training. A
@@ -131,46 +188,57 @@ def assign(
 
     Args:
         places: of the documents' texts in the seeded order, (documents,).
-        characters: of the same texts.
+        characters: of the same texts, or 1 each where all count alike.
         texts: numbers that copies have in common.
+        shares: of their sum, by the name of each part that is held out.
+        least: different documents that there must be.
 
     Returns:
-        The numbers of the documents of each part, rising. None, with the reason logged, where the documents cannot be
-        divided: fewer than ``MIN_DOCUMENTS``, one with more than half of the characters, or lengths of which no tenth
-        can be put together.
+        The numbers of the documents of each part, rising. None, and why, where the documents cannot be divided: too
+        few, one with more than half of the characters, or lengths of which no such shares can be put together.
     """
     different, owners = np.unique(texts, return_inverse=True)
     sizes = np.bincount(owners, characters, len(different)).astype(np.int64)  # of the copies of a text together
     firsts = np.full(len(different), np.iinfo(np.uint64).max, np.uint64)
     np.minimum.at(firsts, owners, places)
     total, longest = int(sizes.sum()), int(sizes.max(initial=0))
-    lacking = {1: total // 10, 2: total // 10}
+    names = ("train", *shares)
+    wanted = {side: int(total * share + 1e-9) for side, share in enumerate(shares.values(), start=1)}
+    lacking = dict(wanted)
     sides = np.zeros(len(different), np.int8)
     for number in np.argsort(firsts):
         size = int(sizes[number])
-        neediest = 1 if lacking[1] >= lacking[2] else 2
+        neediest = max(lacking, key=lambda side: lacking[side])  # the first of equals
         if size <= lacking[neediest]:
             sides[number] = neediest
             lacking[neediest] -= size
-    if len(different) < MIN_DOCUMENTS:
-        reason = f"the text has {counted(len(different), 'different document')}, fewer than {MIN_DOCUMENTS}"
-    elif 2 * longest > total:
-        reason = f"one document holds {longest / total:.0%} of the characters"
-    elif max(lacking.values()) > total // 20:
-        reason = "the documents are too few and too uneven in length to set a tenth apart"
-    else:
-        return {name: np.flatnonzero(sides[owners] == side) for side, name in enumerate(SPLITS)}
-    _log.info("%s: the last blocks are held out instead, a block's gap before validation and before test", reason)
-    return None
+    if len(different) < least:
+        return None, f"the text has {counted(len(different), 'different document')}, fewer than {least}"
+    if 0 in wanted.values():
+        return (
+            None,
+            f"{per_cent(min(shares.values()))} of {counted(len(different), 'different document')} is less than one",
+        )
+    if 2 * longest > total:
+        return None, f"one document holds {longest / total:.0%} of the characters"
+    if any(lacking[side] > wanted[side] // 2 for side in wanted):
+        much = per_cent(max(shares.values()))
+        return None, f"the documents are too few and too uneven in length to set {much} of the text apart"
+    return {name: np.flatnonzero(sides[owners] == side) for side, name in enumerate(names)}, ""
 
 
-def by_block(n_blocks: int) -> dict[str, range]:
-    """Divide consecutive blocks: the first 80 % for training, then 10 % and 10 %, with a block left out before
-    each of the two, so that no held-out text continues text just before it. Needs ``MIN_BLOCKS`` blocks.
+def by_block(n_blocks: int, each: float = 0.1) -> dict[str, range]:
+    """Divide consecutive blocks: the first for training, then a share each for validation and test, with a block left
+    out before each of the two, so that no held-out text continues text just before it. Needs ``least_blocks``.
     """
-    assert n_blocks >= MIN_BLOCKS, n_blocks
-    held_out = (n_blocks - 2) // 10
+    assert n_blocks >= least_blocks(each), n_blocks
+    held_out = int((n_blocks - 2) * each)
     validation = n_blocks - 1 - 2 * held_out  # training is a block shorter: the gap
     test = n_blocks - held_out
     parts = range(validation - 1), range(validation, validation + held_out), range(test, n_blocks)
     return dict(zip(SPLITS, parts, strict=True))
+
+
+def least_blocks(each: float = 0.1) -> int:
+    """Blocks below which ``by_block`` has nothing to hold out: such a share of the rest is less than one."""
+    return 2 + math.ceil(1 / each)

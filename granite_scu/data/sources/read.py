@@ -4,6 +4,7 @@ import glob
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DEFAULT_DATASET, HUB_PREFIX, DataConfig
 from granite_scu.data.sources import files, formats, hub, samples
 from granite_scu.data.sources.corpora import EMBEDDED
-from granite_scu.data.sources.documents import Document, TextFile
+from granite_scu.data.sources.documents import SPLITS, Document, TextFile
 from granite_scu.data.sources.record_formats import AUTO
 
 _SUPPORTED = f"{', '.join(formats.SUFFIXES[:-1])} or {formats.SUFFIXES[-1]}"
@@ -29,14 +30,17 @@ class Source(NamedTuple):
     Attributes:
         read: gives them.
         files: those of the user's that they are in; None where they are in none.
+        split: that the documents are of; empty where they are to be divided.
     """
 
     read: Callable[[], Iterable[Document | TextFile]]
     files: list[Path] | None = None
+    split: str = ""
 
 
 def sources_of(config: DataConfig) -> list[Source]:
-    """All that a run reads, one after the other: each source, or each split of a corpus that comes divided.
+    """All that a run reads, one after the other: each source, or each split of a corpus that comes divided; then what
+    is validated and tested on, where that has files of its own.
 
     Files are listed now, so that every reading of them is like the first.
 
@@ -45,9 +49,36 @@ def sources_of(config: DataConfig) -> list[Source]:
     """
     splits = published(config)
     if splits is not None:
-        return [Source(split) for split in splits]
+        if config.held_out_share is not None:
+            raise UserError(
+                f"--held-out-share {config.held_out_share:g}: {config.named} comes in splits of its own; leave it out"
+            )
+        return [Source(read, split=name) for name, read in zip(SPLITS, splits, strict=True)]
     how = config.text_column, config.encoding, config.record_format, config.stream
-    return [source(name, *how) for name in config.sources]
+    found = [source(name, *how) for name in config.sources or [DEFAULT_DATASET]]
+    for split, (flag, names) in config.files.items():
+        with named_by(flag):
+            of_split = [source(name, *how) for name in names]
+        found += [Source(partial(_read_by_name, flag, each.read), each.files, split) for each in of_split]
+    return found
+
+
+def _read_by_name(flag: str, read: Callable[[], Iterable[Document | TextFile]]) -> Iterator[Document | TextFile]:
+    with named_by(flag):
+        yield from read()
+
+
+@contextmanager
+def named_by(flag: str) -> Iterator[None]:
+    """Say of a text that is refused which flag has named it, where that is another than ``--data-dir``.
+
+    Raises:
+        UserError: in place of the one that was raised.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("--data-dir", flag)) from error
 
 
 def source(
@@ -104,14 +135,15 @@ def no_text(paths: Sequence[str]) -> UserError:
 
 
 def published(config: DataConfig) -> list[partial] | None:
-    """What reads each split of a corpus that comes divided: the hub's default, or one data set of the hub alone.
+    """What reads each split of a corpus that comes divided: the hub's default, or one data set of the hub alone. None
+    where there is another, or a file to validate or test on.
 
     Raises:
         UserError: the hub does not have it, or cannot be reached.
     """
     path, *others = config.sources or [DEFAULT_DATASET]
     how = config.text_column, config.record_format, config.stream
-    return hub.published(path, *how) if hub.is_on_hub(path) and not others else None
+    return hub.published(path, *how) if hub.is_on_hub(path) and not (others or config.files) else None
 
 
 def _read_files(

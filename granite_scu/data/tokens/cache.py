@@ -29,7 +29,7 @@ from granite_scu.storage.atomic import ensure_folder, replacing, take_place
 
 _log = logging.getLogger(__name__)
 
-VERSION = 9
+VERSION = 10
 """Of the layout, of what is made of a text, and of where long ones are cut (an interrupted preparation counts the
 pieces): part of the key."""
 
@@ -41,12 +41,13 @@ OF_DOCUMENTS: dict[str, Any] = {
     "places": np.uint64,
     "characters": np.uint64,
     "sources": np.uint16,
+    "is_chat": np.bool_,
 }
 ARRAYS = OF_TOKENS | OF_DOCUMENTS
 """The files of a prepared text, with an entry for each token or for each document."""
 
 NOTHING: dict[str, Any] = {
-    "pieces": 0, "sizes": {}, "checksums": {}, "n_conversations": 0, "n_empty": 0, "first_empty": "",
+    "pieces": 0, "sizes": {}, "checksums": {}, "n_empty": 0, "first_empty": "",
     "n_control": 0, "first_control": "", "n_thoughts": 0,
 }  # fmt: skip
 """What is noted of a preparation, before it has begun."""
@@ -69,8 +70,8 @@ class Prepared:
         places: (documents,) of the texts in the seeded order of splits.
         characters: (documents,) of their texts.
         sources: (documents,) number of what each came from.
+        is_chat: (documents,) whether they came as messages.
         name: where a document came from, by its number.
-        n_conversations: documents that came as messages.
         n_empty: documents left out because nothing stands in them.
         first_empty: name of the first of them.
         n_control: control tokens that somebody wrote.
@@ -85,8 +86,8 @@ class Prepared:
     places: NDArray[np.uint64]
     characters: NDArray[np.uint64]
     sources: NDArray[np.uint16]
+    is_chat: NDArray[np.bool_]
     name: Callable[[int], str]
-    n_conversations: int
     n_empty: int
     first_empty: str
     n_control: int = 0
@@ -98,6 +99,11 @@ class Prepared:
     def n_documents(self) -> int:
         return len(self.digests)
 
+    @property
+    def n_conversations(self) -> int:
+        """Documents that came as messages."""
+        return int(np.count_nonzero(self.is_chat))
+
 
 def in_memory(parts: Iterable[Part]) -> Prepared:
     """A text of which nothing is kept."""
@@ -107,7 +113,6 @@ def in_memory(parts: Iterable[Part]) -> Prepared:
         joined(parts),
         **{name: np.array(facts, ARRAYS[name]) for name, facts in _facts(documents).items()},
         name=[piece.name for piece in documents].__getitem__,
-        n_conversations=sum(part.n_conversations for part in parts),
         n_empty=sum(len(part.empty) for part in parts),
         first_empty=next((name for part in parts for name in part.empty), ""),
         n_control=sum(part.n_control for part in parts),
@@ -125,6 +130,7 @@ def _facts(documents: list[Piece]) -> dict[str, list[int]]:
         "places": [fingerprint.place for fingerprint in prints],
         "characters": [fingerprint.characters for fingerprint in prints],
         "sources": [piece.source for piece in documents],
+        "is_chat": [piece.is_conversation for piece in documents],
     }
 
 
@@ -200,7 +206,6 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             _append(files, progress["checksums"], part, length)
             length += len(part.tokens)
             progress["pieces"] += part.n_pieces
-            progress["n_conversations"] += part.n_conversations
             progress["n_empty"] += len(part.empty)
             progress["first_empty"] = progress["first_empty"] or next(iter(part.empty), "")
             progress["n_control"] += part.n_control
@@ -272,7 +277,7 @@ def _open(folder: Path) -> Prepared:
     arrays = {name: _stored(folder, meta, name) for name in ARRAYS}
     of_documents = {name: arrays[name][:] for name in OF_DOCUMENTS}
     stream = Stream(ends=of_documents.pop("ends"), **{name: arrays[name] for name in OF_TOKENS})
-    names = ("n_conversations", "n_empty", "first_empty", "n_control", "first_control", "n_thoughts")
+    names = ("n_empty", "first_empty", "n_control", "first_control", "n_thoughts")
     counts = {name: meta[name] for name in names}
     return Prepared(stream, **of_documents, name=partial(_line, folder / NAMES), **counts)
 

@@ -42,8 +42,9 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     Raises:
         UserError: nothing to read, a file that cannot be read, or no place to keep the tokens.
     """
-    names = full_names(config.sources)
-    before = _stamps(config.sources)
+    every = [*config.sources, *(name for _, names in config.files.values() for name in names)]
+    names = full_names(config.sources) + [name for _, given in config.files.values() for name in full_names(given)]
+    before = _stamps(every)
     sources = sources_of(config)
     digests = [_read_through(source.read()) if source.files is None else _contents(source.files) for source in sources]
     contents, size = [digest for digest, _ in digests], sum(size for _, size in digests)
@@ -68,13 +69,13 @@ def prepare(config: DataConfig, tokenizer: PreTrainedTokenizerBase, show_progres
     def make(done: int) -> Iterator[Part]:
         if done:
             _log.info("continuing the interrupted tokenisation of %s", config.named)
-        elif changed := _changed(last, config.named, config.sources, contents):
+        elif changed := _changed(last, config.named, every, contents):
             _log.warning("%s has changed since it was last tokenised, and is tokenised again", ", ".join(changed))
         counts: Counter[str] = Counter()
         readings = [counted(source.read(), counts) for source in sources]
         parts = encoded(readings, renderer, config.split_seed, skip=done)
         yield from with_bar(parts, size if show_progress else 0)
-        if _stamps(config.sources) != before:  # what was read is then not what the tokens are kept under the name of
+        if _stamps(every) != before:  # what was read is then not what the tokens are kept under the name of
             raise UserError(f"--data-dir {config.named}: changed while it was read; start again when it is complete")
         _remember(kinds, counts)  # before the tokens are in place: whoever finds these finds the counts
 

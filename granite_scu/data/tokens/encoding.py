@@ -105,7 +105,6 @@ class Part:
         ends: positions in this part.
         documents: those that end here.
         n_pieces: texts that were tokenised for this part.
-        n_conversations: documents that end here and came as messages.
         empty: names of documents passed over because nothing stands in them.
         n_control: control tokens that somebody wrote.
         first_control: the first of them and where it stands; empty where there is none.
@@ -118,7 +117,6 @@ class Part:
     ends: NDArray[np.int64]
     documents: list["Piece"]
     n_pieces: int
-    n_conversations: int
     empty: list[str]
     n_control: int = 0
     first_control: str = ""
@@ -436,7 +434,6 @@ class _Encoder:
             np.array([row.stop - 1 for row in rows if row.piece.is_last], np.int64),
             [row.piece for row in rows if row.piece.is_last],
             len(group),
-            sum(row.piece.is_conversation for row in rows),
             [piece.name for piece in group if piece.is_empty],
             sum(piece.n_control for piece in group),
             next((f"{piece.first_control} in {piece.name}" for piece in group if piece.n_control), ""),

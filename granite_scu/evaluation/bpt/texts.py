@@ -9,11 +9,11 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import DataConfig, from_record
+from granite_scu.config.settings import TEXTS, DataConfig, from_record, listed
 from granite_scu.data.blocks.packing import in_a_row, padding_of
 from granite_scu.data.datamodule import tail_held_out
 from granite_scu.data.sources.documents import Conversation, Document
-from granite_scu.data.sources.read import in_memory, is_path, load, sources_of
+from granite_scu.data.sources.read import in_memory, is_path, load, named_by, sources_of
 from granite_scu.data.streaming import beginning
 from granite_scu.data.tokens.control_tokens import ReadAs
 from granite_scu.data.tokens.encoding import encode, require_known
@@ -59,7 +59,7 @@ class Texts:
         if self.has_chats:
             raise UserError(f"{self.name}: there were too few conversations to hold some out; give --data-dir")
         blocks = in_a_row(stream, stream.bounds, self.tail_of.block_size, padding_of(tokenizer))
-        first = tail_held_out(blocks, self.tail_of.named)["test"].numbers.start * blocks.block_size
+        first = tail_held_out(blocks, self.tail_of)["test"].numbers.start * blocks.block_size
         return as_corpus(self.name, self.documents, stream, tokenizer, first)
 
 
@@ -76,10 +76,8 @@ def named(path: str, column: str, record_format: str, runs: Sequence[Path], flag
     Raises:
         UserError: nothing to read, or nothing that no run has seen.
     """
-    try:
+    with named_by(flag):
         documents = load(path, column, record_format=record_format)
-    except UserError as error:
-        raise UserError(str(error).replace("--data-dir", flag)) from error
     return _unseen(path, documents, runs, flag)
 
 
@@ -109,6 +107,8 @@ def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",
             raise UserError(f"{run}: another run named here was trained on what it held out; give --data-dir")
         return Texts(name, documents, tail_of=config)
     wanted = {digest for split in splits for digest in record[split]}
+    if not wanted:
+        raise UserError(f"{run}: held nothing out (--held-out-share 0); give --data-dir")
     found = [document for document in documents if document.digest in wanted]
     if not found:
         raise _changed(run, config.named)
@@ -121,8 +121,12 @@ def held_out(run: Path, others: Sequence[Path], splits: Sequence[str] = ("test",
 def data_config(run: Path) -> DataConfig:
     """The data settings of a run, its paths as this process finds them."""
     config = from_record(DataConfig, read_json(run / TRAINING_CONFIG).get("data", {}))
-    found = [as_seen_from_here(source, run) if is_path(source) else source for source in config.sources]
-    return config if found == config.sources else replace(config, path=found)
+    found = {
+        name: [as_seen_from_here(source, run) if is_path(source) else source for source in listed(value)]
+        for name in TEXTS
+        if (value := getattr(config, name)) is not None
+    }
+    return replace(config, **found)
 
 
 def _unseen(name: str, documents: list[Document], runs: Sequence[Path], flag: str) -> Texts:

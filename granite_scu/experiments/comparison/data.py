@@ -52,7 +52,7 @@ def read(name: str, model: str, block_size: int) -> tuple[Division, dict[str, Bl
     """
     tokenizer = load_tokenizer(model)
     corpus = in_memory(encoded([load(place_of(name), "text")], Renderer(tokenizer)))
-    parts = assign(corpus.places, corpus.characters, corpus.bare)
+    parts, _ = assign(corpus.places, corpus.characters, corpus.bare)
     assert parts is not None, f"{name} cannot be divided by document"
     if len(parts["validation"]) > len(parts["test"]):
         parts |= {"validation": parts["test"], "test": parts["validation"]}

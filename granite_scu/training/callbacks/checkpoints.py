@@ -20,7 +20,7 @@ class Checkpoints(L.Callback):
     Args:
         folder: the run folder.
         save_steps: optimizer steps between checkpoints.
-        eval_steps: optimizer steps between validations.
+        eval_steps: optimizer steps between validations; None where there are none.
         keep: how many are kept, the newest.
         stopwatch: stands still meanwhile.
         settings: what the run depends on, to compare when it is continued from the checkpoint.
@@ -30,7 +30,7 @@ class Checkpoints(L.Callback):
         self,
         folder: RunFolder,
         save_steps: int,
-        eval_steps: int,
+        eval_steps: int | None,
         keep: int,
         stopwatch: Stopwatch,
         settings: dict[str, Any] | None = None,
@@ -86,7 +86,7 @@ class Checkpoints(L.Callback):
 
     def _validation_due(self, trainer: L.Trainer) -> bool:
         step = trainer.global_step
-        return step % self.eval_steps == 0 and step != self._validated
+        return self.eval_steps is not None and step % self.eval_steps == 0 and step != self._validated
 
     def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["settings"] = self.settings

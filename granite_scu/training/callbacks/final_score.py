@@ -70,22 +70,30 @@ class FinalScore(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self.stopwatch.stop()
-        self.validate_last_step(trainer, module)
+        data = trainer.datamodule
+        if data.holds_out("validation"):
+            self.validate_last_step(trainer, module)
         self._keep_best(trainer, module)
+        scores = self._scores(trainer, module) if data.holds_out("test") else {}
+        if trainer.is_global_zero:
+            if scores and (more := scores["adapter_test_bpt"] - scores["base_test_bpt"]) > 0:
+                log.warning("on held-out text the adapter is worse than the base model, by %.3g bits/token; lower "
+                            "--learning-rate, or train for fewer steps", more)  # fmt: skip
+            self.summary = self._summarise(trainer, scores)
+            self.folder.write_json("scu_metrics.json", self.summary)
+            shutil.rmtree(self.best.folder, ignore_errors=True)
+
+    def _scores(self, trainer: L.Trainer, module: GraniteModule) -> dict:
+        """What the test text costs under the adapter, the base model and the adapter that training started from."""
         adapter = self._score_test(trainer, module, "adapter")
         with module.model.disable_adapter():
             base = self._score_test(trainer, module, "base model")
-        start = {}
+        scores = {"base_test_bpt": base.bits_per_token, "adapter_test_bpt": adapter.bits_per_token}
         if module.start:
             with module.at_start():
-                start["start_test_bpt"] = self._score_test(trainer, module, "adapter at the start").bits_per_token
-        if trainer.is_global_zero:
-            if (more := adapter.bits_per_token - base.bits_per_token) > 0:
-                log.warning("on held-out text the adapter is worse than the base model, by %.3g bits/token; lower "
-                            "--learning-rate, or train for fewer steps", more)  # fmt: skip
-            self.summary = self._summarise(trainer, base.bits_per_token, adapter) | start
-            self.folder.write_json("scu_metrics.json", self.summary)
-            shutil.rmtree(self.best.folder, ignore_errors=True)
+                start = self._score_test(trainer, module, "adapter at the start")
+            scores["start_test_bpt"] = start.bits_per_token
+        return scores | {"test_tokens": adapter.tokens}
 
     def validate_last_step(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Validate the adapter of the last step, where none was due there.
@@ -105,7 +113,7 @@ class FinalScore(L.Callback):
     def _keep_best(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Save the adapter that validated best, and have it in the model; the last step's goes beside it."""
         writes, last = trainer.is_global_zero, self.folder.path / LAST_ADAPTER
-        if trainer.strategy.broadcast(self.best.step) != trainer.global_step:
+        if trainer.strategy.broadcast(self.best.step) not in (None, trainer.global_step):
             if writes:
                 with replacing(last) as temporary:
                     save_adapter(module.model, temporary, module.base.name)
@@ -120,7 +128,7 @@ class FinalScore(L.Callback):
         shown = trainer.is_global_zero
         return module.score(tracked(loader, f"scoring the {what}", self.console) if shown else loader)
 
-    def _summarise(self, trainer: L.Trainer, base_bpt: float, adapter: Score) -> dict:
+    def _summarise(self, trainer: L.Trainer, scores: dict) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
         tokens = last.get("tokens", 0)
@@ -129,9 +137,10 @@ class FinalScore(L.Callback):
         return {
             "steps": trainer.global_step,
             "tokens": tokens,
-            "base_test_bpt": base_bpt,
-            "adapter_test_bpt": adapter.bits_per_token,
-            "test_tokens": adapter.tokens,
+            "base_test_bpt": None,
+            "adapter_test_bpt": None,
+            "test_tokens": 0,
+            **scores,
             "final_val_bpt": self.best.latest,
             "best_val_bpt": self.best.val_bpt,
             "best_val_step": self.best.step,

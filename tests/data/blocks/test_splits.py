@@ -1,10 +1,9 @@
-import logging
 import random
 
 import numpy as np
 import pytest
 
-from granite_scu.data.blocks.splitting import MIN_BLOCKS, assign, by_block
+from granite_scu.data.blocks.splitting import TENTHS, assign, by_block, least_blocks
 from granite_scu.data.sources.corpora import EMBEDDED
 from granite_scu.data.sources.documents import Document, Fingerprint
 
@@ -14,14 +13,13 @@ def corpus(n: int = 200, seed: int = 0) -> list[Document]:
     return [Document(f"{i}", f"{i} " + "word " * rng.randint(1, 100)) for i in range(n)]
 
 
-def by_document(documents: list[Document], seed: int = 0) -> dict[str, list[Document]] | None:
+def by_document(documents: list[Document], seed: int = 0, shares=TENTHS) -> dict[str, list[Document]] | str:
     prints = [Fingerprint(seed) for _ in documents]
     for fingerprint, document in zip(prints, documents, strict=True):
         fingerprint.update(document.text)
-    parts = assign(
-        *(np.array([getattr(p, name) for p in prints], np.uint64) for name in ("place", "characters", "bare"))
-    )
-    return parts and {name: [documents[i] for i in part.tolist()] for name, part in parts.items()}
+    facts = (np.array([getattr(p, name) for p in prints], np.uint64) for name in ("place", "characters", "bare"))
+    parts, reason = assign(*facts, shares)
+    return reason or {name: [documents[i] for i in part.tolist()] for name, part in parts.items()}
 
 
 def parts_of(documents: list[Document]) -> list[list[Document]]:
@@ -77,10 +75,14 @@ def test_texts_of_equal_length_leave_no_part_without_its_share(n):
     ],
     ids=["few", "copies", "large", "uneven"],
 )
-def test_what_cannot_be_divided_by_document_is_said(documents, reason, caplog):
-    with caplog.at_level(logging.INFO):
-        assert by_document(documents) is None
-    assert reason in caplog.text and "the last blocks are held out instead" in caplog.text
+def test_what_cannot_be_divided_by_document_is_said(documents, reason):
+    assert reason in by_document(documents)
+
+
+def test_any_share_is_held_out_for_one_part_alone():
+    parts = by_document(corpus(), shares={"test": 0.3})
+    assert parts.keys() == {"train", "test"}
+    assert sum(len(d.text) for d in parts["test"]) == pytest.approx(0.3 * sum(len(d.text) for d in corpus()), rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["stdlib-docs", "package-docs"])
@@ -89,7 +91,7 @@ def test_the_embedded_corpora_can_be_divided(name):
     assert len(split["validation"]) >= 3 and len(split["test"]) >= 3
 
 
-@pytest.mark.parametrize("n_blocks", [MIN_BLOCKS, 13, 21, 22, 102, 999])
+@pytest.mark.parametrize("n_blocks", [least_blocks(), 13, 21, 22, 102, 999])
 def test_tail_blocks_are_held_out_with_a_block_between(n_blocks):
     train, validation, test = by_block(n_blocks).values()
     assert train.start == 0 and test.stop == n_blocks

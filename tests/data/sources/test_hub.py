@@ -8,7 +8,7 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.settings import DataConfig
 from granite_scu.data.blocks.splitting import divide
 from granite_scu.data.sources import hub
-from granite_scu.data.sources.documents import Document
+from granite_scu.data.sources.documents import SPLITS, Document
 from granite_scu.data.sources.read import in_memory, load, published, sources_of
 from granite_scu.data.tokens.corpus import prepare
 
@@ -35,7 +35,7 @@ def folder(tmp_path):
 def test_a_data_set_that_comes_divided_keeps_its_splits(folder, tokenizer, tmp_path):
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
     corpus = prepare(config, tokenizer)
-    division = divide(corpus, is_published=True)
+    division = divide(corpus, SPLITS, "set")
     parts = division.parts
     assert division.by == "published" and [len(part) for part in parts.values()] == [
         5,
@@ -51,7 +51,7 @@ def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog
         with (folder / f"{name}.jsonl").open("a") as rows:
             rows.write(json.dumps({"id": 9, "text": "test 0"}) + "\n")
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
-    parts = divide(prepare(config, tokenizer), is_published=True).parts
+    parts = divide(prepare(config, tokenizer), SPLITS, "set").parts
     assert [len(part) for part in parts.values()] == [5, 2, 1]
     assert "validation: left out 1 documents that test has too" in caplog.text
     assert "train: left out 1 documents that validation or test have too" in caplog.text
@@ -61,7 +61,7 @@ def test_validation_that_is_test_is_refused(folder, tokenizer, tmp_path):
     (folder / "validation.jsonl").write_bytes((folder / "test.jsonl").read_bytes())
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
     with pytest.raises(UserError, match="every document of the validation split is one that test has too"):
-        divide(prepare(config, tokenizer), is_published=True)
+        divide(prepare(config, tokenizer), SPLITS, "set")
 
 
 def test_of_several_sources_the_training_split_is_read_and_those_that_are_not_are_named(folder, tmp_path, caplog):
