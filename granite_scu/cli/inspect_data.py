@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     model = loading.known_config(options.model)
     data.read(tokenizer, loading.rows_of(model), options.model)
     data.grow("block_size" in names, loading.most_tokens(model))
-    data.pack()
+    data.cut(tokenizer, data.config)
     begins = {"text_begins_with": tokenizer.decode(beginning(tokenizer))}
     facts = {"model": options.model, **begins, **data.summary(), "document_tokens": lengths(data)}
     if options.json:

@@ -53,12 +53,13 @@ def test_the_counts_are_in_words(capsys):
         **{"train": split, "validation": split, "test": split},
         **nothing,
         "record_formats": {},
+        "test_is_validation": False,
         "text_begins_with": "<s>",
         "document_tokens": {"p0": 1, "p10": 141, "p50": 483, "p90": 3900, "p99": 15195, "p100": 18040},
     }
     rows = describe(facts, "truncate")
     assert rows["text"] == "mine, divided by document"
-    assert rows["training"] == "5 documents (0.0465 MB): 14,088 tokens to learn, in 14 blocks of 1024, 98.3 % full"
+    assert rows["training"] == "5 documents (46.5 kB): 14,088 tokens to learn, in 14 blocks of 1024, 98.3 % full"
     assert rows["longer than a block"] == "1 document: truncated (--on-long)"
     assert rows["cut answers"].startswith("3 answers; such lose their end")
     assert rows["a text begins with"].startswith("<s>")
@@ -95,7 +96,7 @@ def test_a_template_of_ones_own_and_what_is_read_otherwise_than_written(tmp_path
         "{% for m in messages %}{{ m.role + (mark or ':') + m.content + eos_token }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant' + (mark or ':') }}{% endif %}"
     )
-    command = ["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(chats), "--block-size", "64"]
+    command = ["data", "inspect", "--model", "tiny-granite-h", "--data-dir", str(chats), "--held-out-share", "0"]
     assert commands.main([*command, "--chat-template", str(template), "--chat-template-args", "mark=>>"]) == 0
     found = capsys.readouterr()
     assert "assistant>>«yo<|end_of_text|>»" in found.out

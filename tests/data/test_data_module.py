@@ -57,6 +57,7 @@ def test_one_text_is_divided_by_block(tokenizer, one_text, caplog):
     assert data.summary() == {
         "path": str(one_text),
         "split_by": "block",
+        "test_is_validation": False,
         "block_size": 32,
         "record_formats": {},
         "conversations": 0,
@@ -245,7 +246,8 @@ def test_a_text_too_short_to_hold_out_names_a_block_size_that_works(tokenizer, o
         prepared(tokenizer, one_text, block_size=1024)
     assert str(caught.value) == (
         f"--data-dir {one_text}: 4401 tokens are too few to hold some out for validation, which takes 12 blocks of "
-        "--block-size 1024, 12288 tokens; give more text, or --block-size 256"
+        "--block-size 1024, 12288 tokens; give more text, or --block-size 256, or --held-out-share 0, which holds "
+        "nothing out"
     )
     assert len(prepared(tokenizer, one_text, block_size=256).validation) == 1
     one_text.write_text("hello")

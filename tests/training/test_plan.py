@@ -18,6 +18,7 @@ FACTS = {
     "data": {
         **{"path": "my_texts/", "block_size": 1024, "conversations": 0},
         **dict.fromkeys(("train", "validation", "test"), SPLIT),
+        "test_is_validation": False,
     },
     **{"device": "NVIDIA GeForce RTX 4090", "device_is_here": False, "accelerator": "cuda", "processes": 1},
     "hardware_preset": "gpu_4090",

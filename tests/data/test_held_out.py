@@ -1,0 +1,124 @@
+"""What is held out: files of its own, a share of the documents, or nothing; and conversations, which are never cut."""
+
+import json
+
+import numpy as np
+import pytest
+
+from granite_scu.config.errors import UserError
+from granite_scu.config.settings import DataConfig
+from granite_scu.data.datamodule import TextDataModule
+
+
+def chats(path, n: int, first: int = 0, words: int = 1):
+    """Conversations with answers of so many words."""
+    turns = [
+        [{"role": "user", "content": f"Question {i}?"}, {"role": "assistant", "content": "answer " * words}]
+        for i in range(first, first + n)
+    ]
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in turns))
+    return str(path)
+
+
+def read(chatting, **fields) -> TextDataModule:
+    data = TextDataModule(DataConfig(**{"block_size": 128, "batch_size": 2, **fields}), seed=0)
+    data.prepare(chatting)
+    return data
+
+
+def counts(data: TextDataModule) -> tuple[int, ...]:
+    return tuple(part.n_documents for part in (data.train, data.validation, data.test))
+
+
+@pytest.mark.parametrize(
+    ("n", "held_out"), [(10, 1), (30, 3), (60, 3), (100, 5), (5_000, 250), (20_000, 500), (100_000, 500)]
+)
+def test_the_usual_share_of_conversations(n, held_out):
+    from granite_scu.data.blocks.splitting import usual_share
+    from granite_scu.data.tokens.cache import Prepared
+
+    every = np.arange(n, dtype=np.uint64)
+    corpus = Prepared(None, every, every, every, every, every, np.ones(n, bool), str, 0, "")
+    assert int(n * usual_share(corpus, np.arange(n)) + 1e-9) == held_out
+
+
+def test_by_default_few_conversations_are_held_out_and_a_long_one_counts_as_one(chatting, tmp_path):
+    path = tmp_path / "train.jsonl"
+    chats(path, 59)
+    with path.open("a") as more:
+        turns = [{"role": "user", "content": "More?"}, {"role": "assistant", "content": "long " * 100}]
+        more.write(json.dumps({"messages": turns}) + "\n")
+    data = read(chatting, path=str(path))
+    assert counts(data) == (54, 3, 3)
+    assert data.config.block_size == 576  # 568 bytes and marks, a multiple of 64
+    assert data.summary()["cut_answers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"validation_data": "other"}, (40, 20, 20)),
+        ({"validation_data": "other", "held_out_share": "10%"}, (36, 20, 4)),
+        ({"test_data": "other"}, (37, 3, 20)),
+        ({"test_data": "other", "held_out_share": 0}, (40, 0, 20)),
+        ({"validation_data": "other", "test_data": "third"}, (40, 20, 5)),
+        ({"held_out_share": 0.2}, (32, 4, 4)),
+        ({"held_out_share": 0}, (40, 0, 0)),
+    ],
+    ids=str,
+)
+def test_what_is_held_out(chatting, tmp_path, fields, expected):
+    files = {"other": chats(tmp_path / "other.jsonl", 20, 1000), "third": chats(tmp_path / "third.jsonl", 5, 2000)}
+    fields = {name: files.get(value, value) for name, value in fields.items()}
+    data = read(chatting, path=chats(tmp_path / "train.jsonl", 40), **fields)
+    assert counts(data) == expected
+    record = json.loads("".join(data.record()))
+    assert tuple(len(record[split]) for split in ("train", "validation", "test")) == expected
+
+
+def test_what_is_validated_on_is_not_trained_on(chatting, tmp_path, caplog):
+    held_out = chats(tmp_path / "other.jsonl", 20, 30)  # of which ten are among the forty
+    data = read(chatting, path=chats(tmp_path / "train.jsonl", 40), validation_data=held_out)
+    assert counts(data) == (30, 20, 20)
+    assert "left out 10 documents" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"held_out_share": "100%"}, ["--held-out-share", "less than 100%"]),
+        ({"held_out_share": "1%"}, ["--data-dir", "less than one", "--held-out-share 0"]),
+        ({"path": "two"}, ["--data-dir", "2 different", "--validation-data", "--held-out-share 0"]),
+        ({"path": "one"}, ["--data-dir", "1 different", "--validation-data", "--held-out-share 0"]),
+        ({"validation_data": "train"}, ["--validation-data", "is trained on too"]),
+        ({"validation_data": "texts"}, ["--validation-data", "texts", "conversations"]),
+        ({"validation_data": "fields"}, ["--validation-data", "fields.jsonl:1", "there are: q, a"]),
+        ({"test_data": "nothing"}, ["--test-data", "no such file"]),
+        ({"validation_data": "two", "test_data": "two"}, ["--test-data", "--validation-data"]),
+        ({"validation_data": "two", "test_data": "one", "held_out_share": 0.1}, ["--held-out-share", "leave it out"]),
+    ],
+    ids=str,
+)
+def test_one_line_says_what_is_wrong(chatting, tmp_path, fields, words):
+    files = {
+        "train": chats(tmp_path / "train.jsonl", 40),
+        "two": chats(tmp_path / "two.jsonl", 2, 100),
+        "one": chats(tmp_path / "one.jsonl", 1, 200),
+        **{name: str(tmp_path / f"{name}.jsonl") for name in ("texts", "fields", "nothing")},
+    }
+    (tmp_path / "texts.jsonl").write_text('{"text": "no conversation"}\n')
+    (tmp_path / "fields.jsonl").write_text('{"q": "of", "a": "another kind"}\n')
+    with pytest.raises(UserError) as caught:
+        read(chatting, **{"path": files["train"], **{name: files.get(value, value) for name, value in fields.items()}})
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+def test_a_block_that_was_asked_for_and_is_too_short_is_refused_with_one_that_holds_all(chatting, tmp_path):
+    data = TextDataModule(DataConfig(chats(tmp_path / "train.jsonl", 40, words=100), block_size=128), seed=0)
+    data.read(chatting)
+    with pytest.raises(UserError, match=r"--block-size 128: .*--block-size 768 .*--on-long drop"):
+        data.grow(asked_for=True)
+    with pytest.raises(UserError, match=r"takes 512; choose .* --on-long"):
+        data.grow(most=512)
+    data.grow(most=750)
+    assert data.config.block_size == 750
