@@ -32,6 +32,8 @@ def openings(blocks: Blocks, count: int) -> list[Opening]:
 
     Where no document begins in the blocks, as in the tail of one long book, stretches of it stand for documents.
     """
+    if not len(blocks):
+        return []
     spans = np.concatenate([blocks.spans_of(index) for index in range(min(len(blocks), _LOOKED_AT))])
     ends = blocks.stream.ends
     owners = np.searchsorted(ends, spans[:, 0])

@@ -56,8 +56,6 @@ class Samples(L.Callback):
             "samples": partial(self._held_out, trainer.datamodule, module),
             "general answers": partial(self._elsewhere, module),
         }
-        if not trainer.datamodule.holds_out("test"):
-            del parts["samples"]
         for what, part in parts.items():
             try:
                 with trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
