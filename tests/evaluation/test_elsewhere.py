@@ -92,6 +92,7 @@ def tried(before: str, after: str, more_nats: float = 0.0) -> Tried:
         ("y" * 20, "n" * 4 + "y" * 16, 0.0, False),  # 1 in 16
         ("y" * 16 + "n" * 4, "n" * 5 + "y" * 15, 0.0, False),  # 5 lost, 4 won
         ("n" * 20, "n" * 20, 3.0, True),
+        ("n" * 20, "n" * 20, 0.5, False),  # 0.07 bits a token
         ("n" * 20, "y" * 20, -3.0, False),
     ],
 )
