@@ -39,7 +39,7 @@ DEFAULT_MODEL = BaseConfig.name
 """That of a run: another tokenizer counts other tokens, and another template lays chats out otherwise."""
 
 EXAMPLES = (
-    "inspect --data-dir my_texts/",
+    "inspect my_texts/",
     "inspect --data-dir chats.jsonl --block-size 1024 --samples 5",
     "inspect --data-dir chats.jsonl --model tiny-granite-h --json",
 )
@@ -61,6 +61,7 @@ COMMONEST = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of training that concern the text, and what is shown of it."""
     parser.add_argument("what", metavar="inspect", type=_what, help="counts, lengths and samples of a text")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="texts, as --data-dir")
     known = {flag.name: flag for section in flags.SECTIONS.values() for flag in section}
     for title, names in SETTINGS.items():
         group = parser.add_argument_group(title)
@@ -85,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code."""
     if options.samples < 0:
         raise UserError(f"--samples {options.samples}: must not be negative")
+    if options.files:
+        options.path = [*options.files, *getattr(options, "path", [])]
     names = {field for field in DataConfig.__dataclass_fields__ if hasattr(options, field)}
     config = DataConfig(**{name: getattr(options, name) for name in names})
     early_refusals.check_data(config)

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from granite_scu.cli import config_layers
 from granite_scu.cli.argument_parser import Parser, hyphenated
-from granite_scu.config import settings, shipped
+from granite_scu.config import other_tools, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import COMMONEST, HINTS, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
 from granite_scu.config.settings import RunConfig
@@ -238,6 +238,8 @@ def _refuse_unknown(parser: Parser, rest: list[str]) -> None:
         if argument.startswith("--"):
             name = argument.partition("=")[0]
             if "." not in name:
+                if here := other_tools.answer(name):
+                    raise UserError(f"unknown flag {name}: another tool's; here it is {here}")
                 raise UserError(f"unknown flag {name}: {_meant(name, flags)}see --help-all for all of them")
             previous_takes_value = "=" not in argument
         elif previous_takes_value:

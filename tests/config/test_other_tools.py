@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+
+from granite_scu.cli.script_flags import translate
+from granite_scu.config import other_tools
+from granite_scu.config.errors import UserError
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from-other-tools.md"
+
+
+def test_the_page_has_the_table():
+    assert other_tools.table() in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("flag", "here"),
+    [
+        ("--lr", "--learning-rate"),
+        ("--load-in-4bit", "--4bit-quantization"),
+        ("--target_modules", "lora.targets"),
+        ("--devices", "--multi-gpu"),
+        ("--per_device_train_batch_size", "--batch-size"),
+        ("--num_train_epochs", "--num-epochs"),
+        ("--micro_batch_size", "--batch-size"),
+        ("--sequence_len", "--block-size"),
+        ("--lora_rank", "--lora-r"),
+        ("--max_seq_length", "--block-size"),
+        ("--sample_packing", "--packing"),
+        ("--val_size", "--held-out-share"),
+    ],
+)
+def test_a_flag_of_another_tool_is_answered_by_the_one_here(flag, here):
+    with pytest.raises(UserError) as caught:
+        translate([flag, "1"])
+    assert flag.replace("_", "-") in str(caught.value).replace("_", "-") and here in str(caught.value)
