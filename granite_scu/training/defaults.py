@@ -222,6 +222,8 @@ def _warmup(steps: int) -> Choice:
 def _validation(
     text: Text | None, cut: Cut, usual: Usual, batch: int, steps: int, epochs: float, processes: int
 ) -> list[Choice]:
+    if not cut.validation:
+        return []
     count = max(LEAST_VALIDATIONS, min(MOST_VALIDATIONS, round(epochs)))
     every = max(1, min(MOST_EVAL_STEPS, math.ceil(steps / count)))
     each = batch * processes
