@@ -6,8 +6,10 @@ import torch
 from ferries import ASKED, write_chats
 from safetensors.torch import load_file
 
+from granite_scu.training import defaults
 
-def test_a_run_of_few_chats_learns_and_continues_exactly_without_its_numbers_being_given(launch, tmp_path):
+
+def test_a_run_of_few_chats_continues_exactly_though_its_numbers_are_not_given(launch, tmp_path, monkeypatch):
     chats, whole, stopped = write_chats(tmp_path / "chats.jsonl", ASKED[:1]), tmp_path / "whole", tmp_path / "stopped"
     flags = (
         "--model",
@@ -26,7 +28,9 @@ def test_a_run_of_few_chats_learns_and_continues_exactly_without_its_numbers_bei
     settings = json.loads((whole / "training_config.json").read_text(encoding="utf-8"))
     assert settings["control"]["controller"] == "none" and settings["optimizer"]["learning_rate"] > 1e-3
     assert settings["trainer"]["accumulate_grad_batches"] == 1 and settings["data"]["block_size"] < 1024
-    # In another folder, so that no configuration but the checkpoint's own says them.
+    # In another folder, so that no configuration but the checkpoint's own says them, and by a version with other rules.
+    monkeypatch.setattr(defaults, "RATE", 1e-3)
+    monkeypatch.setattr(defaults, "WARMUP", 0.5)
     resumed = ("--resume-from-checkpoint", whole / "checkpoint-8", "--max-steps", 16, "--output-dir", stopped)
     (whole / "config.yaml").unlink()
     code, out, err = launch(*flags, *resumed)
