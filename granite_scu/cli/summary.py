@@ -10,6 +10,7 @@ from granite_scu.cli.console import print_facts
 from granite_scu.control.units import counted, duration, per_cent
 from granite_scu.storage.run_folder import LAST_ADAPTER
 from granite_scu.viz import adapter_size
+from granite_scu.viz.what_now import verdict
 
 ENDED = {
     "max_steps": "after its last step, {step:,}",
@@ -25,10 +26,6 @@ NEXT = (
     ("granite-scu eval {run}", "is the adapter better? with an interval"),
 )
 """Commands that continue with a finished run, and what each does."""
-
-
-MOST_NAMED = 5
-"""Lost answers that are named."""
 
 
 def print_summary(summary: dict[str, Any], folder: Path, console: Console, learning_rate: float | None = None) -> None:
@@ -55,7 +52,8 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, learn
         "folder": str(folder),
     }
     print_facts("done", {name: fact for name, fact in facts.items() if fact is not None}, console)
-    for line in learned_and_lost(summary, learning_rate):
+    found = verdict(summary, learning_rate)
+    for line in filter(None, (found.learned, found.lost)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in NEXT]
     width = max(len(command) for command, _ in commands)
@@ -85,30 +83,6 @@ def _general(found: dict[str, Any]) -> str:
         return f"the base model has {found['right_before']} of {found['n']} right, so that few can be lost; {cost}"
     changed = f"{found['became_wrong']} became wrong, {found['became_right']} right"
     return f"{found['right_after']} of {found['n']} right, by the base model {found['right_before']}: {changed}; {cost}"
-
-
-def learned_and_lost(summary: dict[str, Any], learning_rate: float | None) -> list[str]:
-    """A sentence on what the run taught, and one on what it cost, where these were measured.
-
-    Args:
-        summary: of the run.
-        learning_rate: of the run, for the advice; None where nobody knows.
-    """
-    answers, general = summary.get("answers"), summary.get("elsewhere")
-    lines = []
-    if answers and answers["n"]:
-        counts = f"{answers['right']} of {answers['n']} answers as expected"
-        more = answers["right"] > answers["base"]["right"]
-        lines.append(f"{'Learned your data' if more else 'Your data is not learned yet'}: {counts}.")
-    if general and general["damaged"]:
-        lost, half = general["lost"], "" if learning_rate is None else f" to {learning_rate / 2:.1g}"
-        what = (
-            f"{len(lost)} of {general['n']} general answers became wrong" if lost else "general answers became unlikely"
-        )
-        named = f" ({' '.join(lost[:MOST_NAMED])}{' ...' if len(lost) > MOST_NAMED else ''})" if lost else ""
-        remedy = f"lower --learning-rate{half}, or mix general chats into --data-dir (--data-weights)"
-        lines.append(f"Elsewhere {what}{named}: {remedy}.")
-    return lines
 
 
 def which_adapter(summary: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A run on one page: what came of it, how it was steered, how it was set up.
+"""A run on one page: what came of it, what it answers, how it went, how it was steered and how it was set up.
 
 One self-contained page, ``report.html`` in the run folder, that asks nothing of the network.
 """
@@ -6,7 +6,7 @@ One self-contained page, ``report.html`` in the run folder, that asks nothing of
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -17,12 +17,12 @@ from granite_scu.storage.atomic import replacing
 from granite_scu.viz.adapter_size import describe
 from granite_scu.viz.files import make_folder
 from granite_scu.viz.glossary import explained, explanations
+from granite_scu.viz.report_answers import answers, elsewhere, samples
 from granite_scu.viz.report_data import chart_data
-from granite_scu.viz.report_samples import samples
 from granite_scu.viz.report_settings import configuration, environment
 from granite_scu.viz.run_folder import BAND, Run, read_measured_run
-from granite_scu.viz.settling import unsettled
-from granite_scu.viz.what_now import Advice, what_now, where
+from granite_scu.viz.settling import bounded, unsettled
+from granite_scu.viz.what_now import Advice, verdict_of, what_now, where
 from granite_scu.viz.words import compact, duration, first, is_number, part, percent, quantity, shown, signed
 
 NAME = "report.html"
@@ -41,8 +41,8 @@ def build_report(run: Run) -> str:
     data = chart_data(run)
     style, script = (_asset(f"report.{kind}") for kind in ("css", "js"))
     sections = (
-        _head(run), _what_now(run), _warnings(run), samples(run), _charts(run, data), configuration(run),
-        environment(run), explanations(),
+        _head(run), _what_now(run), _notes(run), answers(run) or samples(run), elsewhere(run), _course(run, data),
+        configuration(run), environment(run), explanations(),
     )  # fmt: skip
     return Template(_asset("report.html")).substitute(
         title=escape(f"{run.name}: a granite-scu run"),
@@ -85,9 +85,7 @@ def _head(run: Run) -> str:
     return (
         f'<header><h1>{escape(run.name)}<span class="state {state}">{state}</span></h1>\n'
         f'<p class="faint">{escape(_described(run))}</p></header>\n'
-        f"{_lede(run)}\n"
-        f'<dl class="figures">{"".join(_figure(*each) for each in _figures(run))}</dl>\n'
-        f"{_control(run)}"
+        f"{_lede(run)}\n{_tiles(_figures(run))}"
     )
 
 
@@ -104,26 +102,32 @@ def _described(run: Run) -> str:
 
 
 def _lede(run: Run) -> str:
-    base, adapter = (run.metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
-    if is_number(base) and is_number(adapter):
-        change = adapter / base - 1
-        words = "from {} to {}".format(*(f"<strong>{value:.3f}</strong>" for value in (base, adapter)))
-        tokens = run.metrics.get("test_tokens")
-        scored = f", {quantity(tokens)} tokens" if tokens else ""
-        text = (
-            f"The adapter takes held-out documents {words} bits per token ({signed(change)}{scored}).{_began(run)} "
-            f"{_interval(run)}{_chosen(run)}"
-        )
-    elif run.finished:
-        text = "Base model and adapter were not scored on held-out documents."
-    else:
-        step = run.history[-1]["step"]
-        planned = part(run.settings, "plan").get("steps")
+    """The verdict, and what it is by; how far an unfinished run got."""
+    if not run.finished:
+        step, planned = run.history[-1]["step"], part(run.settings, "plan").get("steps")
         done = f"step {step:,} of {planned:,}" if isinstance(planned, int) else f"step {step:,}"
         signal = run.stopped.get("signal")
         ended = f"The run was stopped by {escape(str(signal))}" if signal else "The run has not come to its end"
-        text = f"{ended}: recorded up to {done}."
-    return f'<p class="lede">{text}</p>'
+        return f'<p class="lede">{ended}: recorded up to {done}.</p>'
+    found = verdict_of(run)
+    lost = f'<p class="lede {found.state}">{escape(found.lost)}</p>' if found.lost else ""
+    return f'<p class="lede">{escape(found.learned)}</p>{lost}<p class="faint">{_scored(run)}</p>'
+
+
+def _scored(run: Run) -> str:
+    """What the verdict is by: the score of held-out documents, and which adapter it is of; and why the run ended."""
+    base, adapter = (run.metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
+    text = ""
+    if is_number(base) and is_number(adapter):
+        tokens = run.metrics.get("test_tokens")
+        scored = f" on {quantity(tokens)} tokens" if tokens else ""
+        bits = f"{adapter:.3f} bits per token, base {base:.3f} ({signed(adapter / base - 1)})"
+        text = f"Held-out documents{scored}: {bits}.{_began(run)} {_interval(run)}{_chosen(run)}"
+    stopped = part(run.metrics, "stopped")
+    if stopped.get("reason"):
+        why = _STOPS.get(stopped["reason"], str(stopped["reason"]))
+        text += escape(f" The run ended at step {stopped.get('step')}: {why}.")
+    return text
 
 
 def _began(run: Run) -> str:
@@ -162,18 +166,21 @@ def _chosen(run: Run) -> str:
 def _figures(run: Run) -> list[tuple[str, str, str]]:
     """(what, value, remark) of the most telling numbers; at the last tick where there is no summary."""
     metrics, latest = run.metrics, run.history[-1]
-    target, smoothed = latest.get("s_target"), first(latest.get("s_ema"), latest.get("s"))
+    asked, general = (part(metrics, name) for name in ("answers", "elsewhere"))
     validated = min((each for each in run.validations if is_number(each[1])), key=lambda each: each[1], default=None)
-    when = "at the end" if run.finished else "so far"
-    aim = "S* has moved to" if run.setpoint_moves else "S* ="
-    figures = [
-        (f"S {when}", percent(smoothed), f"{aim} {percent(target)}" if is_number(target) else "no setpoint"),
-        (f"λ {when}", compact(latest.get("lambda")), "regularisation strength"),
-        ("DataBPT", compact(latest.get("data_bpt")), "bits per token, training text"),
-        ("ParamBPT", compact(latest.get("param_bpt")), "bits per token, the adapter then"),
-    ]
+    figures = []
+    if asked.get("n"):
+        before = part(asked, "base").get("right")
+        figures.append(("answers", f"{asked.get('right')} of {asked['n']}", f"as expected, base {before}"))
+    if general.get("n"):
+        won = general.get("became_right")
+        figures.append(("elsewhere", f"{general.get('became_wrong')} of {general['n']}", f"became wrong, {won} right"))
+    if is_number(metrics.get("adapter_test_bpt")):
+        base = compact(metrics.get("base_test_bpt"))
+        figures.append(("held-out text", compact(metrics["adapter_test_bpt"]), f"bits per token, base {base}"))
     if validated:
         figures.append(("best validation", compact(validated[1]), f"bits per token, step {validated[0]:,}"))
+    figures.append(("DataBPT", compact(latest.get("data_bpt")), "bits per token, training text"))
     figures.append(("steps", quantity(latest["step"]), f"{quantity(latest.get('tokens'))} tokens"))
     if is_number(metrics.get("wall_time_s")):
         rate = quantity(metrics.get("tokens_per_s"))
@@ -181,14 +188,39 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     return figures
 
 
+def _control_figures(run: Run) -> list[tuple[str, str, str]]:
+    """The same, of the controller."""
+    latest, when = run.history[-1], "at the end" if run.finished else "so far"
+    smoothed = first(latest.get("s_ema"), latest.get("s"))
+    return [
+        (f"S {when}", percent(smoothed), _aim(run)),
+        (f"λ {when}", compact(latest.get("lambda")), "regularisation strength"),
+        ("ParamBPT", compact(latest.get("param_bpt")), "bits per token, the adapter then"),
+    ]
+
+
+def _aim(run: Run) -> str:
+    """The setpoint, and whether it is where it was at the start."""
+    targets = [value for value in run.column("s_target") if is_number(value)]
+    if not targets:
+        return "no setpoint"
+    start, end = percent(targets[0]), percent(targets[-1])
+    if not run.setpoint_moves:
+        return f"S* = {end}"
+    return f"S* stayed at {end}" if start == end else f"S* has moved from {start} to {end}"
+
+
+def _tiles(figures: Iterable[tuple[str, str, str]]) -> str:
+    return f'<dl class="figures">{"".join(_figure(*each) for each in figures)}</dl>'
+
+
 def _figure(what: str, value: str, remark: str) -> str:
     return f"<div><dt>{explained(escape(what))}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
 
 
 def _control(run: Run) -> str:
-    """What size the texts would have the adapter; how S was held, where it was to be; and why the run ended."""
-    control, stopped = (part(run.metrics, name) for name in ("control", "stopped"))
-    size = describe(run.history[-1])
+    """What size the texts would have the adapter, and how S was held, where it was to be."""
+    control, size = part(run.metrics, "control"), describe(run.history[-1])
     parts = [f"At the last tick {size}."] if size else []
     if is_number(control.get("iae")):
         settled = control.get("settling_time")
@@ -200,9 +232,6 @@ def _control(run: Run) -> str:
             parts.append(
                 f"Once within ±{percent(BAND)} of S* it was there at {percent(control['in_band'])} of the ticks."
             )
-    if stopped.get("reason"):
-        why = _STOPS.get(stopped["reason"], str(stopped["reason"]))
-        parts.append(f"The run ended at step {stopped.get('step')}: {why}.")
     return f"<p>{escape(' '.join(parts))}</p>" if parts else ""
 
 
@@ -221,23 +250,27 @@ def _advice(advice: Advice) -> str:
     return f"<h3>{escape(advice.title)}</h3><p>{escape(advice.text)}</p>{command}"
 
 
-def _warnings(run: Run) -> str:
+def _notes(run: Run) -> str:
+    """What went wrong or was unusual, with what to do about it."""
     found = list(run.warnings)
     skipped = max((record.get("skipped") or 0 for record in run.history), default=0)
     if skipped:
-        found.append(f"{skipped:,} optimizer steps were skipped: loss or gradient was not finite.")
+        found.append(
+            f"{skipped:,} optimizer steps were skipped: loss or gradient was not finite. A lower --learning-rate, or "
+            "--precision fp32, avoids it."
+        )
     held = int((run.column("held") == 1).sum())
     if held:
         found.append(f"{held:,} of {len(run.history):,} ticks had no usable measurement.")
-    bound = float((run.column("saturated") == 1).mean())
-    if bound >= 0.05:
-        found.append(f"λ stood at a bound at {percent(bound)} of the ticks, where it cannot steer.")
     advice = part(run.metrics, "reachability").get("advice")
-    if trouble := unsettled(run):
+    trouble, bound = unsettled(run), bounded(run)
+    if trouble:
         found = [each for each in found if not (advice and advice in each)]
         found.append(f"{trouble.reason} {trouble.remedy}")
     elif advice and not any(advice in each for each in found):
         found.append(advice)
+    if bound:
+        found.append(f"{bound.reason} {bound.remedy}")
     if not run.measured:
         found.append("Nothing was measured: S is null at every tick.")
     if not run.finished:
@@ -245,29 +278,40 @@ def _warnings(run: Run) -> str:
     if not found:
         return ""
     items = "".join(f"<li>{escape(str(each))}</li>" for each in found)
-    return f'<section class="warnings" aria-label="Warnings"><h3>Warnings</h3><ul>{items}</ul></section>'
+    return f'<section class="warnings" aria-label="Notes"><h3>Notes</h3><ul>{items}</ul></section>'
 
 
-def _charts(run: Run, data: Mapping[str, Any]) -> str:
-    figures = "\n".join(_chart(chart, data) for chart in data["charts"])
+def _course(run: Run, data: Mapping[str, Any]) -> str:
+    """Loss and validation; and folded what the controller did, unless it was asked to hold a setpoint."""
+    charts = {chart["name"]: _chart(chart, data) for chart in data["charts"]}
+    loss, speed = charts.pop("data_bpt"), charts.pop("tokens_per_s")
     note = explained(
         "S = ParamBPT / (DataBPT + ParamBPT): the share of all bits that describes the adapter, measured at every tick."
     )
     if run.asks_for_size:
         note += " Adapter size wanted: the size at which the text would cost the fewest bits, as its slope tells."
     drawn = len(data["steps"])
-    if drawn < data["ticks"]:
-        note += f" Of {data['ticks']:,} ticks {drawn:,} are drawn, the extremes of each stretch among them."
-    return f"""<section aria-label="Charts"><h2>Course</h2>
-<p class="faint">{note} Point to read values, drag to zoom, double-click to see all. With the keyboard, on a chart:
-arrows move the cursor, + and &minus; zoom, 0 shows all.</p>
+    thinned = f" Of {data['ticks']:,} ticks {drawn:,} are drawn, the extremes of each stretch among them."
+    none = run.config.get("controller") == "none"
+    title = "No controller: the size of the adapter" if none else "The controller: S and λ"
+    opened = " open" if run.uses_setpoint and not run.setpoint_moves else ""
+    return f"""<section aria-label="Charts"><h2>Loss and validation</h2>
+<p class="faint">Point to read values, drag to zoom, double-click to see all. With the keyboard, on a chart:
+arrows move the cursor, + and &minus; zoom, 0 shows all.{thinned if drawn < data["ticks"] else ""}</p>
 <div id="controls" hidden><div id="readout"><strong></strong> <span class="faint"></span></div>
 <button id="in" type="button" aria-label="Zoom in">+</button>
 <button id="out" type="button" aria-label="Zoom out">&minus;</button>
 <button id="reset" type="button">Show all</button></div>
 <noscript><p class="warnings">The charts need JavaScript; the tables below do not.</p></noscript>
-{figures}
-{_latest(run)}</section>"""
+{loss}
+<details id="controller"{opened}><summary>{title}</summary>
+{_tiles(_control_figures(run))}
+{_control(run)}
+<p class="faint">{note}</p>
+{"".join(charts.values())}
+{_latest(run)}</details>
+<details><summary>Tokens per second</summary>
+{speed}</details></section>"""
 
 
 def _chart(chart: Mapping[str, Any], data: Mapping[str, Any]) -> str:

@@ -70,7 +70,9 @@ def _charts(run: Run) -> list[dict[str, Any]]:
         _series("S smoothed", "s_ema", "line", "blue"),
         *([_series("S*", "s_target", "since", "green", band=not moves)] if target else []),
     ]
+    loss = [_series("training text", "data_bpt", "line", "sky"), _series("validation", "", "points", "ink")]
     return [
+        _chart("data_bpt", "Loss (DataBPT) and validation", "bits per token", "number", "linear", loss),
         _chart("s", title, "share of bits", "percent", "auto", s),
         _chart(
             "lambda", "Regularisation strength λ", "no unit", "number", "log",
@@ -78,10 +80,6 @@ def _charts(run: Run) -> list[dict[str, Any]]:
             "λ = 0 throughout: nothing was steered." if _all_zero(run) else "λ was not recorded.",
         ),
         *([_size_chart(run)] if run.asks_for_size else []),
-        _chart(
-            "data_bpt", "DataBPT, the loss", "bits per token", "number", "linear",
-            [_series("training text", "data_bpt", "line", "sky"), _series("validation", "", "points", "ink")],
-        ),
         _chart(
             "param_bpt", "ParamBPT, the adapter", "bits per token", "number", "auto",
             [_series("ParamBPT", "param_bpt", "line", "purple")],

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from granite_scu.config.outside import read_file
+from granite_scu.storage.run_folder import ANSWERS, ELSEWHERE, EVALUATION, SAMPLES, STOPPED
 from granite_scu.viz.adapter_size import FIELDS
 
 FINISHED = "scu_history.json"
 UNFINISHED = "scu_history.jsonl"
-EVALUATION = "eval_bpt.json"
-STOPPED = "stopped.json"
-SAMPLES = "samples.json"
 LOG = "logs/training.log"
 GPU_LOG = "logs/cuda_optimized_training.log"
 """The log file of a run on a CPU, and on a GPU; a run that has moved from one to the other has both."""
@@ -38,10 +36,13 @@ class Run:
         finished: whether the run came to its end.
         settings: everything that was asked for and found (``training_config.json``); empty where it is missing.
         validations: (optimizer step, bits per token on the validation sample), in the order of the run.
-        warnings: what the run's log has at the level of a warning or above.
+        warnings: what the run's log has at the level of a warning or above, and the notes of its start.
+        chosen: settings that the data decided, a line each with why.
         evaluation: what ``granite-scu eval`` found (``eval_bpt.json``); empty where it was not run.
         stopped: the signal that stopped it, and the step (``stopped.json``); empty where none did.
         samples: what base model and adapter made of test documents (``samples.json``); empty where there is none.
+        answers: what both answered to the questions of held-out chats (``answers.json``); empty where there is none.
+        elsewhere: what both answered to general questions (``elsewhere.json``); empty where there is none.
     """
 
     path: Path
@@ -55,6 +56,9 @@ class Run:
     evaluation: dict[str, Any] = field(default_factory=dict)
     stopped: dict[str, Any] = field(default_factory=dict)
     samples: dict[str, Any] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)
+    elsewhere: dict[str, Any] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -125,11 +129,11 @@ def read_run(path: str | Path) -> Run:
         raise ValueError(f"{folder}: no tick is recorded yet; the first comes after --control-every optimizer steps")
     names = ("scu_config.json", "scu_metrics.json", "training_config.json", EVALUATION)
     config, metrics, settings, evaluation = (_read_object(folder / name) for name in names)
-    stopped, samples = (_read_object(folder / name) for name in (STOPPED, SAMPLES))
+    shown = (_read_object(folder / name) for name in (STOPPED, SAMPLES, ANSWERS, ELSEWHERE))
     validations = _read_validations(folder, metrics)
-    warnings = _read_warnings(folder)
+    warnings, chosen = _read_log(folder)
     return Run(
-        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, stopped, samples
+        folder, tuple(history), config, metrics, finished, settings, validations, warnings, evaluation, *shown, chosen
     )  # fmt: skip
 
 
@@ -191,18 +195,21 @@ def _read_csv(file: Path) -> dict[int, float]:
 
 
 _ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<level>[A-Z]+) ", re.MULTILINE)
+_LEVELS = ("WARNING", "ERROR", "CRITICAL")
+_NOTE, _CHOSEN = "note: ", "chosen: "
+"""How the log begins what a run says of its settings."""
 
 
-def _read_warnings(folder: Path) -> tuple[str, ...]:
+def _read_log(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Warnings and notes, and what was chosen; what a resumed run said again, once."""
     files = [folder / name for name in (LOG, GPU_LOG) if (folder / name).is_file()]
     text = "".join(_content(file).decode(errors="replace") for file in files)
     entries = list(_ENTRY.finditer(text))
     ends = [*(entry.start() for entry in entries[1:]), len(text)][: len(entries)]
-    return tuple(
-        text[entry.end() : end].strip()
-        for entry, end in zip(entries, ends, strict=True)
-        if entry["level"] in ("WARNING", "ERROR", "CRITICAL")
-    )
+    said = [(entry["level"], text[entry.end() : end].strip()) for entry, end in zip(entries, ends, strict=True)]
+    warnings = [words.removeprefix(_NOTE) for level, words in said if level in _LEVELS or words.startswith(_NOTE)]
+    chosen = [words.removeprefix(_CHOSEN) for _, words in said if words.startswith(_CHOSEN)]
+    return tuple(dict.fromkeys(warnings)), tuple(dict.fromkeys(chosen))
 
 
 def _is_record(value: Any) -> bool:

@@ -9,6 +9,8 @@ from granite_scu.viz.words import is_number, part, percent
 
 _BOUND = 0.5
 """Share of the later ticks at a bound from which that is the reason."""
+_SOME = 0.05
+"""Share of the ticks at a bound from which it is worth a word."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,41 @@ def unsettled(run: Run) -> Unsettled | None:
     return _at_a_bound(run, later) or _judged(run, ratios[np.isfinite(ratios)])
 
 
+def bounded(run: Run) -> Unsettled | None:
+    """What to do about a lambda that stood at a bound for some of the ticks; None where it did for hardly any."""
+    share = float((run.column("saturated") == 1).mean())
+    if share < _SOME:
+        return None
+    seen = f"λ stood at its {_side(run)} bound, {_bound(run):g}, at {percent(share)} of the ticks"
+    if _side(run) == "upper":
+        higher = f"Give it more room with --lambda-max {100 * _bound(run):g}, or ask for a larger S."
+        return Unsettled(f"{seen}: it could not hold the adapter back any more.", higher)
+    return Unsettled(
+        f"{seen}: nothing held the adapter back there.",
+        "Where that is as it should be, --controller none does the same in less time; else a lower --target-s acts.",
+    )
+
+
+def _bound(run: Run) -> float:
+    """At which lambda stood last."""
+    return float(run.column("lambda")[run.column("saturated") == 1][-1])
+
+
+def _side(run: Run) -> str:
+    highest = part(run.settings, "control").get("lambda_max")
+    return "upper" if is_number(highest) and _bound(run) > 0.9 * highest else "lower"
+
+
 def _at_a_bound(run: Run, later: slice) -> Unsettled | None:
     """Lambda could go no further."""
     share = float((run.column("saturated")[later] == 1).mean())
     if share < _BOUND:
         return None
-    strength, highest = float(run.column("lambda")[-1]), part(run.settings, "control").get("lambda_max")
-    upper = is_number(highest) and strength > 0.9 * highest
-    flag, other, value = ("--lambda-max", "larger", 100) if upper else ("--lambda-min", "smaller", 0.01)
+    flag, other, value = ("--lambda-max", "larger", 100) if _side(run) == "upper" else ("--lambda-min", "smaller", 0.01)
     return Unsettled(
-        f"S never settled: λ stood at a bound of {strength:g} at {percent(share)} of the later ticks.",
+        f"S never settled: λ stood at a bound of {_bound(run):g} at {percent(share)} of the later ticks.",
         f"Give it more room with a {other} {flag}.",
-        f"{flag} {value * strength:g}",
+        f"{flag} {value * _bound(run):g}",
     )
 
 

@@ -1,14 +1,15 @@
-"""What to do after a run: whether its adapter is worth using, which one it is, and what to try next."""
+"""What came of a run and what to do after it: is its adapter worth using, which one is it, and what to try next."""
 
+import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from granite_scu.viz.run_folder import Run
 from granite_scu.viz.settling import unsettled
-from granite_scu.viz.words import is_number, part, signed
+from granite_scu.viz.words import is_number, part, percent, short, signed
 
 _EARLY = 0.8
 """Share of the steps before which the best validation counts as early."""
@@ -16,6 +17,119 @@ _LATE = 0.75
 """Share of the steps after which a validation that still falls asks for more of them."""
 _MATTERS = 0.005
 """Share of the bits, of a difference between two validations that is worth another run."""
+_CHANCE = 2 * 1.96**2
+"""Nats of a whole text below which two models may differ by chance. The logarithm of the ratio of their likelihoods has
+about twice its mean for a variance (KL is half the variance where both are close), so that a difference d is z standard
+errors where d = z sqrt(2 d). Where documents differ much in what they gain, chance reaches further."""
+_MOST_NAMED = 3
+"""Lost answers that are named."""
+_HIGHEST = 1e-3
+"""Learning rate above which no higher one is suggested."""
+_HALF = 0.5
+"""Share of right answers that the whole interval is above, of a run that learned its data."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a run.
+
+    Attributes:
+        learned: of its own data, a sentence.
+        elsewhere: what became of general answers, a sentence without its full stop; empty where nothing was asked.
+        remedy: against what was lost, to follow a colon; empty where nothing is shown to be lost.
+        state: "good", "unclear" (not shown to have learned, or not known), "useless" (no better than its base on its
+            own data) or "damaged" (it lost more elsewhere than chance explains).
+    """
+
+    learned: str
+    elsewhere: str
+    remedy: str
+    state: str
+
+    def __str__(self) -> str:
+        return " ".join(sentence for sentence in (self.learned, self.lost) if sentence)
+
+    @property
+    def lost(self) -> str:
+        """What became of general answers, and what to do against it."""
+        return f"{self.elsewhere}{f': {self.remedy}' if self.remedy else ''}." if self.elsewhere else ""
+
+
+def verdict(
+    metrics: Mapping[str, Any], rate: float | None = None, interval: tuple[float, float] | None = None
+) -> Verdict:
+    """What came of a run, for its summary, its report and its model card.
+
+    Args:
+        metrics: ``scu_metrics.json``.
+        rate: the learning rate, for what to do; None where nobody knows.
+        interval: of adapter less base, bits per token, where ``granite-scu eval`` has found one.
+    """
+    answers, general = (part(metrics, name) for name in ("answers", "elsewhere"))
+    state, learned = _of_answers(answers, metrics) if answers.get("n") else _of_bits(metrics, interval)
+    elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
+    if not general.get("damaged"):
+        return Verdict(learned, elsewhere, "", state)
+    lower = f"lower the rate to {short(rate / 2)}" if rate else "lower the learning rate"
+    return Verdict(learned, elsewhere, f"{lower} or mix in general chats", "damaged")
+
+
+def _of_answers(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[str, str]:
+    """By the answers to held-out questions."""
+    n, right, before = found["n"], found["right"], part(found, "base").get("right", 0)
+    low, high = found["interval"]
+    counts = f"{right} of {n} answers as expected (base {before})"
+    if low * n <= before:
+        base, adapter = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
+        fewer = is_number(base) and is_number(adapter) and adapter < base
+        but = f", although held-out text costs {percent(1 - adapter / base)} fewer bits" if fewer else ""
+        return ("useless" if high * n < before else "unclear"), f"Not shown to have learned your data: {counts}{but}."
+    if low >= _HALF:
+        return "good", f"Learned your data: {counts}."
+    return ("good", f"Learned part of your data: {counts}.") if high >= _HALF else (
+        "unclear", f"Learned little of your data: {counts}."
+    )  # fmt: skip
+
+
+def _of_bits(metrics: Mapping[str, Any], interval: tuple[float, float] | None) -> tuple[str, str]:
+    """By the bits of held-out text."""
+    base, adapter, tokens = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt", "test_tokens"))
+    if not (is_number(base) and is_number(adapter)):
+        return "unclear", "What was learned is not known: nothing was held out to score it on."
+    costs = f"held-out text costs {adapter:.3f} bits per token (base {base:.3f})"
+    low, high = interval or (adapter - base - chance(tokens), adapter - base + chance(tokens))
+    if high < 0:
+        return "good", f"Learned your data: {costs}."
+    if low > 0 or (adapter >= base and not interval):
+        return "useless", f"Learned nothing that holds for other documents: {costs}."
+    shows = f"so little text shows differences from {(high - low) / 2:.2g} bits per token on"
+    return "unclear", f"Not shown to have learned your data: {costs}, and {shows}."
+
+
+def chance(tokens: object) -> float:
+    """Bits per token by which two scores of so many tokens may differ by chance; 0 where nobody knows how many."""
+    return _CHANCE / math.log(2) / tokens if isinstance(tokens, int | float) and tokens > 0 else 0.0
+
+
+def _elsewhere(found: Mapping[str, Any]) -> str:
+    n, wrong, right = (found.get(name) or 0 for name in ("n", "became_wrong", "became_right"))
+    if not n:
+        return f"Elsewhere none of {found.get('asked')} general questions was answered in the time"
+    more = (found.get("bits_after") or 0) - (found.get("bits_before") or 0)
+    cost = f"known answers cost {more:.2g} bits per token more than under the base model"
+    also = f" and {right} right" if right else ""
+    if wrong:
+        words = f"Elsewhere {wrong} of {n} general answers became wrong{also}"
+        if found.get("damaged"):
+            named = [str(each) for each in found.get("lost") or ()]
+            dots = " …" if len(named) > _MOST_NAMED else ""
+            return f"{words} ({' '.join(named[:_MOST_NAMED])}{dots})" if named else words
+        return f"{words}: so few can be chance"
+    if found.get("damaged"):
+        return f"Elsewhere {cost}"
+    if not found.get("right_before"):
+        return f"Elsewhere nothing is shown: the base model has none of {n} general answers right"
+    return f"Elsewhere none of the {found['right_before']} general answers that the base model has right became wrong"
 
 
 @dataclass(frozen=True)
@@ -37,7 +151,13 @@ def what_now(run: Run) -> list[Advice]:
     """What to do now, the most important first."""
     if not run.finished:
         return [_go_on(run)]
-    return [*_use(run), *_try(run)]
+    found = verdict_of(run)
+    return [*_use(run, found), *_try(run, found)]
+
+
+def verdict_of(run: Run) -> Verdict:
+    """``verdict``, with what the folder has besides the metrics."""
+    return verdict(run.metrics, _rate(run), _interval(run))
 
 
 def place(run: Run) -> str:
@@ -71,38 +191,44 @@ def _go_on(run: Run) -> Advice:
     return Advice("Start the run again", text, _again(run, ""))
 
 
-def _use(run: Run) -> Iterator[Advice]:
-    """Is the adapter better, and which one it is."""
-    base, adapter = (run.metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
-    if not (is_number(base) and is_number(adapter)):
-        return
-    change = f"{adapter:.3f} against {base:.3f} bits per token on held-out documents, {signed(adapter / base - 1)}"
-    if adapter >= base:
-        text = f"It is no better than the base model: {change}. Use the base model."
-        yield Advice("Do not use this adapter", text)
-        return
-    read = f'granite-scu generate {_quoted(run)} --prompt "..."'
-    low, high = _interval(run)
-    if is_number(low) and is_number(high) and high >= 0:
+def _use(run: Run, found: Verdict) -> Iterator[Advice]:
+    """Whether the adapter is to be used, and which one it is."""
+    chats = part(run.settings, "data_summary").get("conversations") or part(run.metrics, "answers")
+    read = f"granite-scu generate {_quoted(run)} " + ("--chat" if chats else '--prompt "..."')
+    if found.state == "damaged":
+        rate = _rate(run)
         text = (
-            f"It has {change}. But the interval of the difference has 0 in it: {low:+.3f} to {high:+.3f} bits per "
-            "token. More test documents may decide. Until then, read what both write."
+            f"{found.elsewhere}. A lower rate, fewer steps, or general chats among your own keep what the base knows."
         )
-        yield Advice("The adapter is not shown to be better", text, read)
+        flags = f"--learning-rate {short(rate / 2)}" if rate else ""
+        yield Advice("Do not use this adapter for anything but your data", text, _again(run, flags))
         return
-    if run.evaluation:
-        yield Advice("Use the adapter", f"It is better than the base model: {change}. {_which(run)}", read)
+    if found.state == "useless":
+        yield Advice("Do not use this adapter", f"{found.learned} Use the base model.")
         return
-    yield Advice("Try the adapter", f"It scores better than the base model: {change}. {_which(run)}", read)
-    text = "One score has no interval. The test documents, scored one by one, have."
-    yield Advice("Make sure of the difference", text, f"granite-scu eval {_quoted(run)}")
+    general, asked = (part(run.metrics, name) for name in ("elsewhere", "answers"))
+    scored = bool(run.evaluation or asked.get("n"))
+    kept = general.get("became_wrong", 0) <= general.get("became_right", 0)
+    if found.state == "unclear":
+        yield Advice("Read what both write", f"{found.learned} {_which(run)}", read)
+    else:
+        yield Advice("Use the adapter" if scored and kept else "Try the adapter", _which(run), read)
+    if not scored and is_number(run.metrics.get("adapter_test_bpt")):
+        text = "One score has no interval. The test documents, scored one by one, have."
+        yield Advice("Make sure of the difference", text, f"granite-scu eval {_quoted(run)}")
 
 
-def _interval(run: Run) -> tuple[Any, Any]:
-    """Of adapter less base, bits per token, from the test documents scored one by one; None where there are none."""
+def _interval(run: Run) -> tuple[float, float] | None:
+    """Of adapter less base, bits per token, from the test documents scored one by one; None where there is none."""
     pairs = run.evaluation.get("pairs")
     pair = pairs[0] if isinstance(pairs, list) and pairs and isinstance(pairs[0], dict) else {}
-    return pair.get("low"), pair.get("high")
+    low, high = pair.get("low"), pair.get("high")
+    return (float(low), float(high)) if is_number(low) and is_number(high) else None
+
+
+def _rate(run: Run) -> float | None:
+    rate = part(run.settings, "optimizer").get("learning_rate")
+    return float(rate) if is_number(rate) and rate > 0 else None
 
 
 def _which(run: Run) -> str:
@@ -113,38 +239,57 @@ def _which(run: Run) -> str:
     return f"It lies in {place(run)}, and is that of step {best:,}. That of the last step, in final/, validated worse."
 
 
-def _try(run: Run) -> Iterator[Advice]:
+def _try(run: Run, found: Verdict) -> Iterator[Advice]:
     """What another run may do better."""
-    base, adapter = (run.metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
-    rate = part(run.settings, "optimizer").get("learning_rate")
-    if is_number(base) and is_number(adapter) and adapter >= base and is_number(rate):
+    rate, longer = _rate(run), list(_length(run, found))
+    if found.state == "useless" and rate:
         text = "It learned nothing that holds for other documents. A lower learning rate, or more text, may."
-        yield Advice("Try a lower learning rate", text, _again(run, f"--learning-rate {min(rate / 3, 1e-3):.1g}"))
-    else:
-        yield from _length(run)
-    if found := unsettled(run):
-        command = _again(run, found.flags) if found.flags else ""
-        yield Advice("Let S settle", f"The warning below says why it did not. {found.remedy}", command)
+        yield Advice("Try a lower learning rate", text, _again(run, f"--learning-rate {short(min(rate / 3, 1e-3))}"))
+    elif found.state == "unclear" and rate and rate <= _HIGHEST and not longer:
+        text = f"Validation no longer falls at a rate of {short(rate)}. Three times that teaches more in as many steps."
+        yield Advice("Try a higher learning rate", text, _again(run, f"--learning-rate {short(3 * rate)}"))
+    yield from longer
+    if trouble := unsettled(run):
+        command = _again(run, trouble.flags) if trouble.flags else ""
+        yield Advice("Let S settle", f"The notes below say why it did not. {trouble.remedy}", command)
 
 
-def _length(run: Run) -> Iterator[Advice]:
-    """Whether more steps, or fewer, may be better."""
+def _length(run: Run, found: Verdict) -> Iterator[Advice]:
+    """Whether more steps, or fewer, may be better. Validations count as equal where chance may be the difference."""
     values = [(step, bpt) for step, bpt in run.validations if is_number(bpt)]
     end = run.metrics.get("steps")
-    if not values or not isinstance(end, int):
+    if not values or not isinstance(end, int) or found.state == "useless":
         return
-    (best, lowest), (last, now) = min(values, key=lambda each: each[1]), values[-1]
-    every = max(1, end // 5)
+    (best, lowest), now = min(values, key=lambda each: each[1]), values[-1][1]
+    matters = max(_MATTERS * lowest, chance(_validated(run)))
+    since, before = max((each for each in values if each[0] <= _LATE * end), default=values[0])
     if len(values) < 2:
         text = "One validation does not tell whether more steps or fewer would be better. Five do."
-        yield Advice("Validate more often", text, _again(run, f"--eval-steps {every}"))
-    elif best < _EARLY * end and now > (1 + _MATTERS) * lowest:
-        yield _shorter(run, best, end)
-    else:
-        since, before = max((each for each in values if each[0] <= _LATE * end), default=values[0])
-        if best == last and now < (1 - _MATTERS) * before:
-            text = f"The validation still fell at the end: {signed(now / before - 1)} from step {since:,} to {last:,}."
-            yield Advice("Train longer", text, _again(run, _twice(run, end)))
+        yield Advice("Validate more often", text, _again(run, f"--eval-steps {max(1, end // 5)}"))
+    elif now > lowest + matters:
+        if best < _EARLY * end:
+            yield _shorter(run, best, end)
+    elif before - lowest > matters and best > since and found.state != "damaged" and not _all_right(run):
+        text = f"The validation still fell at the end: {signed(lowest / before - 1)} from step {since:,} to {best:,}."
+        yield Advice("Train longer", text, _again(run, _twice(run, end)))
+
+
+def _all_right(run: Run) -> bool:
+    answers = part(run.metrics, "answers")
+    return bool(answers) and answers.get("right") == answers.get("n")
+
+
+def _validated(run: Run) -> float | None:
+    """Tokens of a validation; None where nobody knows."""
+    split = part(part(run.settings, "data_summary"), "validation")
+    tokens, blocks = split.get("supervised_tokens"), split.get("blocks")
+    batches = part(run.settings, "trainer").get("limit_val_batches")
+    data = part(run.settings, "data")
+    size = data.get("eval_batch_size") or data.get("batch_size")
+    if not (is_number(tokens) and blocks):
+        return None
+    known = isinstance(batches, int) and isinstance(size, int)
+    return float(tokens * min(1.0, batches * size / blocks) if known else tokens)
 
 
 def _shorter(run: Run, best: int, end: int) -> Advice:

@@ -54,7 +54,19 @@ def percent(value: Any) -> str:
 
 
 def signed(change: float) -> str:
+    """In per cent; from ten times more on as a factor."""
+    if change >= 10:
+        return f"{1 + change:,.0f} times as much"
     return f"{100 * change:+.1f}\N{NO-BREAK SPACE}%".replace("-", "\N{MINUS SIGN}")
+
+
+def short(rate: float) -> str:
+    """A learning rate to one figure, as people write it.
+
+    >>> short(5e-4), short(0.03), short(2.5e-5)
+    ('5e-4', '0.03', '2e-5')
+    """
+    return f"{rate:.1g}" if rate >= 0.01 else f"{rate:.0e}".replace("e-0", "e-")
 
 
 def duration(seconds: float) -> str:

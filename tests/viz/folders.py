@@ -4,6 +4,8 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
+
 
 def record(step: int, **changes) -> dict:
     """A tick's record, with all its fields."""
@@ -63,6 +65,19 @@ def seeking(ticks: int = 40) -> list[dict]:
         )
         for k in range(1, ticks + 1)
     ]
+
+
+def course(low: float, high: float, ticks: int = 12) -> list[dict]:
+    """A history in which S, lambda, bits and the size wanted go from the one to the other."""
+    path = np.geomspace(low, high, ticks)
+    return [
+        record(
+            7 * (k + 1), data_bpt=value, param_bpt=value, s=min(value, 0.9999), s_ema=min(value, 0.9999),
+            s_target=min(high, 0.9999), tokens_per_s=value, saturated=k % 3 == 0, held=k % 5 == 0, best_scale=value,
+            best_scale_error=high, best_scale_training=value / 3, **{"lambda": value},
+        )
+        for k, value in enumerate(path.tolist())
+    ]  # fmt: skip
 
 
 def settings(**changes) -> dict:

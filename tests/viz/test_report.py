@@ -52,7 +52,8 @@ def page(folder: Path) -> Page:
 
 def test_it_says_what_came_of_the_run(finished):
     text = page(finished).text
-    assert "from 6.500 to 5.850 bits per token (\N{MINUS SIGN}10.0 %, 14,088 tokens)" in text
+    assert "Learned your data: held-out text costs 5.850 bits per token (base 6.500)." in text
+    assert "Held-out documents on 14,088 tokens: 5.850 bits per token, base 6.500 (\N{MINUS SIGN}10.0 %)." in text
     assert "S settled at step 130. It overshot S* by 4 %. Once within ±10 % of S* it was there at 96 %" in text
     assert "The run ended at step 400: all steps done." in text
     assert "best validation5.9bits per token, step 400" in text
@@ -62,10 +63,10 @@ def test_it_says_what_came_of_the_run(finished):
 def test_it_says_what_size_held_out_text_would_have_and_claims_no_setpoint_held(moved):
     text = page(moved).text
     assert (
-        "At the last tick held-out text would have the adapter 8 % smaller (± 1 %), the training text 60 % larger. "
-        "The run ended at step 400: all steps done." in text
+        "At the last tick held-out text would have the adapter 8 % smaller (± 1 %), the training text 60 % larger."
+        in text
     )
-    assert "S* has moved to 60" in text and "S and its setpoint S*, which moves" in text
+    assert "S* has moved from 21 % to 60" in text and "S and its setpoint S*, which moves" in text
     assert "settled" not in text and "in band" not in text
     (moved / "scu_history.json").rename(moved / "scu_history.jsonl")
     lines = "".join(json.dumps(each) + "\n" for each in seeking()[:2])
@@ -83,7 +84,7 @@ def test_the_size_that_the_texts_would_have_is_a_chart(moved, finished):
     ]  # fmt: skip
     low, high = chart["range"]
     assert low < -0.08 < 0.6 < high < 0.8 and chart["reference"] == 0
-    setpoint = next(each for each in data["charts"][0]["series"] if each["label"] == "S*")
+    setpoint = next(each for each in data["charts"][1]["series"] if each["label"] == "S*")
     assert not setpoint["band"], "S is not judged by it"
     assert "size" not in [each["name"] for each in page(finished).data["charts"]]
 
@@ -108,7 +109,7 @@ def test_a_huge_value_has_room_in_its_tile(tmp_path):
 def test_of_a_run_from_an_adapter_it_says_what_that_scored(tmp_path):
     started = settings(start={"adapter": "mine/best", "sha256": "0123"})
     text = page(write_run(tmp_path / "run", rising(), {}, started, metrics=METRICS | {"start_test_bpt": 6.0321})).text
-    assert "14,088 tokens). The adapter, mine/best, that training started from had 6.032. One run, one seed" in text
+    assert "10.0 %). The adapter, mine/best, that training started from had 6.032. One run, one seed" in text
     assert "Adapter at the startadaptermine/bestsha2560123" in text
 
 
@@ -222,7 +223,8 @@ def test_lambda_of_zero_is_said_in_words(tmp_path):
     [
         ({"skipped": 3}, "3 optimizer steps were skipped"),
         ({"held": True}, "4 of 4 ticks had no usable measurement"),
-        ({"saturated": True}, "λ stood at a bound at 100 % of the ticks"),
+        ({"saturated": True}, "λ stood at its lower bound, 1, at 100 % of the ticks"),
+        ({"saturated": True}, "--controller none does the same"),
     ],
 )
 def test_what_went_wrong_is_among_the_warnings(tmp_path, changes, words):
@@ -230,8 +232,35 @@ def test_what_went_wrong_is_among_the_warnings(tmp_path, changes, words):
     assert words in page(write_run(tmp_path / "run", history, {}, settings())).text
 
 
-def test_a_run_without_trouble_has_no_warnings(finished):
-    assert "Warnings" not in page(finished).text
+def test_a_run_without_trouble_has_no_notes(finished):
+    assert "Notes" not in page(finished).text
+
+
+def test_the_reader_comes_to_the_controller_last(finished, moved):
+    for folder, opened in ((finished, True), (moved, False)):
+        source = build_report(read_run(folder))
+        places = [source.index(words) for words in (
+            'class="lede"', "What now", 'id="chart-data_bpt"', '<details id="controller"', 'id="chart-s"',
+            'id="chart-lambda"', "<h2>Configuration",
+        )]  # fmt: skip
+        assert places == sorted(places)
+        assert ('<details id="controller" open>' in source) == opened, "where a setpoint was asked for"
+
+
+@pytest.mark.parametrize(("last", "words"), [(0.9, "S* stayed at 90"), (0.95, "S* has moved from 90")])
+def test_a_setpoint_has_moved_where_it_is_elsewhere_than_at_the_start(tmp_path, last, words):
+    history = [record(10, s_target=0.9), record(20, s_target=last)]
+    folder = write_run(tmp_path / "run", history, {"controller": "pi", "target_s": None}, settings())
+    assert words in page(folder).text
+
+
+def test_notes_of_the_start_and_what_the_data_decided_stand_in_it_once(finished):
+    line = "2026-01-01 00:00:00,000 INFO {}\n".format
+    said = line("note: --batch-size 9 does not <fit>") + line("chosen: learning rate 5e-4: for the width")
+    (finished / LOG).write_text(2 * said + line("training"))
+    read = page(finished)
+    assert read.text.count("--batch-size 9 does not <fit>") == 1
+    assert read.text.count("learning rate 5e-4: for the width") == 1
 
 
 def test_a_long_run_is_thinned_to_its_extremes_and_stays_small(tmp_path):

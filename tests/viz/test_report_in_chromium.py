@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from chromium import Browser, find
-from folders import record, settings, write_run
+from folders import course, record, settings, write_run
 
 from granite_scu import viz
 from granite_scu.viz.report import write_report
@@ -18,8 +18,6 @@ pytestmark = [
 ]
 
 PLOT = "#chart-s .plot"
-LEFT, RIGHT = 66, 14
-"""Margins of a plot in pixels, as in report.js."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +38,9 @@ def opened(browser, finished):
 
 def place(browser, step: float, steps: float = 400, plot: str = PLOT) -> tuple[float, float]:
     """Where in the window a step lies while steps 0 to ``steps`` are shown."""
-    left, top, width, height = browser.box(plot)
-    return left + LEFT + step / steps * (width - LEFT - RIGHT), top + height / 2
+    left, top, _, height = browser.box(plot)
+    ends = [float(browser.evaluate(f"document.querySelector('{plot} .axis').getAttribute('x{k}')")) for k in (1, 2)]
+    return left + ends[0] + step / steps * (ends[1] - ends[0]), top + height / 2
 
 
 def test_what_is_pointed_at_is_read_out_in_every_chart(opened, finished):
@@ -108,7 +107,7 @@ def test_a_term_opens_by_keyboard_and_by_pointer_without_a_script(opened):
     shown = (
         "[...document.querySelectorAll('[popover]')].filter(each => each.matches(':popover-open')).map(each => each.id)"
     )
-    opened.evaluate("document.querySelector('.term').focus()")
+    opened.evaluate("document.querySelector('[popovertarget=term-s]').focus()")
     opened.key(" ")
     assert opened.evaluate(shown) == ["term-s"] and "ParamBPT / (DataBPT" in opened.text("#term-s")
     opened.key(" ")
@@ -152,6 +151,8 @@ def test_the_lines_are_where_the_numbers_are(opened, finished):
 
 def test_the_size_that_the_texts_would_have_is_read_in_words(browser, moved):
     browser.open(write_report(read_run(moved), moved / "report.html"))
+    assert browser.evaluate("document.querySelector('#chart-size svg').checkVisibility()") is False, "folded"
+    unfold(browser)
     legend = "#chart-size .legend"
     assert " ".join(browser.text(legend).split()) == (
         "held-out text 8 % smaller ± 0.75 % (standard error shaded) training text 60 % larger"
@@ -167,6 +168,52 @@ def test_the_size_that_the_texts_would_have_is_read_in_words(browser, moved):
     browser.key("Home")
     assert browser.text(legend).startswith("held-out text \N{EN DASH} (standard")
     assert browser.errors == []
+
+
+FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def unfold(browser) -> None:
+    """Open all that is folded, and let it be drawn."""
+    browser.evaluate(f"document.querySelectorAll('details').forEach(each => each.open = true); {FRAMES}")
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(5e-7, 2e-6), (1e-7, 1e4), (0.9, 1.1), (0.2, 19.3), (3e-7, 3e-7), (0.02, 0.021), (2e3, 9e3), (1e-5, 0.4)],
+)
+def test_all_words_of_the_charts_are_whole_and_apart(browser, tmp_path, low, high, width):
+    """In the window, at a zoom, and while they were folded when they were drawn first."""
+    history = course(low, high)
+    for tick, step in zip(history, (1, 2, 30, 400, 5000, 60_000, 70_000, 10**5, 10**6, 10**7), strict=False):
+        tick["step"] = step
+    folder = write_run(tmp_path / "run", history[:10], {"controller": "pi", "target_s": None}, settings())
+    browser.open(write_report(read_run(folder), folder / "report.html"), width=width)
+    unfold(browser)
+    for clicks in (0, 6):
+        for _ in range(clicks):
+            browser.evaluate("document.getElementById('in').click()")
+        assert browser.evaluate(TROUBLE) == []
+
+
+TROUBLE = """(() => {
+  const found = [], touch = (a, b) =>
+    a.left < b.right && b.left < a.right && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+  for (const svg of document.querySelectorAll('.plot svg')) {
+    const whole = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll('text')];
+    const boxes = texts.map(text => text.getBoundingClientRect());
+    if (texts.length < 4) found.push(`${svg.parentNode.parentNode.id} has but ${texts.length} words`);
+    boxes.forEach((box, k) => {
+      if (box.left < whole.left - 0.5 || box.right > whole.right + 0.5 || box.bottom > whole.bottom + 0.5)
+        found.push(`cut: ${texts[k].textContent}`);
+      for (let m = 0; m < k; m++)
+        if (touch(box, boxes[m])) found.push(`crossing: ${texts[k].textContent}, ${texts[m].textContent}`);
+    });
+  }
+  return found;
+})()"""
+"""What is wrong with the words in the charts, a line each."""
 
 
 @pytest.mark.parametrize("width", [1200, 400])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import METRICS, record, rising, settings, write_run
+from folders import METRICS, course, rising, settings, write_run
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
@@ -114,19 +114,6 @@ def words_of(figure: Figure) -> list[tuple[str, Bbox]]:
             low, high = sorted(axis.get_view_interval())
             found += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
     return [(text.get_text(), text.get_window_extent()) for text in found if text.get_visible() and text.get_text()]
-
-
-def course(low: float, high: float, ticks: int = 12) -> list[dict]:
-    """A history in which S, lambda, bits and the size wanted go from the one to the other."""
-    path = np.geomspace(low, high, ticks)
-    return [
-        record(
-            7 * (k + 1), data_bpt=value, param_bpt=value, s=min(value, 0.9999), s_ema=min(value, 0.9999),
-            s_target=min(high, 0.9999), tokens_per_s=value, saturated=k % 3 == 0, held=k % 5 == 0, best_scale=value,
-            best_scale_error=high, best_scale_training=value / 3, **{"lambda": value},
-        )
-        for k, value in enumerate(path.tolist())
-    ]  # fmt: skip
 
 
 LONG = "a-run-whose-name-" + "is-long-" * 9

@@ -4,9 +4,8 @@
 const data = JSON.parse(document.getElementById("run-data").textContent);
 const steps = data.steps;
 const last = steps.length - 1;
-const words = data.charts.some(chart => chart.numbers === "change"); // beside an axis, and so on all that line up
-const MARGIN = {left: words ? 96 : 66, right: 14, top: 10, bottom: 26};
-const HEIGHT = {s: 280, lambda: 190, size: 210, data_bpt: 230};
+const MARGIN = {left: 66, right: 14, top: 10, bottom: 26}; // left: at least; the longest number of all charts decides
+const HEIGHT = {s: 240, lambda: 190, size: 210, data_bpt: 280};
 const LEAST = 60; // pixels between two labelled ticks of an axis
 
 // Numbers.
@@ -22,9 +21,20 @@ function plain(value) {
 const FORMATS = {
   number: plain,
   percent: value => `${plain(100 * value)} %`,
-  change: value => Math.abs(value) < 5e-5 ? "right size"
-    : `${plain(Number((100 * Math.abs(value)).toPrecision(3)))} % ${value > 0 ? "larger" : "smaller"}`,
+  change: value => {
+    if (Math.abs(value) < 5e-5) return "right size";
+    if (value <= -1) return value === -1 ? "removed" : ""; // no adapter is less than that
+    if (value >= 10) return `${Math.round(value).toLocaleString("en")} times larger`;
+    return `${plain(Number((100 * Math.abs(value)).toPrecision(3)))} % ${value > 0 ? "larger" : "smaller"}`;
+  },
 };
+
+const pen = document.createElement("canvas").getContext("2d");
+
+function widthOf(text) { // of a number at an axis, pixels; also while the chart is folded away
+  pen.font = `13px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(text).width;
+}
 
 function near(sorted, value) { // index of the nearest entry
   let low = 0, high = sorted.length - 1;
@@ -112,7 +122,11 @@ const view = {
     else if (at > to) this.show(at - (to - from), at);
     else this.mark();
   },
-  draw() { this.charts.forEach(chart => chart.draw()); this.mark(); },
+  draw() {
+    this.left = Math.max(MARGIN.left, ...this.charts.map(chart => chart.room() + 10)); // they line up
+    this.charts.forEach(chart => chart.draw());
+    this.mark();
+  },
   mark() { this.charts.forEach(chart => chart.mark()); readout(); },
 };
 
@@ -128,7 +142,7 @@ function worded(chart, series) {
   const [value, step] = valueAt(series, view.cursor);
   if (value === null) return "–";
   const error = series.error ? data.columns[series.error][view.cursor] : null;
-  const words = FORMATS[chart.numbers](value) + (error === null ? "" : ` ± ${FORMATS.percent(Number(error.toPrecision(2)))}`);
+  const words = FORMATS[chart.numberFormat](value) + (error === null ? "" : ` ± ${FORMATS.percent(Number(error.toPrecision(2)))}`);
   return series.form === "points" && step !== steps[view.cursor] ? `${words} (step ${plain(step)})` : words;
 }
 
@@ -150,7 +164,8 @@ function readout() {
 
 class Chart {
   constructor(definition, figure) {
-    Object.assign(this, definition);
+    const {numbers, ...rest} = definition;
+    Object.assign(this, rest, {numberFormat: numbers});
     this.plot = figure.querySelector(".plot");
     this.svg = element("svg", {"aria-hidden": "true"});
     this.plot.append(this.svg);
@@ -223,13 +238,22 @@ class Chart {
     return {low: this.scale === "zero" || (low >= 0 && low < pad) ? 0 : low - pad, high: high + pad, log: false};
   }
 
+  numbers(limits) { // [value, words] at the axis
+    if (!limits) return [];
+    const most = (this.height - MARGIN.top - MARGIN.bottom) / 38;
+    const values = (limits.log ? logTicks : linearTicks)(limits.low, limits.high, most);
+    return values.map(value => [value, FORMATS[this.numberFormat](value)]).filter(([, words]) => words);
+  }
+
+  room() { return Math.max(0, ...this.numbers(this.limits()).map(([, words]) => widthOf(words))); }
+
   draw() {
     // A page that is not laid out has no width, and is drawn again when it has one.
-    const width = Math.max(this.plot.clientWidth, MARGIN.left + MARGIN.right + 1), height = this.height;
+    const width = Math.max(this.plot.clientWidth, view.left + MARGIN.right + 1), height = this.height;
     this.svg.replaceChildren();
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
-    this.inner = {left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom};
+    this.inner = {left: view.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom};
     const [from, to] = view.shown;
     this.x = step => this.inner.left + (step - from) / (to - from) * (this.inner.right - this.inner.left);
     this.stepAt = pixel => from + (pixel - this.inner.left) / (this.inner.right - this.inner.left) * (to - from);
@@ -257,19 +281,21 @@ class Chart {
 
   drawAxes(limits) {
     const {left, right, top, bottom} = this.inner;
+    let free = left - 10; // where the word "steps" ends
     for (const step of linearTicks(...view.shown, (right - left) / (1.6 * LEAST))) {
       if (!Number.isInteger(step)) continue;
       element("line", {x1: this.x(step), x2: this.x(step), y1: top, y2: bottom, class: "grid"}, this.svg);
-      const text = plain(step), beyond = this.x(step) + 4.2 * text.length > right + MARGIN.right;
-      this.label(beyond ? right + MARGIN.right : this.x(step), bottom + 18, text, beyond ? "end" : "middle", "step");
+      const text = plain(step), half = widthOf(text) / 2, at = Math.min(this.x(step), right + MARGIN.right - half);
+      if (at - half < free) continue;
+      this.label(at, bottom + 18, text, "middle", "step");
+      free = at + half + 6;
     }
     element("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}, this.svg);
     this.label(left - 14, bottom + 18, "steps", "end");
     if (!limits) return this.label((left + right) / 2, (top + bottom) / 2, "nothing measured in these steps", "middle");
-    const most = (bottom - top) / 38;
-    for (const value of (limits.log ? logTicks : linearTicks)(limits.low, limits.high, most)) {
+    for (const [value, words] of this.numbers(limits)) {
       element("line", {x1: left, x2: right, y1: this.y(value), y2: this.y(value), class: "grid"}, this.svg);
-      this.label(left - 8, this.y(value) + 4.5, FORMATS[this.numbers](value), "end");
+      this.label(left - 8, this.y(value) + 4.5, words, "end");
     }
     if (this.reference === undefined) return;
     const y = this.y(this.reference);
