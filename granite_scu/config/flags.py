@@ -178,6 +178,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--lora-alpha", "lora.alpha", default=config.DEFAULT_ALPHA),
         _flag("--rslora", "lora.rslora"),
         _flag("--lora-dropout", "lora.dropout", share),
+        _flag("--lora-targets", "lora.targets", default="all"),
         _flag("--lora-experts", "lora.experts"),
     ),
     "precision and speed": (

@@ -16,7 +16,7 @@ ROWS = (
     ("weight decay", "`optimizer.init_args.weight_decay`", "`weight_decay`", "as TRL", "`weight_decay`", "`optimizer.weight_decay`"),
     ("gradient clipping", "no: refused", "`max_grad_norm`", "as TRL", "`max_grad_norm`", "`--gradient-clip`"),
     ("LoRA rank (alpha and dropout likewise)", "`lora_r`", "`lora_r`", "`r`", "`lora_r`", "`--lora-r`"),
-    ("LoRA targets", "`lora_query`, `lora_key`, `lora_value`, `lora_projection`, `lora_mlp`, `lora_head`", "`lora_target_modules`, `lora_target_linear`", "`target_modules`", "`lora_target_modules`", "`lora.targets`; all linear layers by default"),
+    ("LoRA targets", "`lora_query`, `lora_key`, `lora_value`, `lora_projection`, `lora_mlp`, `lora_head`", "`lora_target_modules`, `lora_target_linear`", "`target_modules`", "`lora_target_modules`", "`--lora-targets` attention, mlp, mamba, all or names"),
     ("rsLoRA", "no", "`peft_use_rslora`", "`use_rslora`", "`use_rslora`", "`--rslora`"),
     ("DoRA", "no", "`peft_use_dora`", "`use_dora`", "`use_dora`", "no: λ counts a plain sum of products B A"),
     ("all weights, no LoRA", "`finetune_full`", "no `adapter`", "`full_finetuning`", "no `use_peft`", "no: adapters only"),
@@ -46,7 +46,7 @@ ROWS = (
 SHORT = {
     "lr": "`--learning-rate`",
     "lora_rank": "`--lora-r`",
-    "lora_target": "`lora.targets`",
+    "lora_target": "`--lora-targets`",
     "cutoff_len": "`--block-size`",
     "devices": "`--multi-gpu` with torchrun or alone",
     "num_gpus": "`--multi-gpu` with torchrun or alone",

@@ -168,8 +168,8 @@ class LoraConfig:
         dropout: probability of dropping an input of the adapter.
         experts: adapt the experts of a mixture too, each by matrices of its own; their adapters are several times as
             large as all others together.
-        targets: layer names to adapt; null adapts every linear layer of attention, Mamba and MLP, or the layers of
-            ``adapter``.
+        targets: what to adapt: attention, mlp, mamba, all, or names of layers, also with commas; null adapts every
+            linear layer of attention, Mamba and MLP, or the layers of ``adapter``.
         adapter: folder of a LoRA adapter to start from: rank, alpha and layers are its own, S measures how far training
             moves it.
     """
@@ -179,10 +179,14 @@ class LoraConfig:
     rslora: bool = False
     dropout: float | str = 0.0
     experts: bool = False
-    targets: list[str] | None = None
+    targets: list[str] | str | None = None
     adapter: str | None = None
 
     def __post_init__(self) -> None:
+        if self.targets is not None:
+            names = [name.strip() for part in listed(self.targets) for name in part.split(",") if name.strip()]
+            _check(bool(names), "--lora-targets", "''", "is empty; give attention, mlp, mamba, all or names of layers")
+            object.__setattr__(self, "targets", None if names == ["all"] else names)
         _require(_at_least(1), {"--lora-r": self.rank})
         _require(_POSITIVE, {"--lora-alpha": self.alpha})
         _read_shares(self, dropout="--lora-dropout")

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
-from granite_scu.config.settings import BaseConfig, LoraConfig
+from granite_scu.config.settings import BaseConfig, LoraConfig, listed
 from granite_scu.model import experts
 from granite_scu.model.adapter_files import check_config, factor_names, is_of_experts, modules_of
 from granite_scu.model.description_length import LowRankUpdate
@@ -42,18 +42,60 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
 
 
-def shapes(model: nn.Module, config: LoraConfig) -> list[tuple[int, int, int]]:
-    """(out, in, rank) of each matrix that ``attach`` would adapt; target names are not checked.
+KINDS = {"attention": ("attn", "attention"), "mamba": ("mamba", "mixer", "ssm"), "mlp": ("mlp", "moe", "feed_forward")}
+"""Kinds of layers that may be named together, and what the modules are called that hold them."""
+
+
+def targeted(model: nn.Module, config: LoraConfig) -> dict[str, nn.Module]:
+    """The linear layers that are to be adapted, by their full names.
 
     Raises:
-        UserError: experts are to be adapted, and there are none.
+        UserError: a target that the model has not.
+    """
+    layers = linear_layers(model)
+    if config.targets is None:
+        return layers
+    chosen: set[str] = set()
+    for target in listed(config.targets):
+        found = {name for name in layers if target in ("all", name, name.rpartition(".")[2], _kind(name))}
+        if not found:
+            names = sorted({name.rpartition(".")[2] for name in layers})
+            kinds = sorted({kind for name in layers if (kind := _kind(name))})
+            close = difflib.get_close_matches(target, [*names, *kinds], 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UserError(
+                f"--lora-targets {target}: no linear layer of the model is called so; {hint}there are "
+                f"{', '.join(kinds)} and all, and the layers {', '.join(names)}"
+            )
+        chosen |= found
+    return {name: layer for name, layer in layers.items() if name in chosen}
+
+
+def _kind(layer: str) -> str:
+    """Of ``KINDS``, by the innermost module that tells; empty where none does."""
+    for part in reversed(layer.lower().split(".")[:-1]):
+        for kind, words in KINDS.items():
+            if any(word in part for word in words):
+                return kind
+    return ""
+
+
+def _target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
+    """What PEFT is to adapt: the last parts of the names, which others read, where these mean no other layer."""
+    chosen = targeted(model, config)
+    short = {name.rpartition(".")[2] for name in chosen}
+    meant = {name for name in linear_layers(model) if name.rpartition(".")[2] in short}
+    return sorted(short if meant == chosen.keys() else chosen)
+
+
+def shapes(model: nn.Module, config: LoraConfig) -> list[tuple[int, int, int]]:
+    """(out, in, rank) of each matrix that ``attach`` would adapt.
+
+    Raises:
+        UserError: a target, or experts, that the model has not.
     """
     rank = config.resolved().rank
-    linear = [
-        (layer.out_features, layer.in_features, rank)
-        for name, layer in linear_layers(model).items()
-        if config.targets is None or name.rsplit(".", 1)[-1] in config.targets
-    ]
+    linear = [(layer.out_features, layer.in_features, rank) for layer in targeted(model, config).values()]
     return linear + (expert_shapes(model, rank) if config.experts else [])
 
 
@@ -68,15 +110,7 @@ def attach(model: nn.Module, config: LoraConfig) -> peft.PeftModel:
     Raises:
         UserError: a target name that no layer has, or experts that are not there.
     """
-    available = sorted({name.rsplit(".", 1)[-1] for name in linear_layers(model)})
-    targets = available if config.targets is None else config.targets
-    for target in targets:
-        if target not in available:
-            close = difflib.get_close_matches(target, available, 1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise UserError(
-                f"lora.targets {target}: no linear layer has that name; {hint}there are {', '.join(available)}"
-            )
+    targets = _target_modules(model, config)
     lora = peft.LoraConfig(
         r=config.resolved().rank,
         lora_alpha=config.resolved().alpha,

@@ -26,12 +26,14 @@ class Size:
         adapted: (out, in, rank) of each adapted matrix.
         trained: parameters of the adapters.
         flops_per_token: multiplications and additions of a training step for each token of a block.
+        adaptable: linear layers that the model has.
     """
 
     frozen: int
     adapted: list[tuple[int, int, int]]
     trained: int
     flops_per_token: float
+    adaptable: int = 0
 
     def in_blocks(self, name: str, before: int, now: int) -> "Size":
         """The size where attention spans other blocks: of ``now`` tokens, and not of ``before``; ``name`` as below."""
@@ -65,7 +67,7 @@ def _count(name: str, lora: LoraConfig, block_size: int, adapted: Sequence[tuple
     of_experts = _weights(adapters.expert_shapes(model, lora.resolved().rank)) if lora.experts else 0
     met = trained - round((1 - _share_of_experts(config)) * of_experts)
     flops = flops_per_token(weights_in_products(model), met, mixing_products(config, block_size))
-    return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops)
+    return Size(sum(p.numel() for p in model.parameters()), shapes, trained, flops, len(adapters.linear_layers(model)))
 
 
 def _size(found: Any) -> Size:

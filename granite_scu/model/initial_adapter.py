@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import LoraConfig
+from granite_scu.config.settings import LoraConfig, listed
 from granite_scu.control.diagnostics.ceiling import Matrix
 from granite_scu.model import adapter_files, saved_adapter
 from granite_scu.model.description_length import by_expert
@@ -109,12 +109,12 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
     """
     has = start.adapter.config
     targets = has.target_modules if isinstance(has.target_modules, str) else sorted(has.target_modules)
-    asked = None if config.targets is None else sorted(config.targets)
+    asked = None if config.targets is None else sorted(listed(config.targets))
     on_experts, stabilised = bool(has.target_parameters), bool(has.use_rslora)
     for flag, wanted, found in (
         ("--lora-r", config.rank, has.r),
         ("--lora-alpha", config.alpha, has.lora_alpha),
-        ("lora.targets", asked, targets),
+        ("--lora-targets", asked, targets),
     ):
         if wanted is not None and wanted != found:
             raise UserError(
@@ -134,9 +134,8 @@ def lora_of(config: LoraConfig, start: InitialAdapter) -> LoraConfig:
             f"--lora-dropout {config.dropout:g}: the adapter to start from, --adapter {start.adapter.folder}, is on "
             "experts too, and adapters of experts have no dropout; leave --lora-dropout out"
         )
-    listed = [targets] if isinstance(targets, str) else targets
     own = {"rank": has.r, "alpha": float(has.lora_alpha), "rslora": stabilised, "experts": on_experts}
-    return replace(config, **own, targets=listed)
+    return replace(config, **own, targets=listed(targets))
 
 
 def check_control(controller: str, actuator: str) -> None:

@@ -6,7 +6,8 @@ import torch
 
 from granite_scu import hardware
 from granite_scu.config.request import Request
-from granite_scu.config.settings import IGNORED
+from granite_scu.config.settings import IGNORED, listed
+from granite_scu.control.units import per_cent
 from granite_scu.data.workers import errors_in_one_line
 from granite_scu.hardware.machine import Machine
 from granite_scu.hardware.peaks import printed_peak
@@ -58,7 +59,8 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
     seconds = _seconds(run, here)
     return {
         "model": request.base.name,
-        "parameters": f"{size.frozen:,} frozen parameters, {size.trained:,} trained in {len(size.adapted)} adapters",
+        "parameters": f"{size.frozen:,} frozen parameters, {size.trained:,} trained in {len(size.adapted)} adapters"
+        f"{_share_adapted(run)}",
         "data": run.data.summary(),
         "device": machine.device.name,
         "device_is_here": here,
@@ -90,6 +92,15 @@ def facts(run: PreparedRun, here: bool = True) -> dict[str, Any]:
         "time_s_estimate": None if seconds is None else round(seconds),
         "output_dir": str(run.folder.path),
     }
+
+
+def _share_adapted(run: PreparedRun) -> str:
+    """What part of the model is adapted, where that is not every linear layer."""
+    size, targets = run.size, run.request.lora.targets
+    if targets is None or run.start:
+        return ""
+    some = f"{', '.join(listed(targets))}: {len(size.adapted)} of {size.adaptable} linear layers"
+    return f" ({some}, {per_cent(size.trained / size.frozen)} as many parameters as the model)"
 
 
 def _seconds(run: PreparedRun, here: bool) -> float | None:

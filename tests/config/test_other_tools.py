@@ -18,7 +18,7 @@ def test_the_page_has_the_table():
     [
         ("--lr", "--learning-rate"),
         ("--load-in-4bit", "--4bit-quantization"),
-        ("--target_modules", "lora.targets"),
+        ("--target_modules", "--lora-targets"),
         ("--devices", "--multi-gpu"),
         ("--per_device_train_batch_size", "--batch-size"),
         ("--num_train_epochs", "--num-epochs"),

@@ -30,7 +30,7 @@ def test_every_setting_of_ours_on_the_page_is_one():
     assert len(named) > 25 and named <= known
     last_cells = [row.split("|")[-2] for row in PAGE[PAGE.index("## Settings") :].splitlines() if row.startswith("| ")]
     keys = {key for cell in last_cells for key in re.findall(r"`([a-z_]+\.[a-z0-9_]+)`", cell)}
-    assert {"lora.targets", "optimizer.weight_decay"} <= keys <= set(flags.HINTS)
+    assert {"optimizer.weight_decay"} <= keys <= set(flags.HINTS)
     assert set(re.findall(r"`granite-scu (\w+)`", PAGE)) == {"merge", "publish"} <= set(BY_NAME)
 
 

@@ -74,9 +74,17 @@ def test_targets_choose_the_layers(model):
     assert set(updates) == {name for name in names_of(model) if name.endswith(("out_proj", "q_proj"))}
 
 
-@pytest.mark.parametrize(("target", "hint"), [("out_prj", "did you mean out_proj"), ("lm_head", "there are in_proj")])
+@pytest.mark.parametrize(
+    ("kind", "part"), [("attention", ".self_attn."), ("mamba", ".mamba."), ("mlp", ".shared_mlp.")]
+)
+def test_a_kind_of_layers_stands_for_all_of_it(model, kind, part):
+    updates = low_rank_updates(attach(model, LoraConfig(targets=kind)))
+    assert set(updates) == {name for name in names_of(model) if part in name} != set()
+
+
+@pytest.mark.parametrize(("target", "hint"), [("out_prj", "did you mean out_proj"), ("lm_head", "layers in_proj")])
 def test_a_target_that_no_layer_has_is_refused_with_those_there_are(model, target, hint):
-    with pytest.raises(UserError, match=f"lora.targets {target}: .*{hint}") as refused:
+    with pytest.raises(UserError, match=f"--lora-targets {target}: .*{hint}") as refused:
         attach(model, LoraConfig(targets=["q_proj", target]))
     available = sorted(name for names in PROJECTIONS.values() for name in names)
     assert ", ".join(sorted(available)) in str(refused.value)

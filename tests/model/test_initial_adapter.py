@@ -214,7 +214,7 @@ def test_the_ceiling_on_what_it_takes_lies_above_it_and_not_out_of_sight(from_ad
     [
         ({"rank": 8}, "--lora-r 8: the adapter to start from"),
         ({"alpha": 16.0}, "--lora-alpha 16: "),
-        ({"targets": ["q_proj"]}, "lora.targets q_proj: "),
+        ({"targets": ["q_proj"]}, "--lora-targets q_proj: "),
         ({"experts": True}, "--lora-experts: "),
         ({"rslora": True}, "--rslora: "),
     ],

@@ -28,6 +28,6 @@ class AdapterAudit(L.Callback):
         if missing:
             raise RunFailed(
                 f"{len(missing)} of {len(module.updates)} adapters receive no gradient: {', '.join(missing)}; "
-                "something bypasses these layers, so they would stay untrained: leave them out with --lora.targets"
+                "something bypasses these layers, so they would stay untrained: leave them out with --lora-targets"
             )
         self.passed = True

@@ -31,7 +31,7 @@ def test_a_bypassed_adapter_stops_the_run_at_its_first_step_and_is_named(make_mo
     module, steps = make_module(), Steps()
     for name in names:
         bypass(module, name)
-    words = f"^{len(names)} of {len(module.updates)} adapters receive no gradient: {', '.join(names)}; .*--lora.targets"
+    words = f"^{len(names)} of {len(module.updates)} adapters receive no gradient: {', '.join(names)}; .*--lora-targets"
     with pytest.raises(RunFailed, match=words):
         fit(module, make_batches(3), callbacks=[steps, AdapterAudit()])
     assert steps.begun == 1
