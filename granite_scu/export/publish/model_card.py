@@ -156,7 +156,7 @@ def _metadata(base: str, facts: Mapping[str, Any]) -> str:
         library_name="peft",
         pipeline_tag="text-generation",
         license=facts["license"] or known_license(base),
-        tags=["lora", "granite", "scu"],
+        tags=["lora", *(["granite"] if "granite" in public_name(base).lower() else []), "scu"],
         model_name=str(facts["repo_id"] or f"LoRA adapter for {public_name(base)}") if results else None,
         eval_results=results or None,
     )
