@@ -1,21 +1,21 @@
 """Fine-tune IBM Granite with LoRA while a feedback controller sets the regularisation strength.
 
-A run from Python, on the embedded model. ``prepare`` refuses what cannot be done, ``train`` writes the run folder:
+A run from Python, on the embedded model. ``prepare`` takes the command's flags and refuses what cannot be done,
+``train`` writes the run folder:
 
     >>> import pathlib, tempfile
-    >>> from granite_scu import Request, prepare, train
+    >>> from granite_scu import prepare, train
     >>> from rich.console import Console
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     text = pathlib.Path(folder, "text.txt")
     ...     _ = text.write_text("".join(f"Line {number} of a text of your own.\\n" for number in range(300)))
-    ...     request = Request.from_dotted({
-    ...         "base.name": "tiny-granite-h", "data.path": str(text), "data.block_size": 32, "data.batch_size": 2,
-    ...         "control.every": 2, "control.target_s": 0.02,
-    ...         "run.output_dir": folder + "/run", "trainer.accelerator": "cpu", "trainer.max_steps": 4,
-    ...         "trainer.limit_val_batches": 2, "trainer.accumulate_grad_batches": 1, "optimizer.warmup_steps": 1,
-    ...     })
-    ...     summary = train(prepare(request, Console(quiet=True)))
-    >>> summary["steps"], summary["stopped"]["reason"]
+    ...     run = prepare(
+    ...         console=Console(quiet=True), model="tiny-granite-h", data_dir=text, output_dir=f"{folder}/run",
+    ...         accelerator="cpu", block_size=32, batch_size=2, gradient_accumulation_steps=1, max_steps=4,
+    ...         warmup_steps=1, control_every=2, target_s=0.02, eval_iters=2, samples=0,
+    ...     )
+    ...     result = train(run)
+    >>> result.steps, result.summary["stopped"]["reason"]
     (4, 'max_steps')
 """
 
@@ -23,6 +23,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import warnings
 from typing import Any
 
 # Here, before any other import, because tokenizers and torch read them once, when they are imported themselves.
@@ -32,15 +33,19 @@ if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name, which the new
 
 # bitsandbytes warns at import that an optional hub kernel is absent; peft imports it even where it is not used.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+# tqdm warns in a notebook without ipywidgets, which nothing here uses.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
-__all__ = ["PreparedRun", "Request", "UserError", "__version__", "prepare", "train"]
+__all__ = ["PreparedRun", "Request", "Result", "RunFailed", "UserError", "__version__", "prepare", "train"]
 
 _PUBLIC = {
     "PreparedRun": "granite_scu.training.prepared_run",
     "Request": "granite_scu.config.request",
+    "RunFailed": "granite_scu.config.errors",
     "UserError": "granite_scu.config.errors",
-    "prepare": "granite_scu.training.recipe",
-    "train": "granite_scu.training.recipe",
+    "Result": "granite_scu.cli.from_python",
+    "prepare": "granite_scu.cli.from_python",
+    "train": "granite_scu.cli.from_python",
 }
 
 

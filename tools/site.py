@@ -37,7 +37,7 @@ What may be imported. Everything else may change between versions.
 
 ::: granite_scu.model.description_length
 
-::: granite_scu.training.recipe
+::: granite_scu.cli.from_python
 
 ::: granite_scu.hardware
 """

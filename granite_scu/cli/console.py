@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from granite_scu.cli.setting_names import Wording
-from granite_scu.config.progress import LIVE, SHOWN
+from granite_scu.config.progress import LIVE, SHOWN, in_notebook
 
 PIPE_WIDTH = 120
 """Columns where the output is no terminal, which has no width of its own."""
@@ -29,7 +29,9 @@ def make_console(stderr: bool = False, width: int = PIPE_WIDTH) -> Console:
         width: columns where the output is no terminal.
     """
     # Lightning sets the rank as it is imported; what does not import it is one process.
-    console = Console(stderr=stderr, quiet=getattr(rank_zero_only, "rank", 0) != 0)
+    # A notebook is given plain lines: as HTML, each would be an output of its own.
+    plain = {"force_jupyter": False, "force_terminal": False} if in_notebook() else {}
+    console = Console(stderr=stderr, quiet=getattr(rank_zero_only, "rank", 0) != 0, **plain)
     if not console.is_terminal:
         console.width = width
     return console
@@ -46,7 +48,8 @@ def quiet(console: Console, wording: Callable[[str], str] = str) -> None:
         console=console, show_time=False, show_level=False, show_path=False, markup=False, highlighter=None
     )
     handler.setFormatter(Wording(wording))
-    handler.addFilter(lambda record: not (console.is_terminal and getattr(record, LIVE, False)))
+    redrawn = console.is_terminal or in_notebook()
+    handler.addFilter(lambda record: not (redrawn and getattr(record, LIVE, False)))
     handler.addFilter(lambda record: not getattr(record, SHOWN, False))
     ours = logging.getLogger("granite_scu")
     ours.setLevel(logging.INFO)

@@ -28,6 +28,7 @@ from granite_scu.model.mamba2 import kernels
 from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import plan, plan_description, recipe
 from granite_scu.training.output_folder import LINE, is_main, logged_from_here
+from granite_scu.training.prepared_run import PreparedRun
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +74,24 @@ def run(arguments: list[str], wording: Callable[[str], str] = str) -> int:
 def fit(request: Request, console: Console, wording: Callable[[str], str] = str) -> int:
     """Train, and leave everything to look at in the run folder; ``wording`` as of ``run``."""
     run = recipe.prepare(request, console)
-    for line in plan_description.opening(plan.facts(run), going_on.flag()) if is_main() else []:
-        say(wording(line), console)
-    with presented(run.folder):
-        summary = recipe.train(run, again=going_on.command(str(run.folder.path)))
-    if summary:
+    if summary := carry_out(run, going_on.flag(), going_on.command(str(run.folder.path)), wording):
         print_summary(summary, run.folder.path, console, run.request.optimizer.learning_rate)
     return 0
+
+
+def carry_out(run: PreparedRun, resume: str, again: str, wording: Callable[[str], str] = str) -> dict:
+    """Say what is planned, train, and write what people look at; returns the summary, empty but in the first process.
+
+    Args:
+        run: the run.
+        resume: what is to be added to the command for it to continue.
+        again: the whole command that continues the run.
+        wording: as of ``run``.
+    """
+    for line in plan_description.opening(plan.facts(run), resume) if is_main() else []:
+        say(wording(line), run.console)
+    with presented(run.folder):
+        return recipe.train(run, again=again)
 
 
 def _score(request: Request, split: str) -> dict:

@@ -4,13 +4,21 @@ WRONG_REQUEST, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 """Exit codes: of a request to be changed, of a run that failed, after Ctrl-C, after SIGTERM."""
 
 
-class UserError(Exception):
+class _OneLine(BaseException):
+    """Says all there is to say in its message: a notebook shows that alone, as the commands do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The name that IPython asks for."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UserError(_OneLine, Exception):
     """The request or its data is wrong: one line that says what, where, and what to do. Exit code 2."""
 
     code = WRONG_REQUEST
 
 
-class RunFailed(Exception):
+class RunFailed(_OneLine, Exception):
     """The request was right and the run failed. One line with a diagnosis. Exit code 1."""
 
     code = FAILED
@@ -20,7 +28,7 @@ class Diverged(RunFailed):
     """The training itself came to nothing: a result about its settings. Again on any machine, it would fail again."""
 
 
-class Stopped(BaseException):
+class Stopped(_OneLine):
     """Somebody stopped the run. Like KeyboardInterrupt, it is not for ``except Exception`` to swallow.
 
     Args:

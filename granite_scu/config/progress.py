@@ -1,9 +1,11 @@
-"""How far a phase is: a bar on a terminal; a line now and then in a log file or CI, where none can be redrawn."""
+"""How far a phase is: a bar on a terminal, a line that is written over in a notebook; a line now and then in a log file
+or CI, where none can be redrawn."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -23,6 +25,36 @@ SHOWN = "shown"
 """Marks a log record that the console has had in full."""
 
 Item = TypeVar("Item")
+
+
+UPDATE = 0.5
+"""Seconds between two states of a notebook's line."""
+
+
+class NotebookLine:
+    """A line below a notebook's cell that is written over, where a terminal has a bar."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._last = -math.inf
+
+    def show(self, text: str, at_once: bool = False) -> None:
+        """Write ``text`` in its place, unless it was written over just now."""
+        if time.monotonic() - self._last < UPDATE and not at_once:
+            return
+        self._last = time.monotonic()
+        bundle = {"text/plain": text}
+        if self._handle is None:
+            from IPython.display import display  # there wherever a notebook is
+
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's."""
+    return Console().is_jupyter
 
 
 def say(line: str, console: Console) -> None:
@@ -80,7 +112,8 @@ class Heartbeat:
 
 
 def tracked(items: Collection[Item], phase: str, console: Console, announced: bool = True) -> Iterator[Item]:
-    """The items, with a bar on a terminal; elsewhere, and in the log file, the phase's name and a line each minute.
+    """The items, with a bar on a terminal or a line of a notebook; elsewhere, and in the log file, the phase's name and
+    a line each minute.
 
     Args:
         items: what is worked through.
@@ -92,8 +125,11 @@ def tracked(items: Collection[Item], phase: str, console: Console, announced: bo
     if announced:
         log.info("%s", phase, extra=live)
     shown = track(items, phase, console=console, transient=True) if console.is_terminal else items
+    line = NotebookLine() if in_notebook() and not console.quiet else None
     for done, item in enumerate(shown, start=1):
         yield item
+        if line:
+            line.show(f"{phase}: {done}/{len(items)}  {heartbeat.left(done)}", at_once=done == len(items))
         if heartbeat.is_due():
             heartbeat.beat()
             log.info("%s: %d/%d  %s", phase, done, len(items), heartbeat.left(done), extra=live)

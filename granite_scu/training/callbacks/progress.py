@@ -8,7 +8,7 @@ import lightning as L
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from granite_scu.config.progress import LIVE, Heartbeat
+from granite_scu.config.progress import LIVE, Heartbeat, NotebookLine, in_notebook
 from granite_scu.training.callbacks.shannon_control import ControlTick
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class ProgressLine(L.Callback):
     """One line: steps, loss, S against S*, lambda, tokens a second, MFU, the GPU's memory and sensors, time left.
 
-    On a terminal it is redrawn in place; elsewhere, and in the log file, a line is written every
+    On a terminal and in a notebook it is redrawn in place; elsewhere, and in the log file, a line is written every
     ``logging_steps`` optimizer steps, at the next tick, and a short one where that takes more than a minute.
 
     What is left is of the whole run once it has validated: its steps, its validations at the seconds that the last one
@@ -39,6 +39,7 @@ class ProgressLine(L.Callback):
         self.later: list[Callable[[], float]] = [lambda: scored * self._validation]
         self._latest: dict | None = None
         self._progress: Progress | None = None
+        self._line = NotebookLine() if in_notebook() and not console.quiet else None
         self._written = self._shown = self._first = 0
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -69,6 +70,9 @@ class ProgressLine(L.Callback):
         left = self._heartbeat.left(step, self.besides(step))
         if self._progress:
             self._progress.update(self._task, completed=step, description="  ".join(filter(None, [text, left])))
+        if self._line and trainer.is_global_zero:
+            now = "  ".join(filter(None, [f"step {step}/{trainer.max_steps}", text, left]))
+            self._line.show(now, at_once=step == trainer.max_steps)
         fresh = bool(record) and record["step"] == step and step - self._written >= self.logging_steps
         if not (fresh or self._heartbeat.is_due()):
             return

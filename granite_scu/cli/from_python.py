@@ -1,0 +1,131 @@
+"""The way in from Python, for notebooks and scripts: ``prepare`` and ``train`` as the command has them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from granite_scu.cli import early_refusals, guard, script_flags
+from granite_scu.cli.config_layers import naming_files
+from granite_scu.cli.console import make_console, quiet
+from granite_scu.cli.request_parser import parse
+from granite_scu.cli.train import carry_out
+from granite_scu.config.errors import UserError
+from granite_scu.config.request import Request
+from granite_scu.storage.run_folder import ANSWERS, METRICS, read_json
+from granite_scu.training import recipe
+from granite_scu.training.output_folder import is_main, logged_from_here
+from granite_scu.training.prepared_run import PreparedRun
+
+RESUME = 'resume_from_checkpoint="last"'
+"""The argument of ``prepare`` that continues a run."""
+
+_QUESTIONS = ("dry_run", "check_requirements", "print_config", "json")
+"""Flags that ask something in place of a run."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left. Figures are bits per token.
+
+    Attributes:
+        adapter: the run folder, with the adapter that validated best; plain PEFT loads it.
+        report: the page about the run.
+        steps: optimizer steps.
+        base_bpt: of the base model on the held-out data.
+        test_bpt: of the adapter on the same.
+        validation_bpt: the best of the run.
+        answers: for chats, a dictionary for each held-out question, with the answers of base and adapter.
+        right: how many of these the adapter answered as expected; None where none was asked.
+        lost: how many general answers were right before the run and are wrong after it; None where none was asked.
+        summary: everything that ``scu_metrics.json`` holds.
+    """
+
+    adapter: Path
+    report: Path
+    steps: int
+    base_bpt: float
+    test_bpt: float
+    validation_bpt: float
+    right: int | None
+    lost: int | None
+    answers: list[dict[str, Any]] = field(repr=False)
+    summary: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, folder: Path) -> "Result":
+        """The result that a finished run's folder holds."""
+        summary = read_json(folder / METRICS)
+        answers = read_json(folder / ANSWERS)["answers"] if (folder / ANSWERS).is_file() else []
+        return cls(
+            adapter=folder,
+            report=folder / "report.html",
+            steps=summary["steps"],
+            base_bpt=summary["base_test_bpt"],
+            test_bpt=summary["adapter_test_bpt"],
+            validation_bpt=summary["best_val_bpt"],
+            right=summary.get("answers", {}).get("right"),
+            lost=summary.get("elsewhere", {}).get("became_wrong"),
+            answers=answers,
+            summary=summary,
+        )
+
+
+def prepare(request: Request | None = None, console: Console | None = None, **flags: Any) -> PreparedRun:
+    """Refuse what can be refused without loading a model; returns the run, for ``train``.
+
+    Args:
+        request: what is asked for, in place of flags.
+        console: where progress goes; by default to the notebook or to standard output.
+        flags: those of ``granite-scu train``, with underscores: ``prepare(data_dir="chats.jsonl", num_epochs=3)``. True
+            and False stand for a switch and its ``--no-`` form, a list for several values, None for a flag left out.
+
+    Raises:
+        UserError: the request cannot be met on this machine, or its data is wrong.
+    """
+    if request is None:
+        request = _request(flags)
+    elif flags:
+        raise UserError(f"{', '.join(flags)}: give flags or a request, not both")
+    console = console or make_console()
+    quiet(console)
+    guard.hush_renamings()
+    return recipe.prepare(request, console)
+
+
+def train(run: PreparedRun) -> Result | None:
+    """Train, score, and leave in the run folder what the command leaves there.
+
+    Args:
+        run: the run, as ``prepare`` returns it.
+
+    Returns:
+        What came of it; None in all but the first of several processes.
+
+    Raises:
+        RunFailed: the run ended before its end.
+        Stopped: it was interrupted; everything up to the last step is saved.
+    """
+    with logged_from_here():
+        carry_out(run, RESUME, f'prepare(output_dir="{run.folder.path}", {RESUME})')
+    return Result.of(run.folder.path) if is_main() else None
+
+
+def _request(flags: dict[str, Any]) -> Request:
+    arguments, asked = script_flags.translate([word for name, value in flags.items() for word in _words(name, value)])
+    if questions := [name for name in _QUESTIONS if getattr(asked, name, False)]:
+        raise UserError(f"{questions[0]}: is a question to the command, granite-scu; leave it out")
+    early_refusals.refuse(arguments)
+    with naming_files(arguments):
+        return parse(arguments).request
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """A flag as it is typed. Dotted keys keep their underscores."""
+    flag = f"--{name}" if "." in name else f"--{name.replace('_', '-')}"
+    if value is None:
+        return []
+    if isinstance(value, bool) and "." not in name:
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    return [flag, *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
