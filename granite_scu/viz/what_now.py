@@ -66,7 +66,7 @@ def verdict(
         interval: of adapter less base, bits per token, where ``granite-scu eval`` has found one.
     """
     answers, general = (part(metrics, name) for name in ("answers", "elsewhere"))
-    state, learned = _of_answers(answers, metrics) if answers.get("n") else _of_bits(metrics, interval)
+    state, learned = _of_answers(answers, metrics) if _counted(answers) else _of_bits(metrics, interval)
     elsewhere = _elsewhere(general) if general.get("asked") or general.get("n") else ""
     if not general.get("damaged"):
         return Verdict(learned, elsewhere, "", state)
@@ -74,14 +74,22 @@ def verdict(
     return Verdict(learned, elsewhere, f"{lower} or mix in general chats", "damaged")
 
 
+def _counted(answers: Mapping[str, Any]) -> bool:
+    """Whether any were asked for, and their figures are whole."""
+    interval = answers.get("interval")
+    bounds = interval if isinstance(interval, list) and len(interval) == 2 else [None]
+    counts = (answers.get("n"), answers.get("right"), part(answers, "base").get("right"))
+    return all(map(is_number, (*counts, *bounds))) and answers["n"] > 0
+
+
 def _of_answers(found: Mapping[str, Any], metrics: Mapping[str, Any]) -> tuple[str, str]:
     """By the answers to held-out questions."""
-    n, right, before = found["n"], found["right"], part(found, "base").get("right", 0)
+    n, right, before = found["n"], found["right"], part(found, "base").get("right")
     low, high = found["interval"]
     counts = f"{right} of {n} answers as expected (base {before})"
     if low * n <= before:
         base, adapter = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt"))
-        fewer = is_number(base) and is_number(adapter) and adapter < base
+        fewer = is_number(base) and is_number(adapter) and 0 <= adapter < base
         but = f", although held-out text costs {percent(1 - adapter / base)} fewer bits" if fewer else ""
         return ("useless" if high * n < before else "unclear"), f"Not shown to have learned your data: {counts}{but}."
     if low >= _HALF:
@@ -112,16 +120,19 @@ def chance(tokens: object) -> float:
 
 
 def _elsewhere(found: Mapping[str, Any]) -> str:
-    n, wrong, right = (found.get(name) or 0 for name in ("n", "became_wrong", "became_right"))
+    n, wrong, right, after, before = (
+        found[name] if is_number(found.get(name)) else 0
+        for name in ("n", "became_wrong", "became_right", "bits_after", "bits_before")
+    )
     if not n:
         return f"Elsewhere none of {found.get('asked')} general questions was answered in the time"
-    more = (found.get("bits_after") or 0) - (found.get("bits_before") or 0)
-    cost = f"known answers cost {more:.2g} bits per token more than under the base model"
+    cost = f"known answers cost {after - before:.2g} bits per token more than under the base model"
     also = f" and {right} right" if right else ""
     if wrong:
         words = f"Elsewhere {wrong} of {n} general answers became wrong{also}"
         if found.get("damaged"):
-            named = [str(each) for each in found.get("lost") or ()]
+            lost = found.get("lost")
+            named = list(map(str, lost)) if isinstance(lost, list) else []
             dots = " …" if len(named) > _MOST_NAMED else ""
             return f"{words} ({' '.join(named[:_MOST_NAMED])}{dots})" if named else words
         return f"{words}: so few can be chance"
@@ -129,7 +140,9 @@ def _elsewhere(found: Mapping[str, Any]) -> str:
         return f"Elsewhere {cost}"
     if not found.get("right_before"):
         return f"Elsewhere nothing is shown: the base model has none of {n} general answers right"
-    return f"Elsewhere none of the {found['right_before']} general answers that the base model has right became wrong"
+    return (
+        f"Elsewhere none of the {found.get('right_before')} general answers that the base model has right became wrong"
+    )
 
 
 @dataclass(frozen=True)
@@ -208,7 +221,8 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
         return
     general, asked = (part(run.metrics, name) for name in ("elsewhere", "answers"))
     scored = bool(run.evaluation or asked.get("n"))
-    kept = general.get("became_wrong", 0) <= general.get("became_right", 0)
+    lost, won = (general.get(name) for name in ("became_wrong", "became_right"))
+    kept = not (is_number(lost) and is_number(won)) or lost <= won
     if found.state == "unclear":
         yield Advice("Read what both write", f"{found.learned} {_which(run)}", read)
     else:

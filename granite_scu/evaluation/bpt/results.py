@@ -71,11 +71,17 @@ def verdict(arm: str, reference: str, found: Estimate) -> str:
 
     >>> verdict("run", "base", Estimate(-0.4755, -0.5336, -0.4278))
     'run is better than base by 0.4755 bits/token (nominal 95 % interval 0.4278 to 0.5336)'
+    >>> verdict("run", "base", Estimate(0.31, -0.3, 0.9)).partition("; ")[2]
+    'texts that differ so much show differences from about 0.6 bits/token on'
     """
     if found.differs and found.mean < 0:
         interval = f"nominal 95 % interval {-found.high:.4f} to {-found.low:.4f}"
         return f"{arm} is better than {reference} by {-found.mean:.4f} bits/token ({interval})"
-    return statistics.verdict(arm, reference, found)
+    words = statistics.verdict(arm, reference, found)
+    if found.differs or math.isnan(found.low):
+        return words
+    least = (found.high - found.low) / 2
+    return f"{words}; texts that differ so much show differences from about {least:.2g} bits/token on"
 
 
 def report(

@@ -24,6 +24,7 @@ from granite_scu.storage.run_folder import (
     RunFolder,
     read_json,
 )
+from granite_scu.viz.what_now import verdict
 
 NOT_MEASURED = "not measured"
 _FACTS = (
@@ -100,6 +101,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
         base_license=known_license(base),
         summary=defaultdict(lambda: None, facts["summary"] or {}),
         interval=facts["evaluation"] and _interval(facts["evaluation"]),
+        verdict=verdict(facts["summary"] or {}, interval=_bounds(facts["evaluation"] or {})),
     )
 
 
@@ -194,6 +196,10 @@ def _interval(evaluation: Mapping[str, Any]) -> str:
     return f"{evaluation['confidence']:.0%} interval {evaluation['low']:+.4f} to {evaluation['high']:+.4f}".replace(
         "%", " %"
     )
+
+
+def _bounds(evaluation: Mapping[str, Any]) -> tuple[float, float] | None:
+    return (evaluation["low"], evaluation["high"]) if evaluation.get("low") is not None else None
 
 
 def public_name(base: str) -> str:

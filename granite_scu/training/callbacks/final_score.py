@@ -3,7 +3,6 @@
 import logging
 import math
 import shutil
-import time
 from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
@@ -66,7 +65,6 @@ class FinalScore(L.Callback):
         self.best, self.stopwatch, self.monitor = best, stopwatch, monitor
         self.setpoint, self.reachability, self.stoppers = setpoint, reachability, stoppers
         self.summary: dict = {}
-        self._started = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, module: GraniteModule) -> None:
         self.stopwatch.stop()
@@ -153,7 +151,7 @@ class FinalScore(L.Callback):
             **{name: value for name, value in last.items() if name.startswith("best_scale")},
             "skipped_steps": last.get("skipped", 0),
             "train_time_s": self.stopwatch.seconds,
-            "wall_time_s": time.perf_counter() - self._started,
+            "wall_time_s": self.stopwatch.wall_seconds,
             "tokens_per_s": tokens / self.stopwatch.seconds if self.stopwatch.seconds else None,
             "peak_gpu_memory_gb": last.get("gpu_memory_gb"),
             **self.monitor.summary(trainer.global_step, self.stopwatch.seconds, history),

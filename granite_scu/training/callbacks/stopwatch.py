@@ -12,6 +12,12 @@ class Stopwatch(L.Callback):
         self._elapsed = 0.0
         self._since: float | None = None
         self._last = (0, 0.0)
+        self._began, self._before = time.perf_counter(), 0.0
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds of the whole run so far, those up to a resumed checkpoint among them."""
+        return self._before + time.perf_counter() - self._began
 
     @property
     def seconds(self) -> float:
@@ -35,10 +41,11 @@ class Stopwatch(L.Callback):
         self._since = None
 
     def state_dict(self) -> dict:
-        return {"elapsed": self.seconds, "last": list(self._last)}
+        return {"elapsed": self.seconds, "last": list(self._last), "wall": self.wall_seconds}
 
     def load_state_dict(self, state: dict) -> None:
         self._elapsed, self._last = state["elapsed"], tuple(state["last"])
+        self._before = state.get("wall", state["elapsed"])  # older checkpoints have the time of training alone
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.start()

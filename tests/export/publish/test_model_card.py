@@ -208,3 +208,12 @@ def test_the_base_is_linked_loaded_and_licensed_as_it_is_known(base, on_the_hub,
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     compile(code, "README.md", "exec")
     assert source in code
+
+
+def test_the_results_begin_with_what_was_learned_and_lost():
+    general = {"n": 30, "asked": 30, "became_wrong": 5, "damaged": True, "lost": ["Who *was* it?"]}
+    answers = {"n": 30, "right": 24, "interval": [0.63, 0.9], "base": {"right": 0}}
+    told = card(summary={**facts()["summary"], "answers": answers, "elsewhere": general | {"right_before": 9,
+                         "right_after": 4}}).partition("## Results\n\n")[2]  # fmt: skip
+    words = "Learned your data: 24 of 30 answers as expected (base 0). Elsewhere 5 of 30 general answers became wrong ("
+    assert told.startswith(words + "Who \\*was\\* it?).\n\n|"), told[:300]

@@ -60,3 +60,20 @@ def test_a_resumed_run_goes_on_from_the_time_and_the_count_of_its_checkpoint(clo
     clock.now += 2
     assert resumed.seconds == 14
     assert resumed.rate(540) == 10  # 40 tokens in the 2 seconds before the checkpoint and the 2 after it
+
+
+def test_the_time_of_a_resumed_run_has_all_its_parts(clock):
+    before = Stopwatch()
+    clock.now += 30  # of which none is training
+    state = before.state_dict()
+    assert state["wall"] == 30
+
+    clock.now += 10_000
+    resumed = Stopwatch()
+    clock.now += 5  # until the checkpoint is read
+    resumed.load_state_dict(state)
+    clock.now += 7
+    assert resumed.wall_seconds == 42
+    older = Stopwatch()
+    older.load_state_dict({"elapsed": 20.0, "last": [0, 0.0]})
+    assert older.wall_seconds == 20
