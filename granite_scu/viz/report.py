@@ -127,7 +127,7 @@ def _scored(run: Run) -> str:
     if stopped.get("reason"):
         why = _STOPS.get(stopped["reason"], str(stopped["reason"]))
         text += escape(f" The run ended at step {stopped.get('step')}: {why}.")
-    return text
+    return text if part(run.metrics, "elsewhere") else f"{text} What else it changed was not tried."
 
 
 def _began(run: Run) -> str:
@@ -172,7 +172,7 @@ def _figures(run: Run) -> list[tuple[str, str, str]]:
     if asked.get("n"):
         before = part(asked, "base").get("right")
         figures.append(("answers", f"{asked.get('right')} of {asked['n']}", f"as expected, base {before}"))
-    if general.get("n"):
+    if general.get("n") and general.get("right_before"):
         won = general.get("became_right")
         figures.append(("elsewhere", f"{general.get('became_wrong')} of {general['n']}", f"became wrong, {won} right"))
     if is_number(metrics.get("adapter_test_bpt")):
@@ -295,7 +295,7 @@ def _course(run: Run, data: Mapping[str, Any]) -> str:
     none = run.config.get("controller") == "none"
     title = "No controller: the size of the adapter" if none else "The controller: S and λ"
     opened = " open" if run.uses_setpoint and not run.setpoint_moves else ""
-    return f"""<section aria-label="Charts"><h2>Loss and validation</h2>
+    return f"""<section aria-label="Charts"><h2>Loss{" and validation" if run.validations else ""}</h2>
 <p class="faint">Point to read values, drag to zoom, double-click to see all. With the keyboard, on a chart:
 arrows move the cursor, + and &minus; zoom, 0 shows all.{thinned if drawn < data["ticks"] else ""}</p>
 <div id="controls" hidden><div id="readout"><strong></strong> <span class="faint"></span></div>

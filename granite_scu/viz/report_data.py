@@ -70,9 +70,10 @@ def _charts(run: Run) -> list[dict[str, Any]]:
         _series("S smoothed", "s_ema", "line", "blue"),
         *([_series("S*", "s_target", "since", "green", band=not moves)] if target else []),
     ]
+    validated = " and validation" if run.validations else ""
     loss = [_series("training text", "data_bpt", "line", "sky"), _series("validation", "", "points", "ink")]
     return [
-        _chart("data_bpt", "Loss (DataBPT) and validation", "bits per token", "number", "linear", loss),
+        _chart("data_bpt", f"Loss (DataBPT){validated}", "bits per token", "number", "linear", loss),
         _chart("s", title, "share of bits", "percent", "auto", s),
         _chart(
             "lambda", "Regularisation strength λ", "no unit", "number", "log",

@@ -103,7 +103,7 @@ def _of_bits(metrics: Mapping[str, Any], interval: tuple[float, float] | None) -
     """By the bits of held-out text."""
     base, adapter, tokens = (metrics.get(name) for name in ("base_test_bpt", "adapter_test_bpt", "test_tokens"))
     if not (is_number(base) and is_number(adapter)):
-        return "unclear", "What was learned is not known: nothing was held out to score it on."
+        return "unclear", "What was learned is not known: nothing was held out to score it on (--held-out-share)."
     costs = f"held-out text costs {adapter:.3f} bits per token (base {base:.3f})"
     low, high = interval or (adapter - base - chance(tokens), adapter - base + chance(tokens))
     if high < 0:

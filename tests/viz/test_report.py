@@ -254,6 +254,25 @@ def test_a_setpoint_has_moved_where_it_is_elsewhere_than_at_the_start(tmp_path, 
     assert words in page(folder).text
 
 
+def test_what_was_not_measured_is_said_and_not_shown(tmp_path):
+    """A run that held nothing out and asked no questions; as it writes its summary."""
+    metrics = METRICS | dict.fromkeys(("base_test_bpt", "adapter_test_bpt", "final_val_bpt", "best_val_step"))
+    folder = write_run(tmp_path / "run", rising(), {"controller": "none"}, settings(), metrics=metrics)
+    text = page(folder).text
+    for words in ("What was learned is not known", "What else it changed was not tried", "No controller: the size of"):
+        assert words in text
+    for words in (
+        "and validation",
+        "best validation",
+        "Answers",
+        "as expected",
+        "Held-out documents",
+        "Make sure",
+        "Train longer",
+    ):
+        assert words not in text.partition("All settings")[0]
+
+
 def test_notes_of_the_start_and_what_the_data_decided_stand_in_it_once(finished):
     line = "2026-01-01 00:00:00,000 INFO {}\n".format
     said = line("note: --batch-size 9 does not <fit>") + line("chosen: learning rate 5e-4: for the width")
