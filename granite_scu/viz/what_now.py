@@ -25,6 +25,8 @@ _MOST_NAMED = 3
 """Lost answers that are named."""
 _HIGHEST = 1e-3
 """Learning rate above which no higher one is suggested."""
+_MUCH = 0.1
+"""Bits per token that general answers may cost more before it is worth a word."""
 _HALF = 0.5
 """Share of right answers that the whole interval is above, of a run that learned its data."""
 
@@ -127,15 +129,14 @@ def _elsewhere(found: Mapping[str, Any]) -> str:
     if not n:
         return f"Elsewhere none of {found.get('asked')} general questions was answered in the time"
     cost = f"known answers cost {after - before:.2g} bits per token more than under the base model"
-    also = f" and {right} right" if right else ""
     if wrong:
-        words = f"Elsewhere {wrong} of {n} general answers became wrong{also}"
-        if found.get("damaged"):
-            lost = found.get("lost")
-            named = list(map(str, lost)) if isinstance(lost, list) else []
-            dots = " …" if len(named) > _MOST_NAMED else ""
-            return f"{words} ({' '.join(named[:_MOST_NAMED])}{dots})" if named else words
-        return f"{words}: so few can be chance"
+        lost = found.get("lost")
+        named = list(map(str, lost)) if found.get("damaged") and isinstance(lost, list) else []
+        dots = " …" if len(named) > _MOST_NAMED else ""
+        which = f" ({' '.join(named[:_MOST_NAMED])}{dots})" if named else ""
+        words = f"Elsewhere {wrong} of {n} general answers became wrong{which}{f', {right} right' if right else ''}"
+        few = "so few can be chance" if not found.get("damaged") else cost if after - before > _MUCH else ""
+        return f"{words}; {few}" if few else words
     if found.get("damaged"):
         return f"Elsewhere {cost}"
     if not found.get("right_before"):
@@ -211,7 +212,8 @@ def _use(run: Run, found: Verdict) -> Iterator[Advice]:
     if found.state == "damaged":
         rate = _rate(run)
         text = (
-            f"{found.elsewhere}. A lower rate, fewer steps, or general chats among your own keep what the base knows."
+            "It has lost what the base model knew. A lower rate, fewer steps, or general chats among yours "
+            "(--data-dir, --data-weights) lose less."
         )
         flags = f"--learning-rate {short(rate / 2)}" if rate else ""
         yield Advice("Do not use this adapter for anything but your data", text, _again(run, flags))

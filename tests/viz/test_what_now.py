@@ -132,7 +132,7 @@ def general(wrong: int, right: int = 0, damaged: bool = False, more: float = 0.0
         (answered(24) | general(5, damaged=True), "damaged", "became wrong (What is the capital of France? What is"),
         (answered(24) | general(5, damaged=True), "damaged", ": lower the rate to 5e-4 or mix in general chats."),
         (answered(24) | general(0, damaged=True, more=0.71), "damaged", "known answers cost 0.71 bits per token more"),
-        (answered(24) | general(2, 1), "good", "2 of 30 general answers became wrong and 1 right: so few can"),
+        (answered(24) | general(2, 1), "good", "2 of 30 general answers became wrong, 1 right; so few can"),
         (answered(16), "good", "Learned part of your data: 16 of 30"),
         (answered(3), "unclear", "Learned little of your data: 3 of 30 answers as expected (base 0)."),
         (answered(0), "unclear", "0 of 30 answers as expected (base 0), although held-out text costs 70"),
