@@ -8,7 +8,8 @@ from rich.console import Console
 
 from granite_scu.cli.console import print_facts
 from granite_scu.control.units import counted, duration, per_cent
-from granite_scu.storage.run_folder import LAST_ADAPTER
+from granite_scu.evaluation.bpt.report import shown_answers
+from granite_scu.storage.run_folder import ANSWERS, LAST_ADAPTER, read_json
 from granite_scu.viz import adapter_size
 from granite_scu.viz.what_now import verdict
 
@@ -20,12 +21,14 @@ ENDED = {
 }
 """How a run ended, by the reason in ``scu_metrics.json``."""
 
-NEXT = (
-    ("granite-scu report {run}", "open the report"),
-    ('granite-scu generate {run} --prompt "..."', "base model and adapter continue a text, side by side"),
-    ("granite-scu eval {run}", "is the adapter better? with an interval"),
-)
-"""Commands that continue with a finished run, and what each does."""
+REPORT = ("granite-scu report {run}", "open the report")
+EVAL = ("granite-scu eval {run}", "is the adapter better? with an interval")
+CONTINUE = ('granite-scu generate {run} --prompt "..."', "base model and adapter continue a text, side by side")
+TALK = ("granite-scu generate {run} --chat", "talk to base model and adapter")
+"""Commands that continue with a finished run, and what each does; the last two of texts and of chats."""
+
+SHOWN = 4
+"""Held-out questions that are shown with their answers; the report has all."""
 
 
 def print_summary(summary: dict[str, Any], folder: Path, console: Console, learning_rate: float | None = None) -> None:
@@ -52,10 +55,14 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, learn
         "folder": str(folder),
     }
     print_facts("done", {name: fact for name, fact in facts.items() if fact is not None}, console)
+    records = read_json(folder / ANSWERS)["answers"] if (folder / ANSWERS).is_file() else []
+    for line in shown_answers(records[:SHOWN], ("base", "adapter")):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     found = verdict(summary, learning_rate)
     for line in filter(None, (found.learned, found.lost)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in NEXT]
+    following = (REPORT, TALK if records else CONTINUE, EVAL)
+    commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in following]
     width = max(len(command) for command, _ in commands)
     for command, meaning in commands:
         console.print(f"{command:<{width}}  # {meaning}", highlight=False, markup=False, soft_wrap=True)

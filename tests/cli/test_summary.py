@@ -1,6 +1,7 @@
 """What a run says at its end."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,15 @@ def test_answers_stand_in_the_table_with_their_interval(tmp_path):
     shown = printed(summary_of(**measured(24, 5, damaged=True)), tmp_path)
     assert "24 of 30 as expected (95 % interval 60 % to 90 %), by the base model 1" in shown
     assert "20 of 30 right, by the base model 25: 5 became wrong, 0 right" in shown
+
+
+def test_after_chats_four_questions_are_shown_with_their_answers_and_what_is_next_is_to_talk(tmp_path):
+    records = [{"question": f"How many? {n}", "expected": f"It is {n}.", "base": "Cats.", "adapter": f"I say {n}."}
+               for n in range(9)]  # fmt: skip
+    (tmp_path / "answers.json").write_text(json.dumps({"answers": records}))
+    figures = {"exact": 0, "contains": 0, "right": 0, "token_f1": 0.0}
+    answers = {"n": 9, "asked": 9, "right": 9, "interval": [0.7, 1.0], "base": figures, "adapter": figures}
+    shown = printed(summary_of(answers=answers), tmp_path)
+    assert [f"adapter: I say {n}." in shown for n in range(9)] == [True] * 4 + [False] * 5
+    assert "expected: It is 3." in shown and "base: Cats." in shown
+    assert "--chat" in shown and "--chat" not in printed(summary_of(), tmp_path / "texts")

@@ -2,6 +2,7 @@
 
 import csv
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,20 @@ def _said(found: dict[str, Any]) -> list[str]:
     lines, names = [], [model["name"] for model in found["models"]]
     if answers := found.get("answers"):
         lines.append(f"{answers['n']} of {answers['asked']} questions were answered in the time; {answers['rule']}.")
-        for record in answers["records"][:SHOWN]:
-            lines.append(f"  {shortened(record['question'])}  expected: {shortened(record['expected'])}")
-            lines += [f"    {name}: {shortened(record[name])}" for name in names]
+        lines += shown_answers(answers["records"][:SHOWN], names)
     for name, changed in found.get("elsewhere", {}).items():
         if changed["lost"]:
             chance = f"of as many by chance the probability is {changed['chance']:.2g}"
             lines.append(f"{name}: general answers became wrong ({chance}): {' '.join(changed['lost'])}")
+    return lines
+
+
+def shown_answers(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """A line for each question with what was expected, and below it one for the answer of each model."""
+    lines = []
+    for record in records:
+        lines.append(f"  {shortened(record['question'])}  expected: {shortened(record['expected'])}")
+        lines += [f"    {name}: {shortened(record[name])}" for name in names]
     return lines
 
 
