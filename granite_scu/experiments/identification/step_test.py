@@ -14,7 +14,7 @@ from rich.text import Text
 from granite_scu import control
 from granite_scu.config.errors import FAILED, RunFailed, UserError
 from granite_scu.config.request import Request
-from granite_scu.config.settings import ControlConfig, IdentifyConfig
+from granite_scu.config.settings import DEFAULT_EVERY, ControlConfig, IdentifyConfig
 from granite_scu.experiments.identification import agreement
 from granite_scu.experiments.identification.excitation import Excitation
 from granite_scu.experiments.identification.fopdt import Fopdt
@@ -46,6 +46,7 @@ def identify(request: Request, config: IdentifyConfig, console: Console, as_json
         UserError: the request cannot be met.
         RunFailed: a run ended before its experiment was over.
     """
+    request = request.with_values({"control.every": request.control.every or DEFAULT_EVERY})
     law = _law(request.control, request.run.resume, config.amplitude, config.step)
     folder = RunFolder(request.run.output_dir)
     excitation = Excitation(law, config.settle, config.amplitude, config.dwell, request.seed)
@@ -144,6 +145,7 @@ def _experiment(
         run=run,
         trainer={**request.trainer, "max_steps": steps},
         seed=request.seed + shift,
+        given=request.given | {"trainer.max_steps", "control.every", "control.controller", "run.eval_steps"},
     )
     prepared = prepare(asked, console, controller=controller)
     if prepared.machine.world_size > 1:
