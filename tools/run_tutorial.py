@@ -4,7 +4,8 @@
     python tools/run_tutorial.py docs/tutorials/your-data.md
 
 A block that is fenced as ``console`` holds commands, each behind ``$ ``, and under each what it printed. All of a
-page run in one new folder, one after the other, through a shell in which ``granite-scu`` is this installation's.
+page run in one new folder, which has ``docs`` and ``scripts`` of this repository, one after the other, through a shell
+in which ``granite-scu`` is this installation's.
 ``--check`` writes nothing, and ends with exit code 1 where a command ends otherwise than it did.
 
 A comment in HTML before a block says what is expected or left out of it: ``<!-- exit 130 -->`` where the last command
@@ -21,6 +22,7 @@ from pathlib import Path
 
 BLOCK = re.compile(r"(?P<asked>(?:<!-- [^\n]* -->\n)*)```console\n(?P<body>.*?)```\n", re.DOTALL)
 COLUMNS = "100"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def commands(body: str) -> list[str]:
@@ -91,6 +93,8 @@ def main() -> int:
     failed = False
     for path in options.pages:
         with tempfile.TemporaryDirectory() as folder:
+            for name in ("docs", "scripts"):
+                Path(folder, name).symlink_to(ROOT / name)
             page, failures = renewed(path.read_text(encoding="utf-8"), Path(folder))
         for failure in failures:
             print(f"error: {path}: {failure}", file=sys.stderr)

@@ -24,6 +24,8 @@ ELSEWHERE = {
     "--logger": "test_loggers runs them",
     "eval runs/mine runs/mine/final": "final/ is there where another adapter validated best; test_eval_bpt has it",
     "runs/mine --chat": "reads a terminal; tests/cli has conversations",
+    "docs/examples/faq": "needs the tutorial's model; tests/tools/test_run_tutorial.py runs it",
+    "runs/faq": "the same",
     "--prompt ...": "three dots stand for a text",
 }
 """What stands in a call that is not run here, and why, or which test runs it."""
@@ -57,7 +59,10 @@ def place(tmp_path, monkeypatch):
         [{"role": "user", "content": f"What is {i}?"}, {"role": "assistant", "content": f"It is {i}."}]
         for i in range(60)
     ]
-    Path("chats.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in said))
+    lines = [json.dumps({"messages": each}) + "\n" for each in said]
+    files = {"chats": lines, "mine": lines[:30], "general": lines[30:45], "test": lines[45:]}
+    for name, some in files.items():
+        Path(f"{name}.jsonl").write_text("".join(some))
     pyarrow.parquet.write_table(pyarrow.table({"body": list(texts.values())}), "exports/deep/texts.parquet")
 
 
