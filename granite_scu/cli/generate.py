@@ -12,7 +12,7 @@ from granite_scu.cli import script_flags
 from granite_scu.cli.console import make_console, quiet
 from granite_scu.config.errors import UserError
 from granite_scu.config.sampling import Sampling
-from granite_scu.config.settings import DataConfig, share
+from granite_scu.config.settings import DataConfig, check_system, share
 from granite_scu.data.sources.files import unix
 from granite_scu.model.adapter_files import require_adapter
 
@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt a conversation, in which each line of the terminal or of a pipe is a question",
     )
     script_flags.add_template(parser)
+    parser.add_argument("--system", type=check_system, metavar="TEXT", help="system prompt of the chat (default: that "
+                        "of the run)")  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens, metavar="N",
                         help="tokens to add at most (default: %(default)s)")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=Sampling.temperature, metavar="T",
@@ -61,8 +63,9 @@ def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code."""
     require_adapter(Path(options.run).expanduser(), str(options.run))
     script_flags.check_template(options)
-    if (options.chat_template or options.chat_template_args) and not options.chat:
-        raise UserError("--chat-template: is for a question; give --chat, or leave it out")
+    for flag in ("--chat-template", "--chat-template-args", "--system"):
+        if getattr(options, flag.removeprefix("--").replace("-", "_")) and not options.chat:
+            raise UserError(f"{flag}: is for a question; give --chat, or leave it out")
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.seed)
     talking = options.chat and options.prompt is None and options.prompt_file is None
     prompt = "" if talking else read_prompt(options.prompt, options.prompt_file)
@@ -80,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     adapter.updates(base.name)  # proves that it fits
     own = templates.saved_in(*adapter.tokenizer_places)
     tokenizer = templates.with_template(loading.load_tokenizer(base.name), own)
-    tokenizer = templates.chosen(tokenizer, options.chat_template, options.chat_template_args)
+    tokenizer = templates.chosen(tokenizer, options.chat_template, options.chat_template_args, options.system or "")
     read_as = adapter.training.get("data", {}).get("control_tokens", DataConfig.control_tokens)
     inputs = generate.tokenized(tokenizer, prompt, options.chat, read_as)
     generate.check_length(inputs, options.max_new_tokens, loading.load_model_config(base.name), base.name)

@@ -47,7 +47,7 @@ EXAMPLES = (
 SETTINGS = {
     "text": ("--data-dir", "--validation-data", "--test-data", "--held-out-share", "--data-weights", "--text-column",
              "--record-format", "--encoding", "--split-seed", "--cache-dir"),
-    "conversations": ("--chat-template", "--chat-template-args", "--control-tokens", "--loss-on"),
+    "conversations": ("--chat-template", "--chat-template-args", "--system", "--control-tokens", "--loss-on"),
     "blocks": ("--block-size", "--packing", "--on-long"),
 }  # fmt: skip
 """Flags of training that say how text is read and cut, by the title above them."""

@@ -182,7 +182,7 @@ def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -
 
     data, cache_is_asked_for = settings.get("data", {}), "data.cache_dir" in given
     if data.get("chat_template") is not None and "data.chat_template" not in given:
-        given |= _template_of_the_run(folder)
+        given |= _template_of_the_run(folder) | given
     sources = data.get("path") or []
     sources = [sources] if isinstance(sources, str) else sources
     # Anything else the parser refuses.
@@ -209,7 +209,7 @@ def _template_of_the_run(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{saved}: is missing, and the run was trained with a chat template; give it by --chat-template"
         )
-    return {"data.chat_template": str(saved), "data.chat_template_args": None}
+    return {"data.chat_template": str(saved), "data.chat_template_args": None, "data.system": ""}
 
 
 def _holds_tokens(cache: Any) -> bool:

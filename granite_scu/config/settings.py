@@ -131,6 +131,18 @@ def check_template_args(arguments: list[str] | None) -> None:
         _check(is_one, "--chat-template-args", argument, "must be name=value, such as enable_thinking=false")
 
 
+def check_system(prompt: str) -> str:
+    """The system prompt, unless it is none.
+
+    Raises:
+        UserError: it is empty, or no UTF-8 text.
+    """
+    _check(bool(prompt.strip()), "--system", repr(prompt), "the text is empty; leave it out")
+    is_text = not any("\ud800" <= sign <= "\udfff" for sign in prompt)
+    _check(is_text, "--system", ascii(prompt), "is not UTF-8 text; correct it")
+    return prompt
+
+
 @dataclass(frozen=True)
 class BaseConfig:
     """The frozen model.
@@ -287,6 +299,8 @@ class DataConfig:
         chat_template: of conversations: a file that holds a chat template, or the name of one of the model's own; null
             takes the model's.
         chat_template_args: arguments of the chat template, such as enable_thinking=false; a value is JSON or a text.
+        system: system prompt of conversations that begin without one. It is saved in the run's chat template, so that
+            later questions get it too; empty leaves it to the template.
         control_tokens: what becomes of control tokens such as <|end_of_text|> that stand in the text itself: text reads
             them as any other words, tokens lets them act, refuse stops the run.
         loss_on: of conversations: completion supervises what the assistant says, all every token.
@@ -320,6 +334,7 @@ class DataConfig:
     weights: list[float] | None = None
     chat_template: str | None = None
     chat_template_args: list[str] | None = None
+    system: str = ""
     control_tokens: Literal["text", "tokens", "refuse"] = "text"
     loss_on: Literal["completion", "all"] = "completion"
     packing: Literal["auto", "blocks", "best-fit"] = "auto"
@@ -346,6 +361,8 @@ class DataConfig:
         a_block = f"must be at least a block of {self.block_size}"
         _require((lambda value: value >= self.block_size, a_block), {"data.train_tokens": self.train_tokens})
         check_template_args(self.chat_template_args)
+        if self.system:
+            check_system(self.system)
         if self.weights is not None:
             valid = all(0 <= weight <= MOST_PASSES for weight in self.weights) and any(self.weights)
             remedy = f"must be passes from 0 to {MOST_PASSES}, and not all zero"

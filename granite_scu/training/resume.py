@@ -34,6 +34,7 @@ NO_INFLUENCE = {
         "cache_dir",
         "chat_template",
         "chat_template_args",
+        "system",
         "num_workers",
         "prefetch_factor",
         "eval_batch_size",

@@ -44,6 +44,18 @@ def test_samples_show_what_is_learned(chats, capsys):
     assert " | <|start_of_role|>user" in shown and "<|pad|>" not in shown and " % full" in shown
 
 
+def test_a_system_prompt_is_shown_and_chats_that_have_one_keep_it(tmp_path, capsys):
+    chats = tmp_path / "chats.jsonl"
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    own = [{"role": "system", "content": "mine"}, *turns]
+    records = [{"messages": own}, *({"messages": [*turns, *turns[:1] * i, turns[1]]} for i in range(1, 30))]
+    chats.write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = ["data", "inspect", str(chats), "--model", "tiny-granite-h", "--system", "be kind", "--samples", "99"]
+    assert commands.main(command) == 0
+    shown = capsys.readouterr()
+    assert "1 of 30 conversations" in " ".join(shown.err.split()) and "system<|end_of_role|>be kind" in shown.out
+
+
 def test_the_counts_are_in_words(capsys):
     split = {"documents": 5, "blocks": 14, "supervised_tokens": 14088, "bytes": 46504, "utilisation": 0.983}
     nothing = dict.fromkeys(("empty_documents", "gap_blocks", "dropped_tokens", "conversations"), 0)

@@ -24,7 +24,7 @@ def trained(launch, tmp_path_factory):
     lines = (json.dumps({"prompt": f"question {i}?", "completion": f"answer {i}."}) + "\n" for i in range(40))
     (folder / "chats.jsonl").write_text("".join(lines))
     (folder / "mine.jinja").write_text(TEMPLATE)
-    data = ("--data-dir", folder / "chats.jsonl", "--chat-template", folder / "mine.jinja")
+    data = ("--data-dir", folder / "chats.jsonl", "--chat-template", folder / "mine.jinja", "--system", "be kind")
     code, _, stderr = launch(
         "--test-run", *data, "--chat-template-args", "mark=>>", *FEW, "--samples", 3, "--output-dir", folder / "run"
     )
@@ -50,7 +50,7 @@ def test_the_template_is_saved_with_its_arguments_and_used_by_what_comes_after(t
     question = ("--chat", "--prompt", "hi", "--max-new-tokens", 1)
     for run, more, mark in (("run", (), ">>"), ("run/checkpoint-1", ("--chat-template-args", "mark=::"), "::")):
         assert call(commands.main, "generate", trained / run, *question, *more)[0] == 0
-        assert asked.pop() == f"user{mark}hi<|end_of_text|>assistant{mark}"
+        assert asked.pop() == f"system{mark}be kind<|end_of_text|>user{mark}hi<|end_of_text|>assistant{mark}"
     assert call(commands.main, "merge", trained / "run", "--out", tmp_path / "merged", "--no-check")[0] == 0
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == saved
     code, stdout, stderr = call(commands.main, "eval", trained / "run", "--json")

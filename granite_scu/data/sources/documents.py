@@ -12,7 +12,8 @@ SPLITS = ("train", "validation", "test")
 """Of a corpus: what is trained on, and what is held out."""
 
 ASSISTANT = "assistant"
-ROLES = ("system", "developer", "user", ASSISTANT, "tool")
+SYSTEM_ROLES = ("system", "developer")
+ROLES = (*SYSTEM_ROLES, "user", ASSISTANT, "tool")
 """Who may speak in a conversation."""
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -107,6 +108,11 @@ class Conversation(Document):
     n_prompt: int = 0
     tools: list[Any] | None = None
     plain: tuple[str, str] | None = None
+
+    @property
+    def has_system(self) -> bool:
+        """Whether it begins with a system turn of its own."""
+        return bool(self.messages) and self.messages[0]["role"] in SYSTEM_ROLES
 
     @property
     def said(self) -> list[int]:

@@ -29,7 +29,7 @@ from granite_scu.storage.atomic import ensure_folder, replacing, take_place
 
 _log = logging.getLogger(__name__)
 
-VERSION = 10
+VERSION = 11
 """Of the layout, of what is made of a text, and of where long ones are cut (an interrupted preparation counts the
 pieces): part of the key."""
 
@@ -48,7 +48,7 @@ ARRAYS = OF_TOKENS | OF_DOCUMENTS
 
 NOTHING: dict[str, Any] = {
     "pieces": 0, "sizes": {}, "checksums": {}, "n_empty": 0, "first_empty": "",
-    "n_control": 0, "first_control": "", "n_thoughts": 0,
+    "n_control": 0, "first_control": "", "n_thoughts": 0, "n_system": 0,
 }  # fmt: skip
 """What is noted of a preparation, before it has begun."""
 KINDS = {name: type(value) for name, value in NOTHING.items()}
@@ -77,6 +77,7 @@ class Prepared:
         n_control: control tokens that somebody wrote.
         first_control: the first of them and where it stands.
         n_thoughts: answers of which the chat template leaves out what was thought.
+        n_system: conversations with a system turn of their own.
         record_formats: documents that are not empty by the format of the records they were; not kept with the tokens.
     """
 
@@ -93,6 +94,7 @@ class Prepared:
     n_control: int = 0
     first_control: str = ""
     n_thoughts: int = 0
+    n_system: int = 0
     record_formats: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -118,6 +120,7 @@ def in_memory(parts: Iterable[Part]) -> Prepared:
         n_control=sum(part.n_control for part in parts),
         first_control=next((part.first_control for part in parts if part.n_control), ""),
         n_thoughts=sum(part.n_thoughts for part in parts),
+        n_system=sum(part.n_system for part in parts),
     )
 
 
@@ -211,6 +214,7 @@ def _write(partial: Path, make: Callable[[int], Iterator[Part]]) -> None:
             progress["n_control"] += part.n_control
             progress["first_control"] = progress["first_control"] or part.first_control
             progress["n_thoughts"] += part.n_thoughts
+            progress["n_system"] += part.n_system
             if number % SAVED_EVERY == 0:
                 _save(partial / META, files, progress)
         for file in files.values():
@@ -277,7 +281,7 @@ def _open(folder: Path) -> Prepared:
     arrays = {name: _stored(folder, meta, name) for name in ARRAYS}
     of_documents = {name: arrays[name][:] for name in OF_DOCUMENTS}
     stream = Stream(ends=of_documents.pop("ends"), **{name: arrays[name] for name in OF_TOKENS})
-    names = ("n_empty", "first_empty", "n_control", "first_control", "n_thoughts")
+    names = ("n_empty", "first_empty", "n_control", "first_control", "n_thoughts", "n_system")
     counts = {name: meta[name] for name in names}
     return Prepared(stream, **of_documents, name=partial(_line, folder / NAMES), **counts)
 

@@ -58,6 +58,7 @@ class Rendered(NamedTuple):
         n_control: control tokens that somebody wrote, however they are read.
         first_control: the first of them; empty where there is none.
         n_thoughts: answers of which the template leaves out what was thought.
+        has_system: whether it has a system turn of its own.
         is_begun: whether the tokenizer's beginning of text comes before it; a template writes its own.
     """
 
@@ -67,6 +68,7 @@ class Rendered(NamedTuple):
     n_control: int = 0
     first_control: str = ""
     n_thoughts: int = 0
+    has_system: bool = False
     is_begun: bool = False
 
 
@@ -115,7 +117,7 @@ class Renderer:
                     f"--data-dir {conversation.name}: the chat template goes by the control token {hidden.first} that "
                     "stands in a message, which is then no text; take it out, or choose --control-tokens tokens"
                 )
-        return Rendered(text, spans, written, hidden.count, hidden.first, n_thoughts)
+        return Rendered(text, spans, written, hidden.count, hidden.first, n_thoughts, conversation.has_system)
 
     def prompt(self, turns: Sequence[dict[str, Any]]) -> Rendered:
         """The messages of a chat that ends with a question, and what invites the answer; ``spans`` says nothing.

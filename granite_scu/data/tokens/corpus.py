@@ -129,8 +129,12 @@ def check_documents(config: DataConfig, corpus: Prepared) -> None:
         )
     if corpus.n_thoughts:
         _log.warning("the chat template leaves out what was thought before %d of the answers", corpus.n_thoughts)
-    if config.chat_template and not corpus.n_conversations:
-        _log.warning("--chat-template %s: %s holds no conversation to use it for", config.chat_template, text)
+    if config.system and corpus.n_system:
+        counts = corpus.n_system, corpus.n_conversations
+        _log.info("--system: %d of %d conversations have a system turn of their own and keep it", *counts)
+    for flag, given in (("--chat-template", config.chat_template), ("--system", config.system)):
+        if given and not corpus.n_conversations:
+            _log.warning("%s %s: %s holds no conversation to use it for", flag, given, text)
 
 
 def full_names(sources: list[str]) -> list[str]:

@@ -109,6 +109,7 @@ class Part:
         n_control: control tokens that somebody wrote.
         first_control: the first of them and where it stands; empty where there is none.
         n_thoughts: answers of which the chat template leaves out what was thought.
+        n_system: conversations with a system turn of their own.
     """
 
     tokens: NDArray[np.int32]
@@ -121,6 +122,7 @@ class Part:
     n_control: int = 0
     first_control: str = ""
     n_thoughts: int = 0
+    n_system: int = 0
 
 
 class Piece(NamedTuple):
@@ -141,6 +143,7 @@ class Piece(NamedTuple):
         n_control: control tokens that somebody wrote, however they are read.
         first_control: the first of them; empty where there is none.
         n_thoughts: as of ``Rendered``.
+        has_system: as of ``Rendered``.
     """
 
     text: str
@@ -157,6 +160,7 @@ class Piece(NamedTuple):
     n_control: int = 0
     first_control: str = ""
     n_thoughts: int = 0
+    has_system: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -438,6 +442,7 @@ class _Encoder:
             sum(piece.n_control for piece in group),
             next((f"{piece.first_control} in {piece.name}" for piece in group if piece.n_control), ""),
             sum(piece.n_thoughts for piece in group),
+            sum(piece.has_system for piece in group),
         )
 
     def _packed(self, row: "_Row") -> bytes:

@@ -22,8 +22,11 @@ from transformers import PreTrainedTokenizerBase
 from granite_scu.config.errors import UserError
 from granite_scu.config.outside import parse_json
 from granite_scu.config.settings import DataConfig
+from granite_scu.data.sources.documents import SYSTEM_ROLES
+from granite_scu.data.tokens.chat import Renderer
+from granite_scu.data.tokens.control_tokens import ControlTokens
 
-FLAG, ARGUMENTS_FLAG = "--chat-template", "--chat-template-args"
+FLAG, ARGUMENTS_FLAG, SYSTEM_FLAG = "--chat-template", "--chat-template-args", "--system"
 
 FILE, MORE = "chat_template.jinja", "additional_chat_templates"
 """Where ``save_pretrained`` writes a template, and a folder for further ones by their names."""
@@ -39,7 +42,10 @@ Template = str | dict[str, str]
 
 
 def chosen(
-    tokenizer: PreTrainedTokenizerBase, template: str | None = None, arguments: Sequence[str] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    template: str | None = None,
+    arguments: Sequence[str] | None = None,
+    system: str = "",
 ) -> PreTrainedTokenizerBase:
     """The tokenizer with the template that is asked for.
 
@@ -47,10 +53,11 @@ def chosen(
         tokenizer: of the model.
         template: a file, or the name of one of the tokenizer's own templates; None takes its own.
         arguments: ``name=value`` each. They become the template's defaults, so that they are saved with it.
+        system: prompt of chats that bring none; it becomes part of the template too.
 
     Raises:
-        UserError: neither a file nor a name, a template that is no Jinja, or an argument that the template does not
-            know.
+        UserError: neither a file nor a name, a template that is no Jinja, an argument that the template does not know,
+            or a system prompt that it has no place for.
     """
     own = tokenizer.chat_template
     found = own if template is None else _found(template, own)
@@ -58,7 +65,13 @@ def chosen(
         if not found:
             raise UserError(f"{ARGUMENTS_FLAG} {arguments[0]}: the model has no chat template; give one by {FLAG} FILE")
         found = _each(found, lambda text: _with_defaults(text, _values(arguments, found)))
-    return with_template(tokenizer, found)
+    if not system:
+        return with_template(tokenizer, found)
+    if not found:
+        raise UserError(f"{SYSTEM_FLAG}: the model has no chat template to put it into; give one by {FLAG} FILE")
+    asked = with_template(tokenizer, _each(found, lambda text: _with_system(text, system)))
+    _check_system(tokenizer, asked, system)
+    return asked
 
 
 def with_template(tokenizer: PreTrainedTokenizerBase, template: Template | None) -> PreTrainedTokenizerBase:
@@ -72,7 +85,7 @@ def with_template(tokenizer: PreTrainedTokenizerBase, template: Template | None)
 
 def of_data(tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> PreTrainedTokenizerBase:
     """The tokenizer with the template that the settings of a run ask for. Raises UserError as ``chosen``."""
-    return chosen(tokenizer, config.chat_template, config.chat_template_args)
+    return chosen(tokenizer, config.chat_template, config.chat_template_args, config.system)
 
 
 def saved_in(*folders: Path) -> Template | None:
@@ -196,3 +209,31 @@ def _with_defaults(template: str, values: dict[str, Any]) -> str:
     """
     tags = (f"{{%- set {name} = {name} if {name} is defined else {value!r} %}}" for name, value in values.items())
     return f"{''.join(tags)}\n{template}"
+
+
+def _with_system(template: str, system: str) -> str:
+    """The template with a system turn before chats that begin without one, on a line of its own as defaults are.
+
+    The text stands there as JSON has it, which Jinja reads alike, and holds no tag that somebody might look for.
+    """
+    text = json.dumps(system, ensure_ascii=False).replace("{%", "{\\u0025")
+    line = (
+        f"{{%- if not messages or messages[0]['role'] not in {list(SYSTEM_ROLES)} %}}"
+        f"{{%- set messages = [{{'role': 'system', 'content': {text}}}] + messages %}}{{%- endif %}}\n"
+    )
+    return template if template.startswith(line) else line + template
+
+
+def _check_system(tokenizer: PreTrainedTokenizerBase, asked: PreTrainedTokenizerBase, system: str) -> None:
+    """Refuse a system prompt that acts as a control token, or that the template does not show."""
+    if token := ControlTokens(tokenizer).first_in(system):
+        raise UserError(f"{SYSTEM_FLAG}: holds the control token {token}, which would act as one; take it out")
+    remedy = f"put it into the user's first message, or choose another template with {FLAG}"
+    question = [{"role": "user", "content": "?"}]
+    try:
+        text = Renderer(asked).prompt(question).text
+    except UserError as error:
+        Renderer(tokenizer).prompt(question)  # its own refusal where it takes no question at all
+        raise UserError(f"{SYSTEM_FLAG}: the chat template refuses a system turn; {remedy}") from error
+    if system.strip() not in text:
+        raise UserError(f"{SYSTEM_FLAG}: the chat template has no place for a system turn; {remedy}")

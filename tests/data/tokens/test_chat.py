@@ -10,6 +10,7 @@ from granite_scu.config.settings import TINY_MODEL
 from granite_scu.data.sources.documents import Conversation
 from granite_scu.data.sources.read import load, source
 from granite_scu.data.tokens.encoding import encode
+from granite_scu.data.tokens.templates import chosen
 
 END, PAD, START, ROLE = 256, 257, 258, 259
 TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
@@ -239,6 +240,18 @@ def test_tool_calls_are_missed_though_the_template_writes_a_name_there(chatting,
     assert "shows nothing of the tool calls of message 2" in refused(
         chatting, conversations(tmp_path, {"messages": [TURN[0], call]})
     )
+
+
+@pytest.mark.parametrize("tagged", [False, True], ids=["by prefixes", "by tags"])
+def test_a_system_prompt_is_read_and_the_same_is_learned(chatting, tmp_path, tagged):
+    later = [*TURN, {"role": "user", "content": "be?"}, {"role": "assistant", "content": "be kind"}]
+    documents = conversations(tmp_path, {"messages": later}, {"messages": TURN[::-1]})
+    if tagged:
+        chatting.chat_template = TAGGED
+    without = learned(chatting, documents)
+    prompted = chosen(chatting, system="be kind")
+    assert learned(prompted, documents) == without
+    assert chatting.decode(encode(documents, prompted).tokens).count("be kind") == 3  # once in each, and once said
 
 
 @pytest.mark.parametrize("tagged", [False, True], ids=["by prefixes", "by tags"])

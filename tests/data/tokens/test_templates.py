@@ -5,10 +5,10 @@ import copy
 import pytest
 
 from granite_scu.config.errors import UserError
-from granite_scu.config.settings import DataConfig, check_template
+from granite_scu.config.settings import DataConfig, check_system, check_template
 from granite_scu.data.sources.samples import as_document
 from granite_scu.data.tokens.chat import Renderer
-from granite_scu.data.tokens.templates import chosen, saved_in, with_template
+from granite_scu.data.tokens.templates import checksum, chosen, saved_in, with_template
 
 TURN = [{"role": "user", "content": "hi"}]
 SAYS = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -96,6 +96,42 @@ def test_an_argument_that_the_template_does_not_know_is_refused_with_those_that_
         chosen(with_template(tokenizer, SAYS), arguments=["messages=1"])
     with pytest.raises(UserError, match="the model has no chat template; give one by --chat-template FILE"):
         chosen(tokenizer, arguments=["a=1"])
+
+
+PROMPTS = ["be kind", 'say "so" \\n %} {% generation %} {{ x }} {# 😀 #}\n\tin two lines\u2028', "{%- strftime_now"]
+SHOWS_ROLES = "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("system", PROMPTS)
+def test_a_system_prompt_stands_before_chats_that_have_none_and_is_saved_with_the_template(tokenizer, tmp_path, system):
+    found = chosen(with_template(tokenizer, SHOWS_ROLES), system=system)
+    assert rendered(found) == f"system:{system};user:hi;"
+    own = [{"role": "system", "content": "mine"}, *TURN]
+    assert found.apply_chat_template(own, tokenize=False) == "system:mine;user:hi;"
+    found.save_pretrained(tmp_path)
+    again = with_template(tokenizer, saved_in(tmp_path))
+    assert checksum(again) == checksum(found) == checksum(chosen(again, system=system)) != checksum(tokenizer)
+    assert rendered(chosen(again, system="other")) == "system:other;user:hi;"
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "words"),
+    [
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + SAYS, "be kind", "refuses a"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "be kind", "has no place for a"),
+        (SAYS, "be <|end_of_text|>", r"holds the control token <\|end_of_text\|>"),
+        (None, "be kind", "the model has no chat template to put it into; give one by --chat-template FILE"),
+    ],
+)
+def test_a_system_prompt_that_does_not_reach_the_model_is_refused(tokenizer, template, system, words):
+    with pytest.raises(UserError, match=f"--system: .*{words}"):
+        chosen(with_template(tokenizer, template), system=system)
+
+
+@pytest.mark.parametrize("system", ["", " \n", "\udcff"])
+def test_a_system_prompt_that_is_no_text_is_refused_without_a_tokenizer(system):
+    with pytest.raises(UserError, match="--system"):
+        check_system(system)
 
 
 def test_what_needs_no_tokenizer_is_refused_without_one(tmp_path):
