@@ -54,3 +54,11 @@ def test_without_args_it_says_what_it_trains_on(make, target):
     assert f'on your text: make {target} ARGS="--data-dir my_texts/"' in said
     assert notes[-1].startswith("scripts/train_granite_cuda.py --hardware ")
     assert "wikitext" not in make(target, "ARGS=--data-dir mine")[0]
+
+
+def test_demo_chat_trains_the_model_that_it_fetches_on_files_that_are_there(make):
+    _, (*_, fetched, trained) = make("demo-chat")
+    words = trained.split()
+    files = [word for word in words if word.endswith(".jsonl")]
+    assert len(files) == 3 and all((ROOT / file).is_file() for file in files)
+    assert words[words.index("--model") + 1] == fetched.split()[-1]

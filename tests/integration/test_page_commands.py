@@ -26,7 +26,6 @@ ELSEWHERE = {
     "runs/mine --chat": "reads a terminal; tests/cli has conversations",
     "docs/examples/faq": "needs the tutorial's model; tests/tools/test_run_tutorial.py runs it",
     "runs/faq": "the same",
-    "--prompt ...": "three dots stand for a text",
 }
 """What stands in a call that is not run here, and why, or which test runs it."""
 
