@@ -72,7 +72,8 @@ def take_preset(arguments: list[str]) -> tuple[list[str], str | None]:
         if accelerator != "auto":  # whoever leaves it open gets the CPU's preset where there is no GPU
             accelerator = hardware.resolve_accelerator(accelerator)
         device = hardware.detect(accelerator)
-        if device.kind == "cuda" and given.get("run.multi_gpu", ("", False))[1]:
+        several, gpus = (given.get(f"run.{name}", ("", None))[1] for name in ("multi_gpu", "gpus"))
+        if device.kind == "cuda" and (several if gpus is None else gpus != 1):
             device = hardware.least_capable(hardware.detect_all())
         chosen = presets.choose(device)
         if chosen == "cpu" and accelerator == "auto":

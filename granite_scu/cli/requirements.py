@@ -125,7 +125,7 @@ def check_requirements(request: Request, preset: str | None = None) -> list[Chec
         Check("CUDA device", f"{torch.cuda.device_count()} x {detect().name}" if has_gpu else f"none: {no_gpu}",
               has_gpu, gpu, runs_on if gpu else cpu, get_gpu),
         *([_preset(preset, device)] if preset else []),
-        *([_processes(device)] if request.run.multi_gpu else []),
+        *([_processes(device, request.run.gpus)] if request.run.on_several else []),
         _capability(device.capability),
         Check(MEMORY[device.kind == "cpu"], f"{device.memory_gb:.1f} GiB", None, False,
               "if it runs out, lower --batch-size"),
@@ -221,11 +221,12 @@ def _preset(name: str, device: Device) -> Check:
     return Check("hardware preset", name, not warning, bool(unknown), meaning, warning)
 
 
-def _processes(device: Device) -> Check:
-    processes, refusal = _ask(machine.processes_for, True, device.kind, device.count)
+def _processes(device: Device, gpus: int | None) -> Check:
+    count, refusal = _ask(machine.gpus_of, gpus, device)
+    processes, refusal = (None, refusal) if refusal else _ask(machine.processes_for, True, device.kind, count)
     found = f"{device.count} x {device.name}" + (f", {processes[0] * processes[1]} processes" if processes else "")
     meaning = REFUSED if refusal else "one process for each GPU; on the CPU a launcher starts them"
-    return Check("--multi-gpu", found, not refusal, True, meaning, refusal)
+    return Check("--gpus" if gpus else "--multi-gpu", found, not refusal, True, meaning, refusal)
 
 
 def _capability(capability: tuple[int, int] | None) -> Check:

@@ -118,7 +118,9 @@ def dry_run(arguments: list[str], as_json: bool) -> int:
     with config_layers.naming_files(arguments):
         request = parse(arguments).request
         quiet(console)
-        card = cards.absent(request.hardware, request.trainer["accelerator"])
+        card = cards.absent(request.hardware, request.trainer["accelerator"], request.run.gpus)
+        if card and request.run.multi_gpu and request.run.gpus is None:
+            log.warning("--multi-gpu: of a card that is not here it is not known how many; --gpus says it")
         tokenizer = _tokenizer_to_plan_with(request.base.name)
         facts = plan.describe(recipe.prepare(request, console, card=card, tokenizer=tokenizer), here=card is None)
     if as_json:

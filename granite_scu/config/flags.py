@@ -206,6 +206,7 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--accelerator", "trainer.accelerator", str, "device; without a GPU, cpu must be asked for",
               choices=("auto", "cpu", "cuda")),
         _flag("--multi-gpu", "run.multi_gpu"),
+        _flag("--gpus", "run.gpus", default="one, or all with --multi-gpu"),
         _flag("--auto-batch-size", "run.auto_batch_size"),
         _flag("--fsdp", "run.fsdp"),
     ),

@@ -557,6 +557,8 @@ class RunConfig:
         tf32: take fp32 products of the model in TF32, ten bits of mantissa, where the GPU has it; lambda's and S's own
             are always exact.
         multi_gpu: train on every visible GPU, one process each, or on what torchrun or SLURM started.
+        gpus: GPUs to train on, one process each, of those that are visible; a plan takes any number. Null takes one, or
+            all with multi_gpu.
         fsdp: share the frozen layers out over the processes, for a model that one GPU cannot hold; adapters stay whole.
         expected_mfu: share of the device's peak that a step should reach; a run that stays below says what to change.
             Hardware presets set it; null expects nothing.
@@ -577,6 +579,7 @@ class RunConfig:
     memory_fraction: float | str | None = None
     tf32: bool = True
     multi_gpu: bool = False
+    gpus: int | None = None
     fsdp: bool = False
     expected_mfu: float | str | None = None
 
@@ -591,10 +594,16 @@ class RunConfig:
             _check(name in LOGGERS, "--logger", name, f"there are {', '.join(LOGGERS)}; separate several by spaces")
         _check(0 <= self.samples <= 1000, "--samples", self.samples, "must be from 0 to 1000")
         _require(_at_least(1, " validation"), {"--early-stopping": self.early_stopping})
+        _require(_at_least(1), {"--gpus": self.gpus})
         _require(_at_least(8, " ticks"), {"--stop-at-equilibrium": self.stop_at_equilibrium})
         _read_shares(self, memory_fraction="--memory-fraction", expected_mfu="--run.expected_mfu")
         _require(_SHARE, {"--memory-fraction": self.memory_fraction})
         _require(_BETWEEN_0_AND_1, {"--run.expected_mfu": self.expected_mfu})
+
+    @property
+    def on_several(self) -> bool:
+        """Whether more than one process may be meant."""
+        return self.multi_gpu if self.gpus is None else self.gpus > 1
 
     @property
     def loggers(self) -> list[str]:

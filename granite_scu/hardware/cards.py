@@ -1,5 +1,7 @@
 """The card of each preset as its driver describes it: what a plan needs to know of a card that is not here."""
 
+from dataclasses import replace
+
 from granite_scu.hardware import presets
 from granite_scu.hardware.detection import Device, detect, gpu
 
@@ -30,16 +32,20 @@ CARDS = {
 """By preset, of several cards or sizes the smallest or the commonest; memory in GiB."""
 
 
-def absent(preset: str | None, accelerator: str) -> Device | None:
-    """The card that a preset is for, where a plan asks for it and this machine has no such card.
+def absent(preset: str | None, accelerator: str, gpus: int | None = None) -> Device | None:
+    """The card that a preset is for, where a plan asks for it and this machine has no such card, or fewer of them.
 
     Args:
         preset: as ``--hardware``.
         accelerator: as ``--accelerator``: who names the CPU means this machine.
+        gpus: as ``--gpus``.
     """
     if preset not in CARDS or accelerator == "cpu":
         return None
     here = detect(accelerator)
     names_a_card = presets.PRESETS[preset].pattern is not None
     is_here = presets.PRESETS[preset].fits(here) if names_a_card else here.kind == "cuda"
-    return None if is_here else CARDS[preset]
+    if is_here and here.count >= (gpus or 1):
+        return None
+    card = here if is_here else CARDS[preset]
+    return replace(card, count=gpus or card.count)

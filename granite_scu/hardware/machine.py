@@ -100,7 +100,7 @@ def resolve(
     """
     accelerator = "cuda" if card else hardware.resolve_accelerator(trainer["accelerator"])
     device = card or hardware.detect(accelerator)
-    devices, nodes = processes_for(run.multi_gpu, device.kind, device.count)
+    devices, nodes = processes_for(run.on_several, device.kind, gpus_of(run.gpus, device))
     if device.kind == "cuda" and devices > 1 and not card:
         device = hardware.least_capable(gpus := hardware.detect_all()[:devices])
         _tell_of_unlike(gpus, device)
@@ -132,6 +132,24 @@ def resolve_request(request: Request, card: hardware.Device | None = None) -> Ma
         if warning and (device.kind == "cuda" or asked == "cpu"):  # otherwise it is a GPU that is missing
             raise UserError(f"{error}; {warning}") from error
         raise
+
+
+def gpus_of(asked: int | None, device: hardware.Device) -> int:
+    """The number of GPUs that ``--gpus`` stands for. Raises UserError where there are fewer."""
+    if asked is not None and device.kind == "cpu":
+        raise UserError(
+            f"--gpus {asked}: there is no GPU; leave it out, or name the card to plan for: granite-scu plan --hardware "
+            f"gpu_a100_80 --gpus {asked}"
+        )
+    launched = launched_processes()
+    if asked is not None and launched and launched[0] != asked:
+        raise UserError(f"--gpus {asked}: {launched[0]} processes were started on this machine; give --multi-gpu alone")
+    if asked is not None and asked > device.count:
+        raise UserError(
+            f"--gpus {asked}: {device.count} visible (CUDA_VISIBLE_DEVICES); give --gpus {device.count}, or plan for "
+            "that many with granite-scu plan --hardware CARD"
+        )
+    return asked or device.count
 
 
 def processes_for(multi_gpu: bool, kind: str, gpus: int) -> tuple[int, int]:

@@ -49,6 +49,7 @@ NO_INFLUENCE = {
         "memory_fraction",
         "tf32",
         "multi_gpu",
+        "gpus",
         "fsdp",
         "expected_mfu",
         "samples",

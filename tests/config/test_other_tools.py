@@ -19,7 +19,7 @@ def test_the_page_has_the_table():
         ("--lr", "--learning-rate"),
         ("--load-in-4bit", "--4bit-quantization"),
         ("--target_modules", "--lora-targets"),
-        ("--devices", "--multi-gpu"),
+        ("--devices", "--gpus"),
         ("--per_device_train_batch_size", "--batch-size"),
         ("--num_train_epochs", "--num-epochs"),
         ("--micro_batch_size", "--batch-size"),

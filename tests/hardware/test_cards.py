@@ -1,5 +1,7 @@
 """The card that a preset is for, where it is not in the machine."""
 
+from dataclasses import replace
+
 import pytest
 from devices import CPU, RTX_3060, RTX_4090
 
@@ -16,20 +18,23 @@ def test_the_card_of_each_preset_is_one_that_takes_it(name):
 
 
 @pytest.mark.parametrize(
-    ("here", "preset", "accelerator", "planned"),
+    ("here", "preset", "gpus", "accelerator", "planned"),
     [
-        (CPU, "gpu_4090", "auto", True),
-        (RTX_3060, "gpu_4090", "auto", True),
-        (RTX_4090, "gpu_4090", "auto", False),
-        (RTX_3060, "conservative", "auto", False),
-        (CPU, "gpu_4090", "cpu", False),
-        (CPU, "cpu", "auto", False),
-        (CPU, None, "auto", False),
+        (CPU, "gpu_4090", None, "auto", CARDS["gpu_4090"]),
+        (CPU, "gpu_4090", 3, "auto", replace(CARDS["gpu_4090"], count=3)),
+        (CPU, "gpu_a30x2", 1, "auto", replace(CARDS["gpu_a30x2"], count=1)),
+        (RTX_3060, "gpu_4090", None, "auto", CARDS["gpu_4090"]),
+        (RTX_4090, "gpu_4090", 1, "auto", None),
+        (RTX_4090, "gpu_4090", RTX_4090.count + 1, "auto", replace(RTX_4090, count=RTX_4090.count + 1)),
+        (RTX_3060, "conservative", None, "auto", None),
+        (CPU, "gpu_4090", None, "cpu", None),
+        (CPU, "cpu", None, "auto", None),
+        (CPU, None, None, "auto", None),
     ],
 )
-def test_a_card_is_planned_for_where_it_is_not_here(machine, here, preset, accelerator, planned):
+def test_a_card_is_planned_for_where_it_is_not_here(machine, here, preset, gpus, accelerator, planned):
     machine(here)
-    assert absent(preset, accelerator) == (CARDS[preset] if planned else None)
+    assert absent(preset, accelerator, gpus) == planned
 
 
 def test_what_is_installed_here_says_nothing_of_a_card_elsewhere(machine, monkeypatch):

@@ -71,6 +71,21 @@ def test_cuda_graphs_do_not_accumulate(on, monkeypatch, compile):
     assert on(A100, base=dataclasses.replace(graphs, compile=False))
 
 
+def test_as_many_gpus_train_as_are_asked_for_where_they_are_there(on):
+    four = dataclasses.replace(A100, count=4)
+    assert [on(four, run=RunConfig(gpus=n)).devices for n in (1, 2, 4)] == [1, 2, 4]
+    assert on(four, run=RunConfig(gpus=2, multi_gpu=True)).devices == 2
+    assert on(four, run=RunConfig(gpus=1, multi_gpu=True)).devices == 1
+    with pytest.raises(UserError, match=r"--gpus 5: 4 visible .*--gpus 4, or plan"):
+        on(four, run=RunConfig(gpus=5))
+    with pytest.raises(UserError, match=r"--gpus 2: there is no GPU; .*plan --hardware"):
+        on(CPU, run=RunConfig(gpus=2))
+    with pytest.raises(UserError, match=r"--gpus 2: 4 processes were started"):
+        on(four, run=RunConfig(gpus=2), environment={"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"})
+    with pytest.raises(UserError, match=r"--gpus 0"):
+        RunConfig(gpus=0)
+
+
 def test_several_launched_processes_without_multi_gpu_are_refused(on):
     with pytest.raises(UserError, match=r"2 processes were started.*--multi-gpu"):
         on(CPU, environment={"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
