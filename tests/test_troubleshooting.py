@@ -6,8 +6,9 @@ import pytest
 import torch
 from devices import T4
 
-from granite_scu.config.settings import BaseConfig, RunConfig
+from granite_scu.config.settings import BaseConfig, DataConfig, RunConfig
 from granite_scu.control import Fixed
+from granite_scu.data.datamodule import TextDataModule
 from granite_scu.hardware import machine, presets, resolve_precision
 from granite_scu.hardware.nvml import why_no_cuda
 from granite_scu.model import loading
@@ -88,3 +89,11 @@ def test_a_step_below_what_is_expected():
         "precision": "bf16-mixed",
     }
     assert quoted(f"mfu 8.0% is below the 20% to be expected: {advice(record, settings)}")
+
+
+def test_too_few_chats_to_hold_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chats = (Path(__file__).parents[1] / "docs" / "examples" / "faq" / "train.jsonl").read_text().splitlines()
+    Path("two.jsonl").write_text("\n".join(chats[:2]))
+    data = TextDataModule(DataConfig(path="two.jsonl", cache_dir=str(tmp_path / "cache")), 0)
+    assert quoted(f"error: {refusal(data.prepare, loading.load_tokenizer('tiny-granite-h'))}")

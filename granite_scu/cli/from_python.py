@@ -27,7 +27,7 @@ _QUESTIONS = ("dry_run", "check_requirements", "print_config", "json")
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left. Figures are bits per token.
+    """What a run left. Figures are bits per token, None where nothing was held out.
 
     Attributes:
         adapter: the run folder, with the adapter that validated best; plain PEFT loads it.
@@ -45,9 +45,9 @@ class Result:
     adapter: Path
     report: Path
     steps: int
-    base_bpt: float
-    test_bpt: float
-    validation_bpt: float
+    base_bpt: float | None
+    test_bpt: float | None
+    validation_bpt: float | None
     right: int | None
     lost: int | None
     answers: list[dict[str, Any]] = field(repr=False)
