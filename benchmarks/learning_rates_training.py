@@ -157,7 +157,11 @@ class Asked(L.Callback):
             "known_right_base": sum(right_before),
             "known_right": sum(right_now),
             "known_lost": sum(was and not still for was, still in zip(right_before, right_now, strict=True)),
-            "france": now[0],
+            "became_wrong": [
+                [question, text]
+                for (question, _), was, still, text in zip(KNOWN, right_before, right_now, now, strict=True)
+                if was and not still
+            ][:2],
         }
 
     def _own(self, model: Any, tokenizer: Any) -> dict[str, Any]:
