@@ -75,7 +75,9 @@ CELLS = [
     *_cells(_REAL, "style", 100, 0.2, RATES[:3]),  # pilots
     *_cells(_HYBRID, "facts", 1000, 3, (3e-3,)),
     *_cells(_HYBRID, "facts", 1000, 8, (3e-3,)),
-    *_cells(_REAL, "text", 100, 2, RATES[:3]),
+    *_cells(_REAL, "text", 100, 2, (1e-3,)),
+    *_cells(_HYBRID, "facts", 1000, 6, (3e-3,)),
+    *_cells(_REAL, "text", 100, 2, (3e-4, 3e-3)),
     *_cells(_HYBRID, "facts", 1000, 3, (1e-3, 1e-2)),
     *_cells(_REAL, "format", 100, 0.2, RATES[:3]),  # pilots
     *_cells(_REAL, "facts", 1000, 1, (3e-4,)),

@@ -18,8 +18,11 @@ IN_A_STEP = 8
 """Conversations, or blocks of text, that a step has; fewer where there are few, more where a run would grow long."""
 
 MOST_EPOCHS, OF_RECORDS = 10, 100
-"""Epochs of so many conversations. Of n they are fewer by the root of n over these, since a text that is read again is
-learned by heart: 3 of 1,000, 2 of 4,000, 1 of 10,000."""
+"""Epochs of so many records."""
+
+POWER_OF_CHATS, POWER_OF_TEXT = 0.25, 0.5
+"""By which power of the number of records epochs fall: 6 of 1,000 conversations, 4 of 5,000 and 3 of 10,000, for facts
+have to be read often however many there are (docs/guides/learning-rate.md); of text 3 of 1,000 records, 1 of 10,000."""
 
 TOKENS_OF_A_RECORD = 250
 """Of text, counted as one conversation in the above."""
@@ -87,7 +90,8 @@ class Text(NamedTuple):
         if self.asked is not None:
             return self.asked
         records = self.documents if self.chats else self.tokens / TOKENS_OF_A_RECORD
-        return max(1, min(MOST_EPOCHS, round(MOST_EPOCHS * math.sqrt(OF_RECORDS / max(records, 1)))))
+        power = POWER_OF_CHATS if self.chats else POWER_OF_TEXT
+        return max(1, min(MOST_EPOCHS, round(MOST_EPOCHS * (OF_RECORDS / max(records, 1)) ** power)))
 
 
 class Cut(NamedTuple):
