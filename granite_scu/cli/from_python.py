@@ -17,6 +17,7 @@ from granite_scu.storage.run_folder import ANSWERS, METRICS, read_json
 from granite_scu.training import recipe
 from granite_scu.training.output_folder import is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.viz.what_now import verdict
 
 RESUME = 'resume_from_checkpoint="last"'
 """The argument of ``prepare`` that continues a run."""
@@ -32,6 +33,7 @@ class Result:
     Attributes:
         adapter: the run folder, with the adapter that validated best; plain PEFT loads it.
         report: the page about the run.
+        verdict: what was learned, what was lost, and what to do about it.
         steps: optimizer steps.
         base_bpt: of the base model on the held-out data.
         test_bpt: of the adapter on the same.
@@ -44,6 +46,7 @@ class Result:
 
     adapter: Path
     report: Path
+    verdict: str
     steps: int
     base_bpt: float | None
     test_bpt: float | None
@@ -61,6 +64,7 @@ class Result:
         return cls(
             adapter=folder,
             report=folder / "report.html",
+            verdict=str(verdict(summary)),
             steps=summary["steps"],
             base_bpt=summary["base_test_bpt"],
             test_bpt=summary["adapter_test_bpt"],

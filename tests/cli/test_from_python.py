@@ -88,5 +88,5 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
         exec(compile(ran, "notebooks.md", "exec"), names)
     assert len(cells) == 6
     assert names["result"].steps == 3 and names["result"].report.is_file()
-    assert len(names["result"].answers) == 2 and names["result"].right is not None
+    assert len(names["result"].answers) == 2 and names["result"].right is not None and names["result"].verdict
     assert names["model"].peft_config
