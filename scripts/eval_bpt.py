@@ -6,7 +6,8 @@ import sys
 try:
     from granite_scu.cli.main import main
 except ModuleNotFoundError:
-    sys.exit("error: granite_scu is not installed for this Python; run `make setup`, then use .venv/bin/python")
+    print("error: this Python lacks the dependencies: . .venv/bin/activate, after make setup", file=sys.stderr)
+    sys.exit(2)
 
 if __name__ == "__main__":
     sys.exit(main(["eval", *sys.argv[1:]]))

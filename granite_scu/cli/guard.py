@@ -16,6 +16,7 @@ from typing import TextIO
 from granite_scu.cli.lasting_output import open_what_is_closed
 from granite_scu.config.errors import FAILED, INTERRUPTED, TERMINATED, WRONG_REQUEST, RunFailed, Stopped, UserError
 from granite_scu.config.outside import printable
+from granite_scu.config.own_python import lacks
 
 NOTHING_WRITTEN = "nothing was written"
 NOTHING_KEPT = "nothing is kept; start the same command again"
@@ -168,6 +169,8 @@ def _line_and_code(error: BaseException, how_to_continue: str) -> tuple[str, int
             return str(error), FAILED
         case UserError() | RunFailed() | Stopped():
             return str(error), error.code
+        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] != __package__.partition(".")[0]:
+            return lacks(name), WRONG_REQUEST
         case KeyboardInterrupt():
             return f"stopped by Ctrl-C; {how_to_continue}", INTERRUPTED
         case RuntimeError() if "determine home directory" in str(error):  # by pathlib, for ~name/file

@@ -31,8 +31,10 @@ SHOWN = 4
 """Held-out questions that are shown with their answers; the report has all."""
 
 
-def print_summary(summary: dict[str, Any], folder: Path, console: Console, learning_rate: float | None = None) -> None:
-    """The table at the end of a run, what was learned and lost, and what to do next."""
+def print_summary(
+    summary: dict[str, Any], folder: Path, console: Console, learning_rate: float | None = None, chats: bool = False
+) -> None:
+    """The table at the end of a run, what was learned and lost, and what to do next, of texts or of ``chats``."""
     start, size = summary.get("start_test_bpt"), adapter_size.describe(summary)
     without = summary["control"]["held_ticks"]
     tested, validated = summary["base_test_bpt"] is not None, summary["best_val_bpt"] is not None
@@ -61,7 +63,7 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console, learn
     found = verdict(summary, learning_rate)
     for line in filter(None, (found.learned, found.lost)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    following = (REPORT, TALK if records else CONTINUE, EVAL)
+    following = (REPORT, TALK if chats or records else CONTINUE, EVAL)
     commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in following]
     width = max(len(command) for command, _ in commands)
     for command, meaning in commands:

@@ -21,3 +21,8 @@ def command(code: str, *arguments: str) -> list[str]:
     package = str(Path(__file__).parents[2])
     searched = [place for place in sys.path if place and place != package] + [package]
     return [sys.executable, "-I", "-c", f"import sys\nsys.path[:] = {searched!r}\n{code}", *arguments]
+
+
+def lacks(name: str | None) -> str:
+    """What to do where a module of that name is not installed for this Python."""
+    return f"the Python in {sys.prefix} lacks the dependencies ({name}): . .venv/bin/activate, after make setup"

@@ -204,7 +204,7 @@ class TextDataModule(LightningDataModule):
         config, cut = self.config, (self.config.block_size, self._on_long)
         blocks, counts = blocks_of(corpus.stream, documents, layout, padding, *cut, corpus.name)
         for count, words in left_out(counts, layout, *cut):
-            _log.warning("%s: %d %s", split, count, words)
+            _log.warning("%s: %s: %d", split, words, count)
         if config.on_long == "drop" and counts["long"] and not len(blocks):
             raise UserError(
                 f"--on-long drop: every document ({split}: {counts['long']}) is longer than --block-size "

@@ -194,14 +194,14 @@ class StreamedBlocks(IterableDataset):
             every, padding = np.arange(len(stream.ends)), padding_of(self.tokenizer, self.rows)
             blocks, kinds = blocks_of(stream, every, self.layout, padding, *cut, names.__getitem__)
             told = (
-                (len(part.empty), "documents are empty and left out"),
-                (part.n_control, f"control tokens that somebody wrote are read as {self.config.control_tokens}"),
-                (part.n_thoughts, "answers are shown by the chat template without what was thought before them"),
+                (len(part.empty), "empty documents left out"),
+                (part.n_control, f"control tokens that somebody wrote, read as {self.config.control_tokens}"),
+                (part.n_thoughts, "answers shown by the chat template without what was thought before them"),
             )
             for n, words in (*told, *left_out(kinds, self.layout, *cut)):
                 before, counts[words] = counts[words], counts[words] + n
                 if n and (not before or len(str(before + n)) > len(str(before))):  # the first, and each digit more
-                    _log.warning("share %d of %d of the stream: so far %d %s", number + 1, of, before + n, words)
+                    _log.warning("share %d of %d of the stream: %s so far: %d", number + 1, of, words, before + n)
             yield from blocks
 
     def _pieces(self, number: int, of: int) -> Iterator[Piece]:

@@ -152,7 +152,7 @@ class Merger:
                     check = merge_check.compare(self.adapter, self.base, tokenizer, folder, in_fp32, device)
             record = self._record(check)
             (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            (folder / "README.md").write_text(_card(record), encoding="utf-8")
+            (folder / "README.md").write_text(_card(record, self._kind()), encoding="utf-8")
         for line in (f"{_what_was_merged(record)}: {self.out}", _how_it_compares(record), *_warnings(record)):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
         return record
@@ -166,6 +166,11 @@ class Merger:
                 f"takes {_gib(wanted)}, of which {_gib(free)} are free; make room, or merge with --no-check"
             )
         self._write_weights(folder, console, in_fp32=True, dtype=torch.float32)
+
+    def _kind(self) -> dict[str, Any]:
+        """What the card is to know of base and adapter."""
+        chats = self.adapter.training.get("data_summary", {}).get("conversations")
+        return {"model_type": loading.load_model_config(self.base.name).model_type, "chats": bool(chats)}
 
     def _size(self) -> int:
         """Bytes of the base's weights."""
@@ -289,8 +294,8 @@ def _warnings(record: dict[str, Any]) -> list[str]:
     return found
 
 
-def _card(record: dict[str, Any]) -> str:
-    """The README.md of a merged model."""
+def _card(record: dict[str, Any], of: dict[str, Any]) -> str:
+    """The README.md of a merged model; ``of`` has the base's ``model_type`` and whether it learned ``chats``."""
     base = record["base_model"]
     licence = model_card.known_license(base)
     fields = {
@@ -298,12 +303,13 @@ def _card(record: dict[str, Any]) -> str:
         "pipeline_tag": "text-generation",
         **({"base_model": base} if "/" in base else {}),  # of a local folder the hub knows nothing
         **({"license": licence} if licence else {}),
-        "tags": ["granite", "scu", "merged"],
+        "tags": [*model_card.family(of["model_type"]), "scu", "merged"],
     }
     return model_card.TEMPLATES.get_template("merged_model_card.md.jinja").render(
         metadata=yaml.safe_dump(fields, sort_keys=False),
         base=base,
         record=record,
+        chats=of["chats"],
         merged=_what_was_merged(record),
         compared=_how_it_compares(record),
     )

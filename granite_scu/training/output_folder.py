@@ -14,7 +14,7 @@ from granite_scu.config.errors import Stopped, UserError
 from granite_scu.config.request import Request
 from granite_scu.data.sources import files
 from granite_scu.data.sources.read import is_path
-from granite_scu.model import base_digest
+from granite_scu.model import base_digest, loading
 from granite_scu.storage import checkpoint_list, working_folder
 from granite_scu.storage.atomic import adding_to, replacing
 from granite_scu.storage.provenance import git_revision, versions
@@ -206,6 +206,7 @@ def training_config(run: PreparedRun) -> dict:
         "changed": request.changed,
         "hardware_preset": request.hardware,
         "plan": asdict(run.length),
+        "model_type": loading.load_model_config(request.base.name).model_type,
         "data_summary": run.data.summary(),
         "machine": asdict(run.machine),
         "versions": versions(),

@@ -24,9 +24,9 @@ def summary_of(**more) -> dict:
     }
 
 
-def printed(summary: dict, folder: Path) -> str:
+def printed(summary: dict, folder: Path, **more) -> str:
     console = Console(file=io.StringIO(), width=200)
-    print_summary(summary, folder, console)
+    print_summary(summary, folder, console, **more)
     return console.file.getvalue()
 
 
@@ -127,3 +127,9 @@ def test_after_chats_four_questions_are_shown_with_their_answers_and_what_is_nex
     assert [f"adapter: I say {n}." in shown for n in range(9)] == [True] * 4 + [False] * 5
     assert "expected: It is 3." in shown and "base: Cats." in shown
     assert "--chat" in shown and "--chat" not in printed(summary_of(), tmp_path / "texts")
+
+
+def test_after_chats_one_talks_to_the_model_and_after_texts_has_one_continued(tmp_path):
+    after_chats, after_texts = (printed(summary_of(), tmp_path, chats=chats) for chats in (True, False))
+    assert "--chat" in after_chats and "--prompt" not in after_chats
+    assert "--prompt" in after_texts and "--chat" not in after_texts

@@ -55,3 +55,19 @@ def test_every_process_is_started_so():
         source = file.read_text(encoding="utf-8")
         isolated = source.count('sys.executable, "-I"') + source.count("sys.executable, *ISOLATED")
         assert source.count("sys.executable") == isolated, file
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["-m", "granite_scu", "train", "--test-run"], ["scripts/train_granite_cuda.py"], ["scripts/eval_bpt.py"]],
+)
+def test_a_python_without_the_dependencies_is_told_where_they_are(command):
+    bare = [sys.executable, "-I", "-S"]  # neither packages nor the paths of a virtual environment
+    start = f"import sys, runpy; sys.path.insert(0, {str(PACKAGE.parent)!r}); sys.argv = {command[-1:]!r} + ['x']; "
+    start += "runpy.run_module('granite_scu', run_name='__main__')"
+    done = subprocess.run(
+        [*bare, "-c", start] if command[0] == "-m" else [*bare, command[0]],
+        **{"capture_output": True, "text": True, "cwd": PACKAGE.parent},
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "lacks the dependencies" in done.stderr and ".venv/bin/activate" in done.stderr

@@ -80,7 +80,7 @@ def test_what_is_validated_on_is_not_trained_on(chatting, tmp_path, caplog):
     held_out = chats(tmp_path / "other.jsonl", 20, 30)  # of which ten are among the forty
     data = read(chatting, path=chats(tmp_path / "train.jsonl", 40), validation_data=held_out)
     assert counts(data) == (30, 20, 20)
-    assert "left out 10 documents" in caplog.text
+    assert "too, left out: 10" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,9 @@ def test_what_is_not_trained_on_is_counted(tokenizer, tmp_path, caplog):
     with caplog.at_level("WARNING", "granite_scu"):
         a_pass(tokenizer, config_of(path, on_long="truncate"), of=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "share 1 of 1 of the stream: so far 12 documents are empty and left out",
-        "share 1 of 1 of the stream: so far 3 documents are longer than --block-size 16 and truncated (--on-long)",
-        "share 1 of 1 of the stream: so far 81 tokens of long documents are left out (--on-long)",
+        "share 1 of 1 of the stream: empty documents left out so far: 12",
+        "share 1 of 1 of the stream: documents longer than --block-size 16, truncated (--on-long) so far: 3",
+        "share 1 of 1 of the stream: tokens of long documents left out (--on-long) so far: 81",
     ]
 
 

@@ -56,16 +56,16 @@ def blocks_of(
 
 
 def left_out(counts: Counter[str], layout: Layout, block_size: int, on_long: str) -> list[tuple[int, str]]:
-    """How many documents or tokens were left out or cut, and which."""
+    """How many documents or tokens were left out or cut, and which, in words that fit one as well as many."""
     # Where documents are cut in a row in any case, a long one is no news.
     n_long = counts["long"] if layout is best_fit or on_long != "split" else 0
-    long = f"documents are longer than --block-size {block_size} and {BECOMES.get(on_long)} (--on-long)"
-    unused = "tokens in pieces of long documents are left out, for nothing is learned there"
+    long = f"documents longer than --block-size {block_size}, {BECOMES.get(on_long)} (--on-long)"
+    unused = "tokens left out in pieces of long documents, for nothing is learned there"
     reasons = (
-        (counts["unsupervised"], "documents have no token to learn and are left out"),
+        (counts["unsupervised"], "documents left out, without a token to learn"),
         (n_long, long),
-        (counts["cut"] if n_long else 0, f"answers {CUT.get(on_long)} (--on-long)"),
-        (counts["dropped"], "tokens of long documents are left out (--on-long)"),
+        (counts["cut"] if n_long else 0, f"answers that {CUT.get(on_long)} (--on-long)"),
+        (counts["dropped"], "tokens of long documents left out (--on-long)"),
         (counts["unused"], f"{unused}; a larger --block-size keeps them"),
     )
     return [(n, words) for n, words in reasons if n]

@@ -169,7 +169,7 @@ def _not_in(
             "split alone, which is then divided"
         )
     if copied.any():
-        _log.warning("%s: left out %d documents that %s too", name, np.count_nonzero(copied), who)
+        _log.warning("%s: documents that %s too, left out: %d", name, who, np.count_nonzero(copied))
     return documents[~copied]
 
 

@@ -83,7 +83,12 @@ def evaluate(
     )
     # A model that a QLoRA adapter was merged into is whole without 4 bits: rounding it again would round the adapter.
     wanted += [(BaseConfig(s.given, bool(options.quantize_4bit), attention), [(s.name, None)]) for s in wholes]
-    named = [{"name": name, "adapter": given, "base": model.name} for model, each in wanted for name, given in each]
+    named = [
+        {"name": name, "adapter": given, "base": model.name}
+        | ({"adapter_sha256": saved_adapter.find(given).sha256} if given else {})
+        for model, each in wanted
+        for name, given in each
+    ]
     seconds = sum(_score(*each, corpora, options.batch_size, here, console, said) for each in wanted)
     settings = {
         "max_length": length,

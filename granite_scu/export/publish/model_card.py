@@ -15,12 +15,14 @@ from granite_scu.config.errors import UserError
 from granite_scu.config.outside import printable
 from granite_scu.config.settings import TINY_MODEL, is_local, is_path
 from granite_scu.control.units import per_cent
+from granite_scu.storage import manifest
 from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
     EVALUATION,
     METRICS,
     MODEL_CARD,
     TRAINING_CONFIG,
+    WEIGHTS,
     RunFolder,
     read_json,
 )
@@ -29,7 +31,7 @@ from granite_scu.viz.what_now import verdict
 NOT_MEASURED = "not measured"
 _FACTS = (
     *("data", "controller", "target_s", "setpoint_moves", "summary", "hyperparameters", "versions"),
-    *("evaluation", "license", "repo_id", "revision"),
+    *("evaluation", "license", "repo_id", "revision", "model_type", "chats"),
 )
 """What a card may tell besides the base model."""
 
@@ -52,7 +54,9 @@ def gather(folder: Path) -> dict[str, Any]:
         start = training.get("start")
         return {
             "base_model": training["base"]["name"],
+            "model_type": training.get("model_type"),
             "data": training["data_summary"]["path"],
+            "chats": bool(training["data_summary"].get("conversations")),
             "controller": control["controller"],
             "target_s": summary["s_target"],
             "setpoint_moves": control.get("target_s", "") is None and summary["s_target"] is not None,
@@ -87,7 +91,8 @@ def model_card(facts: Mapping[str, Any]) -> str:
             ``adapter_test_bpt``, ``best_val_bpt`` and the counts ``test_tokens`` and ``best_val_step``; ``s_ema``,
             ``lambda``, ``steps``, ``tokens``, ``wall_time_s``; ``best_scale`` of a run that asked for it),
             ``hyperparameters`` and ``versions``; where they are known ``evaluation`` (see ``evaluation_of``),
-            ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub.
+            ``license`` (of the adapter; that of a known base otherwise), ``repo_id`` and ``revision`` on the hub,
+            ``model_type`` (of the base, as transformers names it) and ``chats`` (whether it was trained on them).
     """
     base = str(facts["base_model"])
     facts = {**dict.fromkeys(_FACTS), **facts}
@@ -114,6 +119,11 @@ def _commit(training: Mapping[str, Any]) -> str | None:
 def known_license(base: str) -> str | None:
     """The licence of a base model, where it is known without asking: IBM's Granite and the embedded model."""
     return "apache-2.0" if base == TINY_MODEL or base.startswith("ibm-granite/") else None
+
+
+def family(model: str) -> list[str]:
+    """The tag of a base model's family, by its type or, where an older run has not recorded that, by its name."""
+    return ["granite"] if "granite" in model.lower() else []
 
 
 def evaluation_of(folder: Path) -> dict[str, Any] | None:
@@ -158,7 +168,7 @@ def _metadata(base: str, facts: Mapping[str, Any]) -> str:
         library_name="peft",
         pipeline_tag="text-generation",
         license=facts["license"] or known_license(base),
-        tags=["lora", *(["granite"] if "granite" in public_name(base).lower() else []), "scu"],
+        tags=["lora", *family(facts["model_type"] or public_name(base)), "scu"],
         model_name=str(facts["repo_id"] or f"LoRA adapter for {public_name(base)}") if results else None,
         eval_results=results or None,
     )
@@ -208,7 +218,9 @@ def public_name(base: str) -> str:
 
 
 def _is_of(model: Mapping[str, Any], folder: Path) -> bool:
-    """Whether a scored adapter is a folder's: by its path then, or as the folder may have moved since, by its name."""
+    """Whether a scored adapter is a folder's: by its weights, or in an older file by its path or name."""
+    if "adapter_sha256" in model:
+        return bool(model["adapter_sha256"] == manifest.sha256(folder / WEIGHTS))
     named, name = model["adapter"], folder.resolve().name
     return Path(named).expanduser().resolve() == folder.resolve() or name in (_last_name(named), model["name"])
 

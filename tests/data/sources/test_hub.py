@@ -53,8 +53,8 @@ def test_what_it_holds_out_is_not_trained_on(folder, tokenizer, tmp_path, caplog
     config = DataConfig(f"hf:{folder}", cache_dir=str(tmp_path / "cache"))
     parts = divide(prepare(config, tokenizer), SPLITS, "set").parts
     assert [len(part) for part in parts.values()] == [5, 2, 1]
-    assert "validation: left out 1 documents that test has too" in caplog.text
-    assert "train: left out 1 documents that validation or test have too" in caplog.text
+    assert "validation: documents that test has too, left out: 1" in caplog.text
+    assert "train: documents that validation or test have too, left out: 1" in caplog.text
 
 
 def test_validation_that_is_test_is_refused(folder, tokenizer, tmp_path):

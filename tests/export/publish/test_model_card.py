@@ -44,6 +44,20 @@ def front_matter(text: str) -> dict:
     return yaml.safe_load(text.split("---\n")[1])
 
 
+def test_the_family_is_that_of_the_base_models_type_or_of_its_name_where_that_is_not_known():
+    def tags(**more) -> list[str]:
+        return front_matter(card(**more))["tags"]
+
+    assert "granite" in tags(base_model="me/mine", model_type="granitemoehybrid")
+    assert "granite" not in tags(base_model="me/granite-like", model_type="llama")
+    assert "granite" not in tags(base_model="me/mine")
+
+
+def test_of_chats_the_card_asks_a_question():
+    assert "apply_chat_template" in card(chats=True) and "A function is" not in card(chats=True)
+    assert "apply_chat_template" not in card(chats=False)
+
+
 def test_the_front_matter_is_what_the_hub_reads():
     text = card()
     assert text.startswith("---\n")

@@ -1,5 +1,6 @@
 """What is refused before anything leaves the machine, and what a stranger gets to see of what does leave."""
 
+import hashlib
 import io
 import json
 import os
@@ -405,6 +406,18 @@ def test_an_evaluation_from_inside_the_folder_is_its_own(run):
     *others, mine = evaluated(run)["models"]
     evaluated(run, models=[*others, mine | {"adapter": "."}])
     assert "| with the adapter, bits per token | 5.0000 |" in selection.prepare(run, REPO).card
+
+
+def test_an_evaluation_is_known_by_the_weights_whatever_the_folder_is_called_now(run):
+    *others, mine = evaluated(run)["models"]
+    digest = hashlib.sha256((run / "adapter_model.safetensors").read_bytes()).hexdigest()
+    evaluated(run, models=[*others, mine | {"adapter": "runs/old", "name": "run", "adapter_sha256": digest}])
+    renamed = run.rename(run.with_name("another"))
+    assert "| with the adapter, bits per token | 5.0000 |" in selection.prepare(renamed, REPO).card
+    evaluated(renamed, models=[*others, mine | {"adapter": str(renamed), "adapter_sha256": "0" * 64}])
+    change(renamed / "scu_config.json", note=SECRETS["a secret (jwt)"])
+    refused = refusal(renamed)  # and a secret is told of at once
+    assert "does not compare the adapter of another" in refused and "a secret (jwt)" in refused
 
 
 def test_too_few_documents_give_no_interval(run):
