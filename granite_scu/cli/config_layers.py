@@ -6,7 +6,7 @@ jsonargparse lays them over each other and forgets which was which; this looks a
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -318,23 +318,31 @@ def with_file(line: str, arguments: list[str]) -> str:
     return line if unnamed else f"{subject} (in {origin}){line.removeprefix(subject)}"
 
 
-def annotated(resolved: str, arguments: list[str]) -> str:
+def annotated(resolved: str, arguments: list[str], fitted: Collection[str]) -> str:
     """A resolved configuration as YAML, each value that is no default with a comment that says where it is from.
+
+    A default that the data may change is a comment itself: as a value it would count as given.
 
     Args:
         resolved: the configuration, groups of settings, as YAML.
         arguments: of the command line it comes from, the preset's file in the place of its flag.
+        fitted: dotted keys of what is fitted to the data; the settings of a controller are besides, as any of them asks
+            for one.
     """
     origins = {key: origin for key, (origin, _) in origins_and_values(arguments).items()}
-    lines = ["# What has no comment is a default."]
+    lines = ["# What has no comment is a default, and what is a comment one that the data may change."]
     for group, content in yaml.safe_load(resolved).items():
         if not isinstance(content, dict):
             lines += _commented({group: content}, origins.get(group))
             continue
-        lines.append(f"{group}:")
+        inside: list[str] = []
         for name, value in content.items():
-            inside = [origin for key, origin in origins.items() if f"{key}.".startswith(f"{group}.{name}.")]
-            lines += [f"  {line}" for line in _commented({name: value}, inside[-1] if inside else None)]
+            key = f"{group}.{name}"
+            of_key = [origin for known, origin in origins.items() if f"{known}.".startswith(f"{key}.")]
+            mark = "# " if not of_key and (key in fitted or group == "control") else ""
+            inside += [f"  {mark}{line}" for line in _commented({name: value}, of_key[-1] if of_key else None)]
+        only_comments = all(line.startswith("  # ") for line in inside)
+        lines += [f"# {group}:" if only_comments else f"{group}:", *inside]
     return "\n".join(lines) + "\n"
 
 

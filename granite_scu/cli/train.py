@@ -29,6 +29,7 @@ from granite_scu.storage.run_folder import RunFolder
 from granite_scu.training import plan, plan_description, recipe
 from granite_scu.training.output_folder import LINE, is_main, logged_from_here
 from granite_scu.training.prepared_run import PreparedRun
+from granite_scu.training.resume import AS_BEFORE
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +107,9 @@ def _score(request: Request, split: str) -> dict:
 
 
 def print_config(arguments: list[str]) -> int:
-    """Print the resolved configuration, which feeds straight back, with what each value is from."""
+    """Print the configuration, which feeds straight back, with what each value is from."""
     request = parse(arguments).request
-    print(config_layers.annotated(request.yaml, config_layers.take_preset(arguments)[0]), end="")
+    print(config_layers.annotated(request.yaml, config_layers.take_preset(arguments)[0], AS_BEFORE), end="")
     return 0
 
 

@@ -236,14 +236,13 @@ class TextDataModule(LightningDataModule):
         Raises:
             UserError: a process would have nothing to evaluate on.
         """
-        named = {"validation": self.validation, "test": self.test}
-        name, blocks = min(named.items(), key=lambda named: named[1].n_blocks)
-        if blocks.n_blocks < count and self.holds_out(name):
-            raise UserError(
-                f"--multi-gpu: {count} processes need a {name} block each, and the text makes {blocks.n_blocks} of "
-                f"--block-size {self.config.block_size}; start no more processes than that, or "
-                f"{_more_text(blocks.n_inputs, count)}"
-            )
+        for name, blocks in (("validation", self.validation), ("test", self.test)):
+            if blocks.n_blocks < count and self.holds_out(name):
+                raise UserError(
+                    f"--multi-gpu: {count} processes need a {name} block each, and the text makes {blocks.n_blocks} of "
+                    f"--block-size {self.config.block_size}; start no more processes than that, or "
+                    f"{_more_text(blocks.n_inputs, count)}"
+                )
 
     def holds_out(self, split: str) -> bool:
         """Whether there is to be a split, which the settings alone decide."""

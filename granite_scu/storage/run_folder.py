@@ -221,7 +221,7 @@ class RunFolder:
         """
         kept = [record for record in self.read_history() if record["step"] <= step]
         self.write_text(HISTORY_LINES, "".join(json.dumps(record) + "\n" for record in kept))
-        for name in (HISTORY, METRICS, EVALUATION, SAMPLES, STOPPED, MODEL_CARD):
+        for name in (HISTORY, METRICS, EVALUATION, SAMPLES, ANSWERS, ELSEWHERE, STOPPED, MODEL_CARD):
             (self.path / name).unlink(missing_ok=True)
         sync(self.path)
         return len(kept)

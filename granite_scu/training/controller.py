@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from granite_scu import control
@@ -75,7 +75,7 @@ def without_validation(request: Request) -> Request:
     if config.controller not in control.STEERING or config.target_s != control.AUTO:
         return request
     _log.warning("nothing is held out to validate on, by which S* would be found: plain LoRA (--controller none)")
-    return replace(request, control=replace(config, controller="none"))
+    return request.with_values({"control.controller": "none"})
 
 
 def check_equilibrium_stop(config: ControlConfig) -> None:

@@ -141,16 +141,13 @@ def settle(
         processes: that train.
     """
     chosen: list[Choice] = []
-    if text is None:
-        batch, accumulation, steps = usual.batch, usual.accumulation, DEFAULT_STEPS
-        epochs, fills = 1.0, True
-    else:
-        fills = text.tokens * text.epochs >= DEFAULT_STEPS * usual.tokens * processes
-        epochs = text.epochs
-        batch, accumulation = _step(text, cut, usual, given, processes)
-        steps = math.ceil(epochs * cut.train / (batch * accumulation * processes))
+    batch, accumulation = _step(text, cut, usual, given, processes) if text else (usual.batch, usual.accumulation)
     batch = given.get("data.batch_size", batch)
     accumulation = given.get("trainer.accumulate_grad_batches", accumulation)
+    steps, fills = DEFAULT_STEPS, True
+    if text:
+        steps = math.ceil(text.epochs * cut.train / (batch * accumulation * processes))
+        fills = text.tokens * text.epochs >= DEFAULT_STEPS * usual.tokens * processes
     if "trainer.max_steps" in given:
         steps = min(given["trainer.max_steps"], steps) if "data.num_epochs" in given else given["trainer.max_steps"]
     elif "data.num_epochs" not in given:
@@ -159,7 +156,7 @@ def settle(
     chosen += [Choice("data.batch_size", batch), Choice("trainer.accumulate_grad_batches", accumulation)]
     chosen += [_rate(width, fills), _warmup(steps)]
     if cut.validation:
-        chosen += _validation(text, cut, usual, given.get("data.eval_batch_size", batch), steps, epochs, processes)
+        chosen += _validation(text, cut, usual, given, batch, steps, processes)
     chosen += _control(text, cut, given, batch * processes, steps)
     return [choice for choice in chosen if choice.key not in given]
 
@@ -224,15 +221,14 @@ def _warmup(steps: int) -> Choice:
 
 
 def _validation(
-    text: Text | None, cut: Cut, usual: Usual, batch: int, steps: int, epochs: float, processes: int
+    text: Text | None, cut: Cut, usual: Usual, given: Mapping[str, Any], batch: int, steps: int, processes: int
 ) -> list[Choice]:
-    if not cut.validation:
-        return []
-    count = max(LEAST_VALIDATIONS, min(MOST_VALIDATIONS, round(epochs)))
+    count = max(LEAST_VALIDATIONS, min(MOST_VALIDATIONS, round(text.epochs if text else 1)))
     every = max(1, min(MOST_EVAL_STEPS, math.ceil(steps / count)))
+    batch = given.get("data.eval_batch_size", batch)
     each = batch * processes
     most = max(1, VALIDATED * usual.batch * usual.block // (batch * cut.block))
-    batches = max(1, min(most, math.ceil(cut.validation / each)))
+    batches = given.get("trainer.limit_val_batches", max(1, min(most, math.ceil(cut.validation / each))))
     of = f"all {cut.validation:,}" if batches * each >= cut.validation else f"{batches * each:,} of {cut.validation:,}"
     kind = "conversations" if text and text.chats else "documents"
     why = f"validation every {counted(every, 'step')}: on {of} blocks, {cut.held_out:,} {kind}"

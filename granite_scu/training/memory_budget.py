@@ -12,7 +12,7 @@ import torch
 
 from granite_scu.config.errors import RunFailed
 from granite_scu.config.request import Request
-from granite_scu.config.settings import MOST_BATCH
+from granite_scu.config.settings import MOST_BATCH, listed
 from granite_scu.hardware import GIB
 from granite_scu.hardware.machine import Machine
 from granite_scu.model import loading, memory
@@ -29,8 +29,10 @@ def predict(request: Request, machine: Machine) -> memory.Footprint:
 
 def setting_of(request: Request, machine: Machine) -> memory.Setting:
     """What the memory and the time of a run's steps depend on."""
-    # An adapter to start from may name its layers in other ways; all of them are a bound.
-    lora = replace(request.lora, targets=None) if request.lora.adapter else request.lora
+    # An adapter to start from may name its layers in other ways, and of a layer with a full name the place may be left
+    # out of the simulation; all of them are a bound.
+    by_place = any("." in target for target in listed(request.lora.targets))
+    lora = replace(request.lora, targets=None) if request.lora.adapter or by_place else request.lora
     return memory.Setting(
         replace(request.base, attention=machine.attention),
         lora,

@@ -125,7 +125,8 @@ def open_checkpoint(resume: str | None, folder: Path) -> Resume | None:
 
 
 AS_BEFORE = (
-    *("data.block_size", "data.batch_size", "trainer.accumulate_grad_batches", "trainer.limit_val_batches"),
+    *("data.block_size", "data.on_long", "data.batch_size"),
+    *("trainer.accumulate_grad_batches", "trainer.limit_val_batches"),
     *("optimizer.learning_rate", "optimizer.warmup_steps", "control.every", "control.controller", "run.eval_steps"),
 )
 """Settings that were fitted to the data, which a run that continues keeps."""

@@ -12,6 +12,7 @@ import yaml
 from granite_scu.cli import guard, script_flags, train, train_commands
 from granite_scu.cli import request_parser as cli
 from granite_scu.config.errors import WRONG_REQUEST, RunFailed, Stopped, UserError
+from granite_scu.training.resume import AS_BEFORE
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -120,7 +121,10 @@ def test_the_printed_configuration_feeds_back_and_the_scripts_is_the_modules(tmp
     assert capsys.readouterr().out == printed.out
     saved = tmp_path / "printed.yaml"
     saved.write_text(printed.out)
-    assert module_request("--config", str(saved)).control.kp == 0.7
+    again, before = module_request("--config", str(saved)), module_request("--config", str(TINY), "--control.kp=0.7")
+    assert again.control.kp == 0.7
+    fitted = [{key for key in run.given if key in AS_BEFORE or "control." in key} for run in (again, before)]
+    assert fitted[0] == fitted[1], "a default counts as given"
     assert train.main(["fit", "--config", str(saved), "--print_config"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(printed.out)
 

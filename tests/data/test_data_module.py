@@ -163,7 +163,11 @@ def test_held_out_micro_batches_are_parts_of_the_shuffled_validation_blocks(toke
 
 
 @pytest.mark.parametrize("loader", ["train_dataloader", "val_dataloader", "test_dataloader"])
-def test_a_process_without_a_block_to_evaluate_on_is_refused(tokenizer, one_text, loader):
+def test_a_process_without_a_block_to_evaluate_on_is_refused(tokenizer, one_text, loader, tmp_path):
+    test = tmp_path / "test.txt"
+    test.write_text("few words to test on, and nothing to validate on\n")
+    with pytest.raises(UserError, match="20 processes need a test block each"):
+        prepared(tokenizer, one_text, held_out_share=0, test_data=str(test)).check_processes(20)
     data = prepared(tokenizer, one_text)
     with pytest.raises(UserError) as caught:
         getattr(on_rank(data, 0, 20), loader)()
@@ -251,7 +255,7 @@ def test_a_text_too_short_to_hold_out_names_a_block_size_that_works(tokenizer, o
     )
     assert len(prepared(tokenizer, one_text, block_size=256).validation) == 1
     one_text.write_text("hello")
-    with pytest.raises(UserError, match=r"6 tokens are too few .*; give more text$"):
+    with pytest.raises(UserError, match=r"6 tokens are too few .*; give more text, or --held-out-share 0"):
         prepared(tokenizer, one_text)
 
 

@@ -17,6 +17,8 @@ from power import Disk
 from granite_scu.config.errors import UserError
 from granite_scu.storage.atomic import replacing
 from granite_scu.storage.run_folder import (
+    ANSWERS,
+    ELSEWHERE,
     HISTORY,
     HISTORY_LINES,
     LOCK,
@@ -346,7 +348,8 @@ def test_a_finished_run_can_be_gone_on_with(folder):
     assert folder.finish_history() == folder.read_history() == [record(1), record(2), record(3)]
     assert contents(folder.path) == [HISTORY]
     folder.write_json(METRICS, {"steps": 3})
-    folder.write_text(MODEL_CARD, "of three steps")
+    for name in (MODEL_CARD, ANSWERS, ELSEWHERE):
+        folder.write_text(name, "of three steps")
     assert folder.finished
     folder.truncate_history(2)
     assert contents(folder.path) == [HISTORY_LINES]  # it does not look finished

@@ -92,6 +92,7 @@ def test_the_rate_falls_with_the_models_width():
         {"trainer.max_steps": 7},
         {"data.num_epochs": 2},
         {"data.batch_size": 4},
+        {"data.batch_size": 8, "trainer.accumulate_grad_batches": 4},
         {"trainer.accumulate_grad_batches": 16},
         {"optimizer.learning_rate": 1e-5, "optimizer.warmup_steps": 33},
         {"control.controller": "pi"},
@@ -104,6 +105,9 @@ def test_what_is_given_is_kept(given):
     found = chosen(CHATS[80], GUIDES, given)
     assert found.items() >= given.items()
     assert found["data.batch_size"] * found["trainer.accumulate_grad_batches"] >= 1
+    if not given.keys() & {"trainer.max_steps", "data.num_epochs"}:
+        in_a_step = found["data.batch_size"] * found["trainer.accumulate_grad_batches"]
+        assert found["trainer.max_steps"] == math.ceil(10 * found["blocks"] / in_a_step)
     assert ("control.controller" in found) == (not given.keys() & {"control.target_s"})
     if "data.num_epochs" in given:
         assert "trainer.max_steps" not in found

@@ -141,7 +141,8 @@ def test_a_run_finds_its_batch_by_training_on_it(machine, tmp_path, monkeypatch)
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"Paragraph {n} says that {n} times {n} is {n * n}." for n in range(400)))
     out = tmp_path / "out"
-    flags = ("--data.block_size=64", f"--data.path={text}", f"--run.output_dir={out}", "--trainer.max_steps=3")
+    flags = ("--data.block_size=64", f"--data.path={text}", f"--run.output_dir={out}", "--trainer.max_steps=3",
+             "--trainer.accumulate_grad_batches=4")  # fmt: skip
     request = cli.parse(
         ["fit", *TINY, *flags, "--trainer.accelerator=cpu", "--run.auto_batch_size=true", "--data.batch_size=4",
          "--control.every=1", "--control.target_s=auto", "--trainer.precision=32-true", "--optimizer.warmup_steps=0"]

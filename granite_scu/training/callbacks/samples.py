@@ -78,10 +78,9 @@ class Samples(L.Callback):
         self._add("answers", answers.summary(records, len(questions)))
 
     def _continue(self, data: TextDataModule, module: GraniteModule) -> None:
-        beginnings = openings(data.test, min(self.count, MOST_TEXTS))
-        log.info("writing samples for the report")
-        samples = sample(module.language_model, self.tokenizer, beginnings, module.model.disable_adapter)
-        if samples:
+        if beginnings := openings(data.test, min(self.count, MOST_TEXTS)):
+            log.info("writing samples for the report")
+            samples = sample(module.language_model, self.tokenizer, beginnings, module.model.disable_adapter)
             self.folder.write_json(SAMPLES, {**asdict(SAMPLING), "samples": [asdict(each) for each in samples]})
 
     def _elsewhere(self, module: GraniteModule) -> None:
