@@ -20,7 +20,7 @@ from granite_scu.cli.argument_parser import Parser, hyphenated
 from granite_scu.config import other_tools, settings, shipped
 from granite_scu.config.errors import UserError
 from granite_scu.config.flags import COMMONEST, HINTS, NUMBER_OF_ITS_OWN, PRECISIONS, SECTIONS, SWITCH_OR_AUTO, Flag
-from granite_scu.config.settings import RunConfig
+from granite_scu.config.settings import TEXTS, RunConfig
 from granite_scu.storage.working_folder import as_seen_from_here, found_from_here
 
 _log = logging.getLogger(__name__)
@@ -183,13 +183,14 @@ def _find_files(given: dict[str, Any], settings: dict[str, Any], folder: Path) -
     data, cache_is_asked_for = settings.get("data", {}), "data.cache_dir" in given
     if data.get("chat_template") is not None and "data.chat_template" not in given:
         given |= _template_of_the_run(folder) | given
-    sources = data.get("path") or []
-    sources = [sources] if isinstance(sources, str) else sources
-    # Anything else the parser refuses.
-    if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
-        found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
-        if found != sources:
-            given.setdefault("data.path", found)
+    for key in TEXTS:
+        sources = data.get(key) or []
+        sources = [sources] if isinstance(sources, str) else sources
+        # Anything else the parser refuses.
+        if isinstance(sources, list) and all(isinstance(source, str) for source in sources):
+            found = [as_seen_from_here(source, folder) if is_path(source) else source for source in sources]
+            if found != sources:
+                given.setdefault(f"data.{key}", found)
     for key in _PATHS:
         group, _, name = key.partition(".")
         value = settings.get(group, {}).get(name)

@@ -23,6 +23,7 @@ ENDED = {
 
 REPORT = ("granite-scu report {run}", "open the report")
 EVAL = ("granite-scu eval {run}", "is the adapter better? with an interval")
+EVAL_OTHER = ("granite-scu eval {run} --data-dir FILE", "is the adapter better on other text? with an interval")
 CONTINUE = ('granite-scu generate {run} --prompt "..."', "base model and adapter continue a text, side by side")
 TALK = ("granite-scu generate {run} --chat", "talk to base model and adapter")
 """Commands that continue with a finished run, and what each does; the last two of texts and of chats."""
@@ -63,7 +64,7 @@ def print_summary(
     found = verdict(summary, learning_rate)
     for line in filter(None, (found.learned, found.lost)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    following = (REPORT, TALK if chats or records else CONTINUE, EVAL)
+    following = (REPORT, TALK if chats or records else CONTINUE, EVAL if tested else EVAL_OTHER)
     commands = [(command.format(run=shlex.quote(str(folder))), meaning) for command, meaning in following]
     width = max(len(command) for command, _ in commands)
     for command, meaning in commands:

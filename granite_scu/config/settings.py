@@ -371,9 +371,10 @@ class DataConfig:
             _check(len(self.weights) == len(self.sources), "--data-weights", self.weights, remedy)
 
     def _check_held_out(self) -> None:
+        given = self.held_out_share
         _read_shares(self, held_out_share="--held-out-share")
         some = (lambda value: 0 <= value < 1, "must be at least 0 and less than 100%: the rest is trained on")
-        _require(some, {"--held-out-share": self.held_out_share})
+        _check(given is None or some[0](self.held_out_share), "--held-out-share", given, some[1])
         own = self.files
         remedy = "validation and test have files of their own; leave it out"
         _check(not (self.held_out_share and len(own) == 2), "--held-out-share", self.held_out_share, remedy)
@@ -395,6 +396,11 @@ class DataConfig:
         """The splits that are read from files of their own: the flag that names them, and they."""
         given = {"validation": self.validation_data, "test": self.test_data}
         return {split: (f"--{split}-data", listed(names)) for split, names in given.items() if names is not None}
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether anything is validated on."""
+        return self.held_out_share != 0 or self.validation_data is not None
 
     @property
     def doubles(self) -> bool:

@@ -36,6 +36,9 @@ HANDFUL = 100
 MANY = 30
 """Passes over the data from which a length in steps is said to be a large one."""
 
+FEW_CHATS = 30
+"""Conversations to validate on below which it is said what they can show."""
+
 FEW = 5
 """Held-out documents below which S* follows their peculiarities."""
 
@@ -99,7 +102,7 @@ def out_of_proportion(request: Request, steps: int, passes: float | None) -> lis
         _long_warmup(request.optimizer.warmup_steps, steps),
         _few_steps(request.data.num_epochs, request.trainer, steps),
         _many_passes(request.data.num_epochs, passes, steps),
-        _no_validation(request.run.eval_steps, steps),
+        _no_validation(request.run.eval_steps, steps) if request.data.is_validated else None,
     )
     return [line for line in found if line]
 
@@ -150,7 +153,18 @@ def _no_validation(every: int | None, steps: int) -> str | None:
 def doubts(run: PreparedRun) -> list[str]:
     """What nobody has tried of the run, or what is too little to rely on; a line each."""
     follows = f"--target-s auto: {moved_by(run)}" if run.controller.needs_slopes and _is_doubtful(run) else None
-    return [line for line in (untested(run.request.base.name), follows) if line]
+    return [line for line in (untested(run.request.base.name), follows, _few_held_out(run)) if line]
+
+
+def _few_held_out(run: PreparedRun) -> str | None:
+    """What so few conversations can show."""
+    n = run.data.validation.n_documents if run.data.chats else 0
+    if not 0 < n < FEW_CHATS:
+        return None
+    return (
+        f"--held-out-share: {counted(n, 'conversation')} to validate on, so each is {per_cent(1 / n)} of what is "
+        "measured; a larger share, or --validation-data FILE, tells more"
+    )
 
 
 def _is_doubtful(run: PreparedRun) -> bool:
