@@ -68,7 +68,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page, **_) -> str:
-    """Lead links to ``evidence/`` to its copy in the site; other links out of ``docs/`` become plain text."""
+    """Lead links to pages and pictures of ``evidence/`` to the site's copies; others out of ``docs/`` become text."""
     here = Path("docs") / Path(page.file.src_uri).parent
 
     def inside(link: re.Match[str]) -> str:
@@ -78,7 +78,7 @@ def on_page_markdown(markdown: str, page, **_) -> str:
         path = os.path.normpath(here / target)
         if path.startswith("docs"):
             return link[0]
-        if path.startswith("evidence"):
+        if path.startswith("evidence") and path.endswith((".md", ".png")):
             return f"[{words}]({os.path.relpath(Path('docs') / path, here)})"
         return f"`{path}`"
 
