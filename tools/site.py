@@ -78,7 +78,7 @@ def on_page_markdown(markdown: str, page, **_) -> str:
         path = os.path.normpath(here / target)
         if path.startswith("docs"):
             return link[0]
-        if path.startswith("evidence") and path.endswith((".md", ".png")):
+        if path.startswith("evidence") and path.partition("#")[0].endswith((".md", ".png")):
             return f"[{words}]({os.path.relpath(Path('docs') / path, here)})"
         return f"`{path}`"
 
