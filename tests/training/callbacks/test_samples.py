@@ -22,8 +22,8 @@ TEXTS = Sample("once", " upon", " a", " time")
 def end(tmp_path, monkeypatch):
     """Ends a run on texts with what is made of them; returns the content of the file, None where there is none."""
 
-    def run(made, main: bool = True):
-        monkeypatch.setattr(callback, "openings", lambda blocks, count: [None] * count)
+    def run(made, main: bool = True, beginnings: int = 2):
+        monkeypatch.setattr(callback, "openings", lambda blocks, count: [None] * min(count, beginnings))
         monkeypatch.setattr(callback, "sample", made)
         monkeypatch.setattr(elsewhere, "try_out", made)
         plugin = SimpleNamespace(forward_context=contextlib.nullcontext)
@@ -58,4 +58,4 @@ def test_a_generation_that_fails_costs_a_warning_and_not_the_run(end, caplog, tm
 
 def test_other_processes_and_texts_without_a_beginning_write_nothing(end):
     assert end(lambda *_, **__: pytest.fail("asked for"), main=False) is None
-    assert end(lambda *_, **__: []) is None
+    assert end(lambda *_, **__: [TEXTS], beginnings=0) is None
