@@ -131,7 +131,7 @@ def given(arguments: list[str]) -> list[str]:
 
 
 def _is_for_a_card(origin: str) -> bool:
-    return origin.startswith(f"{FLAG} ") or Path(origin) == shipped.folder() / "qlora.yaml"
+    return origin.startswith(f"{FLAG} ") or Path(origin).resolve() == shipped.folder().resolve() / "qlora.yaml"
 
 
 def without_value(arguments: list[str]) -> list[str]:

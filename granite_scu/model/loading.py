@@ -115,7 +115,7 @@ def weights_here(name: str, config: PretrainedConfig) -> list[list[Any]] | None:
     folder = Path(resolve(name))
     if name == BaseConfig.name or not has_weights(folder) or quantised_by(config):
         return None
-    states = {str(file): file.stat() for file in sorted(folder.iterdir())}
+    states = {str(file): file.stat() for file in sorted(folder.iterdir()) if file.is_file()}
     return [[file, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for file, s in states.items()]
 
 

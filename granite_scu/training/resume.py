@@ -62,7 +62,7 @@ the adapter that training started from are compared by their checksums, and the 
 
 CUTS_TEXT = (
     *("block_size", "packing", "on_long", "loss_on", "control_tokens", "record_format", "text_column", "encoding"),
-    *("split_seed", "weights"),
+    *("split_seed", "held_out_share", "weights"),
 )
 """Settings of the data that make other blocks of the same text."""
 
@@ -250,16 +250,23 @@ def check_blocks(resume: Resume, now: dict[str, Any], checksum: str) -> None:
         checksum: of the run's blocks.
 
     Raises:
-        UserError: they differ from the checkpoint's, and so does a setting.
+        UserError: they differ from the checkpoint's, and so does a setting or what a version holds out.
     """
     names = {flag.key: flag.name for section in flags.SECTIONS.values() for flag in section}
     before = resume.state["settings"]
+    if resume.state["frozen"].get(TEXT) == checksum:
+        return
     for name in (names[f"data.{key}"] for key in CUTS_TEXT):
-        if resume.state["frozen"].get(TEXT) != checksum and before.get(name, now[name]) != now[name]:
+        if before.get(name, now[name]) != now[name]:
             raise UserError(
                 f"--resume-from-checkpoint: {name} was {before[name]} and is now {now[name]}, which makes other blocks "
                 "of the text; resume with the same"
             )
+    if names["data.held_out_share"] not in before:  # it is as old as that
+        raise UserError(
+            f"--resume-from-checkpoint {resume.path}: the text is another one, or an earlier version made it, which "
+            "held out other conversations; resume with that version, or start from its adapter by --adapter"
+        )
 
 
 def check_base(resume: Resume, name: str) -> None:

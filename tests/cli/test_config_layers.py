@@ -15,6 +15,7 @@ from devices import A100, CPU, RTX_4090, T4
 from granite_scu import hardware
 from granite_scu.cli import config_layers, script_flags, train_commands
 from granite_scu.cli import request_parser as cli
+from granite_scu.config import shipped
 from granite_scu.config.errors import UserError
 from granite_scu.hardware import cards, presets
 from granite_scu.training import memory_budget, plan
@@ -329,3 +330,9 @@ def test_a_run_folder_names_no_code(tmp_path, text, words):
 def test_the_configuration_that_a_run_writes_is_plain(tmp_path):
     (tmp_path / "config.yaml").write_text(script("--test-run", "--max-time", "00:01:00:00", "--bf16").yaml)
     config_layers.check_plain(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("name", ["qlora", "configs/qlora.yaml"])
+def test_what_a_layer_for_little_memory_sets_nobody_has_given(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert config_layers.given(["fit", "--config", shipped.find(name), "--lora.rank=3"]) == ["lora.rank"]

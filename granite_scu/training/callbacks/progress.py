@@ -21,22 +21,19 @@ class ProgressLine(L.Callback):
     ``logging_steps`` optimizer steps, at the next tick, and a short one where that takes more than a minute.
 
     What is left is of the whole run once it has validated: its steps, its validations at the seconds that the last one
-    took, and what ``later`` says of its end.
+    took, and the scores at its end.
 
     Args:
         logging_steps: optimizer steps between written lines.
         console: where the live line goes.
         validations: how many there are after so many steps are done.
         scored: what is scored at the end, in validations.
-
-    Attributes:
-        later: of what others do after the last step: each returns the seconds that it will take, so far as is known.
     """
 
     def __init__(self, logging_steps: int, console: Console, validations: Callable[[int], int], scored: float) -> None:
         self.logging_steps, self.console = logging_steps, console
-        self._validations, self._validating, self._validation = validations, 0.0, 0.0
-        self.later: list[Callable[[], float]] = [lambda: scored * self._validation]
+        self._validations, self._scored = validations, scored
+        self._validating = self._validation = 0.0
         self._latest: dict | None = None
         self._progress: Progress | None = None
         self._line = NotebookLine() if in_notebook() and not console.quiet else None
@@ -83,9 +80,9 @@ class ProgressLine(L.Callback):
             log.info("%s", "  ".join(filter(None, parts)), extra={LIVE: True})
 
     def besides(self, step: int) -> float:
-        """Seconds that validations and what comes at the end will take, as far as known when a step is over."""
+        """Seconds that validations and the scores at the end will take, as far as known when a step is over."""
         # That of the step itself, if there is one, comes after its line.
-        return self._validations(step - 1) * self._validation + sum(seconds() for seconds in self.later)
+        return (self._validations(step - 1) + self._scored) * self._validation
 
     def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._validating = time.monotonic()
