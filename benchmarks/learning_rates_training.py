@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from rich.console import Console
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.learning_rates_data import GENERAL, KNOWN, Lesson, is_known, lesson
 from benchmarks.learning_rates_grid import RECORDS_A_STEP, Cell
-from granite_scu import Request, prepare, train
+from granite_scu import Request
 from granite_scu.config.errors import Diverged
 from granite_scu.config.sampling import Sampling
-from granite_scu.config.settings import IGNORED, DataConfig
+from granite_scu.config.settings import IGNORED
 from granite_scu.data.blocks.packing import padding_of
-from granite_scu.data.blocks.splitting import Division
-from granite_scu.data.datamodule import TextDataModule
 from granite_scu.evaluation.answers import ends_of, greedy
 from granite_scu.evaluation.generate import stream, tokenized
 from granite_scu.evaluation.score import Score, score
 from granite_scu.model import loading
 from granite_scu.model.loss import summed_nats
 from granite_scu.training.module import evaluation_mode
+from granite_scu.training.recipe import prepare, train
 
 WARMUP = 0.05
 """Share of the steps over which the rate rises."""
@@ -36,20 +34,6 @@ NEW_TOKENS = {"facts": 24, "style": 40, "format": 56}
 
 DRAWN = Sampling(max_new_tokens=48, temperature=1.0)
 KNOWN_TOKENS = 20
-
-
-class _HeldOutAtEnd(TextDataModule):
-    """The last documents are held out, as many as are asked; the rest is trained on, in full."""
-
-    def __init__(self, config: DataConfig, seed: int, held_out: int) -> None:
-        super().__init__(config, seed)
-        self.n_held_out_documents = held_out
-
-    def divide(self, tokenizer: Any) -> Division:
-        corpus = super().divide(tokenizer).corpus
-        every, first = np.arange(corpus.n_documents), corpus.n_documents - self.n_held_out_documents
-        parts = {"train": every[:first], "validation": every[first:], "test": every[first:]}
-        return Division(corpus, "document", parts)
 
 
 def run(cell: Cell, name: str) -> dict[str, Any]:
@@ -64,13 +48,13 @@ def run(cell: Cell, name: str) -> dict[str, Any]:
     asked = Asked(cell, made)
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "data.jsonl")
-        path.write_text("".join(json.dumps(record) + "\n" for record in made.train + made.held_out), encoding="utf-8")
-        request = Request.from_dotted(_settings(cell, name, path, _longest(made, name)))
+        for part, records in (("train", made.train), ("held-out", made.held_out)):
+            lines = "".join(json.dumps(record) + "\n" for record in records)
+            Path(folder, f"{part}.jsonl").write_text(lines, encoding="utf-8")
+        request = Request.from_dotted(_settings(cell, name, Path(folder), _longest(made, name)))
         request.trainer["callbacks"] = [asked]
-        data = _HeldOutAtEnd(request.data, cell.seed, len(made.held_out))
         try:
-            prepared = prepare(request, Console(quiet=True), data=data)
+            prepared = prepare(request, Console(quiet=True))
             summary = train(prepared)
         except Diverged as error:
             return {"steps": cell.steps, "failed": str(error)}
@@ -86,12 +70,14 @@ def run(cell: Cell, name: str) -> dict[str, Any]:
     }
 
 
-def _settings(cell: Cell, name: str, path: Path, longest: int) -> dict[str, Any]:
+def _settings(cell: Cell, name: str, folder: Path, longest: int) -> dict[str, Any]:
     """Plain LoRA at the product's defaults, but for what the grid varies and blocks as long as the longest record."""
     return {
         "base.name": name,
-        "data.path": str(path),
-        "data.cache_dir": str(path.parent / "cache"),
+        "data.path": str(folder / "train.jsonl"),
+        "data.validation_data": str(folder / "held-out.jsonl"),
+        "data.held_out_share": 0,
+        "data.cache_dir": str(folder / "cache"),
         "data.block_size": longest,
         "data.batch_size": RECORDS_A_STEP,
         "data.packing": "best-fit",
@@ -99,7 +85,7 @@ def _settings(cell: Cell, name: str, path: Path, longest: int) -> dict[str, Any]
         "optimizer.warmup_steps": round(WARMUP * cell.steps),
         "control.controller": "none",
         "control.every": min(10, cell.steps),
-        "run.output_dir": str(path.parent / "run"),
+        "run.output_dir": str(folder / "run"),
         "run.eval_steps": cell.steps,
         "run.save_steps": cell.steps,
         "run.samples": 0,
