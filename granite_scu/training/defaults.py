@@ -230,8 +230,8 @@ def _validation(
     most = max(1, VALIDATED * usual.batch * usual.block // (batch * cut.block))
     batches = given.get("trainer.limit_val_batches", max(1, min(most, math.ceil(cut.validation / each))))
     of = f"all {cut.validation:,}" if batches * each >= cut.validation else f"{batches * each:,} of {cut.validation:,}"
-    kind = "conversations" if text and text.chats else "documents"
-    why = f"validation every {counted(every, 'step')}: on {of} blocks, {cut.held_out:,} {kind}"
+    documents = counted(cut.held_out, "conversation" if text and text.chats else "document")
+    why = f"validation every {counted(every, 'step')}: on {of} blocks, {documents}"
     return [Choice("run.eval_steps", every, why), Choice("trainer.limit_val_batches", batches)]
 
 

@@ -47,8 +47,9 @@ def fitted(
             request = request.with_values({block.key: block.value})
             lines.append(block.why)
     data.cut(tokenizer, replace(data.config, block_size=request.data.block_size))
-    if text:  # what packing kept of it
-        text = text._replace(documents=data.train.n_documents)
+    if text:  # what packing and data.train_tokens kept of it
+        tokens = min(text.tokens, request.data.train_tokens or text.tokens)
+        text = text._replace(documents=data.train.n_documents, tokens=tokens)
     cut = defaults.Cut(
         request.data.block_size, data.train.n_blocks, data.validation.n_blocks, data.validation.n_documents
     )
