@@ -112,9 +112,9 @@ def try_out(
             nats[name] = nats_of_answers(model, questions, padding_of(tokenizer))
     first, answers = next(iter(switches)), {name: [] for name in switches}
     began = time.monotonic()
-    for some in (questions[:BATCH], questions[BATCH:]):
+    for some, progress in ((questions[:BATCH], iter), (questions[BATCH:], shown)):  # the phase is announced once
         left = seconds - (time.monotonic() - began)
-        for name, texts in ask(model, tokenizer, some, switches, seconds=left, shown=shown).items():
+        for name, texts in ask(model, tokenizer, some, switches, seconds=left, shown=progress).items():
             answers[name] += [_first_line(text) if not tokenizer.chat_template else text for text in texts]
         known = [each.is_right(text) for each, text in zip(general, answers[first], strict=False)]
         if len(known) < len(some) or not any(known):
