@@ -159,7 +159,7 @@ def adapted(step: Step, ours: bool = True) -> Iterator[tuple[nn.Module, Tensor]]
     setting = memory.Setting(base, LoraConfig(), step.dtype, step.batch, step.block)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=step.dtype, attn_implementation="sdpa")
-        model = memory._adapted(model, setting) if ours else _library(model, base)
+        model = memory.as_trained(model, setting) if ours else _library(model, base)
     with FakeTensorMode(allow_non_fake_inputs=True), describing("cuda"):
         model = model.to_empty(device="cpu")
         if step.kernels is not mamba.TORCH:

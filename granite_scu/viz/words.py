@@ -64,7 +64,7 @@ def short(rate: float) -> str:
     """A learning rate to one figure, as people write it.
 
     >>> short(5e-4), short(0.03), short(2.5e-5)
-    ('5e-4', '0.03', '2e-5')
+    ('5e-4', '0.03', '3e-5')
     """
     return f"{rate:.1g}" if rate >= 0.01 else f"{rate:.0e}".replace("e-0", "e-")
 

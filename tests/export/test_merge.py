@@ -335,7 +335,8 @@ def test_an_adapter_that_is_worse_than_its_base_on_the_runs_own_text_is_warned_o
 @pytest.mark.parametrize(("base", "named"), [("ibm-granite/granite-4.0-h-1b", True), ("my-folder", False)])
 def test_the_card_names_the_base_for_the_hub_where_it_is_there(base, named):
     record = {"base_model": base, "adapter": "mine", "adapter_sha256": "0", "matrices": 1, "merged_into": "x"}
-    front = yaml.safe_load(merging._card(record | {"check": None}).split("---\n")[1])
+    of = {"model_type": "granitemoehybrid", "chats": True}
+    front = yaml.safe_load(merging._card(record | {"check": None}, of).split("---\n")[1])
     assert front.get("base_model") == (base if named else None)
 
 

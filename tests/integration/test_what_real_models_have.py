@@ -128,12 +128,13 @@ def test_it_trains_and_resumes_to_the_same_bytes(run):
 
 def test_it_is_scored_as_plain_transformers_scores_it(run, base, call, tmp_path):
     """The answer and the end of its turn, after what the template renders: a token that begins a text comes once."""
-    write_chats(tmp_path / "chat.jsonl", [QUESTION])
+    unseen = QUESTION.replace("7", "seven")
+    write_chats(tmp_path / "chat.jsonl", [unseen])
     scored = ("--data-dir", tmp_path / "chat.jsonl", "--json", "--precision", "fp32", "--samples", 0)
     code, out, err = call(commands.main, "eval", run.whole, *scored)
     assert code == 0, err
     tokens, model = plain(base, run.whole)
-    prompt = [{"role": "user", "content": QUESTION}]
+    prompt = [{"role": "user", "content": unseen}]
     asked = tokens.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
     answer = tokens(ANSWER, add_special_tokens=False)["input_ids"] + [tokens.eos_token_id]
     assert asked.count(tokens.bos_token_id) == (tokens.bos_token is not None)

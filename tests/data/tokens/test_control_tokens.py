@@ -177,4 +177,4 @@ def test_a_stream_reads_them_as_text_and_says_so(chatting, config, tmp_path, cap
     data.prepare(chatting)
     assert data.summary()["control_tokens_written"] == 30
     assert not any((batch["input_ids"] == START).any() for batch in data.upcoming(0, 60))
-    assert "so far 24 control tokens that somebody wrote are read as text" in caplog.text
+    assert "control tokens that somebody wrote, read as text so far: 24" in caplog.text
