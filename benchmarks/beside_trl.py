@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The same chats trained by granite-scu and by TRL's SFTTrainer: what each learned, lost and took.
 
-    python benchmarks/beside_trl.py --model FOLDER --chats CHATS.jsonl --questions QUESTIONS.jsonl
+    python benchmarks/beside_trl.py --model FOLDER                               thirty facts of an observatory
+    python benchmarks/beside_trl.py --model FOLDER --chats C.jsonl --questions Q.jsonl      chats of your own
 
 Four runs, one after the other, each a process of its own: granite-scu at its defaults; TRL at its defaults but for the
 rate, which is for full fine-tuning (2e-4 is what its LoRA examples have); both in fp32 at the settings that granite-scu
@@ -36,6 +37,7 @@ COLUMNS = {
     "memory_gib": "memory GiB|.2f",
 }  # fmt: skip
 ARMS = ("ours, defaults", "TRL, defaults", "TRL, our settings", "ours, fp32 without controller")
+CHATS = ROOT / "benchmarks" / "chats"
 TRL_DEFAULTS = {"learning_rate": 2e-4}
 CHATS_IN_A_STEP = 8
 """Of granite-scu where a run is short."""
@@ -137,8 +139,8 @@ def compare(options: argparse.Namespace, seed: int, where: Path) -> list[dict[st
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="base model: folder or hub id")
-    parser.add_argument("--chats", required=True, help="conversations to train on, jsonl with messages")
-    parser.add_argument("--questions", required=True, help="conversations whose answers are asked for")
+    parser.add_argument("--chats", default=CHATS / "observatory.jsonl", help="trained on: jsonl with messages")
+    parser.add_argument("--questions", default=CHATS / "observatory_questions.jsonl", help="whose answers are asked")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--json", action="store_true", help="print a JSON list of all rows")
