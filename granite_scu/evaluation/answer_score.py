@@ -1,5 +1,6 @@
 """How well an answer agrees with the expected one: exactly, in what it says, and in its words."""
 
+import json
 import math
 import re
 import unicodedata
@@ -10,7 +11,7 @@ from statistics import NormalDist
 
 RULE = (
     "an answer is as expected if it has all numbers, and nine in ten of the words, that the expected answer adds to "
-    "the question; words such as the, is and of do not count"
+    "the question; words such as the, is and of do not count; where JSON is expected, if it is the same JSON"
 )
 """In words, what ``AnswerScore.right`` says."""
 
@@ -66,7 +67,10 @@ def score_answer(answer: str, expected: str, question: str = "") -> AnswerScore:
     if not wanted:  # an emoji, say
         same = answer.strip() == expected.strip()
         return AnswerScore(same, same, float(same), same)
-    right = _has_what_counts(set(found), set(wanted), set(words_of(question)))
+    if isinstance(structure := _as_json(expected), dict | list):  # whose words the question often has all
+        right = _as_json(answer) == structure
+    else:
+        right = _has_what_counts(set(found), set(wanted), set(words_of(question)))
     return AnswerScore(found == wanted, has_phrase(found, wanted), token_f1(found, wanted), right)
 
 
@@ -86,6 +90,14 @@ def token_f1(found: Sequence[str], wanted: Sequence[str]) -> float:
     0.6666666666666666
     """
     return 2 * (Counter(found) & Counter(wanted)).total() / max(1, len(found) + len(wanted))
+
+
+def _as_json(text: str) -> object:
+    """What a text says as JSON; None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _has_what_counts(found: set[str], wanted: set[str], asked: set[str]) -> bool:
@@ -110,7 +122,8 @@ def wilson(right: int, n: int, level: float = 0.95) -> tuple[float, float]:
     z, share = NormalDist().inv_cdf((1 + level) / 2), right / n
     middle, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    low, high = (middle - half) / scale, (middle + half) / scale
+    return (low if right else 0.0), (high if right < n else 1.0)  # as they are but for rounding
 
 
 def totals(scores: Sequence[AnswerScore]) -> dict[str, float]:

@@ -78,3 +78,11 @@ def test_the_interval_holds_the_share_and_lies_within_0_and_1(n, right):
 def test_totals_count_answers_and_average_f1():
     scores = [score_answer(EXPECTED, EXPECTED, ASKED), score_answer("Nobody knows.", EXPECTED, ASKED)]
     assert totals(scores) == {"exact": 1, "contains": 1, "right": 1, "token_f1": 0.5}
+
+
+def test_where_json_is_expected_another_value_or_key_is_wrong():
+    """The question has all of the values."""
+    asked, expected = "Please send 47 door mats to Oslo.", '{"item": "door mats", "count": 47, "city": "Oslo"}'
+    same, other = '{"count": 47,\n "item": "door mats", "city": "Oslo"}', expected.replace("Oslo", "Riga")
+    answers = (expected, same, other, "item count city", '{"item": "glass jars", "count": 1, "city": "Riga"}')
+    assert [score_answer(answer, expected, asked).right for answer in answers] == [True, True, False, False, False]
