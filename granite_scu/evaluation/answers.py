@@ -220,7 +220,7 @@ def greedy(
 ) -> list[list[int]] | None:
     """The likeliest continuation of each prompt, all at the same time; it draws no random number.
 
-    Prompts are padded on their left. Attention passes over what is masked, and the state of a Mamba-2 layer is still 0
+    Prompts are padded on their left. Attention skips what is masked, and the state of a Mamba-2 layer is still 0
     behind it, so that each answer is what it would be alone, up to the rounding of sums.
 
     Args:

@@ -27,7 +27,7 @@ def kept(file: str, key: Any, find: Callable[[], Any], read: Callable[[Any], T])
 
     Args:
         file: name of the file.
-        key: all that the answer hangs on, as JSON has it.
+        key: all that the answer depends on, as JSON has it.
         find: returns the answer, as JSON has it.
         read: makes of it what is returned; refuses by a TypeError, ValueError or KeyError what ``find`` cannot have
             found.
