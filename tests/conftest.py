@@ -180,6 +180,7 @@ def machine(monkeypatch):
     """Puts a device, or none, behind torch and NVML."""
     from types import SimpleNamespace
 
+    import psutil
     import pynvml
     import torch
 
@@ -197,6 +198,9 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.version, "cuda", build)
         if not cuda:
             monkeypatch.setattr(detection, "_detect_cpu", lambda: device)
+            # All of it free: what this machine has free is another figure at each run.
+            free = SimpleNamespace(total=total, available=total)
+            monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
 
         def absent():
             raise pynvml.NVMLError_LibraryNotFound

@@ -40,6 +40,8 @@ class Machine:
         compiled: whether the decoder's layers are compiled.
         sharded: whether the frozen layers are shared out over the processes.
         tf32: whether the model's fp32 products are taken in TF32.
+        free_gb: a CPU's memory that no process had taken, GiB, and a GPU's whole. It is asked once: what one part of a
+            run settles by it has to hold for the next.
     """
 
     device: hardware.Device
@@ -49,9 +51,10 @@ class Machine:
     nodes: int
     attention: str
     kernels: str
-    compiled: bool = False
-    sharded: bool = False
-    tf32: bool = False
+    compiled: bool
+    sharded: bool
+    tf32: bool
+    free_gb: float
 
     @property
     def world_size(self) -> int:
@@ -66,9 +69,8 @@ class Machine:
 
     def memory_limit(self, memory_fraction: float | None) -> float:
         """Bytes that a run may take: that share of a GPU's memory, or what a CPU's has free, ``MARGIN`` left out."""
-        if self.accelerator == "cuda":
-            return self.device.memory_gb * hardware.GIB * (memory_fraction or 1) * (1 - hardware.MARGIN)
-        return psutil.virtual_memory().available * (1 - hardware.MARGIN)
+        share = (memory_fraction or 1) if self.accelerator == "cuda" else 1
+        return self.free_gb * hardware.GIB * share * (1 - hardware.MARGIN)
 
     def claim(self, memory_fraction: float | None) -> None:
         """Make this process's GPU the current one, take no more of it than ``memory_fraction``, and TF32 or not."""
@@ -115,7 +117,8 @@ def resolve(
     compiled = not run.fsdp and compiles(device, here=not card) if base.compile is None else base.compile
     if compiled:
         _check_graphs(base.compile_mode, trainer.get("accumulate_grad_batches", 1), device)
-    return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32)
+    free = device.memory_gb if device.kind == "cuda" else psutil.virtual_memory().available / hardware.GIB
+    return Machine(device, accelerator, precision, devices, nodes, attention, kernels, compiled, run.fsdp, tf32, free)
 
 
 def resolve_request(request: Request, card: hardware.Device | None = None) -> Machine:
