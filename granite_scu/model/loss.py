@@ -124,7 +124,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targets, counted = labels.unsqueeze(1).masked_fill(ignored, 0), ~ignored
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            z = _logits(logits, hidden[part], head)
+            z = logits_into(logits, hidden[part], head)
             found, narrow = work(z, targets[part], counted[part], scaling, unit, dtype)
             nats += found
             if d_hidden is not None:
@@ -144,7 +144,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return d_hidden, d_head, None, None, None, None
 
 
-def _logits(buffer: Tensor, hidden: Tensor, head: Tensor) -> Tensor:
+def logits_into(buffer: Tensor, hidden: Tensor, head: Tensor) -> Tensor:
     """The logits of a chunk before they are divided, (tokens, vocabulary), in the memory of ``buffer``."""
     logits = buffer[: len(hidden)]
     if hidden.dtype == logits.dtype:

@@ -73,3 +73,98 @@ def test_a_model_that_has_not_moved_is_at_distance_zero(build, ids):
     moved = Moved(build, size=0.0)
     with torch.no_grad():
         assert summed_kl(moved.model, ids, ids, moved.without) == 0
+
+
+# The other direction, with a gradient: what a budget of drift holds
+
+
+class Drift:
+    """Drift on some positions of a batch as a function of the adapted model's hidden states, beside its definition."""
+
+    def __init__(self, build, ids, dtype=torch.float64) -> None:
+        self.model = build().eval().to(dtype)
+        self.ids, self.positions = ids, torch.tensor([0, 2, 3, 9, 17])
+        self.plain = divergence.has_plain_head(self.model, ids)
+        self.head = self.model.get_output_embeddings().weight
+        with torch.no_grad():
+            self.base = self.states()
+            self.model.get_input_embeddings().weight += 0.1
+            self.now = self.states()
+
+    def states(self):
+        return divergence.states(self.model, self.ids, self.positions, self.plain)
+
+    def found(self, now, chunk=2):
+        return divergence.drift_of(self.model, self.base, now, self.plain, chunk)
+
+    def literal(self, now):
+        scaling = getattr(self.model.config, "logits_scaling", 1.0)
+        q, p = ((of @ self.head.T / scaling if self.plain else of).softmax(-1) for of in (now, self.base))
+        return (p * (p / q).log()).sum()
+
+
+@pytest.fixture(params=["granite", "llama", "capped"])
+def drift(request, ids, monkeypatch):
+    """Of a model known to have a plain head, of one that is found to have one, and of one that has another."""
+    build = {"granite": granite, "llama": llama, "capped": lambda: _capped(llama())}[request.param]
+    made = Drift(build, ids)
+    assert made.plain == (request.param != "capped")
+    return made
+
+
+def _capped(model):
+    """Its head squeezes the logits, as Gemma's does."""
+
+    def squeezed(module, args, kwargs, output):
+        output.logits = torch.tanh(output.logits)
+        return output
+
+    model.register_forward_hook(squeezed, with_kwargs=True)
+    return model
+
+
+def test_drift_is_what_its_definition_says(drift):
+    expected = float(drift.literal(drift.now).detach())
+    assert expected > 1e-3
+    # Both in 53 bits; a KL is a difference of sums, whose terms are a thousand times as large.
+    assert float(drift.found(drift.now)) == pytest.approx(expected, rel=1e-9)
+    assert float(drift.found(drift.now, chunk=100)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_gradient_of_drift_is_its_own(drift):
+    now = drift.now.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda of: drift.found(of), now)
+    (found,) = torch.autograd.grad(3 * drift.found(now), now)
+    (expected,) = torch.autograd.grad(3 * drift.literal(now), now)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_model_as_it_began_has_neither_drift_nor_a_gradient(drift):
+    now = drift.base.clone().requires_grad_()
+    total = drift.found(now)
+    (gradient,) = torch.autograd.grad(total, now)
+    # p (ln p - ln q) and q - p, both of the same bits; autograd's own rounds its sum of p, which is 1.
+    assert abs(float(total.detach())) < 1e-12 and gradient.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_in_fewer_bits_it_is_the_same_up_to_their_rounding(dtype, ids):
+    """Each state and the head are rounded, and the products, of 16 terms, too: some 20 roundings of logits below 1."""
+    whole, drift = Drift(granite, ids), Drift(granite, ids, dtype)
+    now = whole.now.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(whole.found(now), now)
+    rounded = drift.now.clone().requires_grad_()
+    total = drift.found(rounded)
+    (found,) = torch.autograd.grad(total, rounded)
+    assert (found.dtype, total.dtype) == (dtype, torch.float64)
+    error = 20 * torch.finfo(dtype).eps / 2
+    assert (found.double() - expected).norm() <= 4 * error * drift.base.double().norm() / 10 + error * expected.norm()
+
+
+def test_what_is_padded_or_not_counted_leaves_no_trace(ids):
+    drift = Drift(granite, ids)
+    padded = torch.cat([ids, torch.full((3, 4), 5)], 1)
+    at = drift.positions // 7 * 11 + drift.positions % 7
+    found = divergence.states(drift.model, padded, at, drift.plain)
+    torch.testing.assert_close(found, drift.now, rtol=1e-12, atol=1e-12)

@@ -93,10 +93,10 @@ def test_the_chunk_changes_neither_the_nats_nor_the_gradient(chunk):
 
 def test_the_logits_of_a_chunk_exist_at_once_and_no_more(monkeypatch):
     seen = []
-    original = loss._logits
+    original = loss.logits_into
     monkeypatch.setattr(
         loss,
-        "_logits",
+        "logits_into",
         lambda buffer, h, *rest: seen.append((len(buffer), len(h))) or original(buffer, h, *rest),
     )
     hidden = torch.randn(2, 25, 4, requires_grad=True)
