@@ -1,6 +1,7 @@
 """From exceptions to exit codes and one line on stderr."""
 
 import errno
+import gc
 import io
 import os
 import signal
@@ -102,7 +103,8 @@ def guarded(
 def importing() -> Iterator[None]:
     """Ctrl-C ends the process itself: some libraries, while they are imported, swallow any exception.
 
-    For what writes nothing.
+    For what writes nothing. No garbage is collected meanwhile, a fifth of the time: nearly all that is made stays, and
+    later collections leave it alone.
     """
 
     def end(number: int, frame: object) -> None:
@@ -111,14 +113,19 @@ def importing() -> Iterator[None]:
         os._exit(INTERRUPTED)
 
     acts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and in a background shell it is ignored
-    if acts and threading.current_thread() is threading.main_thread():
+    acts = acts and threading.current_thread() is threading.main_thread()
+    collects = gc.isenabled()
+    gc.disable()
+    if acts:
         signal.signal(signal.SIGINT, end)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    else:
+    try:
         yield
+    finally:
+        if acts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if collects:
+            gc.freeze()
+            gc.enable()
 
 
 @contextmanager

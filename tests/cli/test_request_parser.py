@@ -1,5 +1,6 @@
 """One configuration for every way in: YAML, dotted keys and the script's flags."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -267,6 +268,14 @@ print("went on")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped by Ctrl-C; nothing was written\n")
+
+
+def test_no_garbage_is_collected_while_libraries_are_imported_and_what_they_made_is_left_alone():
+    with guard.importing():
+        collects = gc.isenabled()
+    kept = gc.get_freeze_count()
+    gc.unfreeze()
+    assert not collects and gc.isenabled() and kept > 0
 
 
 def test_a_thread_that_cannot_write_prints_no_traceback(capsys, monkeypatch):
