@@ -22,6 +22,7 @@ GROUPS = {
     "prior": config.PriorConfig,
     "data": config.DataConfig,
     "control": config.ControlConfig,
+    "drift": config.DriftConfig,
     "run": config.RunConfig,
 }
 """The configuration's groups and the dataclass of each."""
@@ -221,6 +222,11 @@ SECTIONS: dict[str, tuple[Flag, ...]] = {
         _flag("--lambda-min", "control.lambda_min"),
         _flag("--lambda-max", "control.lambda_max"),
         _flag("--prior-sigma", "prior.sigma"),
+    ),
+    "what the model keeps": (
+        _flag("--max-drift", "drift.max_drift", share),
+        _flag("--general-data", "drift.general_data"),
+        _flag("--general-tokens", "drift.general_tokens"),
     ),
     "checkpoints, validation and stopping": (
         _flag("--save-steps", "run.save_steps", default="half of the run, 500 at most"),

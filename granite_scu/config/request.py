@@ -19,6 +19,7 @@ from granite_scu.config.settings import (
     BaseConfig,
     ControlConfig,
     DataConfig,
+    DriftConfig,
     LoraConfig,
     OptimizerConfig,
     PriorConfig,
@@ -44,6 +45,7 @@ class Request:
     prior: PriorConfig
     data: DataConfig
     control: ControlConfig
+    drift: DriftConfig
     run: RunConfig
     trainer: dict[str, Any]
     seed: int

@@ -501,6 +501,43 @@ class ControlConfig:
 
 
 @dataclass(frozen=True)
+class DriftConfig:
+    """How far the model may move elsewhere: its KL divergence from what it was as training began, on general text.
+
+    Attributes:
+        max_drift: budget of drift, per cent of the bits per token that the base itself needs for general text, such as
+            2%: instead of S the controller holds drift at most there; null holds none.
+        general_data: general text: auto lets the base model write it before training; or files, as --data-dir.
+        general_tokens: tokens of general text that are written, or read of the files.
+    """
+
+    max_drift: float | str | None = None
+    general_data: list[str] | str = "auto"
+    general_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        given = self.max_drift
+        _read_shares(self, max_drift="--max-drift")
+        if self.max_drift is not None:
+            unit = "%" in str(given) or float(self.max_drift) < 1
+            _check(unit, "--max-drift", given, f"give the unit, as {given}% of the base's bits")
+            inside = (lambda value: 0 < value < 1, "must be more than 0% and less than 100% of the base's bits")
+            _check(inside[0](self.max_drift), "--max-drift", given, inside[1])
+        names = listed(self.general_data)
+        named = bool(names) and all(name.strip() for name in names)
+        _check(named, "--general-data", "''", "is empty; leave it out, or name a file")
+        alone = "auto" not in names or len(names) == 1
+        _check(alone, "--general-data", " ".join(names), "auto stands alone; leave it out, or the files")
+        _require(_at_least(LEAST_GENERAL, " tokens", MOST_GENERAL), {"--general-tokens": self.general_tokens})
+
+    @property
+    def general_files(self) -> list[str]:
+        """The user's files of general text; none where the base writes it."""
+        names = listed(self.general_data)
+        return [] if names == ["auto"] else names
+
+
+@dataclass(frozen=True)
 class IdentifyConfig:
     """The step test of ``identify``; its time is counted in ticks of ``control.every`` optimizer steps.
 
@@ -665,6 +702,9 @@ MOST = 10**12
 
 MOST_BATCH, MOST_BLOCK = 2**20, 2**18
 """Blocks on a device and tokens in a block: no device there is has room for more, and each is looked at in turn."""
+
+LEAST_GENERAL, MOST_GENERAL = 1024, 2**20
+"""Tokens of general text: a quarter of fewer is too noisy to steer by; more says nothing more and takes long."""
 
 MOST_WORKERS = 256
 """Loader processes: tokens are read faster than any device takes them, and each process costs a start and memory."""

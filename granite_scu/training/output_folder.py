@@ -197,7 +197,7 @@ def scu_config(run: PreparedRun) -> dict:
 def training_config(run: PreparedRun) -> dict:
     """Settings, plan, data, machine and versions: ``training_config.json``."""
     request = run.request
-    groups = ("base", "lora", "optimizer", "prior", "data", "control", "run")
+    groups = ("base", "lora", "optimizer", "prior", "data", "control", "drift", "run")
     return {
         **{name: asdict(getattr(request, name)) for name in groups},
         **({"start": run.start.record()} if run.start else {}),

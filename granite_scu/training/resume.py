@@ -40,6 +40,7 @@ NO_INFLUENCE = {
         "eval_batch_size",
         "num_epochs",
     ),
+    "drift": ("general_data", "general_tokens"),
     "run": (
         "output_dir",
         "overwrite",

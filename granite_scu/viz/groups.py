@@ -10,7 +10,7 @@ import numpy as np
 from granite_scu.viz import style
 from granite_scu.viz.run_folder import Run
 
-_COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "trainer")
+_COMPARED = ("base", "lora", "optimizer", "prior", "data", "control", "drift", "trainer")
 """What of a run's settings may set it apart; where it ran, and where it was written to, may not."""
 _NOT_COMPARED = ("data.num_workers", "data.prefetch_factor", "data.cache_dir")
 """Of those: what changes no number."""

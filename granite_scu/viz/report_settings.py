@@ -9,7 +9,7 @@ from granite_scu.viz.words import part, shown
 
 _GROUPS = {
     "base": "Base model", "lora": "LoRA", "start": "Adapter at the start", "optimizer": "Optimizer", "prior": "Prior",
-    "data": "Data", "control": "Control", "run": "Run", "trainer": "Trainer", "plan": "Plan",
+    "data": "Data", "control": "Control", "drift": "Drift", "run": "Run", "trainer": "Trainer", "plan": "Plan",
 }  # fmt: skip
 _CONFIG = "<code>granite-scu train --config config.yaml</code>"
 

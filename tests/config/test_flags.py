@@ -91,6 +91,9 @@ FLAGS = [
     ("--actuator", "control.actuator", "decoupled", "decoupled"),
     ("--prior-sigma", "prior.sigma", "0.01", 0.01),
     ("--n-tokens", "prior.n_tokens", "5000", 5000),
+    ("--max-drift", "drift.max_drift", "2%", 0.02),
+    ("--general-data", "drift.general_data", "mine.txt", "mine.txt"),
+    ("--general-tokens", "drift.general_tokens", "4096", 4096),
     ("--save-steps", "run.save_steps", "77", 77),
     ("--keep", "run.keep", "4", 4),
     ("--samples", "run.samples", "0", 0),
@@ -371,6 +374,7 @@ SHARES = {
     "--memory-fraction": "run.memory_fraction",
     "--ema-alpha": "control.ema_alpha",
     "--run.expected_mfu": "run.expected_mfu",
+    "--max-drift": "drift.max_drift",
 }
 
 
@@ -386,6 +390,24 @@ def test_a_share_is_a_number_or_per_cent_by_flag_and_in_yaml(tmp_path):
             resolved(flag, "ten")
         with pytest.raises(UserError, match=f"{flag} ten.*: is no share"):
             resolved("--config", str(wrong))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--max-drift", "0"], "--max-drift 0.*: must be more than 0%"),
+        (["--max-drift=-1%"], "--max-drift -1%: must be more than 0%"),
+        (["--max-drift", "200%"], "--max-drift 200%: .*less than 100%"),
+        (["--max-drift", "2"], "--max-drift 2.*: give the unit, as 2.*%"),
+        (["--max-drift", "nan"], "--max-drift .*nan: is no share"),
+        (["--general-data", ""], "--general-data '': is empty"),
+        (["--general-data", "auto", "mine.txt"], "--general-data auto mine.txt: auto stands alone"),
+        (["--general-tokens", "100"], "--general-tokens 100: must be at least 1024 tokens"),
+    ],
+)
+def test_a_budget_of_drift_has_a_unit_and_its_text_a_source(given, words):
+    with pytest.raises(UserError, match=words):
+        resolved(*given)
 
 
 def test_what_the_older_launcher_adds_is_passed_over():
