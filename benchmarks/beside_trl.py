@@ -3,6 +3,7 @@
 
     python benchmarks/beside_trl.py --model FOLDER                               thirty facts of an observatory
     python benchmarks/beside_trl.py --model FOLDER --chats C.jsonl --questions Q.jsonl      chats of your own
+    python benchmarks/beside_trl.py --model FOLDER --ours "" --ours "--lora-r 32" --seeds 1 2    granite-scu alone
 
 Four runs, one after the other, each a process of its own: granite-scu at its defaults; TRL at its defaults but for the
 rate, which is for full fine-tuning (2e-4 is what its LoRA examples have); both in fp32 at the settings that granite-scu
@@ -12,6 +13,7 @@ chose, without a controller.
 
 ``seconds`` is the training alone as each side reports it, ``cpu_s`` the processor time of its whole command without
 scoring, ``memory_gib`` the most that the command had resident. One seed says little: ``--seeds`` takes several.
+``--ours`` compares settings of granite-scu with each other instead; ``--json`` has each answer too.
 """
 
 import argparse
@@ -106,6 +108,7 @@ def scored(options: argparse.Namespace, folders: dict[str, Path]) -> dict[str, d
     if done.returncode:
         raise RuntimeError(done.stderr)
     found = json.loads(done.stdout)
+    records = found["answers"]["records"]
     rows: dict[str, dict[str, Any]] = {}
     for arm, model in zip(("base", *folders), found["models"], strict=True):
         general, said = found["elsewhere"][model["name"]], found["answers"]["models"][model["name"]]
@@ -118,6 +121,7 @@ def scored(options: argparse.Namespace, folders: dict[str, Path]) -> dict[str, d
             "became_wrong": general["became_wrong"],
             "general": general["n"],
             "general_bits": general["bits_after"] - general["bits_before"],
+            "answers": [[record["question"], record["expected"], record[model["name"]]] for record in records],
         }
     return rows
 
@@ -136,6 +140,14 @@ def compare(options: argparse.Namespace, seed: int, where: Path) -> list[dict[st
             for arm, row in rows.items()]  # fmt: skip
 
 
+def compare_ours(options: argparse.Namespace, seed: int, where: Path) -> list[dict[str, Any]]:
+    """A row for the base, and one for each of granite-scu's settings that are compared with each other."""
+    arms = {flags or "defaults": tuple(flags.split()) for flags in options.ours}
+    folders = {arm: where / f"ours-{number}" for number, arm in enumerate(arms)}
+    took = {arm: ours(options, folders[arm], seed, flags) for arm, flags in arms.items()}
+    return [{"arm": arm, "seed": seed, **row, **took.get(arm, {})} for arm, row in scored(options, folders).items()]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="base model: folder or hub id")
@@ -143,13 +155,15 @@ def main() -> int:
     parser.add_argument("--questions", default=CHATS / "observatory_questions.jsonl", help="whose answers are asked")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--ours", action="append", metavar="FLAGS", help="only granite-scu, with these flags of train "
+                        "(\"\" for the defaults); again for others")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON list of all rows")
     options = parser.parse_args()
     options.chats, options.questions = (str(Path(given).resolve()) for given in (options.chats, options.questions))
     rows: list[dict[str, Any]] = []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as where:
-            rows += compare(options, seed, Path(where))
+            rows += (compare_ours if options.ours else compare)(options, seed, Path(where))
     measure.present(rows if options.json else medians(rows), COLUMNS, "granite-scu beside TRL", options.json)
     return 0
 

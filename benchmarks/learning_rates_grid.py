@@ -41,7 +41,8 @@ class Cell:
         return math.ceil(self.epochs * self.records / RECORDS_A_STEP)
 
     def __str__(self) -> str:
-        return f"{self.model} {self.data} {self.records} records {self.epochs:g} epochs rate {self.rate:g}"
+        seed = f"seed {self.seed} " if self.seed else ""
+        return f"{self.model} {self.data} {self.records} records {self.epochs:g} epochs {seed}rate {self.rate:g}"
 
 
 def saved(line: dict[str, Any]) -> float:
@@ -78,13 +79,15 @@ CELLS = [
     *_cells(_REAL, "text", 100, 2, (1e-3,)),
     *_cells(_HYBRID, "facts", 1000, 6, (3e-3,)),
     *_cells(_REAL, "text", 100, 2, (3e-4, 3e-3)),
+    *(cell for data in ("style", "format", "text") for cell in _cells(_HYBRID, data, 100, 2, (3e-3, 1e-3, 1e-2))),
+    *(Cell(_REAL, "facts", 100, rate, 8, seed=1) for rate in (1e-3, 3e-4)),
+    *_cells(_REAL, "facts", 100, 8, (1e-4, 3e-5)),
     *_cells(_HYBRID, "facts", 1000, 3, (1e-3, 1e-2)),
     *_cells(_REAL, "format", 100, 0.2, RATES[:3]),  # pilots
     *_cells(_REAL, "facts", 1000, 1, (3e-4,)),
     *_cells(_HYBRID, "format", 1000, 3, (1e-3, 3e-3, 3e-4)),
     *_cells(_HYBRID, "text", 1000, 3, (1e-3, 3e-3, 3e-4)),
     *(Cell(_REAL, data, 100, 1e-4, 2) for data in ("format", "style", "text")),
-    *_cells(_REAL, "facts", 100, 8, (1e-4,)),
     *_cells(_REAL, "facts", 30, 8, (3e-3,)),
     *_cells(_HYBRID, "facts", 5000, 1, (1e-3, 3e-3)),
     *_cells(_REAL, "facts", 1000, 1, (3e-3,)),
@@ -99,7 +102,6 @@ CELLS = [
     *_cells(_REAL, "facts", 30, 16, (1e-3, 3e-4)),
     *_cells(_REAL, "facts", 1000, 0.3, RATES[:3]),
     *(Cell(_REAL, data, 100, 3e-5, 2) for data in ("format", "style", "text")),
-    *_cells(_REAL, "facts", 100, 8, (3e-5,)),
     *_cells(_REAL, "facts", 30, 8, (1e-4, 3e-5)),
     *_cells(_REAL, "text", 1000, 1, RATES),
     *_cells(_REAL, "format", 1000, 1, RATES),
