@@ -2,11 +2,12 @@
 
 ``reg_strength`` (lambda) is set between optimizer steps, by ``act`` or alone; at its default of
 zero this is plain LoRA fine-tuning. So are ``layer_strengths``, which tells matrices apart, and ``param_bound``, onto
-which the update is projected. Sums are kept on the device and divided once, where they are read.
+which the update is projected. With ``drift_gradient`` set, lambda multiplies drift in the place of ParamNPT. Sums are
+kept on the device and divided once, where they are read.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -57,7 +58,7 @@ class Window:
         layer_bpt: bits per token that describe each adapted matrix now.
         grad_norm: of the last step, data and penalty together, before clipping.
         data_grad_norm: of the cross-entropy alone.
-        penalty_grad_norm: of reg_strength * ParamNPT alone.
+        penalty_grad_norm: of what lambda multiplies alone: ParamNPT, or drift.
         slope: dV/dx at x = 1 on the text of the applied steps, with V(x) what the adapter scaled by x saves, bits per
             token; None unless the module measures slopes.
     """
@@ -123,6 +124,7 @@ class GraniteModule(L.LightningModule):
         self.reg_strength = 0.0
         self.layer_strengths: tuple[float, ...] | None = None
         self.param_bound: float | None = None
+        self.drift_gradient: Callable[[int], list[Tensor]] | None = None
         self.latest_batch: dict[str, Tensor] | None = None
         self.latest_nats: Tensor | None = None
         self._newest_nats = math.nan
@@ -256,9 +258,10 @@ class GraniteModule(L.LightningModule):
 
         Micro-batch losses arrive summed, divided by ``LOSS_UNIT`` and, by Lightning, by
         ``accumulate_grad_batches`` (in a short last window too), and averaged over ranks. They become the mean
-        over the supervised tokens of the window on all ranks; then lambda * grad ParamNPT is added, exactly,
-        and the sum is clipped. A step with anything not finite in it is skipped, on the device where the
-        optimizer can. Runs once per optimizer step, after a GradScaler has unscaled.
+        over the supervised tokens of the window on all ranks; then lambda * grad ParamNPT is added, exactly, or
+        lambda * grad F, with F the drift on the general text whose turn it is, and the sum is clipped. A step with
+        anything not finite in it is skipped, on the device where the optimizer can. Runs once per optimizer step,
+        after a GradScaler has unscaled.
         """
         nats, tokens = self.reduced(self._micro)
         gradients = [factor.grad for factor in self.factors]
@@ -267,7 +270,7 @@ class GraniteModule(L.LightningModule):
         data_norm = torch.nn.utils.get_total_norm(gradients)
         penalty_norm = torch.zeros_like(data_norm)
         if self.actuator == "loss" and any(self._strengths()):
-            penalty = self._penalty()
+            penalty = self._drift_penalty() if self.drift_gradient else self._penalty()
             penalty_norm = torch.nn.utils.get_total_norm(penalty)
             torch._foreach_add_(gradients, penalty)
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -294,6 +297,12 @@ class GraniteModule(L.LightningModule):
         """The gradient of the weighted ParamNPT, in the order of the parameters."""
         updates, strengths = list(self.updates.values()), self._strengths()
         return weighted_penalty(updates, strengths, self.prior_sigma, self.n_tokens, self.measure)
+
+    def _drift_penalty(self) -> list[Tensor]:
+        """The gradient of lambda times drift, in the order of the parameters."""
+        penalty = self.drift_gradient(self.trainer.global_step)
+        torch._foreach_mul_(penalty, self.reg_strength)
+        return penalty
 
     def _backward_scale(self) -> float:
         """What the micro-batches' summed gradients were divided by on the way here."""
