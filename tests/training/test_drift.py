@@ -78,7 +78,7 @@ def objective(module, window: list[dict], general: list[dict]) -> float:
     return nats / sum(int((b["labels"] != -100).sum()) for b in window) + LAMBDA * float(literal(module, general))
 
 
-def along(module, direction: list[Tensor], f, h: float = 0.03) -> float:
+def along(module, direction: list[Tensor], f, h: float) -> float:
     """The derivative of f along a direction of the factors, by a central difference of fourth order."""
 
     def at(x: float) -> float:
@@ -116,8 +116,8 @@ def test_the_optimizer_is_given_the_gradient_of_loss_and_drift(
     module, anchored = make_module(UnderSGD, **more), Anchored(general)
     give_size(module)
     weights = [factor.detach().clone() for factor in module.factors]
-    # Experts' products have no float64.
-    bits = {} if case == "experts" else {"precision": "64-true"}
+    # Experts' products have no float64; and a longer way would send tokens to other experts, at a jump.
+    bits, h = ({}, 1e-3) if case == "experts" else ({"precision": "64-true"}, 0.03)
     fit(module, window, callbacks=[anchored], accumulate_grad_batches=2, **bits)
     module._put(weights)
     generator, found, expected = torch.Generator().manual_seed(2), [], []
@@ -127,11 +127,11 @@ def test_the_optimizer_is_given_the_gradient_of_loss_and_drift(
         direction = [d / size for d in direction]
         found.append(sum(float((g * d).sum()) for g, d in zip(anchored.given[0], direction, strict=True)))
         # The first batch of general text is that of the first step.
-        expected.append(along(module, direction, lambda: objective(module, window, general[:1])))
-        drift = along(module, direction, lambda: float(literal(module, general[:1])))
-        assert abs(LAMBDA * drift) > 1e-3, "it would not be missed"
+        expected.append(along(module, direction, lambda: objective(module, window, general[:1]), h))
+        drift = along(module, direction, lambda: float(literal(module, general[:1])), h)
+        assert abs(LAMBDA * drift) > 3e-3, "it would be missed"
     # Two roundings of a loss of six nats in each of the differences, which are divided by h.
-    assert found == pytest.approx(expected, rel=1e-4, abs=1.5 / 0.03 * 6 * rounding(2))
+    assert found == pytest.approx(expected, rel=1e-4, abs=1.5 / h * 6 * rounding(2))
 
 
 def test_batches_of_general_text_take_turns_and_drift_is_read_on_all(make_module, fit, make_batches):
