@@ -11,6 +11,8 @@ from trl import SFTConfig, SFTTrainer
 model, chats, out, settings = *sys.argv[1:4], json.loads(sys.argv[4])
 gpu = torch.cuda.is_available()
 rank = settings.pop("rank", 16)
+# The coefficient: TRL 1.16 balances the experts of every Granite hybrid, also of one that has none, and fails.
+settings = {"router_aux_loss_coef": 0.0, **settings}
 trainer = SFTTrainer(
     model,
     SFTConfig(output_dir=out, use_cpu=not gpu, bf16=gpu, save_strategy="no", report_to="none", **settings),
