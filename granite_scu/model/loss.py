@@ -27,6 +27,9 @@ def chunk_on(device: str) -> int:
     return 512 if device == "cpu" else 2048
 
 
+MANY = 0.5
+"""Share of a batch's positions that count from which on the others are not worth leaving out."""
+
 CHUNKED_TYPES = (
     *("granite", "granite_swa"),
     *("granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared"),
@@ -52,8 +55,8 @@ def summed_nats(
         chunk, compiled: as of ``summed_cross_entropy``.
     """
     if model.config.model_type not in CHUNKED_TYPES:
-        logits = model(input_ids=input_ids, use_cache=False, **isolating(model, documents)).logits.float()
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+        logits, targets = _logits(model, input_ids, labels, documents)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     hidden = hidden_states(model, input_ids, documents)
     head = model.get_output_embeddings().weight
     return summed_cross_entropy(hidden, head, labels, getattr(model.config, "logits_scaling", 1.0), chunk, compiled)
@@ -65,24 +68,59 @@ def hidden_states(model: nn.Module, input_ids: Tensor, documents: Tensor | None 
     return model.base_model(input_ids=input_ids, use_cache=False, **arguments).last_hidden_state
 
 
+def _worth_selecting(labels: Tensor) -> Tensor | None:
+    """Of a batch's positions those that count, where the logits of the others are worth saving; None where not.
+
+    In chats few count, and the products with a large vocabulary are a fifth of a small model's step. Elsewhere than on
+    a CPU the selection would wait for the device.
+    """
+    counted = labels != IGNORED
+    few = labels.device.type == "cpu" and counted.sum() < MANY * counted.numel()
+    return counted if few else None
+
+
+def _logits(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The model's own logits in fp32, (positions, vocabulary), and the labels there, (positions,)."""
+    counted, hook = _worth_selecting(labels), None
+    if counted is not None:
+        labels, head = labels[counted], model.get_output_embeddings()
+        hook = head.register_forward_pre_hook(lambda head, inputs: (inputs[0][counted].unsqueeze(0),))
+    try:
+        logits = model(input_ids=input_ids, use_cache=False, **isolating(model, documents)).logits
+    finally:
+        if hook:
+            hook.remove()
+    return logits.float().flatten(0, 1), labels.flatten()
+
+
 @torch.no_grad()
 def token_nats(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tensor | None = None) -> Tensor:
     """-ln p(label) at each position, in nats, (batch, time) fp32; 0 where nothing is counted. As ``summed_nats``."""
     if model.config.model_type not in CHUNKED_TYPES:
-        logits = model(input_ids=input_ids, use_cache=False, **isolating(model, documents)).logits.float()
+        logits, targets = _logits(model, input_ids, labels, documents)
         # Words last, where torch sums them in lanes: over another axis it adds them one by one to a sum that is soon
         # too large for the smallest, and 1e-4 nats a token are lost.
-        nats = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
-        return nats.view(labels.shape)
-    hidden = hidden_states(model, input_ids, documents).flatten(0, -2)
+        nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        return _placed(nats, labels)
+    hidden, targets = hidden_states(model, input_ids, documents).flatten(0, -2), labels.flatten()
+    counted = _worth_selecting(targets)
+    if counted is not None:
+        hidden, targets = hidden[counted], targets[counted]
     # Called and not read for its weight: an adapter from elsewhere may sit on the head, too.
     head, scaling = model.get_output_embeddings(), getattr(model.config, "logits_scaling", 1.0)
     chunk = chunk_on(hidden.device.type)
     parts = [
-        F.cross_entropy(head(h).float().div_(scaling), targets, ignore_index=IGNORED, reduction="none")
-        for h, targets in zip(hidden.split(chunk), labels.flatten().split(chunk), strict=True)
+        F.cross_entropy(head(h).float().div_(scaling), t, ignore_index=IGNORED, reduction="none")
+        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
-    return torch.cat(parts).view(labels.shape)
+    return _placed(torch.cat(parts), labels)
+
+
+def _placed(nats: Tensor, labels: Tensor) -> Tensor:
+    """What was found at all labels, or at those that count, in the shape of all of them."""
+    if len(nats) == labels.numel():
+        return nats.view(labels.shape)
+    return nats.new_zeros(labels.shape).masked_scatter_(labels != IGNORED, nats)
 
 
 def summed_cross_entropy(
@@ -101,9 +139,12 @@ def summed_cross_entropy(
     device = hidden.device.type
     chunk = chunk or chunk_on(device)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    hidden, head = hidden.flatten(0, -2).to(dtype), head.to(dtype)
+    counted = None if compiled else _worth_selecting(labels)
+    hidden, labels = (
+        (hidden.flatten(0, -2), labels.flatten()) if counted is None else (hidden[counted], labels[counted])
+    )
     with torch.autocast(device, enabled=False):
-        return _ChunkedCrossEntropy.apply(hidden, head, labels.flatten(), scaling, chunk, compiled)
+        return _ChunkedCrossEntropy.apply(hidden.to(dtype), head.to(dtype), labels, scaling, chunk, compiled)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

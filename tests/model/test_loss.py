@@ -15,13 +15,13 @@ from granite_scu.model import loss
 from granite_scu.model.loss import summed_cross_entropy, summed_nats
 
 
-@pytest.fixture
-def batch():
-    """Tokens of three rows and labels of which about a third do not count."""
+@pytest.fixture(params=[0.3, 0.8], ids=["most", "few"])
+def batch(request):
+    """Tokens of three rows and labels of which that share does not count: of few, the logits alone are made."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(2, 64, (3, 21), generator=generator)
     labels = tokens[:, 1:].clone()
-    labels[torch.rand(labels.shape, generator=generator) < 0.3] = IGNORED
+    labels[torch.rand(labels.shape, generator=generator) < request.param] = IGNORED
     return tokens[:, :-1], labels
 
 
@@ -210,6 +210,16 @@ def test_positions_that_are_ignored_count_nowhere(batch):
     assert summed_nats(model, input_ids, torch.full_like(labels, IGNORED)) == 0
     padded_inputs, padded_labels = F.pad(input_ids, (0, 9)), F.pad(labels, (0, 9), value=IGNORED)
     assert_rounded(summed_nats(model, padded_inputs, padded_labels), summed_nats(model, input_ids, labels), OF_GRANITE)
+
+
+def test_where_few_positions_count_the_head_reads_no_others(batch):
+    model, rows = llama(), []
+    model.lm_head.register_forward_hook(lambda head, inputs, logits: rows.append(logits.shape[:-1].numel()))
+    summed_nats(model, *batch)
+    loss.token_nats(model, *batch)
+    counted, labels = int((batch[1] != IGNORED).sum()), batch[1].numel()
+    assert rows == [counted if counted < labels / 2 else labels] * 2
+    assert not model.lm_head._forward_pre_hooks
 
 
 def test_a_model_whose_head_is_not_known_to_be_plain_is_asked_for_its_logits(batch):
