@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -72,11 +73,12 @@ def _worth_selecting(labels: Tensor) -> Tensor | None:
     """Of a batch's positions those that count, where the logits of the others are worth saving; None where not.
 
     In chats few count, and the products with a large vocabulary are a fifth of a small model's step. Elsewhere than on
-    a CPU the selection would wait for the device.
+    a CPU the selection would wait for the device; in the simulation of a step, labels have no values.
     """
+    if labels.device.type != "cpu" or isinstance(labels, FakeTensor):
+        return None
     counted = labels != IGNORED
-    few = labels.device.type == "cpu" and counted.sum() < MANY * counted.numel()
-    return counted if few else None
+    return counted if counted.sum() < MANY * counted.numel() else None
 
 
 def _logits(model: nn.Module, input_ids: Tensor, labels: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
