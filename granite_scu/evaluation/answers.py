@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from granite_scu.config.errors import UserError
 from granite_scu.data.blocks.packing import Blocks, padding_of
@@ -218,25 +218,65 @@ def greedy(
     padding: int,
     deadline: float = math.inf,
 ) -> list[list[int]] | None:
-    """The likeliest continuation of each prompt, all at the same time; it draws no random number.
+    """The likeliest continuation of each prompt, as ``continuations``; it draws no random number.
+
+    Args:
+        deadline: of ``time.monotonic``.
+
+    Returns:
+        The new tokens, without what ends them; None where the time ran out.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return None
+    found = continuations(model, prompts, most, ends, padding, seconds=left)
+    if any(len(row) < most and row[-1:] not in [[end] for end in ends] for row in found):
+        return None
+    return [row[:-1] if row[-1:] in [[end] for end in ends] else row for row in found]
+
+
+class Noise(LogitsProcessor):
+    """Makes the likeliest token a draw at temperature 1, by Gumbel noise from a generator of its own.
+
+    Args:
+        generator: on the device of the model.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        waiting = torch.empty_like(scores, dtype=torch.float32).exponential_(generator=self.generator)
+        return scores.float() - waiting.clamp_min(torch.finfo(torch.float32).tiny).log()
+
+
+def continuations(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    ends: Sequence[int],
+    padding: int,
+    *,
+    noise: Noise | None = None,
+    seconds: float = math.inf,
+) -> list[list[int]]:
+    """What a model writes behind each prompt, all at the same time: the likeliest, or a draw.
 
     Prompts are padded on their left. Attention skips what is masked, and the state of a Mamba-2 layer is still 0
-    behind it, so that each answer is what it would be alone, up to the rounding of sums.
+    behind it, so that each continuation is what it would be alone, up to the rounding of sums.
 
     Args:
         model: in evaluation mode.
         prompts: token ids, at least one each.
         most: tokens that are added at most.
-        ends: token ids of which each ends a continuation; it is no part of it.
+        ends: token ids of which each ends a continuation.
         padding: token id.
-        deadline: of ``time.monotonic``.
+        noise: by which it is a draw.
+        seconds: after which it is cut.
 
     Returns:
-        The new tokens; None where the time ran out.
+        The new tokens; where one of ``ends`` is among them, it is the last.
     """
-    left = deadline - time.monotonic()
-    if left <= 0:
-        return None
     time_of_prompt = max(map(len, prompts))
     ids = torch.full((len(prompts), time_of_prompt), padding)
     mask = torch.zeros_like(ids)
@@ -252,16 +292,15 @@ def greedy(
         max_new_tokens=most,
         eos_token_id=list(ends),
         pad_token_id=padding,
-        max_time=None if math.isinf(left) else left,
+        max_time=None if math.isinf(seconds) else seconds,
+        logits_processor=LogitsProcessorList([noise] if noise else []),
         **plain,
     )[:, time_of_prompt:].tolist()
-    rows = [_until(row, set(ends)) for row in found]
-    cut = any(len(row) == len(whole) < most for row, whole in zip(rows, found, strict=True))
-    return None if cut else rows
+    return [_through_end(row, set(ends)) for row in found]
 
 
-def _until(row: list[int], ends: set[int]) -> list[int]:
-    return row[: next((at for at, token in enumerate(row) if token in ends), len(row))]
+def _through_end(row: list[int], ends: set[int]) -> list[int]:
+    return row[: next((at + 1 for at, token in enumerate(row) if token in ends), len(row))]
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:

@@ -1,15 +1,41 @@
 """General text, on which drift is measured: what the base model writes by itself, or files of the user's."""
 
+import hashlib
+import json
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from granite_scu.config.settings import IGNORED
+from granite_scu.config.errors import UserError
+from granite_scu.config.outside import parse_json, read_file
+from granite_scu.config.settings import IGNORED, DataConfig
+from granite_scu.data.sources import read as sources
+from granite_scu.data.tokens import corpus, templates
+from granite_scu.data.tokens.encoding import Stream, backend_of
+from granite_scu.storage.atomic import replacing
+
+AUTO = "auto"
+"""The source of text that the base model wrote."""
 
 LONGEST = 512
 """Tokens of a document; a longer text is cut into several."""
+
+LEAST = 128
+"""Counted tokens of each part: a batch of the anchor's."""
+
+_SCHEMA = "granite-scu general text 1"
+"""What the first line of a file begins with."""
+
+_log = logging.getLogger(__name__)
 
 _MULTIPLE = 16
 """Rows are padded to a multiple of so many tokens: few shapes, and no convolution is wider than its input."""
@@ -70,6 +96,158 @@ class GeneralText:
         every = self.documents
         anchor = tuple(document for number, document in enumerate(every) if number % 4 < 2)
         return Parts(anchor, every[2::4], every[3::4])
+
+    def check(self) -> "GeneralText":
+        """The text, where each of its parts fills a batch. Raises UserError."""
+        parts = self.parts()
+        counts = [sum(each.n_counted for each in part) for part in (parts.anchor, parts.steering, parts.held_out)]
+        if min(counts) < LEAST:
+            flag = "--general-tokens" if self.source == AUTO else f"--general-data {self.source}"
+            raise UserError(
+                f"{flag}: {len(self.documents)} texts with {self.n_counted:,} tokens to measure drift on are too few: "
+                f"of the half that anchors, the quarter that steers and the quarter that is held out, the smallest has "
+                f"{min(counts)} tokens, and a batch takes {LEAST}; give more text, or texts of more even length"
+            )
+        return self
+
+    def write(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write it as JSON lines: where it is from, then a document a line, with its text for whoever looks at it."""
+        lines = [json.dumps(_header(tokenizer) | {"source": self.source})]
+        for document in self.documents:
+            record = {
+                "text": tokenizer.decode(document.tokens),
+                "tokens": document.tokens,
+                "counted": _spans(document.counted),
+            }
+            lines.append(json.dumps(record, ensure_ascii=False))
+        with replacing(path) as temporary:
+            temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read(path: Path, tokenizer: PreTrainedTokenizerBase, rows: int | None = None) -> GeneralText:
+    """General text from the file that ``GeneralText.write`` has written.
+
+    Args:
+        path: the file.
+        tokenizer: of the model, with the chat template in use.
+        rows: of the model's embedding; None where nobody knows.
+
+    Raises:
+        UserError: it is not there, damaged, or of another tokenizer or chat template.
+    """
+    lines = read_file(path).decode(errors="replace").splitlines()
+    try:
+        header, *records = map(parse_json, lines)
+        source, ours = str(header["source"]), _header(tokenizer)
+        if header["schema"] != _SCHEMA:
+            raise ValueError("it is of another version")
+        documents = tuple(_document(record) for record in records)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: damaged ({error}); delete it, or copy it again") from error
+    for name, what in (("template", "chat template"), ("tokenizer", "tokenizer")):
+        if header.get(name) != ours[name]:
+            raise UserError(
+                f"{path}: this general text was made with another {what} than the run's; leave it out, so that the "
+                "base model writes one, or give files of text or chats by --general-data"
+            )
+    largest = max((max(document.tokens) for document in documents), default=0)
+    if rows is not None and largest >= rows:
+        raise UserError(f"{path}: has a token of the number {largest}, and the model has {rows:,}; copy it again")
+    return GeneralText(documents, source)
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file is one that ``GeneralText.write`` has written."""
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return _SCHEMA.encode() in file.read(len(_SCHEMA) + 20)
+    except OSError:
+        return False
+
+
+def _header(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    digest = hashlib.sha256(backend_of(tokenizer).to_str().encode()).hexdigest()[:16]
+    return {"schema": _SCHEMA, "template": templates.checksum(tokenizer), "tokenizer": digest}
+
+
+def _spans(counted: Sequence[bool]) -> list[list[int]]:
+    """[start, stop) of each stretch that is counted."""
+    borders = [at for at, (before, now) in enumerate(pairwise([False, *counted, False])) if before != now]
+    return [list(span) for span in zip(borders[::2], borders[1::2], strict=True)]
+
+
+def _document(record: dict[str, Any]) -> Document:
+    tokens = tuple(record["tokens"])
+    if len(tokens) < 2 or not all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens):
+        raise ValueError("its tokens are no whole numbers")
+    counted = np.zeros(len(tokens), bool)
+    for start, stop in record["counted"]:
+        counted[int(start) : int(stop)] = True
+    return Document(tokens, tuple(counted.tolist()))
+
+
+def of_files(
+    names: Sequence[str],
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: int,
+    seed: int,
+    *,
+    rows: int | None = None,
+    trained_on: NDArray[np.uint64] | None = None,
+) -> GeneralText:
+    """General text from the user's files, in any format that data may have.
+
+    A sample of pieces of at most ``LONGEST`` tokens each, until they have ``tokens`` that are counted: of chats what
+    the assistant says, of texts all.
+
+    Args:
+        names: files, folders or patterns, as ``--data-dir``; or one that ``GeneralText.write`` has written.
+        data: how the run reads text: its encoding, control tokens, cache, and what of a chat is learned.
+        tokenizer: of the model, with the chat template in use.
+        tokens: that are counted, in all.
+        seed: of the sample.
+        rows: of the model's embedding; None where nobody knows.
+        trained_on: texts that the run trains on, see ``Division.trained_on``; a warning has the number of those here.
+
+    Raises:
+        UserError: what reading raises, or too little text for a batch of each part.
+    """
+    if len(names) == 1 and is_ours(names[0]):
+        return read(Path(names[0]).expanduser(), tokenizer, rows).check()
+    usual = DataConfig(path=list(names), encoding=data.encoding, cache_dir=data.cache_dir)
+    with sources.named_by("--general-data"):
+        found = corpus.prepare(
+            replace(usual, loss_on=data.loss_on, control_tokens=data.control_tokens), tokenizer, show_progress=False
+        )
+    if trained_on is not None and (shared := int(np.isin(found.bare, trained_on).sum())):
+        _log.warning(
+            "--general-data %s: %d of its %d texts are trained on too, where drift is what training is for; leave them "
+            "out",
+            *(" ".join(names), shared, found.n_documents),
+        )
+    documents = _sampled(found.stream, tokens, np.random.default_rng(seed))
+    text = GeneralText(tuple(documents), " ".join(names))
+    _log.info("general text: %s, %d pieces with %d tokens", text.source, len(text.documents), text.n_counted)
+    return text.check()
+
+
+def _sampled(stream: Stream, tokens: int, random: np.random.Generator) -> Iterator[Document]:
+    """Pieces of the documents in a random order."""
+    bounds = stream.bounds
+    pieces = -(-(bounds[:, 1] - bounds[:, 0]) // LONGEST)
+    owners = np.repeat(np.arange(len(bounds)), pieces)
+    starts = bounds[owners, 0] + LONGEST * (np.arange(len(owners)) - np.repeat(pieces.cumsum() - pieces, pieces))
+    counted = 0
+    for number in random.permutation(len(owners)).tolist():
+        if counted >= tokens:
+            return
+        start, stop = int(starts[number]), int(min(starts[number] + LONGEST, bounds[owners[number], 1]))
+        targets = stream.targets[start:stop].copy()
+        targets[0] = False  # nothing predicts it
+        if targets.any():
+            yield Document(tuple(stream.tokens[start:stop].tolist()), tuple(targets.tolist()))
+            counted += int(targets.sum())
 
 
 def batches(documents: Sequence[Document], tokens: int, padding: int) -> list[dict[str, Tensor]]:

@@ -29,6 +29,8 @@ SAMPLES = "samples.json"
 """What base model and adapter make of two test documents, where these are no chats."""
 ANSWERS, ELSEWHERE = "answers.json", "elsewhere.json"
 """What both answer to the questions of held-out chats, and to general ones."""
+GENERAL = "general.jsonl"
+"""The general text that drift is measured on; a run that is continued, and ``granite-scu eval``, read it."""
 STOPPED = "stopped.json"
 """Which signal stopped the run, and the checkpoint to continue from; there until the run continues."""
 WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -48,7 +50,7 @@ _WRITTEN = (
     re.escape(TRAINING_CONFIG), r"config\.yaml", r"scu_\w+\.jsonl?", re.escape(DOCUMENTS), re.escape(EVALUATION),
     re.escape(WEIGHTS), re.escape(ADAPTER_CONFIG), BEST_ADAPTER, LAST_ADAPTER, r"checkpoint-\d+", "logs",
     re.escape(LOCK), re.escape(MODEL_CARD), r"report\.html", re.escape(SAMPLES), re.escape(STOPPED),
-    re.escape(ANSWERS), re.escape(ELSEWHERE),
+    re.escape(ANSWERS), re.escape(ELSEWHERE), re.escape(GENERAL),
     r"(control|identification)\.(png|svg)", r"identification\.json", "excitation", "verification",
     # of tokenizers
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json", r"\w+\.model", r"(merges|vocab)\.txt",

@@ -1,8 +1,22 @@
-"""General text: what the base model writes, files of the user's, its parts and its batches."""
+"""General text: files of the user's, its parts and its batches."""
 
-from granite_scu.evaluation.general_text import Document, GeneralText, batches
+import json
+import logging
 
-IGNORED = -100
+import numpy as np
+import pytest
+
+from granite_scu.config.errors import UserError
+from granite_scu.config.settings import IGNORED, TINY_MODEL, DataConfig
+from granite_scu.data.sources.documents import Document as Text
+from granite_scu.data.tokens.templates import with_template
+from granite_scu.evaluation.general_text import LONGEST, Document, GeneralText, batches, of_files, read
+from granite_scu.model.loading import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(TINY_MODEL)
 
 
 def document(*tokens: int, skip: int = 1) -> Document:
@@ -28,3 +42,68 @@ def test_a_batch_has_a_document_a_row_padded_at_its_end_with_its_labels_shifted(
     assert second["labels"][0].tolist() == [*range(21, 40)] + [IGNORED] * 13
     counted = sum(int((batch["labels"] != IGNORED).sum()) for batch in (first, second))
     assert counted == sum(each.n_counted for each in some)
+
+
+CHATS = [
+    {"prompt": f"What is {number}?", "completion": f"It is the number {number}, and no other."} for number in range(60)
+]
+TEXTS = [f"Of the number {number} nothing is known but that it is {number}, as ever." for number in range(60)]
+"""Documents of some fifteen tokens each that are counted."""
+
+
+def jsonl(path, records) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def test_of_chats_the_answers_are_counted_and_of_texts_all_but_the_first_token(tmp_path, tokenizer):
+    chats = of_files([jsonl(tmp_path / "chats.jsonl", CHATS)], DataConfig(), tokenizer, 5000, 0)
+    said = {tokenizer.decode([t for t, c in zip(d.tokens, d.counted, strict=True) if c]) for d in chats.documents}
+    assert said == {f"{chat['completion']}<|end_of_text|>" for chat in CHATS}
+    assert all(tokenizer.decode(document.tokens).startswith("<|start_of_role|>user") for document in chats.documents)
+    file = jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+    texts = of_files([file], DataConfig(), tokenizer, 5000, 0)
+    assert {tokenizer.decode(document.tokens) for document in texts.documents} == {f"{t}<|end_of_text|>" for t in TEXTS}
+    assert {(document.counted[0], all(document.counted[1:])) for document in texts.documents} == {(False, True)}
+
+
+def test_of_files_a_sample_is_taken_that_follows_its_seed_and_long_texts_are_cut(tmp_path, tokenizer):
+    (tmp_path / "long.txt").write_text("\n".join(f"line {number}" for number in range(2000)))
+    names = [str(tmp_path / "long.txt"), jsonl(tmp_path / "chats.jsonl", CHATS)]
+    first, again, other = (of_files(names, DataConfig(), tokenizer, 6000, seed) for seed in (0, 0, 1))
+    assert first == again != other and 6000 <= first.n_counted < 6000 + LONGEST
+    whole = of_files(names, DataConfig(), tokenizer, 10**6, 0)
+    assert max(len(document.tokens) for document in whole.documents) == LONGEST
+    assert sum(document.tokens[-1] == tokenizer.eos_token_id for document in whole.documents) == 61
+    assert whole.n_counted > first.n_counted and len(set(whole.documents)) == len(whole.documents)
+
+
+def test_what_was_written_is_read_again(tmp_path, tokenizer):
+    text = of_files([jsonl(tmp_path / "chats.jsonl", CHATS)], DataConfig(), tokenizer, 700, 0)
+    file = tmp_path / "general.jsonl"
+    text.write(file, tokenizer)
+    assert read(file, tokenizer) == text == of_files([str(file)], DataConfig(), tokenizer, 1, 0)
+    assert json.loads(file.read_text().splitlines()[1])["text"].startswith("<|start_of_role|>user")
+    with pytest.raises(UserError, match="another chat template"):
+        read(file, with_template(tokenizer, "{{ messages[0].content }}"))
+    with pytest.raises(UserError, match="has a token of the number"):
+        read(file, tokenizer, rows=50)
+    file.write_text(file.read_text().replace('"counted"', '"Counted"'))
+    with pytest.raises(UserError, match=r"general.jsonl: damaged"):
+        read(file, tokenizer)
+
+
+def test_too_little_text_for_a_batch_of_each_part_is_refused(tmp_path, tokenizer):
+    """Sixty answers of some ten tokens: a quarter of a hundred tokens fills no batch."""
+    with pytest.raises(UserError, match=r"--general-data .*few.jsonl: 8 texts .* too few"):
+        of_files([jsonl(tmp_path / "few.jsonl", CHATS[:8])], DataConfig(), tokenizer, 1000, 0)
+    with pytest.raises(UserError, match=r"--general-data .*none.jsonl: no such file"):
+        of_files([str(tmp_path / "none.jsonl")], DataConfig(), tokenizer, 1000, 0)
+
+
+def test_texts_that_are_trained_on_are_counted_in_a_warning(tmp_path, tokenizer, caplog):
+    file = jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+    trained_on = np.array([Text("", f"{text} \n").bare for text in TEXTS[:7]] + [5], np.uint64)
+    with caplog.at_level(logging.WARNING, "granite_scu"):
+        of_files([file], DataConfig(), tokenizer, 5000, 0, trained_on=trained_on)
+    assert "7 of its 60 texts are trained on too" in caplog.text

@@ -50,6 +50,11 @@ class Division:
             return 0
         return self.corpus.n_documents - len(np.unique(np.concatenate([*self.parts.values()])))
 
+    @property
+    def trained_on(self) -> NDArray[np.uint64]:
+        """By which the texts that are trained on, as far as they are known, are known again: ``Prepared.bare``."""
+        return self.corpus.bare if self.parts is None else self.corpus.bare[self.parts["train"]]
+
     def record(self) -> Iterator[str]:
         """Which documents a run had, as the text of ``documents.json`` a line at a time: they may be millions.
 

@@ -1,0 +1,220 @@
+"""General text that the base model writes by itself, at temperature 1.
+
+A model that knows chats is given what its template has before a user's turn, and writes the question; then what invites
+an answer, and writes that too (Magpie, arXiv 2406.08464). Another one begins a text. So drift is an expectation over
+what the model does by itself, and needs no data.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from granite_scu.config.errors import UserError
+from granite_scu.config.progress import say, tracked
+from granite_scu.control.units import duration
+from granite_scu.data.blocks.packing import padding_of
+from granite_scu.data.sources.documents import Conversation
+from granite_scu.data.sources.read import named_by
+from granite_scu.data.tokens import templates
+from granite_scu.data.tokens.chat import Rendered, Renderer
+from granite_scu.data.tokens.encoding import backend_of, beginning, token_ids
+from granite_scu.evaluation.answers import Noise, continuations, ends_of
+from granite_scu.evaluation.general_text import AUTO, Document, GeneralText, read
+
+log = logging.getLogger(__name__)
+
+BATCH = 32
+"""Texts that are written at the same time."""
+
+MOST_OF_QUESTION = 64
+"""Tokens of a question, with what ends its turn; a longer one is drawn again."""
+
+MOST_OF_TEXT = (64, 256)
+"""Tokens of an answer or a text, in one batch and in the next: there are short ones, and long ones with their ends."""
+
+DRAWS = 4
+"""Times as many tokens as are wanted that are drawn at most, for some are empty, repeated or have no end."""
+
+KNOWS_CHATS = 1 / 8
+"""Share of the first questions that must end as a turn does: a model that was never taught its template ends none."""
+
+REMEDY = "give general text of your own by --general-data FILE"
+
+
+def general_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: int,
+    seed: int,
+    console: Console,
+    base: Mapping[str, Any] | None = None,
+) -> GeneralText:
+    """What the base model writes, or has written before on this machine.
+
+    Args:
+        model: the base, in evaluation mode.
+        tokenizer: of the model, with the chat template in use.
+        tokens: that it writes, about.
+        seed: of the draws.
+        console: for the progress.
+        base: what the base's weights are, see ``base_digest.record``; None, and it is written anew each time.
+
+    Raises:
+        UserError: the template ends no turn, or the model writes nothing that can be used.
+    """
+    place = _place(tokenizer, tokens, seed, base)
+    if place is not None and place.is_file():
+        with suppress(UserError):  # damaged: as if it were not there
+            return read(place, tokenizer, len(model.get_input_embeddings().weight)).check()
+    began = time.monotonic()
+    say(f"the base model writes general text, {tokens:,} tokens", console)
+    text = write(model, tokenizer, tokens, seed, console).check()
+    say(f"it wrote {len(text.documents)} texts in {duration(time.monotonic() - began)}", console)
+    if place is not None:
+        with suppress(OSError):  # a home folder may be read-only
+            place.parent.mkdir(parents=True, exist_ok=True)
+            text.write(place, tokenizer)
+    return text
+
+
+def _place(tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int, base: Mapping[str, Any] | None) -> Path | None:
+    """Where the text is kept, by all that it depends on but the device and the precision."""
+    if base is None:
+        return None
+    facts = {
+        "base": sorted(str(each["sha256"]) for each in base["files"].values()),
+        "tokenizer": hashlib.sha256(backend_of(tokenizer).to_str().encode()).hexdigest(),
+        "template": templates.checksum(tokenizer),
+        "how": [tokens, seed, BATCH, MOST_OF_QUESTION, MOST_OF_TEXT],
+    }
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    with suppress(RuntimeError):  # this user has no home folder
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "granite-scu").expanduser()
+        return folder / f"general-{name}.jsonl"
+    return None
+
+
+def write(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int, console: Console
+) -> GeneralText:
+    """What the base model writes. Draws from a generator of its own; the rest is as of ``general_text``.
+
+    Raises:
+        UserError: the template ends no turn, or too little of what is written can be used.
+    """
+    noise = Noise(torch.Generator(model.device).manual_seed(seed))
+    progress = tracked(range(tokens), "writing general text", console, announced=False)
+    written: dict[Document, None] = {}  # in their order, each once
+    drawn = counted = 0
+    for draw in _draws(model, tokenizer, noise):
+        drawn += draw.tokens
+        for document in draw.documents:
+            if counted < tokens and document not in written:
+                written[document] = None
+                counted += document.n_counted
+                deque(islice(progress, document.n_counted), 0)
+        if counted >= tokens:
+            return GeneralText(tuple(written), AUTO)
+        if drawn > DRAWS * tokens + BATCH * MOST_OF_QUESTION:
+            raise UserError(
+                f"--general-data auto: of {drawn:,} tokens that the base model wrote, {counted:,} are of use (neither "
+                f"empty, nor repeated, nor without the end of a question), and {tokens:,} are wanted; {REMEDY}"
+            )
+    raise AssertionError("draws never end")
+
+
+class _Draw(NamedTuple):
+    """What came of a batch: the documents that can be used, and the tokens that were written for them."""
+
+    documents: list[Document]
+    tokens: int
+
+
+def _draws(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, noise: Noise) -> Iterator[_Draw]:
+    """Batches of chats without end; of plain texts where there is no template, or the model never learned to use it."""
+    padding, ends = padding_of(tokenizer), ends_of(model, tokenizer, [])
+    if tokenizer.chat_template:
+        form = _form(tokenizer)
+        stops = sorted({*ends, form.turn_end, form.answer_end})
+        for number, most in enumerate(cycle(MOST_OF_TEXT)):
+            openings = [form.opening] * BATCH
+            asked = continuations(model, openings, MOST_OF_QUESTION, stops, padding, noise=noise)
+            kept = [each for each in asked if each[-1] == form.turn_end and _has_words(each, tokenizer)]
+            if number == 0 and len(kept) < KNOWS_CHATS * BATCH:
+                log.info("the base model ends no question by its chat template, so it writes plain text")
+                break
+            prompts = [(*form.opening, *each, *form.between) for each in kept]
+            said = continuations(model, prompts, most, stops, padding, noise=noise) if prompts else []
+            pairs = zip(kept, said, strict=True)
+            found = [
+                _joined((form.opening, False), (question, True), (form.between, False), (answer, True))
+                for question, answer in pairs
+                if _has_words(answer, tokenizer)
+            ]
+            yield _Draw(found, sum(map(len, [*asked, *said])))
+    opening = beginning(tokenizer) or [tokenizer.eos_token_id]
+    for most in cycle(MOST_OF_TEXT):
+        texts = continuations(model, [opening] * BATCH, most, ends, padding, noise=noise)
+        found = [_joined((opening, False), (each, True)) for each in texts if _has_words(each, tokenizer)]
+        yield _Draw(found, sum(map(len, texts)))
+
+
+def _joined(*parts: tuple[Sequence[int], bool]) -> Document:
+    tokens, counted = zip(*((token, of_part) for part, of_part in parts for token in part), strict=True)
+    return Document(tokens, counted)
+
+
+def _has_words(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
+    return bool(tokenizer.decode(list(tokens), skip_special_tokens=True).strip())
+
+
+class _Form(NamedTuple):
+    """What a chat template has around a question and its answer.
+
+    Attributes:
+        opening: tokens before a user's words.
+        turn_end: the token that ends them.
+        between: tokens between that and the answer.
+        answer_end: the token that ends the answer.
+    """
+
+    opening: list[int]
+    turn_end: int
+    between: list[int]
+    answer_end: int
+
+
+def _form(tokenizer: PreTrainedTokenizerBase) -> _Form:
+    """What the template has around a question and its answer.
+
+    Raises:
+        UserError: it refuses them, or no control token ends the question.
+    """
+    question, answer = "Question 5550", "Answer 5550"
+    messages = ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+    renderer = Renderer(tokenizer)
+    with named_by("--general-data"):
+        rendered = renderer.render(Conversation(AUTO, question, messages=messages))
+    opening, _, rest = rendered.text.partition(question)
+    between, _, behind = rest.partition(answer)
+    end, after = (renderer.control.first_in(text) for text in (between, behind))
+    if not between.lstrip().startswith(end or "?"):
+        raise UserError(
+            "--general-data auto: the chat template has no control token that ends what the user says, so the base "
+            f"model cannot write a question; {REMEDY}"
+        )
+    turn_end, *invitation = token_ids(Rendered(between[between.index(end) :], None), tokenizer)
+    answer_end = tokenizer.convert_tokens_to_ids(after) if after else tokenizer.eos_token_id
+    return _Form(token_ids(Rendered(opening, None), tokenizer), turn_end, invitation, answer_end)
