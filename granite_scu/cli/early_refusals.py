@@ -66,6 +66,8 @@ def refuse(arguments: list[str], plans: bool = False) -> None:
         values = {key: _understood(key, hints[key], value) for key, (_, value) in given.items() if key in hints}
         check_seed(_understood("seed_everything", int | bool, given.get("seed_everything", ("", settings.SEED))[1]))
         groups = _built(values)
+        if {"drift", "control", "run"} <= groups.keys():
+            settings.check_budget(groups["drift"], groups["control"], groups["run"])
         if "--print_config" not in arguments:
             _check_what_is_there(groups, writes=arguments[0] not in ("validate", "test") and _is_first())
             if not (plans and asked):  # a preset's plan is of its card, wherever that is
@@ -304,6 +306,8 @@ def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:
         build_controller(control)
     if data := groups.get("data"):
         check_data(data)
+    if (drift := groups.get("drift")) and not (run and run.resume):  # a run that goes on has its text in its folder
+        check_general(drift)
     if base := groups.get("base"):
         settings.check_model(base.name)
 
@@ -323,4 +327,13 @@ def check_data(data: settings.DataConfig) -> None:
         if source.startswith(settings.HUB_PREFIX) and settings.is_path(str(folder)) and not folder.exists():
             raise UserError(f"--data-dir {source}: no such folder; a data set of the hub is named hf:owner/name")
         if read.is_path(source):
+            read.check_readable(source)
+
+
+def check_general(drift: settings.DriftConfig) -> None:
+    """Refuse files of general text that are not there. Raises UserError."""
+    from granite_scu.data.sources import read  # late: numpy
+
+    with read.named_by("--general-data"):
+        for source in filter(read.is_path, drift.general_files):
             read.check_readable(source)

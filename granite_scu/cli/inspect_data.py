@@ -2,26 +2,19 @@
 
 import argparse
 import json
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from granite_scu.cli import early_refusals, script_flags
+from granite_scu.cli import early_refusals, inspect_general, script_flags
 from granite_scu.cli.console import make_console, print_facts, quiet
+from granite_scu.cli.inspect_general import SHOWN, marked, percentiles
 from granite_scu.config import flags
 from granite_scu.config.errors import UserError
-from granite_scu.config.outside import printable
-from granite_scu.config.settings import BaseConfig, DataConfig, check_model
+from granite_scu.config.settings import SEED, BaseConfig, DataConfig, check_model
 from granite_scu.control.units import amount, counted, per_cent
-
-SHARES = (0, 10, 50, 90, 99, 100)
-"""Percentiles of the documents' lengths that are shown."""
-
-SHOWN = 600
-"""Characters of a sample that are printed."""
 
 SPLITS = {"train": "training", "validation": "validation", "test": "test"}
 """What each split is called."""
@@ -42,6 +35,7 @@ EXAMPLES = (
     "inspect my_texts/",
     "inspect --data-dir chats.jsonl --block-size 1024 --samples 5",
     "inspect --data-dir chats.jsonl --model tiny-granite-h --json",
+    "inspect --general --model tiny-granite-h",
 )
 
 SETTINGS = {
@@ -66,11 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for title, names in SETTINGS.items():
         group = parser.add_argument_group(title)
         if title == "text":
-            group.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME",
+            group.add_argument("--model", metavar="NAME",
                                help=f"whose tokenizer and template (default: {DEFAULT_MODEL})")  # fmt: skip
         for name in names:
             dest = known[name].key.removeprefix("data.")
             group.add_argument(name, dest=dest, default=argparse.SUPPRESS, **script_flags.argument(known[name]))
+    general = parser.add_argument_group("general text, on which drift is measured")
+    general.add_argument("--general", action="store_true", help="show it instead: what the model writes by itself, or "
+                         "what is taken of FILE; a run's is RUN/general.jsonl")  # fmt: skip
+    tokens = known["--general-tokens"]
+    general.add_argument(tokens.name, default=tokens.default, **script_flags.argument(tokens))
+    general.add_argument("--seed", type=int, default=SEED, metavar="INT", help=f"of a run (default: {SEED})")
     output = parser.add_argument_group("output")
     output.add_argument("--samples", type=int, default=3, metavar="INT", help="blocks to show (default: 3)")
     output.add_argument("--json", action="store_true", help="print the counts as JSON, no samples")
@@ -91,6 +91,9 @@ def run(options: argparse.Namespace) -> int:
     names = {field for field in DataConfig.__dataclass_fields__ if hasattr(options, field)}
     config = DataConfig(**{name: getattr(options, name) for name in names})
     early_refusals.check_data(config)
+    if options.general:
+        return inspect_general.run(options, config)
+    options.model = options.model or DEFAULT_MODEL
     check_model(options.model)
     # Late: torch takes seconds.
     from granite_scu.data.datamodule import TextDataModule
@@ -171,8 +174,7 @@ def _split(counts: dict[str, Any], kind: str, block_size: int, use: str) -> str:
 def lengths(data: Any) -> dict[str, int]:
     """Percentiles of the tokens of a document, over all of them."""
     bounds = data.train.stream.bounds
-    found = np.percentile(bounds[:, 1] - bounds[:, 0], SHARES, method="nearest").astype(int)
-    return {f"p{share}": int(value) for share, value in zip(SHARES, found, strict=True)}
+    return percentiles(bounds[:, 1] - bounds[:, 0])
 
 
 def _show_block(data: Any, index: int, tokenizer: Any, console: Console) -> None:
@@ -183,13 +185,7 @@ def _show_block(data: Any, index: int, tokenizer: Any, console: Console) -> None
         stop = min(stop, int(stream.ends[np.searchsorted(stream.ends, start)])) + 1  # the last label
         learned = np.append(False, stream.targets[start + 1 : stop])  # no position of the block predicts its first
         shown.append(" | " if number else "", style="bold red")
-        changes = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), len(learned)]
-        for begin, end in pairwise(changes):
-            text = printable(tokenizer.decode(stream.tokens[start + begin : start + end].tolist()))
-            if learned[begin]:
-                shown.append(text if console.is_terminal else f"«{text}»", style="bold green")
-            else:
-                shown.append(text, style="dim")
+        shown.append_text(marked(stream.tokens[start:stop], learned, tokenizer, console))
         if len(shown) > SHOWN:
             break
     console.print(Text.assemble((f"block {index}: ", "bold"), shown[:SHOWN], "..." if len(shown) > SHOWN else ""))

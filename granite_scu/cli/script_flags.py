@@ -141,6 +141,8 @@ def translate(argv: list[str], parser: Parser | None = None) -> tuple[list[str],
         )  # epochs given alone: no limit on steps, not one of a YAML file either
     # --test-run changes defaults only, so its file lies below the preset; so does a continued run's.
     files = [str(shipped.TEST_RUN)] if "test_run" in given else []
+    if files and "drift.max_drift" in given:
+        given.setdefault("control.target_s", "auto")  # it holds an S, which makes way for what is asked for
     if "run.resume" in given:
         files += _settings_of_the_run(given)
     arguments = ["fit", *(f"--config={name}" for name in files)]

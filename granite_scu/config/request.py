@@ -24,6 +24,7 @@ from granite_scu.config.settings import (
     OptimizerConfig,
     PriorConfig,
     RunConfig,
+    check_budget,
 )
 
 
@@ -112,6 +113,7 @@ class Request:
             lora = LoraConfig(**parsed["lora"].as_dict()).resolved()
             parsed["lora"]["rank"], parsed["lora"]["alpha"] = lora.rank, lora.alpha
         built = parser.instantiate_classes(parsed)
+        check_budget(built["drift"], built["control"], built["run"])
         return cls(
             **{group: built[group] for group in flags.GROUPS},
             trainer=_with_whole_counts(built["trainer"].as_dict()),

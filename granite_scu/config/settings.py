@@ -519,10 +519,11 @@ class DriftConfig:
         given = self.max_drift
         _read_shares(self, max_drift="--max-drift")
         if self.max_drift is not None:
-            unit = "%" in str(given) or float(self.max_drift) < 1
-            _check(unit, "--max-drift", given, f"give the unit, as {given}% of the base's bits")
-            inside = (lambda value: 0 < value < 1, "must be more than 0% and less than 100% of the base's bits")
-            _check(inside[0](self.max_drift), "--max-drift", given, inside[1])
+            budget = float(self.max_drift)
+            has_unit = "%" in str(given) or budget < 1
+            _check(has_unit, "--max-drift", given, f"give the unit, as {budget:g}% of the base's bits")
+            remedy = "must be more than 0% and less than 100% of the base's bits"
+            _check(0 < budget < 1, "--max-drift", given, remedy)
         names = listed(self.general_data)
         named = bool(names) and all(name.strip() for name in names)
         _check(named, "--general-data", "''", "is empty; leave it out, or name a file")
@@ -535,6 +536,24 @@ class DriftConfig:
         """The user's files of general text; none where the base writes it."""
         names = listed(self.general_data)
         return [] if names == ["auto"] else names
+
+
+def check_budget(drift: DriftConfig, control: ControlConfig, run: "RunConfig") -> None:
+    """Refuse a budget of drift beside what holds something else.
+
+    Raises:
+        UserError: another setpoint, law or way to act, or a stop that waits for S.
+    """
+    if not isinstance(drift.max_drift, float):
+        return
+    for flag, value, usual in (
+        ("--target-s", control.target_s, "auto"),
+        ("--controller", control.controller, "pi"),
+        ("--actuator", control.actuator, "loss"),
+        ("--stop-at-equilibrium", run.stop_at_equilibrium, None),
+    ):
+        other = f"the loop holds either drift or S; leave out {flag} {value}, or --max-drift"
+        _check(value == usual, "--max-drift", f"{100 * drift.max_drift:g}%", other)
 
 
 @dataclass(frozen=True)

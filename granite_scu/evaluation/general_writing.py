@@ -74,19 +74,29 @@ def general_text(
     Raises:
         UserError: the template ends no turn, or the model writes nothing that can be used.
     """
-    place = _place(tokenizer, tokens, seed, base)
-    if place is not None and place.is_file():
-        with suppress(UserError):  # damaged: as if it were not there
-            return read(place, tokenizer, len(model.get_input_embeddings().weight)).check()
+    rows = len(model.get_input_embeddings().weight)
+    if (known := kept(tokenizer, tokens, seed, base, rows)) is not None:
+        return known
     began = time.monotonic()
     say(f"the base model writes general text, {tokens:,} tokens", console)
     text = write(model, tokenizer, tokens, seed, console).check()
     say(f"it wrote {len(text.documents)} texts in {duration(time.monotonic() - began)}", console)
-    if place is not None:
+    if place := _place(tokenizer, tokens, seed, base):
         with suppress(OSError):  # a home folder may be read-only
             place.parent.mkdir(parents=True, exist_ok=True)
             text.write(place, tokenizer)
     return text
+
+
+def kept(
+    tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int, base: Mapping[str, Any] | None, rows: int | None = None
+) -> GeneralText | None:
+    """What the base model has written on this machine; None where it has not. Arguments as of ``general_text``."""
+    place = _place(tokenizer, tokens, seed, base)
+    if place is not None and place.is_file():
+        with suppress(UserError):  # damaged: as if it were not there
+            return read(place, tokenizer, rows).check()
+    return None
 
 
 def _place(tokenizer: PreTrainedTokenizerBase, tokens: int, seed: int, base: Mapping[str, Any] | None) -> Path | None:

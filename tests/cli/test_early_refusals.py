@@ -117,6 +117,22 @@ def test_what_the_parser_understands_is_let_through(given, tmp_path):
     early_refusals.refuse(["fit", "--data.path=stdlib-docs", f"--run.output_dir={tmp_path / 'run'}", given])
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            ["--target-s", "10%"],
+            "--max-drift 2%: the loop holds either drift or S; leave out --target-s 0.1, or --max-drift",
+        ),
+        (["--controller", "fixed"], "leave out --controller fixed, or --max-drift"),
+        (["--stop-at-equilibrium", "30"], "leave out --stop-at-equilibrium 30, or --max-drift"),
+        (["--general-data", "nowhere.jsonl"], "--general-data nowhere.jsonl: no such file or folder"),
+    ],
+)
+def test_a_budget_of_drift_goes_with_nothing_else_that_is_held_and_its_text_is_there(tmp_path, given, words):
+    assert words in refusal("--output-dir", str(tmp_path), "--accelerator", "cpu", "--max-drift", "2%", *given)
+
+
 def test_a_pytorch_for_cpus_is_refused_a_gpu_at_once_but_for_a_plan_of_a_card(monkeypatch, tmp_path):
     monkeypatch.setattr(torch_build, "is_for_cpus", lambda: True)
     assert "--accelerator auto: no CUDA device" in refusal("--output-dir", str(tmp_path))

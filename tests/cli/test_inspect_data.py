@@ -7,6 +7,9 @@ import pytest
 
 from granite_scu.cli import main as commands
 from granite_scu.cli.inspect_data import describe
+from granite_scu.config.settings import DataConfig
+from granite_scu.evaluation.general_text import of_files
+from granite_scu.model.loading import load_tokenizer
 
 
 @pytest.fixture
@@ -131,3 +134,38 @@ def test_neither_a_path_with_brackets_nor_a_terminal_of_few_characters_is_in_the
     shown = sys.stdout.buffer.getvalue().decode()
     unfolded = re.sub(r"\s*\|\n\|\s*\|\s*", "", shown)  # a long path goes on in the next row
     assert str(path) in unfolded and r"\xaba" in shown
+
+
+def test_general_text_is_shown_with_what_is_counted_and_a_runs_too(tmp_path, capsys):
+    records = [{"prompt": f"What is {i}?", "completion": f"It is the number {i}, and no other."} for i in range(60)]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = ["data", "inspect", "--general", "--model", "tiny-granite-h"]
+    assert commands.main([*command, str(chats), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["documents"] == found["ended_documents"] == 60 and found["repeated_documents"] == 0
+    assert sum(found["parts"].values()) == found["counted_tokens"] < found["tokens"]
+    assert found["parts"]["anchor"] > found["parts"]["held_out"] > 0
+    tokenizer = load_tokenizer("tiny-granite-h")
+    kept = tmp_path / "general.jsonl"
+    of_files([str(chats)], DataConfig(), tokenizer, 700, 0).write(kept, tokenizer)
+    (tmp_path / "training_config.json").write_text(json.dumps({"base": {"name": "tiny-granite-h"}}))
+    assert commands.main(["data", "inspect", "--general", str(kept), "--samples", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"user<\|end_of_role\|>What is (\d+)\?<\|end_of_text\|>\n.*«It is the number \1, and no other.<", shown
+    )
+    assert "tiny-granite-h" in shown and shown.count("text 0: ") == 1 and "text 1: " not in shown
+
+
+@pytest.mark.slow
+def test_what_the_model_writes_is_kept_and_shown(capsys):
+    command = ["data", "inspect", "--general", "--model", "tiny-granite-h", "--general-tokens", "1024", "--json"]
+    assert commands.main(command) == 0
+    first = capsys.readouterr()
+    assert "the base model writes general text, 1,024 tokens" in first.err
+    found = json.loads(first.out)
+    assert found["source"] == "auto" and found["counted_tokens"] >= 1024
+    assert commands.main(command) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out and "writes" not in again.err

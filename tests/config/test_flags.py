@@ -223,8 +223,8 @@ def test_hyphens_and_underscores_mean_the_same():
         assert arguments(*given(underscored, value)) == found
 
 
-TOGETHER = [flag for flag in FLAGS if flag[0] != "--lora-experts"]
-"""Flags that may all be given at once; adapters of experts have no dropout."""
+TOGETHER = [flag for flag in FLAGS if flag[0] not in ("--lora-experts", "--max-drift")]
+"""Flags that may all be given at once; adapters of experts have no dropout, and the loop holds S or drift."""
 
 
 def test_every_flag_lands_on_its_key():
@@ -350,6 +350,13 @@ def test_a_test_run_only_changes_defaults():
     argv = [word for name, _, value, _ in TOGETHER for word in given(name, value)]
     request = resolved("--test-run", *argv)
     assert all(value_of(request, key) == expected for _, key, _, expected in TOGETHER)
+
+
+def test_in_a_test_run_a_budget_of_drift_takes_the_place_of_its_setpoint():
+    request = resolved("--test-run", "--max-drift", "2%")
+    assert (request.drift.max_drift, request.control.target_s) == (0.02, "auto")
+    with pytest.raises(UserError, match="leave out --target-s"):
+        resolved("--test-run", "--max-drift", "2%", "--target-s", "10%")
 
 
 def test_a_test_run_ticks_at_least_forty_times():
