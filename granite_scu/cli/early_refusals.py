@@ -306,7 +306,9 @@ def _check_what_is_there(groups: dict[str, Any], writes: bool) -> None:
         build_controller(control)
     if data := groups.get("data"):
         check_data(data)
-    if (drift := groups.get("drift")) and not (run and run.resume):  # a run that goes on has its text in its folder
+    if (drift := groups.get("drift")) and not (
+        run and run.resume
+    ):  # a run that is continued has its text in its folder
         check_general(drift)
     if base := groups.get("base"):
         settings.check_model(base.name)
