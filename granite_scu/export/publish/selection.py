@@ -22,6 +22,7 @@ from granite_scu.storage.run_folder import (
     CONTROL_CONFIG,
     DOCUMENTS,
     ELSEWHERE,
+    GENERAL,
     HISTORY,
     HISTORY_LINES,
     LAST_ADAPTER,
@@ -51,7 +52,7 @@ PUBLISHED = (MODEL_CARD, *REQUIRED, *OPTIONAL)
 
 KEPT = (
     *("config.yaml", TRAINING_CONFIG, DOCUMENTS, "eval_bpt.*", HISTORY_LINES, STOPPED, "report.html"),
-    *(SAMPLES, ANSWERS, ELSEWHERE),
+    *(SAMPLES, ANSWERS, ELSEWHERE, GENERAL),
     *("identification.*", "logs", BEST_ADAPTER, LAST_ADAPTER, "checkpoint-*"),
 )
 """What a run leaves besides: with paths of the machine, or pickles, or of no use to others."""
