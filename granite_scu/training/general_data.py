@@ -13,7 +13,7 @@ from granite_scu.training.prepared_run import PreparedRun
 
 
 def obtain(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) -> GeneralText:
-    """The general text of a run, which the run folder keeps: a run that goes on has the same one.
+    """The general text of a run, which the run folder keeps: a run that is continued has the same one.
 
     Raises:
         UserError: there is none to be had.
