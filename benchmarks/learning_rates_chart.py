@@ -1,5 +1,6 @@
 """The chart of ``benchmarks/learning_rates.py``: own answers right, and general ones lost, over the learning rate."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +25,24 @@ def write(lines: list[Line], path: Path) -> None:
 
 
 def draw(lines: list[Line]) -> Figure:
-    """Two panels side by side; in each a course for every kind and amount of data."""
-    courses: dict[tuple[str, int, float], list[Line]] = {}
+    """Two panels side by side; in each a course for every kind and amount of data, of means over the seeds."""
+    courses: dict[tuple[str, int, float], dict[float, list[Line]]] = {}
     for line in sorted(lines, key=lambda line: line["rate"]):
         if line["model"] == "smollm2" and line["epochs"] >= 1 and "failed" not in line:
-            courses.setdefault((line["data"], line["records"], line["epochs"]), []).append(line)
+            course = courses.setdefault((line["data"], line["records"], line["epochs"]), {})
+            course.setdefault(line["rate"], []).append(line)
     courses = {name: course for name, course in sorted(courses.items()) if len(course) >= 3}
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     learned, forgot = figure.subplots(1, 2, sharey=True)
     for number, ((data, records, epochs), course) in enumerate(courses.items()):
         look = {"color": _COLOURS[number], "marker": _MARKERS[number], "markersize": 7, "linewidth": 2}
-        rates = [line["rate"] for line in course]
-        if all("right" in line for line in course):  # of a text nothing is asked
-            learned.plot(rates, [line["right"] / line["questions"] for line in course], **look)
+        if all("right" in line for lines in course.values() for line in lines):  # of a text nothing is asked
+            learned.plot(list(course), _means(course, "right", "questions"), **look)
         label = f"{data}, {records:,} records, {epochs:g} epoch{'s' * (epochs != 1)}"
-        forgot.plot(rates, [line["known_lost"] / line["known_right_base"] for line in course], **look, label=label)
+        forgot.plot(list(course), _means(course, "known_lost", "known_right_base"), **look, label=label)
     for axes, what in ((learned, "own answers right"), (forgot, "general answers lost")):
-        _show_rates(axes, sorted({line["rate"] for course in courses.values() for line in course}))
+        _show_rates(axes, sorted({rate for course in courses.values() for rate in course}))
         axes.set_ylim(-0.03, 1.03)
         axes.set_title(what, fontsize=style.LABEL)
         style.tidy(axes)
@@ -49,6 +50,11 @@ def draw(lines: list[Line]) -> Figure:
     handles, labels = forgot.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, fontsize=style.LEGEND)
     return figure
+
+
+def _means(course: dict[float, list[Line]], part: str, whole: str) -> list[float]:
+    """A share of the runs at each rate."""
+    return [statistics.mean(line[part] / line[whole] for line in lines) for lines in course.values()]
 
 
 def _show_rates(axes: Any, rates: list[float]) -> None:
