@@ -74,6 +74,7 @@ def test_of_files_a_sample_is_taken_that_follows_its_seed_and_long_texts_are_cut
     assert first == again != other and 6000 <= first.n_counted < 6000 + LONGEST
     whole = of_files(names, DataConfig(), tokenizer, 10**6, 0)
     assert max(len(document.tokens) for document in whole.documents) == LONGEST
+    assert not any(document.counted[0] for document in whole.documents), "nothing predicts it"
     assert sum(document.tokens[-1] == tokenizer.eos_token_id for document in whole.documents) == 61
     assert whole.n_counted > first.n_counted and len(set(whole.documents)) == len(whole.documents)
 
@@ -102,7 +103,7 @@ def test_too_little_text_for_a_batch_of_each_part_is_refused(tmp_path, tokenizer
 
 
 def test_texts_that_are_trained_on_are_counted_in_a_warning(tmp_path, tokenizer, caplog):
-    file = jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+    file = jsonl(tmp_path / "texts.jsonl", [{"text": f"{text}\n"} for text in TEXTS])
     trained_on = np.array([Text("", f"{text} \n").bare for text in TEXTS[:7]] + [5], np.uint64)
     with caplog.at_level(logging.WARNING, "granite_scu"):
         of_files([file], DataConfig(), tokenizer, 5000, 0, trained_on=trained_on)
