@@ -1,5 +1,6 @@
 """What a tick leaves in the history of a run."""
 
+from dataclasses import replace
 from typing import Any
 
 from granite_scu.control.laws.base import AdapterBenefit, Measurement, Output
@@ -29,6 +30,23 @@ def as_record(measured: Measurement, output: Output, setpoint: float | None) -> 
         "kl_bpt": measured.kl,
         **{f"saved_{name}": measured.saved and getattr(measured.saved, name) for name in AdapterBenefit._fields},
         **_slopes(measured, output),
+    }
+
+
+def as_drift_record(measured: Measurement, seen: Measurement, output: Output, setpoint: float) -> dict[str, Any]:
+    """The same where the law holds drift: S is measured, and held at nothing.
+
+    Args:
+        measured: of S.
+        seen: what the law has seen of drift, which is to the base's bits as ParamBPT is to DataBPT.
+        output: what it has decided.
+        setpoint: the budget p, as the law has it: p / (1 + p).
+    """
+    return {
+        **as_record(measured, replace(output, smoothed=None), None),
+        "drift_bpt": seen.param_bpt,
+        "drift": seen.param_bpt / seen.data_bpt if seen.data_bpt > 0 else None,
+        "drift_target": setpoint / (1 - setpoint),
     }
 
 

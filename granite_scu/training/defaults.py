@@ -238,7 +238,7 @@ def _validation(
 def _control(text: Text | None, cut: Cut, given: Mapping[str, Any], blocks: int, steps: int) -> list[Choice]:
     """The ticks; and no controller, where nobody asked for one and it could not find its setpoint."""
     asked = any(key.startswith("control.") and key != "control.every" for key in given) or (
-        "run.stop_at_equilibrium" in given
+        "run.stop_at_equilibrium" in given or "drift.max_drift" in given
     )
     if asked:
         return [Choice("control.every", min(DEFAULT_EVERY, max(1, steps // LEAST_TICKS)))]

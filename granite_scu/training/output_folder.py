@@ -183,7 +183,7 @@ def scu_config(run: PreparedRun) -> dict:
     config = run.request.control
     return {
         "controller": config.controller,
-        "target_s": run.controller.setpoint,
+        "target_s": run.setpoint,
         "initial_strength": run.controller.initial_strength,  # what acts before the first record of the history
         **asdict(run.controller),
         "control_every": config.every,

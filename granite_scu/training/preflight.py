@@ -48,7 +48,7 @@ def out_of_reach(run: PreparedRun) -> list[str]:
 
     Of ``identify`` too, whose laws act around one that holds a setpoint. A setpoint that moves is not judged.
     """
-    setpoint = run.controller.setpoint
+    setpoint = run.setpoint
     if setpoint is None:
         return []
     warnings = beyond_the_ceiling(setpoint, run.s_ceiling), beyond_the_bounds(run.controller)

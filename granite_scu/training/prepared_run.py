@@ -88,6 +88,11 @@ class PreparedRun:
     chosen: list[str]
 
     @property
+    def setpoint(self) -> float | None:
+        """S*; None where S is held nowhere, as where drift is."""
+        return None if self.request.drift.max_drift else self.controller.setpoint
+
+    @property
     def intervals(self) -> Intervals:
         """When it validates and saves."""
         return intervals_of(self.request.run, self.length.steps)
@@ -150,7 +155,7 @@ def build_module(run: PreparedRun, **changed: Any) -> GraniteModule:
             **({"--num-workers": request.data.num_workers} if request.data.stream else {}),
         },
         measure=request.control.measure,
-        actuator=request.control.actuator,
+        actuator="loss" if request.drift.max_drift else request.control.actuator,
         start=run.start,
         measures_slopes=run.controller.needs_slopes,
     )

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from granite_scu.config.request import Request
 from granite_scu.control.diagnostics import ceiling
 from granite_scu.control.diagnostics.equilibrium import Equilibrium
 from granite_scu.control.diagnostics.reachability import Reachability
+from granite_scu.data.blocks.packing import padding_of
 from granite_scu.data.datamodule import TextDataModule
 from granite_scu.data.streaming import StreamedDataModule
 from granite_scu.data.tokens import templates
@@ -27,10 +29,11 @@ from granite_scu.model import flops, initial_adapter, loading
 from granite_scu.model.mamba2 import kernels
 from granite_scu.storage import checkpoint
 from granite_scu.storage.run_folder import BEST_ADAPTER, RunFolder
-from granite_scu.training import batch_size, memory_budget
+from granite_scu.training import batch_size, general_data, memory_budget
 from granite_scu.training.callbacks.audit import AdapterAudit
 from granite_scu.training.callbacks.best_adapter import BestAdapter
 from granite_scu.training.callbacks.checkpoints import Checkpoints
+from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.early_stopping import OwnPatience
 from granite_scu.training.callbacks.equilibrium import EquilibriumStop
 from granite_scu.training.callbacks.final_score import FinalScore
@@ -46,12 +49,15 @@ from granite_scu.training.callbacks.throughput import Monitor
 from granite_scu.training.callbacks.utilisation import UtilisationWatch
 from granite_scu.training.controller import (
     build_controller,
+    check_drift,
     check_equilibrium_stop,
     check_held_out,
     check_length,
     check_slopes,
+    drift_law,
     without_validation,
 )
+from granite_scu.training.drift import anchor_tokens
 from granite_scu.training.fitting import fitted
 from granite_scu.training.learning_rate import PlannedRates
 from granite_scu.training.logger_checks import check_loggers
@@ -169,6 +175,9 @@ def prepare(
     # The law of lambda.
     every = intervals_of(request.run, length.steps).validation
     check_length(request.control, request.run, request.data.stream, length.steps, every)
+    if request.drift.max_drift:
+        check_drift(request.control.every, length.steps)
+        controller = drift_law(request)
     controller = controller or build_controller(request.control, length.steps)
     if controller.needs_slopes:
         check_slopes(request.control.every, length.steps)
@@ -274,7 +283,7 @@ def build_data(request: Request) -> TextDataModule:
 
 
 def _course(run: PreparedRun) -> dict[str, Any]:
-    return course_of(run.request, run.machine, run.length.steps, run.controller.setpoint, run.intervals.validation)
+    return course_of(run.request, run.machine, run.length.steps, run.setpoint, run.intervals.validation)
 
 
 def _open_start(request: Request, resume: Resume | None) -> initial_adapter.InitialAdapter | None:
@@ -312,7 +321,7 @@ def _assemble(
     loggers: list[RunLogger],
 ) -> tuple[L.Trainer, BestAdapter, FinalScore]:
     """The Trainer with its callbacks in their order: each comes after those whose work it needs."""
-    asked, settings, setpoint = run.request.run, run.request.trainer, run.controller.setpoint
+    asked, settings, setpoint = run.request.run, run.request.trainer, run.setpoint
     every, window, max_time = run.request.control.every, asked.stop_at_equilibrium, settings["max_time"]
     # What listens to every tick.
     scored = (3 if run.start else 2) * len(run.data.test) / max(1, run.validation_blocks)
@@ -328,9 +337,12 @@ def _assemble(
     equilibrium = EquilibriumStop(Equilibrium(setpoint, window), every) if window else None
     listeners = [listener for listener in (reachability, equilibrium, utilisation, line) if listener]
     # What measures, steers and keeps.
-    stopwatch, monitor, best = Stopwatch(), _monitor(run), BestAdapter(run.folder.path / BEST_ADAPTER)
+    stopwatch, monitor, drift, budget = Stopwatch(), _monitor(run), _drift(run), run.request.drift.max_drift
+    best = BestAdapter(run.folder.path / BEST_ADAPTER, budget, drift.share if drift and budget else None)
     slopes = SlopeSensor() if run.controller.needs_slopes else None
-    scu = ShannonControl(run.controller, every, stopwatch, run.folder.append_history, monitor, listeners, slopes)
+    plant = drift.plant if drift and budget else None
+    record = run.folder.append_history
+    scu = ShannonControl(run.controller, every, stopwatch, record, monitor, listeners, slopes, plant)
     savings = Savings(scu.set_benefit, stopwatch) if run.request.control.controller == "cascade" else None
     validates = run.intervals.validation if run.data.holds_out("validation") else None
     checkpoints = Checkpoints(run.folder, run.intervals.checkpoint, validates, asked.keep, stopwatch, course)
@@ -338,11 +350,11 @@ def _assemble(
     patience = OwnPatience("val_bpt", patience=asked.early_stopping) if asked.early_stopping else None
     limit = TimeLimit(max_time) if max_time else None
     stoppers = [stopper for stopper in (equilibrium, patience, limit) if stopper]
-    final = final_score(run.folder, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers)
+    final = final_score(run.folder, run.console, best, stopwatch, monitor, setpoint, reachability, stoppers, drift)
     samples = _samples(run, final)
     cores = FreeCores() if may_change(run.machine.accelerator, bool(settings.get("deterministic"))) else None
     callbacks = [
-        limit, cores, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,
+        limit, cores, drift, stopwatch, AdapterAudit(), scu, reachability, best, savings, equilibrium, patience, line,
         checkpoints, GracefulStop(run.folder, checkpoints.save, again), final, samples,
     ]  # fmt: skip
     trainer = build_trainer(
@@ -365,6 +377,15 @@ def _samples(run: PreparedRun, final: FinalScore) -> Samples | None:
     return Samples(run.folder, run.console, run.tokenizer, count, final) if count else None
 
 
+def _drift(run: PreparedRun) -> DriftMeter | None:
+    """What measures drift; None where nobody asked for it."""
+    asked = run.request.drift
+    if asked.max_drift is None:
+        return None
+    tokens = anchor_tokens(run.length.tokens_per_step)
+    return DriftMeter(partial(general_data.obtain, run), asked.max_drift, tokens, padding_of(run.tokenizer))
+
+
 def _monitor(run: PreparedRun) -> Monitor:
     length, machine = run.length, run.machine
     return Monitor(
@@ -378,10 +399,10 @@ def _monitor(run: PreparedRun) -> Monitor:
 
 def _reachability(run: PreparedRun) -> ReachabilityMonitor | None:
     config = run.request.control
-    if config.controller not in control.TRACKING or run.controller.setpoint is None:
+    if config.controller not in control.TRACKING or run.setpoint is None:
         return None
     planned = PlannedRates(run.request.optimizer, run.length.steps)
-    law, bounds = Reachability(run.controller.setpoint, run.growth), (config.lambda_min, config.lambda_max)
+    law, bounds = Reachability(run.setpoint, run.growth), (config.lambda_min, config.lambda_max)
     return ReachabilityMonitor(law, bounds, planned, in_gradient=config.actuator == "loss")
 
 

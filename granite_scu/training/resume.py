@@ -129,6 +129,7 @@ AS_BEFORE = (
     *("data.block_size", "data.on_long", "data.batch_size"),
     *("trainer.accumulate_grad_batches", "trainer.limit_val_batches"),
     *("optimizer.learning_rate", "optimizer.warmup_steps", "control.every", "control.controller", "run.eval_steps"),
+    "drift.max_drift",
 )
 """Settings that were fitted to the data, which a run that continues keeps."""
 
@@ -145,7 +146,8 @@ def as_before(request: Request, resume: Resume) -> Request:
     has_length = request.trainer["max_steps"] > 0 or request.data.num_epochs is not None
     keys = [*AS_BEFORE, *(() if has_length else ("trainer.max_steps",))]
     before = resume.state["settings"]
-    values = {key: before[names[key]] for key in keys if key not in request.given and names[key] in before}
+    unset = [key for key in keys if key not in request.given]
+    values = {key: value for key in unset if (value := before.get(names[key])) is not None}
     with blamed(resume):
         if any(not isinstance(value, float | int | str) or isinstance(value, bool) for value in values.values()):
             raise TypeError("a setting is no number")

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import lightning as L
@@ -14,7 +15,10 @@ from granite_scu.storage.run_folder import WEIGHTS, finite, read_json
 from granite_scu.training.module import GraniteModule
 
 RECORD = "validation.json"
-"""What the adapter beside it scored, and at which step: ``val_bpt`` and ``step``."""
+"""What the adapter beside it scored, and when: ``val_bpt``, ``step`` and, with a budget, ``drift_held_out``."""
+
+MARGIN = 1.1
+"""Times the budget of drift: what a loop that holds it well stays within."""
 
 
 class BestAdapter(L.Callback):
@@ -23,12 +27,22 @@ class BestAdapter(L.Callback):
     The record to beat is what the folder holds, adapter and score written as one. A checkpoint has a copy of the
     folder of that time, and not the record alone: one copy cannot disagree with the adapter that it is about.
 
+    With a budget of drift one within it beats all that are not, and of these the nearest is the best.
+
     Args:
         folder: ``best/`` of the run folder. It is there while the run trains.
+        budget: the largest share of drift that is asked for, if any.
+        drift: measures the share of the adapter as it is now, on every rank; where there is a budget.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        budget: float | None = None,
+        drift: Callable[[L.Trainer, GraniteModule], float] | None = None,
+    ) -> None:
+        self.folder, self.budget, self._measure = folder, budget, drift
+        self.drift: float | None = None
         self.val_bpt: float | None = None
         self.step: int | None = None
         self.latest: float | None = None
@@ -43,6 +57,7 @@ class BestAdapter(L.Callback):
         """
         record = read_json(copy / RECORD) if (copy / RECORD).is_file() else None
         self.val_bpt, self.step = (record["val_bpt"], record["step"]) if record else (None, None)
+        self.drift = record.get("drift_held_out") if record else None
         if not write:
             return
         if record:
@@ -61,10 +76,18 @@ class BestAdapter(L.Callback):
         One whose score is not finite is never saved.
         """
         self.latest, self.latest_step = val_bpt, trainer.global_step
-        if math.isfinite(val_bpt) and (self.val_bpt is None or val_bpt < self.val_bpt):
-            self.val_bpt, self.step = val_bpt, trainer.global_step
+        drift = self._measure(trainer, module) if self._measure else None
+        if math.isfinite(val_bpt) and (
+            self.val_bpt is None or self._rank(val_bpt, drift) < self._rank(self.val_bpt, self.drift)
+        ):
+            self.val_bpt, self.step, self.drift = val_bpt, trainer.global_step, drift
             if trainer.is_global_zero:
                 self._save(module)
+
+    def _rank(self, val_bpt: float, drift: float | None) -> tuple[float, float]:
+        """By which adapters are compared: how far above the budget, and then how they validate; less is better."""
+        above = 0.0 if drift is None or self.budget is None else max(0.0, drift - MARGIN * self.budget)
+        return (above if math.isfinite(above) else math.inf), val_bpt
 
     def restore(self, trainer: L.Trainer, module: GraniteModule) -> None:
         """Give the model the adapter that validated best. Every rank calls this; rank 0 alone has the folder."""
@@ -72,7 +95,8 @@ class BestAdapter(L.Callback):
         module.load_adapter(trainer.strategy.broadcast(weights))
 
     def _save(self, module: GraniteModule) -> None:
-        record = finite({"val_bpt": self.val_bpt, "step": self.step})
+        drift = {} if self.drift is None else {"drift_held_out": self.drift}
+        record = finite({"val_bpt": self.val_bpt, "step": self.step, **drift})
         with replacing(self.folder) as temporary:
             save_adapter(module.model, temporary, module.base.name)
             (temporary / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")

@@ -18,9 +18,11 @@ from granite_scu.storage.atomic import replacing
 from granite_scu.storage.checkpoint import save_adapter
 from granite_scu.storage.run_folder import LAST_ADAPTER, RunFolder
 from granite_scu.training.callbacks.best_adapter import BestAdapter
+from granite_scu.training.callbacks.drift import DriftMeter
 from granite_scu.training.callbacks.reachability import ReachabilityMonitor
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
+from granite_scu.training.drift import Drift
 from granite_scu.training.module import GraniteModule
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class FinalScore(L.Callback):
         setpoint: that S is judged by; None where there was none, or where the controller moved it.
         reachability: what watched whether the setpoint can be reached; None where nothing holds one.
         stoppers: what may have ended the run, the most telling first.
+        drift: measures how far the kept adapter has drifted on general text; None does not.
     """
 
     def __init__(
@@ -60,7 +63,9 @@ class FinalScore(L.Callback):
         setpoint: float | None,
         reachability: ReachabilityMonitor | None = None,
         stoppers: Sequence[Stopper] = (),
+        drift: DriftMeter | None = None,
     ) -> None:
+        self.drift = drift
         self.folder, self.console = folder, console
         self.best, self.stopwatch, self.monitor = best, stopwatch, monitor
         self.setpoint, self.reachability, self.stoppers = setpoint, reachability, stoppers
@@ -73,11 +78,12 @@ class FinalScore(L.Callback):
             self.validate_last_step(trainer, module)
         self._keep_best(trainer, module)
         scores = self._scores(trainer, module) if data.holds_out("test") else {}
+        drift = self.drift.read(trainer, module) if self.drift else None
         if trainer.is_global_zero:
             if scores and (more := scores["adapter_test_bpt"] - scores["base_test_bpt"]) > 0:
                 log.warning("on held-out text the adapter is worse than the base model, by %.3g bits/token; lower "
                             "--learning-rate, or train for fewer steps", more)  # fmt: skip
-            self.summary = self._summarise(trainer, scores)
+            self.summary = self._summarise(trainer, scores, drift)
             self.folder.write_json("scu_metrics.json", self.summary)
             shutil.rmtree(self.best.folder, ignore_errors=True)
 
@@ -126,12 +132,14 @@ class FinalScore(L.Callback):
         shown = trainer.is_global_zero
         return module.score(tracked(loader, f"scoring the {what}", self.console) if shown else loader)
 
-    def _summarise(self, trainer: L.Trainer, scores: dict) -> dict:
+    def _summarise(self, trainer: L.Trainer, scores: dict, drift: Drift | None) -> dict:
         history = self.folder.finish_history()
         last = history[-1] if history else {}
         tokens = last.get("tokens", 0)
-        # S is not judged by a setpoint that the controller moved.
+        # S is not judged by a setpoint that the controller moved. Where drift was held, that is.
         judged = history if self.setpoint is not None else [record | {"s_target": None} for record in history]
+        if "drift" in last:
+            judged = [record | {"s_ema": record["drift"], "s_target": record["drift_target"]} for record in history]
         return {
             "steps": trainer.global_step,
             "tokens": tokens,
@@ -158,6 +166,7 @@ class FinalScore(L.Callback):
             "control": summarise(judged),
             "stopped": {"reason": stop_reason(trainer, self.stoppers), "step": trainer.global_step},
             "reachability": self.reachability.summary() if self.reachability else None,
+            **({"drift": self.drift.summary(drift, last)} if self.drift and drift else {}),
         }
 
 

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressLine(L.Callback):
-    """One line: steps, loss, S against S*, lambda, tokens a second, MFU, the GPU's memory and sensors, time left.
+    """One line: steps, loss, drift, S against S*, lambda, tokens a second, MFU, the GPU's memory, sensors, time left.
 
     On a terminal and in a notebook it is redrawn in place; elsewhere, and in the log file, a line is written every
     ``logging_steps`` optimizer steps, at the next tick, and a short one where that takes more than a minute.
@@ -110,6 +110,8 @@ def describe(record: dict) -> str:
     parts = [f"loss {record['data_bpt']:.3f} bits/token"]
     smoothed = record["s_ema"] if record["s_ema"] is not None else record["s"]
     target = f" (S* {record['s_target']:.2%})" if record["s_target"] is not None else ""
+    if record.get("drift") is not None:
+        parts.append(f"drift {record['drift']:.2%} (at most {record['drift_target']:.2%})")
     parts.append(f"S {smoothed:.2%}{target}")
     flags = "".join(f" {name}" for name in ("saturated", "held") if record[name])
     parts.append(f"lambda {record['lambda']:.3g}{flags}")

@@ -8,8 +8,8 @@ import lightning as L
 
 from granite_scu.config.errors import Diverged
 from granite_scu.control import Controller, Measurement
-from granite_scu.control.laws.base import AdapterBenefit, Output, restored
-from granite_scu.control.record import as_record
+from granite_scu.control.laws.base import AdapterBenefit, restored
+from granite_scu.control.record import as_drift_record, as_record
 from granite_scu.model.description_length import information_ratio
 from granite_scu.training.callbacks.stopwatch import Stopwatch
 from granite_scu.training.callbacks.throughput import Monitor
@@ -60,6 +60,7 @@ class ShannonControl(L.Callback):
         monitor: adds throughput, MFU and the device's state to the records.
         listeners: are told of each tick, in this order, when its record is written.
         slopes: reads them for the law; the module must measure them. None: the law does not ask for them.
+        drift: measures drift for the law, in the place of a measurement of S; lambda then multiplies drift.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class ShannonControl(L.Callback):
         monitor: Monitor | None = None,
         listeners: Sequence[Listener] = (),
         slopes: SlopeSensor | None = None,
+        drift: Callable[[Measurement], Measurement] | None = None,
     ) -> None:
+        self.drift = drift
         self.controller, self.every, self.stopwatch, self.record = controller, every, stopwatch, record
         self.monitor, self.listeners, self.slopes = monitor, listeners, slopes
         self.state = controller.init()
@@ -120,11 +123,18 @@ class ShannonControl(L.Callback):
         self.skipped += window.skipped
         self.travel += window.travel
         measured = self._measure(trainer, module, window)
-        self.state, output = self.controller.update(self.state, measured)
+        seen = self.drift(measured) if self.drift else measured
+        self.state, output = self.controller.update(self.state, seen)
         self.saved = None
-        self.action = Action(output.reg_strength, output.layers, output.param_bound)
+        # At its lower bound lambda moves nothing, and an anchor costs its passes: drift is read at ticks alone.
+        rests = self.drift and output.saturated and output.reg_strength < self.controller.initial_strength
+        self.action = Action(0.0 if rests else output.reg_strength, output.layers, output.param_bound)
         module.act(*self.action)
-        self.latest = self._as_record(trainer, window, measured, output)
+        setpoint = self.controller.setpoint
+        told = (
+            as_drift_record(measured, seen, output, setpoint) if self.drift else as_record(measured, output, setpoint)
+        )
+        self.latest = self._as_record(trainer, window, told)
         self.ticks += 1
         if trainer.is_global_zero:
             self.record(self.latest)
@@ -155,13 +165,13 @@ class ShannonControl(L.Callback):
                 "lower --learning-rate, or use --precision fp32 to find the cause (fp16 has no number above 65,504)"
             )
 
-    def _as_record(self, trainer: L.Trainer, window: Window, measured: Measurement, output: Output) -> dict:
+    def _as_record(self, trainer: L.Trainer, window: Window, told: dict) -> dict:
         rate = self.stopwatch.rate(self.tokens)
         steps, seconds = window.applied + window.skipped, window.tokens / rate if rate else 0.0
         return {
             "step": self._step,
             "tokens": self.tokens,
-            **as_record(measured, output, self.controller.setpoint),
+            **told,
             "lr": self._learning_rate,
             "grad_norm": window.grad_norm,
             "data_grad_norm": window.data_grad_norm,

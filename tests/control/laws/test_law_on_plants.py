@@ -25,7 +25,9 @@ LOW, HIGH = 1e-3, 1e3
 SCHEDULED = PI(setpoint=0.02, lambda_min=LOW, lambda_max=HIGH)
 GIVEN = replace(SCHEDULED, kp=2.0, ki=0.3)
 KP_GIVEN = replace(SCHEDULED, kp=2.0)
-LAWS = st.sampled_from([SCHEDULED, GIVEN, KP_GIVEN])
+OF_DRIFT = replace(SCHEDULED, setpoint=0.02 / 1.02, lambda_init=1.0)
+"""Drift is to the base's bits as ParamBPT to DataBPT, and grows as it does: the same plant, for a budget of 2 %."""
+LAWS = st.sampled_from([SCHEDULED, GIVEN, KP_GIVEN, OF_DRIFT])
 
 
 def decades(low: float, high: float) -> st.SearchStrategy[float]:

@@ -49,6 +49,19 @@ def test_a_run_that_goes_on_has_its_record_to_beat(saved, make_module):
     assert json.loads((saved.folder / RECORD).read_text()) == {"val_bpt": 5.0, "step": 40}
 
 
+def test_within_the_budget_of_drift_the_best_validated_is_kept_and_else_the_nearest(make_module, tmp_path):
+    drifts, module = iter([0.05, 0.03, 0.04, 0.0219, 0.01, 0.0221]), make_module()
+    best, kept = BestAdapter(tmp_path / "best", 0.02, lambda *_: next(drifts)), []
+    for step, val_bpt in enumerate([5.0, 5.2, 4.8, 5.5, 5.4, 4.0]):
+        best.consider(SimpleNamespace(global_step=step, is_global_zero=True), module, val_bpt)
+        kept.append((best.step, best.drift))
+    assert kept == [(0, 0.05), (1, 0.03), (1, 0.03), (3, 0.0219), (4, 0.01), (4, 0.01)]
+    again = BestAdapter(best.folder, 0.02, lambda *_: 0.03)
+    again.resume(best.folder, write=False)
+    again.consider(SimpleNamespace(global_step=9, is_global_zero=True), module, 3.0)
+    assert (again.step, again.drift, again.latest) == (4, 0.01, 3.0)
+
+
 def test_a_validation_that_is_no_number_is_never_the_best(make_module, tmp_path):
     best, module = BestAdapter(tmp_path / "best"), make_module()
     for step, val_bpt in ((10, math.nan), (15, math.inf), (20, 5.1), (30, math.nan), (40, 5.3)):

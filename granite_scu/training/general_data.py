@@ -1,0 +1,52 @@
+"""The general text of a run: written by its base model, read from the user's files, or as the run had it before."""
+
+import lightning as L
+
+from granite_scu.config.errors import RunFailed, UserError
+from granite_scu.evaluation import general_text, general_writing
+from granite_scu.evaluation.general_text import GeneralText
+from granite_scu.model import base_digest
+from granite_scu.storage.run_folder import GENERAL
+from granite_scu.training.drift import as_it_began
+from granite_scu.training.module import GraniteModule, evaluation_mode
+from granite_scu.training.prepared_run import PreparedRun
+
+
+def obtain(run: PreparedRun, trainer: L.Trainer, module: GraniteModule) -> GeneralText:
+    """The general text of a run, which the run folder keeps: a run that is continued has the same one.
+
+    Raises:
+        UserError: there is none to be had.
+    """
+    found: GeneralText | UserError | None = None
+    if trainer.is_global_zero:
+        try:
+            with as_it_began(module), trainer.precision_plugin.forward_context(), evaluation_mode(module.model):
+                found = _find(run, module)
+            found.write(run.folder.path / GENERAL, run.tokenizer)
+        except UserError as error:  # the other processes wait to be told
+            found = error
+    found = trainer.strategy.broadcast(found)
+    if not isinstance(found, GeneralText):
+        raise found or RunFailed("the first process has no general text")
+    return found
+
+
+def _find(run: PreparedRun, module: GraniteModule) -> GeneralText:
+    asked, seed = run.request.drift, run.request.seed
+    rows = len(module.language_model.get_input_embeddings().weight)
+    kept = run.resume and run.resume.path.parent / GENERAL
+    if kept and kept.is_file():
+        return general_text.read(kept, run.tokenizer, rows)
+    if files := asked.general_files:
+        tokens, division = asked.general_tokens, getattr(run.data, "division", None)  # a stream has none
+        return general_text.of_files(
+            files, run.request.data, run.tokenizer, tokens, seed, rows=rows, trained_on=division and division.trained_on
+        )
+    if run.machine.sharded:
+        raise UserError("--general-data auto: with --fsdp no process has all of the weights, which writing takes; "
+                        "give files of text or chats by --general-data")  # fmt: skip
+    base = base_digest.record(run.request.base.name)
+    return general_writing.general_text(
+        module.language_model, run.tokenizer, asked.general_tokens, seed, run.console, base
+    )

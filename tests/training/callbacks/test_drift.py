@@ -1,0 +1,104 @@
+"""The loop on drift: real runs of a small model that hold a budget on general text, and what is told of them."""
+
+import logging
+
+import lightning as L
+import pytest
+import torch
+
+from granite_scu.control import PI, Measurement
+from granite_scu.evaluation.general_text import Document, GeneralText
+from granite_scu.training.callbacks.drift import DriftMeter
+from granite_scu.training.callbacks.shannon_control import ShannonControl
+from granite_scu.training.callbacks.stopwatch import Stopwatch
+from granite_scu.training.drift import Drift, GeneralPart
+
+FAST = {"learning_rate": 1e-2}
+
+
+def general_text() -> GeneralText:
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.randint(2, 63, (24, 14), generator=generator).tolist()
+    return GeneralText(tuple(Document(tuple(row), (False, *[True] * 13)) for row in rows), "auto")
+
+
+class Held:
+    """The callbacks of a run that holds a budget of drift, and what they leave."""
+
+    def __init__(self, budget: float, init: float = 1.0, low: float = 1e-3) -> None:
+        self.records: list[dict] = []
+        self.meter = DriftMeter(lambda *_: general_text(), budget, 32, 0)
+        law = PI(setpoint=budget / (1 + budget), lambda_init=init, lambda_min=low, lambda_max=1e3)
+        self.control = ShannonControl(law, 2, Stopwatch(), self.records.append, drift=self.meter.plant)
+
+    @property
+    def callbacks(self) -> list[L.Callback]:
+        return [self.meter, self.control.stopwatch, self.control]
+
+
+@pytest.fixture
+def trained(make_module, make_batches, fit):
+    """Trains a module under a budget; returns it, and what held it."""
+
+    def run(steps: int, budget: float, batches=4, **more):
+        held, module = Held(budget, **more), make_module(optimizer=FAST)
+        fit(module, make_batches(batches) * (steps // batches), callbacks=held.callbacks)
+        return module, held
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.3, 0.1])
+def test_the_loop_holds_drift_at_the_budget(trained, share):
+    """Of what drift is without one, on the text that steers and on that which nothing sees, of the same kind."""
+    _, free = trained(120, 9.0, init=1e-3)
+    budget = share * free.records[-1]["drift"]
+    module, held = trained(120, budget)
+    late = [record["drift"] for record in held.records[-15:]]
+    assert sum(late) / len(late) == pytest.approx(budget, rel=0.25)
+    assert [record["drift_target"] for record in held.records] == pytest.approx([budget] * 60)
+    # Of random tokens each text drifts as far as another, up to the spread of six texts.
+    assert held.meter.read(module.trainer, module).share == pytest.approx(budget, rel=0.5)
+    assert all(record["s_target"] is None and 0 < record["s"] < 1 for record in held.records)
+
+
+def test_lambda_is_that_of_the_law_alone_when_it_is_fed_drift(trained):
+    _, held = trained(12, 0.002)
+    law, travel = held.control.controller, 0.0
+    state, base_bpt = law.init(), held.meter.steering.base_bpt
+    for record in held.records:
+        travel += 2 * record["lr"]
+        f = record["drift_bpt"]
+        assert record["drift"] == pytest.approx(f / base_bpt)
+        state, output = law.update(state, Measurement(f / (f + base_bpt), base_bpt, f, travel=travel))
+        assert (record["lambda"], record["error"]) == (output.reg_strength, output.error)
+    assert len({record["lambda"] for record in held.records}) > 3
+
+
+def test_at_the_lower_bound_nothing_is_anchored_and_drift_still_measured(trained, monkeypatch):
+    seen, real = [], GeneralPart.gradient
+    monkeypatch.setattr(GeneralPart, "gradient", lambda part, step: seen.append(step) or real(part, step))
+    module, held = trained(40, 0.9, low=0.9)
+    assert held.records[0]["lambda"] == 1.0 and held.records[-1]["lambda"] == 0.9
+    rested = next(record["step"] for record in held.records if record["saturated"])
+    assert seen == list(range(rested)) and module.reg_strength == 0
+    assert held.records[-1]["drift_bpt"] > held.records[0]["drift_bpt"]
+
+
+@pytest.mark.parametrize(
+    ("share", "last", "within", "words"),
+    [
+        (0.021, {"lambda": 2.0, "saturated": False}, True, ()),
+        (0.023, {"lambda": 2.0, "saturated": False}, False, ("2.3 %", "--max-drift 2 %", "--learning-rate")),
+        (0.023, {"lambda": 1000.0, "saturated": True}, False, ("bound of 1000",)),
+        (0.01, {"lambda": 1e-3, "saturated": True}, True, ("1 %", "less than --max-drift 2 %", "bound of 0.001")),
+    ],
+)
+def test_the_summary_says_whether_the_budget_was_held_and_what_was_in_the_way(share, last, within, words, caplog):
+    meter = DriftMeter(lambda *_: general_text(), 0.02, 32, 0)
+    with caplog.at_level(logging.INFO, "granite_scu"):
+        found = meter.summary(Drift(3 * share, 3.0, 100), last)
+    assert (found["budget"], found["share"], found["within"]) == (0.02, pytest.approx(share), within)
+    assert (found["bpt"], found["base_bpt"], found["tokens"], found["lambda"]) == (3 * share, 3.0, 100, last["lambda"])
+    assert all(word in caplog.text for word in words) and bool(words) == bool(caplog.text)
